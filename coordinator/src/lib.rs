@@ -1,0 +1,1 @@
+//! The coordinator shell: gRPC server, record, event log, metrics.

@@ -1,0 +1,1 @@
+//! VarunaJob types and the job-file parser.

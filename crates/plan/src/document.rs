@@ -1,0 +1,248 @@
+//! The plan document: immutable, numbered, persisted before anyone is told of it.
+
+use crate::ids::{Generation, Unit, WorkerId};
+use crate::layout::{Layout, SegmentRange};
+use crate::state::{Decision, StateId};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A contiguous range of segments on one worker, for one pipeline.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stage {
+    /// Who runs it. A worker has at most one stage in a plan.
+    pub worker: WorkerId,
+    /// What it runs.
+    pub segments: SegmentRange,
+}
+
+/// Offsets into the global batch: the samples `kM + start .. kM + end` of step k.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SampleRange {
+    /// First offset.
+    pub start: u64,
+    /// One past the last offset.
+    pub end: u64,
+}
+
+impl SampleRange {
+    /// Number of samples.
+    #[must_use]
+    pub fn len(self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+    /// True for a range without samples (never in a valid plan).
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.end <= self.start
+    }
+}
+
+/// An ordered list of stages that covers all segments once: the data-parallel unit.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pipeline {
+    /// First stage first.
+    pub stages: Vec<Stage>,
+    /// This pipeline's share of every step's batch.
+    pub samples: SampleRange,
+}
+
+impl Pipeline {
+    /// Number of micro-batches a step, the last one possibly short.
+    #[must_use]
+    pub fn micro_batches(&self, micro_batch_size: u32) -> u64 {
+        self.samples.len().div_ceil(u64::from(micro_batch_size.max(1)))
+    }
+}
+
+/// A worker that the plan leaves idle, and the sentence why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Spare {
+    /// Who.
+    pub worker: WorkerId,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// The order of forwards and backwards on each stage.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (Huang et al. 2019).
+    Gpipe,
+    /// One forward, one backward after `warmup_factor * (P - 1 - s)` warm-up forwards (PipeDream-flush, Narayanan et al. 2021).
+    /// 1.0 is the classical schedule; 2.0 tolerates jitter best at 2(P-1-s)+1 stashed stage inputs.
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward {
+        /// Warm-up forwards per later stage; at least 1.0.
+        #[serde(rename = "warmupFactor")]
+        warmup_factor: f64,
+    },
+}
+
+/// What is kept of a forward for its backward.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Recompute {
+    /// Everything that autograd saves.
+    None,
+    /// Only the stage's input; the forward is run again before the backward.
+    Full,
+}
+
+/// A schedule for all stages of a plan.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScheduleSpec {
+    /// Order.
+    #[serde(flatten)]
+    pub kind: ScheduleKind,
+    /// Activation recompute.
+    pub recompute: Recompute,
+}
+
+/// What the planner expects of a shape. Times in milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Prediction {
+    /// Mean time of one optimizer step.
+    pub step_ms: f64,
+    /// Share of stage time, 0..1, in which the average worker waits.
+    pub bubble: f64,
+    /// False while the costs are analytic estimates that no measurement has corrected.
+    pub calibrated: bool,
+}
+
+/// What the planner decides: everything of a plan but its number, its base and its secret.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Shape {
+    /// At least one; sample ranges partition `0..M` in order.
+    pub pipelines: Vec<Pipeline>,
+    /// Workers that are not used, each with its reason.
+    pub spares: Vec<Spare>,
+    /// Samples in a micro-batch; the last one of a pipeline may be short.
+    pub micro_batch_size: u32,
+    /// How each stage orders its work.
+    pub schedule: ScheduleSpec,
+    /// What is expected of it.
+    pub predicted: Prediction,
+}
+
+impl Shape {
+    /// All members, ascending.
+    #[must_use]
+    pub fn members(&self) -> Vec<WorkerId> {
+        let all: BTreeSet<WorkerId> =
+            self.pipelines.iter().flat_map(|p| p.stages.iter().map(|s| s.worker)).collect();
+        all.into_iter().collect()
+    }
+    /// Where a worker stands: (pipeline index, stage index).
+    #[must_use]
+    pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {
+        self.pipelines
+            .iter()
+            .enumerate()
+            .find_map(|(i, p)| p.stages.iter().position(|s| s.worker == worker).map(|j| (i, j)))
+    }
+    /// Holders of a unit in pipeline order, then stage order; the first owns the unit's part of the norm.
+    #[must_use]
+    pub fn holders(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
+        let stages = self.pipelines.iter().flat_map(|p| &p.stages);
+        stages.filter(|s| layout.stage_holds(s.segments, unit)).map(|s| s.worker).collect()
+    }
+    /// The units that a worker holds, in order; empty for a worker without a stage.
+    #[must_use]
+    pub fn units(&self, layout: &Layout, worker: WorkerId) -> Vec<Unit> {
+        self.place(worker)
+            .map_or_else(Vec::new, |(i, j)| layout.units_of(self.pipelines[i].stages[j].segments))
+    }
+    /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let depths: Vec<usize> = self.pipelines.iter().map(|p| p.stages.len()).collect();
+        match depths.first() {
+            Some(first) if depths.iter().all(|d| d == first) => format!("P{first}xD{}", depths.len()),
+            _ => depths.iter().map(ToString::to_string).collect::<Vec<_>>().join("+"),
+        }
+    }
+}
+
+/// The state that a plan starts from.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase")]
+pub enum Base {
+    /// Recovery: everyone resumes at this state.
+    Fixed {
+        /// The state.
+        id: StateId,
+        /// Lets holders that are prepared but did not commit roll forward to `id`. Binds later recoveries.
+        decision: Option<Decision>,
+        /// Units without a source are loaded from the checkpoint named by `id` (for `StateId::INITIAL`: made from the seed).
+        checkpoint: bool,
+    },
+    /// Planned change: the state at which `from` commits with this generation as its switch.
+    #[serde(rename_all = "camelCase")]
+    AtSwitch {
+        /// The generation that is left.
+        from: Generation,
+    },
+}
+
+/// The plan of one generation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Its number.
+    pub generation: Generation,
+    /// The plan in force when it was made; 0 for the first.
+    pub parent: Generation,
+    /// What it starts from.
+    pub base: Base,
+    /// The model's units.
+    pub layout: Layout,
+    /// Who does what.
+    #[serde(flatten)]
+    pub shape: Shape,
+    /// Per unit, who can give it, best first.
+    pub sources: Vec<Vec<WorkerId>>,
+    /// Where members and sources listen for peers (`host:port`).
+    pub addresses: BTreeMap<WorkerId, String>,
+    /// A member that sees no commit for so long suspects a hang (nanoseconds).
+    pub deadline_ns: u64,
+    /// Some links are known bad: sources also put their units into the store, targets also look there.
+    pub relay: bool,
+    /// Opens connections of this generation; 32 hex digits. Never logged.
+    pub secret: String,
+    /// Whose inventories decided the base (recovery only).
+    pub evidence: Vec<WorkerId>,
+    /// Why this plan, for people.
+    pub reason: String,
+}
+
+impl Plan {
+    /// Whether the worker has a stage.
+    #[must_use]
+    pub fn has(&self, worker: WorkerId) -> bool {
+        self.shape.place(worker).is_some()
+    }
+    /// Whether the worker has a stage or serves state.
+    #[must_use]
+    pub fn involves(&self, worker: WorkerId) -> bool {
+        self.has(worker) || self.sources.iter().any(|s| s.contains(&worker))
+    }
+    /// All members, ascending.
+    #[must_use]
+    pub fn members(&self) -> Vec<WorkerId> {
+        self.shape.members()
+    }
+    /// The units that a worker holds.
+    #[must_use]
+    pub fn units(&self, worker: WorkerId) -> Vec<Unit> {
+        self.shape.units(&self.layout, worker)
+    }
+    /// Holders of a unit, the first owns its part of the norm.
+    #[must_use]
+    pub fn holders(&self, unit: Unit) -> Vec<WorkerId> {
+        self.shape.holders(&self.layout, unit)
+    }
+}

@@ -1,0 +1,84 @@
+//! Segments, and the units of state they make.
+
+use crate::ids::Unit;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Segments `start..end` of the model, `start < end` in every stage.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct SegmentRange {
+    /// First segment.
+    pub start: u32,
+    /// One past the last segment.
+    pub end: u32,
+}
+
+impl SegmentRange {
+    /// How many segments.
+    #[must_use]
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+    /// True for a range that holds nothing (never in a valid plan).
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.end <= self.start
+    }
+    /// Whether the segment lies inside.
+    #[must_use]
+    pub fn contains(self, segment: u32) -> bool {
+        (self.start..self.end).contains(&segment)
+    }
+}
+
+impl fmt::Display for SegmentRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
+/// How the model's state divides into units: one per segment, and one more where the first and the last segment share a
+/// weight (the token embedding and the head). The tied unit is held by the holders of either end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Layout {
+    /// Number of segments.
+    pub segments: u32,
+    /// Whether the first and the last segment share a weight.
+    pub tied: bool,
+}
+
+impl Layout {
+    /// Number of units.
+    #[must_use]
+    pub fn units(&self) -> usize {
+        self.segments as usize + usize::from(self.tied)
+    }
+    /// All units in order.
+    pub fn all_units(&self) -> impl Iterator<Item = Unit> + use<> {
+        (0..self.segments + u32::from(self.tied)).map(Unit)
+    }
+    /// The tied unit, where there is one.
+    #[must_use]
+    pub fn tied_unit(&self) -> Option<Unit> {
+        self.tied.then_some(Unit(self.segments))
+    }
+    /// Whether a stage with these segments holds the unit.
+    #[must_use]
+    pub fn stage_holds(&self, range: SegmentRange, unit: Unit) -> bool {
+        if Some(unit) == self.tied_unit() {
+            range.start == 0 || range.end == self.segments
+        } else {
+            range.contains(unit.0)
+        }
+    }
+    /// The units that a stage with these segments holds, in order.
+    #[must_use]
+    pub fn units_of(&self, range: SegmentRange) -> Vec<Unit> {
+        self.all_units().filter(|u| self.stage_holds(range, *u)).collect()
+    }
+    /// The whole model.
+    #[must_use]
+    pub fn whole(&self) -> SegmentRange {
+        SegmentRange { start: 0, end: self.segments }
+    }
+}

@@ -1,0 +1,16 @@
+//! Plans: who trains which segments, on which samples, in which order, and why.
+//!
+//! This crate owns the vocabulary of the project (identifiers, state identities, the plan document), the partition of
+//! segments over workers, schedules as data, the planner, and the checkers that judge what those produce.
+//! It must never do I/O, read a clock, draw randomness or know libtorch, tokio or Kubernetes.
+
+pub mod document;
+pub mod ids;
+pub mod layout;
+pub mod state;
+
+pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
+pub use document::{Recompute, ScheduleKind};
+pub use ids::{Generation, Step, Unit, WorkerId};
+pub use layout::{Layout, SegmentRange};
+pub use state::{Decision, StateId};

@@ -1,0 +1,102 @@
+//! The identity of training state, and the decision that takes it one step on (`docs/protocol.md`).
+
+use crate::ids::{Generation, Step};
+use serde::{Deserialize, Serialize};
+
+/// The identity of a state: equal ids mean equal bits. Ordered by (generation that ran its last step, step).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct StateId {
+    /// Generation that ran the last step.
+    pub run_gen: Generation,
+    /// Steps done.
+    pub step: Step,
+    /// Hash of all decisions so far.
+    pub chain: Chain,
+}
+
+/// A 64-bit hash, serialized as 16 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Chain(pub u64);
+
+impl Serialize for Chain {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(&format_args!("{:016x}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Chain {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(d)?;
+        u64::from_str_radix(&text, 16).map(Chain).map_err(serde::de::Error::custom)
+    }
+}
+
+impl StateId {
+    /// The state before the first step: every worker can make it from the job's seed.
+    pub const INITIAL: StateId = StateId { run_gen: Generation(0), step: Step(0), chain: Chain(0) };
+}
+
+impl std::fmt::Display for StateId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "step {} of generation {} ({:016x})", self.step, self.run_gen, self.chain.0)
+    }
+}
+
+/// What the norm exchange tells every member about one step: everything beyond a unit's own gradient that the optimizer
+/// needs to take the step, so that whoever has the reduced gradient and this can apply it with the same bits.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Decision {
+    /// The state that the step starts from.
+    pub parent: StateId,
+    /// The state that it leads to.
+    pub id: StateId,
+    /// Squared L2 norm of the whole gradient (each parameter once), summed in unit order.
+    pub norm2: f64,
+    /// Some gradient was not finite: the optimizer skips this step (the step still counts).
+    pub overflow: bool,
+    /// Sum of the samples' losses divided by the global batch size (nats per token).
+    pub loss: f64,
+    /// The generation that all members switch to after this step, where a planned change is armed everywhere.
+    pub switch: Option<Generation>,
+}
+
+/// What one unit adds to the norm exchange, told by the unit's first holder in pipeline order.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct UnitNorm {
+    /// Squared L2 norm of the unit's reduced gradient.
+    pub norm2: f64,
+    /// A gradient of this unit is not finite.
+    pub overflow: bool,
+    /// Sum of sample losses that rode with the unit's reduction (only the last segment carries any), over the batch size.
+    pub loss: f64,
+}
+
+impl Decision {
+    /// Sums the units' parts in unit order (the order fixes the bits) and names the resulting state.
+    /// `parts` must hold every unit of the layout once, in order.
+    #[must_use]
+    pub fn conclude(
+        parent: StateId,
+        run_gen: Generation,
+        parts: &[UnitNorm],
+        switch: Option<Generation>,
+    ) -> Decision {
+        let norm2: f64 = parts.iter().map(|p| p.norm2).sum();
+        let loss: f64 = parts.iter().map(|p| p.loss).sum();
+        let overflow = parts.iter().any(|p| p.overflow);
+        let chain = [run_gen.0, parent.step.0, norm2.to_bits(), loss.to_bits(), u64::from(overflow)]
+            .into_iter()
+            .fold(parent.chain.0, mix);
+        let id = StateId { run_gen, step: parent.step.next(), chain: Chain(chain) };
+        Decision { parent, id, norm2, overflow, loss, switch }
+    }
+}
+
+/// Mixes `b` into the hash `a` (splitmix64's finalizer, Steele et al. 2014).
+#[must_use]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a.rotate_left(17) ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,187 @@
+//! What coordinator, members and peers say to each other, and the one persisted record.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId, state::UnitNorm};
+
+/// Nanoseconds since some start that is the driver's own; only differences mean anything.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Later by a duration (saturating).
+    #[must_use]
+    pub fn after(self, d: Duration) -> Time {
+        Time(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+    }
+    /// Time since an earlier instant (zero if it is later).
+    #[must_use]
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Where a member stands in its present plan.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Phase {
+    /// No plan; may hold state.
+    Idle,
+    /// Serves state to the plan's members, has no stage.
+    Source,
+    /// Connecting, rolling forward, fetching.
+    Loading,
+    /// At the base with all peers connected; waits for Go.
+    Ready,
+    /// Training.
+    Running,
+}
+
+/// A worker's level: sent on every change, on a new stream, and as heartbeat. The coordinator acts on the latest one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Plan in force here; 0 = none.
+    pub generation: Generation,
+    /// Highest fence obeyed.
+    pub fenced: Generation,
+    /// Where it stands in that plan.
+    pub phase: Phase,
+    /// The base of the present generation is known (not merely announced).
+    pub based: bool,
+    /// All peers of the present plan are connected.
+    pub connected: bool,
+    /// A planned change that is being prepared; 0 = none.
+    pub next: Generation,
+    /// All peers of `next` are connected.
+    pub next_connected: bool,
+    /// The state reached.
+    pub at: StateId,
+    /// The worker had notice: plan around it.
+    pub draining: bool,
+}
+
+/// A unit whose gradient of one step is completely reduced on this worker, not yet applied.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Prepared {
+    /// The generation that ran the step.
+    pub run_gen: Generation,
+    /// The step that was run (it leads to `step + 1`).
+    pub step: Step,
+    /// The unit's part of the norm exchange.
+    pub norm: UnitNorm,
+}
+
+/// The last step that a worker ran, whether or not it committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Ran {
+    /// In which generation.
+    pub generation: Generation,
+    /// From which step.
+    pub step: Step,
+    /// It had put in its norm (so others may have committed). False proves that nobody committed this step.
+    pub norm_put_in: bool,
+}
+
+/// The answer to a fence: what the worker holds, and the promise not to commit in any generation up to `upto`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Inventory {
+    /// The fence that it answers.
+    pub upto: Generation,
+    /// State held, by unit.
+    pub units: BTreeMap<Unit, StateId>,
+    /// Reduced gradients not yet applied, by unit.
+    pub prepared: BTreeMap<Unit, Prepared>,
+    /// The last step it ran.
+    pub ran: Option<Ran>,
+    /// The decision of its last commit.
+    pub decision: Option<Decision>,
+}
+
+/// Worker to coordinator.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// The present level.
+    Status(Status),
+    /// Something is stuck or unreachable in `generation`. Nobody is dropped for being accused.
+    Suspect {
+        /// Where.
+        generation: Generation,
+        /// Whom it is about (the worker itself where it does not know).
+        about: WorkerId,
+        /// Could not connect to, or fetch from, `about`.
+        link: bool,
+    },
+    /// The answer to a fence.
+    Inventory(Inventory),
+    /// A step was committed by this worker (for progress, loss and metrics; the protocol itself lives on Status).
+    Committed {
+        /// The decision that was applied.
+        decision: Decision,
+    },
+}
+
+/// Coordinator to worker. All orders are idempotent and numbered, and travel with the coordinator's term.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Order {
+    /// Stop every generation up to `upto` and send the inventory.
+    Fence {
+        /// Always a persisted generation number.
+        upto: Generation,
+    },
+    /// Be a member or a source of this plan.
+    Prepare(Arc<Plan>),
+    /// Put this number into the norm exchange from now on.
+    Arm {
+        /// The planned change.
+        generation: Generation,
+    },
+    /// Run; to sources and non-members: state may be freed.
+    Go {
+        /// The generation.
+        generation: Generation,
+    },
+    /// End of the run, or of a drained worker: exit with success.
+    Release,
+}
+
+/// The norms of the units that a member owns (is first holder of), and the generation it is armed for (0 = none).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Norms {
+    /// The step that was run.
+    pub step: Step,
+    /// Parts by unit.
+    pub owned: Vec<(Unit, UnitNorm)>,
+    /// Armed for this planned change.
+    pub armed: Generation,
+}
+
+/// Worker to worker, on a connection that belongs to one generation; tensors travel beside it in the data plane.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// The norm exchange: to every member of the generation.
+    Norm(Norms),
+    /// Ask for a unit's state; answered only at the base and before Go.
+    Fetch {
+        /// Which unit.
+        unit: Unit,
+    },
+}
+
+/// The one persisted document, written only by compare-and-swap on `version`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// Grows by one with every write.
+    pub version: u64,
+    /// Grows by one with every coordinator that took over.
+    pub term: u64,
+    /// Greatest generation ever persisted, abandoned ones included.
+    pub highest: Generation,
+    /// In force, or being launched.
+    pub plan: Option<Arc<Plan>>,
+    /// A planned change on its way.
+    pub next: Option<Arc<Plan>>,
+    /// The job has ended.
+    pub done: bool,
+}

@@ -1,0 +1,1 @@
+//! A seeded world around the protocol: network, store, faults, and the checker.

@@ -1,0 +1,1 @@
+//! Indexed token datasets: reader, builder, tokenizers, the seeded sample order.

@@ -1,0 +1,1 @@
+//! The published gRPC protocol between workers and the coordinator.

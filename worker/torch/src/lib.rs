@@ -1,0 +1,1 @@
+//! What tch lacks, as a safe layer over a small C++ shim: the only unsafe code of the project.
