@@ -56,6 +56,8 @@ pub struct Decision {
     pub overflow: bool,
     /// Sum of the samples' losses divided by the global batch size (nats per token).
     pub loss: f64,
+    /// Mean loss on the held-out split at `parent`, where this step began with an evaluation (nats per token).
+    pub eval_loss: Option<f64>,
     /// The generation that all members switch to after this step, where a planned change is armed everywhere.
     pub switch: Option<Generation>,
 }
@@ -69,6 +71,8 @@ pub struct UnitNorm {
     pub overflow: bool,
     /// Sum of sample losses that rode with the unit's reduction (only the last segment carries any), over the batch size.
     pub loss: f64,
+    /// Likewise of the evaluation that preceded this step, over the number of evaluated samples.
+    pub eval_loss: Option<f64>,
 }
 
 impl Decision {
@@ -83,12 +87,13 @@ impl Decision {
     ) -> Decision {
         let norm2: f64 = parts.iter().map(|p| p.norm2).sum();
         let loss: f64 = parts.iter().map(|p| p.loss).sum();
+        let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
         let overflow = parts.iter().any(|p| p.overflow);
         let chain = [run_gen.0, parent.step.0, norm2.to_bits(), loss.to_bits(), u64::from(overflow)]
             .into_iter()
             .fold(parent.chain.0, mix);
         let id = StateId { run_gen, step: parent.step.next(), chain: Chain(chain) };
-        Decision { parent, id, norm2, overflow, loss, switch }
+        Decision { parent, id, norm2, overflow, loss, eval_loss, switch }
     }
 }
 

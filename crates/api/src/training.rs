@@ -1,0 +1,77 @@
+//! How a job trains, with every default resolved.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that fixes the numbers of a run besides the model and the data.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Training {
+    /// Samples in an optimizer step (M).
+    pub global_batch_size: u64,
+    /// Optimizer steps of the run.
+    pub steps: u64,
+    /// Seeds initial weights, sample order and dropout.
+    pub seed: u64,
+    /// The optimizer.
+    pub optimizer: Adam,
+    /// The learning rate over the steps.
+    pub learning_rate: LearningRate,
+    /// Evaluation on the held-out split, where wanted.
+    pub evaluation: Option<Evaluation>,
+}
+
+/// AdamW (Loshchilov & Hutter 2019).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Adam {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled decay, applied to matrices and embeddings, not to biases and norms.
+    pub weight_decay: f64,
+    /// Clip the gradient's global L2 norm to this; none = no clipping.
+    pub clip_norm: Option<f64>,
+}
+
+/// Linear warm-up, then cosine decay to `min` at `decay_steps`, constant after.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LearningRate {
+    /// Rate at the end of the warm-up.
+    pub peak: f64,
+    /// Rate at and after `decay_steps`.
+    pub min: f64,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u64,
+    /// Step at which the decay ends.
+    pub decay_steps: u64,
+}
+
+impl LearningRate {
+    /// The rate of the step that starts from `step` steps done (0-based).
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
+    pub fn at(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            return self.peak * (step + 1) as f64 / self.warmup_steps as f64;
+        }
+        if step >= self.decay_steps {
+            return self.min;
+        }
+        let done = (step - self.warmup_steps) as f64 / (self.decay_steps - self.warmup_steps) as f64;
+        self.min + 0.5 * (self.peak - self.min) * (1.0 + (std::f64::consts::PI * done).cos())
+    }
+}
+
+/// Evaluation on the held-out split.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Evaluation {
+    /// Before each step that is a multiple of this.
+    pub interval_steps: u64,
+    /// Samples a time, taken from the start of the held-out split; shared out like the batch.
+    pub samples: u64,
+}
