@@ -4,9 +4,11 @@
 //! segments over workers, schedules as data, the planner, and the checkers that judge what those produce.
 //! It must never do I/O, read a clock, draw randomness or know libtorch, tokio or Kubernetes.
 
+pub mod check;
 pub mod document;
 pub mod ids;
 pub mod layout;
+pub mod schedule;
 pub mod state;
 
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};

@@ -1,0 +1,216 @@
+//! The plan checker: judges any plan, and shares no code with the planner.
+
+use crate::document::{Plan, Shape};
+use crate::ids::{Unit, WorkerId};
+use crate::layout::Layout;
+use std::collections::BTreeSet;
+
+/// Why a plan must not run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// There is nothing to run.
+    #[error("the plan has no pipeline")]
+    Empty,
+    /// A pipeline does not cover the segments 0..n in order.
+    #[error("pipeline {pipeline}: stage {stage} starts at segment {found}, expected {expected}")]
+    Cover {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Which stage (the number of stages: the pipeline ends early or late).
+        stage: usize,
+        /// Where it had to start.
+        expected: u32,
+        /// Where it starts.
+        found: u32,
+    },
+    /// A stage without segments.
+    #[error("pipeline {pipeline}: stage {stage} has no segment")]
+    EmptyStage {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Which stage.
+        stage: usize,
+    },
+    /// A worker has two places.
+    #[error("worker {0} has more than one place")]
+    Twice(WorkerId),
+    /// Samples are missing, doubled, or a pipeline has none.
+    #[error("pipeline {pipeline} takes samples {start}..{end}, expected a non-empty range from {expected}")]
+    Samples {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Start of its range.
+        start: u64,
+        /// End of its range.
+        end: u64,
+        /// Where it had to start.
+        expected: u64,
+    },
+    /// The pipelines' samples do not add up to the batch.
+    #[error("the pipelines take {found} samples of a batch of {expected}")]
+    Batch {
+        /// The global batch size.
+        expected: u64,
+        /// The end of the last pipeline's range.
+        found: u64,
+    },
+    /// A micro-batch holds nothing.
+    #[error("the micro-batch size is 0")]
+    MicroBatch,
+    /// An offered worker is neither used nor named a spare.
+    #[error("worker {0} is neither used nor named a spare")]
+    Forgotten(WorkerId),
+    /// A spare without a reason, or one that was not offered.
+    #[error("spare {0} has no reason or was not offered")]
+    Spare(WorkerId),
+    /// A member that was not offered.
+    #[error("worker {0} has a stage but was not offered")]
+    Stranger(WorkerId),
+    /// Sources do not match the units.
+    #[error("the plan lists sources for {found} units of {expected}")]
+    Sources {
+        /// Units of the layout.
+        expected: usize,
+        /// Entries in the plan.
+        found: usize,
+    },
+    /// A member or source has no address.
+    #[error("worker {0} has no address")]
+    Address(WorkerId),
+    /// A unit has neither a source nor a checkpoint.
+    #[error("unit {0} has no source, and the plan names no checkpoint")]
+    Unsourced(Unit),
+}
+
+/// Judges a shape against what it was made from.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_shape(shape: &Shape, layout: &Layout, batch: u64, offered: &[WorkerId]) -> Result<(), PlanError> {
+    if shape.pipelines.is_empty() {
+        return Err(PlanError::Empty);
+    }
+    if shape.micro_batch_size == 0 {
+        return Err(PlanError::MicroBatch);
+    }
+    let offered: BTreeSet<WorkerId> = offered.iter().copied().collect();
+    let mut placed = BTreeSet::new();
+    let mut sample = 0;
+    for (pipeline, p) in shape.pipelines.iter().enumerate() {
+        let mut segment = 0;
+        for (stage, s) in p.stages.iter().enumerate() {
+            if s.segments.start != segment {
+                return Err(PlanError::Cover { pipeline, stage, expected: segment, found: s.segments.start });
+            }
+            if s.segments.end <= s.segments.start {
+                return Err(PlanError::EmptyStage { pipeline, stage });
+            }
+            segment = s.segments.end;
+            if !placed.insert(s.worker) {
+                return Err(PlanError::Twice(s.worker));
+            }
+            if !offered.contains(&s.worker) {
+                return Err(PlanError::Stranger(s.worker));
+            }
+        }
+        if segment != layout.segments {
+            let stage = p.stages.len();
+            return Err(PlanError::Cover { pipeline, stage, expected: layout.segments, found: segment });
+        }
+        let (start, end) = (p.samples.start, p.samples.end);
+        if start != sample || end <= start {
+            return Err(PlanError::Samples { pipeline, start, end, expected: sample });
+        }
+        sample = end;
+    }
+    if sample != batch {
+        return Err(PlanError::Batch { expected: batch, found: sample });
+    }
+    for spare in &shape.spares {
+        if spare.reason.trim().is_empty() || !offered.contains(&spare.worker) {
+            return Err(PlanError::Spare(spare.worker));
+        }
+        if !placed.insert(spare.worker) {
+            return Err(PlanError::Twice(spare.worker));
+        }
+    }
+    offered.difference(&placed).next().map_or(Ok(()), |w| Err(PlanError::Forgotten(*w)))
+}
+
+/// Judges a whole plan: its shape, and that everyone in it can be reached and every unit can be had.
+///
+/// # Errors
+/// The first violation found.
+pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
+    let mut offered = plan.members();
+    offered.extend(plan.shape.spares.iter().map(|s| s.worker));
+    check_shape(&plan.shape, &plan.layout, batch, &offered)?;
+    if plan.sources.len() != plan.layout.units() {
+        return Err(PlanError::Sources { expected: plan.layout.units(), found: plan.sources.len() });
+    }
+    let needed = plan.members().into_iter().chain(plan.sources.iter().flatten().copied());
+    for worker in needed {
+        if !plan.addresses.contains_key(&worker) {
+            return Err(PlanError::Address(worker));
+        }
+    }
+    let stored = matches!(plan.base, crate::document::Base::Fixed { checkpoint: true, .. });
+    let mut units = plan.layout.all_units();
+    match units.find(|u| !stored && plan.sources[u.index()].is_empty()) {
+        Some(unit) => Err(PlanError::Unsourced(unit)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Spare, Stage};
+    use crate::layout::SegmentRange;
+
+    const LAYOUT: Layout = Layout { segments: 4, tied: true };
+
+    fn stage(worker: u64, start: u32, end: u32) -> Stage {
+        Stage { worker: WorkerId(worker), segments: SegmentRange { start, end } }
+    }
+
+    fn sound() -> Shape {
+        Shape {
+            pipelines: vec![
+                Pipeline { stages: vec![stage(1, 0, 3), stage(2, 3, 4)], samples: SampleRange { start: 0, end: 5 } },
+                Pipeline { stages: vec![stage(3, 0, 4)], samples: SampleRange { start: 5, end: 8 } },
+            ],
+            spares: vec![Spare { worker: WorkerId(4), reason: "it would make a step slower".into() }],
+            micro_batch_size: 2,
+            schedule: ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None },
+            predicted: Prediction::default(),
+        }
+    }
+
+    fn verdict(change: impl FnOnce(&mut Shape)) -> Result<(), PlanError> {
+        let mut shape = sound();
+        change(&mut shape);
+        check_shape(&shape, &LAYOUT, 8, &[WorkerId(1), WorkerId(2), WorkerId(3), WorkerId(4)])
+    }
+
+    #[test]
+    fn a_sound_shape_passes_and_each_damage_is_named() {
+        assert_eq!(verdict(|_| {}), Ok(()));
+        assert_eq!(verdict(|s| s.pipelines.clear()), Err(PlanError::Empty));
+        assert_eq!(verdict(|s| s.micro_batch_size = 0), Err(PlanError::MicroBatch));
+        let gap = verdict(|s| s.pipelines[0].stages[1].segments.start = 2);
+        assert_eq!(gap, Err(PlanError::Cover { pipeline: 0, stage: 1, expected: 3, found: 2 }));
+        let short = verdict(|s| s.pipelines[1].stages[0].segments.end = 3);
+        assert_eq!(short, Err(PlanError::Cover { pipeline: 1, stage: 1, expected: 4, found: 3 }));
+        let twice = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(1));
+        assert_eq!(twice, Err(PlanError::Twice(WorkerId(1))));
+        let stranger = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(9));
+        assert_eq!(stranger, Err(PlanError::Stranger(WorkerId(9))));
+        let doubled = verdict(|s| s.pipelines[1].samples.start = 4);
+        assert_eq!(doubled, Err(PlanError::Samples { pipeline: 1, start: 4, end: 8, expected: 5 }));
+        let dropped = verdict(|s| s.pipelines[1].samples.end = 7);
+        assert_eq!(dropped, Err(PlanError::Batch { expected: 8, found: 7 }));
+        assert_eq!(verdict(|s| s.spares.clear()), Err(PlanError::Forgotten(WorkerId(4))));
+        assert_eq!(verdict(|s| s.spares[0].reason.clear()), Err(PlanError::Spare(WorkerId(4))));
+    }
+}

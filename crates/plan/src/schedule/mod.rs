@@ -1,0 +1,134 @@
+//! Schedules as data: each stage's list of instructions, made by a generator and judged by the one checker ([`check`]).
+//!
+//! Communication is implied: a forward takes its activation from the previous stage and sends its output to the next; a
+//! backward takes the gradient from the next stage and sends its input's gradient to the previous. The simulator and the
+//! worker run the same lists.
+
+pub mod check;
+
+use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+use std::fmt;
+
+/// One thing that a stage does, for one micro-batch (index within the pipeline's share of the batch).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Instruction {
+    /// Forward of a micro-batch. With [`Recompute::Full`] only the stage's input is kept.
+    Forward(u32),
+    /// The forward again, keeping what autograd saves; directly before the backward.
+    Recompute(u32),
+    /// Backward of a micro-batch.
+    Backward(u32),
+}
+
+impl fmt::Display for Instruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Instruction::Forward(m) => write!(f, "f{m}"),
+            Instruction::Recompute(m) => write!(f, "r{m}"),
+            Instruction::Backward(m) => write!(f, "b{m}"),
+        }
+    }
+}
+
+/// Forwards that stage `stage` of `stages` runs ahead of its first backward, with `micro_batches` in a step.
+///
+/// GPipe: all. 1F1B: `ceil(w * (stages - 1 - stage))`, at most all.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bounded, non-negative count")]
+#[expect(clippy::cast_precision_loss, reason = "stage counts are small")]
+pub fn warmup(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
+    match kind {
+        ScheduleKind::Gpipe => micro_batches,
+        ScheduleKind::OneForwardOneBackward { warmup_factor } => {
+            let later = stages.saturating_sub(stage + 1) as f64;
+            ((warmup_factor.max(1.0) * later).ceil() as u32).min(micro_batches)
+        }
+    }
+}
+
+/// Most micro-batches that a stage has forwarded and not yet backwarded.
+#[must_use]
+pub fn stash_max(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches: u32) -> u32 {
+    (warmup(spec.kind, stages, stage, micro_batches) + 1).min(micro_batches)
+}
+
+/// The instruction list of one stage.
+///
+/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (on
+/// the last stage of 1F1B, and the last micro-batch of GPipe's last stage) keeps what its forward saved.
+#[must_use]
+pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches: u32) -> Vec<Instruction> {
+    let ahead = warmup(spec.kind, stages, stage, micro_batches);
+    let mut list = Vec::new();
+    let mut next_forward = 0;
+    for next_backward in 0..micro_batches {
+        // After the warm-up each backward lets one more forward in.
+        while next_forward < micro_batches && next_forward <= next_backward + ahead {
+            list.push(Instruction::Forward(next_forward));
+            next_forward += 1;
+        }
+        let fresh = list.last() == Some(&Instruction::Forward(next_backward));
+        if spec.recompute == Recompute::Full && !fresh {
+            list.push(Instruction::Recompute(next_backward));
+        }
+        list.push(Instruction::Backward(next_backward));
+    }
+    list
+}
+
+/// Whether the forward at `position` must keep only its input (it will be recomputed).
+#[must_use]
+pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
+    match list.get(position) {
+        Some(Instruction::Forward(m)) => list[position..].contains(&Instruction::Recompute(*m)),
+        _ => false,
+    }
+}
+
+/// One line a stage: `stage 0: f0 f1 b0 ...`.
+#[must_use]
+pub fn text(spec: &ScheduleSpec, stages: usize, micro_batches: u32) -> String {
+    let line = |stage| {
+        let list = generate(spec, stages, stage, micro_batches);
+        let words: Vec<String> = list.iter().map(ToString::to_string).collect();
+        format!("stage {stage}: {}\n", words.join(" "))
+    };
+    (0..stages).map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(w: f64, recompute: Recompute) -> ScheduleSpec {
+        ScheduleSpec { kind: ScheduleKind::OneForwardOneBackward { warmup_factor: w }, recompute }
+    }
+
+    #[test]
+    fn one_forward_one_backward_is_the_published_order() {
+        let expected = "stage 0: f0 f1 b0 f2 b1 f3 b2 b3\nstage 1: f0 b0 f1 b1 f2 b2 f3 b3\n";
+        assert_eq!(text(&spec(1.0, Recompute::None), 2, 4), expected);
+    }
+
+    #[test]
+    fn a_double_warmup_runs_two_forwards_ahead_for_each_later_stage() {
+        let expected = "stage 0: f0 f1 f2 b0 f3 b1 b2 b3\nstage 1: f0 b0 f1 b1 f2 b2 f3 b3\n";
+        assert_eq!(text(&spec(2.0, Recompute::None), 2, 4), expected);
+    }
+
+    #[test]
+    fn gpipe_forwards_everything_first_and_recomputes_all_but_the_freshest() {
+        let gpipe = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::Full };
+        assert_eq!(text(&gpipe, 1, 2), "stage 0: f0 f1 r0 b0 r1 b1\n");
+        let plain = ScheduleSpec { recompute: Recompute::None, ..gpipe };
+        assert_eq!(text(&plain, 1, 2), "stage 0: f0 f1 b0 b1\n");
+    }
+
+    #[test]
+    fn the_last_stage_of_1f1b_never_recomputes() {
+        let list = generate(&spec(1.0, Recompute::Full), 3, 2, 5);
+        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute(_))));
+        let first = generate(&spec(1.0, Recompute::Full), 3, 0, 5);
+        assert_eq!(first.iter().filter(|i| matches!(i, Instruction::Recompute(_))).count(), 5);
+    }
+}
