@@ -94,28 +94,28 @@ fn check_stage(
     let (mut forwards, mut backwards, mut stash) = (0u32, 0u32, 0u32);
     for (position, instruction) in list.iter().enumerate() {
         match *instruction {
-            Instruction::Forward(m) if m != forwards => {
+            Instruction::Forward { micro_batch: m } if m != forwards => {
                 return Err(ScheduleError::Order { stage, what: "forward", expected: forwards, found: m });
             }
-            Instruction::Forward(_) => {
+            Instruction::Forward { .. } => {
                 forwards += 1;
                 stash = stash.max(forwards - backwards);
             }
-            Instruction::Recompute(m) => {
+            Instruction::Recompute { micro_batch: m } => {
                 let needed = spec.recompute == Recompute::Full && m < forwards;
-                if !needed || list.get(position + 1) != Some(&Instruction::Backward(m)) {
+                if !needed || list.get(position + 1) != Some(&Instruction::Backward { micro_batch: m }) {
                     return Err(ScheduleError::Recompute { stage, micro_batch: m });
                 }
             }
-            Instruction::Backward(m) if m != backwards => {
+            Instruction::Backward { micro_batch: m } if m != backwards => {
                 return Err(ScheduleError::Order { stage, what: "backward", expected: backwards, found: m });
             }
-            Instruction::Backward(m) => {
+            Instruction::Backward { micro_batch: m } => {
                 if m >= forwards {
                     return Err(ScheduleError::Early { stage, micro_batch: m });
                 }
                 let before = position.checked_sub(1).map(|p| list[p]);
-                let kept = before == Some(Instruction::Forward(m)) || before == Some(Instruction::Recompute(m));
+                let kept = before == Some(Instruction::Forward { micro_batch: m }) || before == Some(Instruction::Recompute { micro_batch: m });
                 if spec.recompute == Recompute::Full && !kept {
                     return Err(ScheduleError::Recompute { stage, micro_batch: m });
                 }
@@ -143,11 +143,11 @@ fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
         for (stage, list) in lists.iter().enumerate() {
             while let Some(instruction) = list.get(at[stage]) {
                 let ready = match instruction {
-                    Instruction::Forward(_) => stage == 0 || done.contains(&(stage - 1, *instruction)),
-                    Instruction::Backward(_) => {
+                    Instruction::Forward { .. } => stage == 0 || done.contains(&(stage - 1, *instruction)),
+                    Instruction::Backward { .. } => {
                         stage + 1 == lists.len() || done.contains(&(stage + 1, *instruction))
                     }
-                    Instruction::Recompute(_) => true,
+                    Instruction::Recompute { .. } => true,
                 };
                 if !ready {
                     break;
@@ -229,11 +229,11 @@ mod tests {
 
     #[test]
     fn stages_that_wait_for_each_other_are_a_deadlock() {
-        use Instruction::{Backward, Forward};
+        let f = |micro_batch| Instruction::Forward { micro_batch };
+        let b = |micro_batch| Instruction::Backward { micro_batch };
         let spec = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None };
         // Stage 0 wants the gradient of 0 before it sends 1; stage 1 wants 1 before it sends the gradient of 0.
-        let lists =
-            vec![vec![Forward(0), Backward(0), Forward(1), Backward(1)], vec![Forward(0), Forward(1), Backward(0), Backward(1)]];
+        let lists = vec![vec![f(0), b(0), f(1), b(1)], vec![f(0), f(1), b(0), b(1)]];
         let verdict = check(&spec, &lists, 2, &[2, 2]);
         assert_eq!(verdict, Err(ScheduleError::Deadlock { stage: 0, position: 1 }));
     }

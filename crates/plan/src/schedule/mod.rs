@@ -5,30 +5,13 @@
 //! worker run the same lists.
 
 pub mod check;
+mod instruction;
+mod text;
 
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
-use std::fmt;
 
-/// One thing that a stage does, for one micro-batch (index within the pipeline's share of the batch).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Instruction {
-    /// Forward of a micro-batch. With [`Recompute::Full`] only the stage's input is kept.
-    Forward(u32),
-    /// The forward again, keeping what autograd saves; directly before the backward.
-    Recompute(u32),
-    /// Backward of a micro-batch.
-    Backward(u32),
-}
-
-impl fmt::Display for Instruction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Instruction::Forward(m) => write!(f, "f{m}"),
-            Instruction::Recompute(m) => write!(f, "r{m}"),
-            Instruction::Backward(m) => write!(f, "b{m}"),
-        }
-    }
-}
+pub use instruction::Instruction;
+pub use text::text;
 
 /// Forwards that stage `stage` of `stages` runs ahead of its first backward, with `micro_batches` in a step.
 ///
@@ -54,8 +37,9 @@ pub fn stash_max(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches
 
 /// The instruction list of one stage.
 ///
-/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (on
-/// the last stage of 1F1B, and the last micro-batch of GPipe's last stage) keeps what its forward saved.
+/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (each
+/// on the last stage of 1F1B, and that of a step's only micro-batch) keeps what its forward saved. GPipe with more than
+/// one micro-batch therefore recomputes each of them on each stage.
 #[must_use]
 pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches: u32) -> Vec<Instruction> {
     let ahead = warmup(spec.kind, stages, stage, micro_batches);
@@ -64,14 +48,14 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
     for next_backward in 0..micro_batches {
         // After the warm-up each backward lets one more forward in.
         while next_forward < micro_batches && next_forward <= next_backward + ahead {
-            list.push(Instruction::Forward(next_forward));
+            list.push(Instruction::Forward { micro_batch: next_forward });
             next_forward += 1;
         }
-        let fresh = list.last() == Some(&Instruction::Forward(next_backward));
+        let fresh = list.last() == Some(&Instruction::Forward { micro_batch: next_backward });
         if spec.recompute == Recompute::Full && !fresh {
-            list.push(Instruction::Recompute(next_backward));
+            list.push(Instruction::Recompute { micro_batch: next_backward });
         }
-        list.push(Instruction::Backward(next_backward));
+        list.push(Instruction::Backward { micro_batch: next_backward });
     }
     list
 }
@@ -80,20 +64,9 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
 #[must_use]
 pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
     match list.get(position) {
-        Some(Instruction::Forward(m)) => list[position..].contains(&Instruction::Recompute(*m)),
+        Some(Instruction::Forward { micro_batch: m }) => list[position..].contains(&Instruction::Recompute { micro_batch: *m }),
         _ => false,
     }
-}
-
-/// One line a stage: `stage 0: f0 f1 b0 ...`.
-#[must_use]
-pub fn text(spec: &ScheduleSpec, stages: usize, micro_batches: u32) -> String {
-    let line = |stage| {
-        let list = generate(spec, stages, stage, micro_batches);
-        let words: Vec<String> = list.iter().map(ToString::to_string).collect();
-        format!("stage {stage}: {}\n", words.join(" "))
-    };
-    (0..stages).map(line).collect()
 }
 
 #[cfg(test)]
@@ -117,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn gpipe_forwards_everything_first_and_recomputes_all_but_the_freshest() {
+    fn gpipe_forwards_everything_first_and_recomputes_all() {
         let gpipe = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::Full };
         assert_eq!(text(&gpipe, 1, 2), "stage 0: f0 f1 r0 b0 r1 b1\n");
         let plain = ScheduleSpec { recompute: Recompute::None, ..gpipe };
@@ -127,8 +100,8 @@ mod tests {
     #[test]
     fn the_last_stage_of_1f1b_never_recomputes() {
         let list = generate(&spec(1.0, Recompute::Full), 3, 2, 5);
-        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute(_))));
+        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute { .. })));
         let first = generate(&spec(1.0, Recompute::Full), 3, 0, 5);
-        assert_eq!(first.iter().filter(|i| matches!(i, Instruction::Recompute(_))).count(), 5);
+        assert_eq!(first.iter().filter(|i| matches!(i, Instruction::Recompute { .. })).count(), 5);
     }
 }

@@ -1,0 +1,163 @@
+//! What segments cost: compute, bytes and memory, measured or estimated.
+
+use crate::layout::{Layout, SegmentRange};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
+const STATE_BYTES: u64 = 16;
+/// Bytes of one element on the wire and in the stash.
+const ELEMENT_BYTES: u64 = 4;
+
+/// The cost of one segment. Times in milliseconds on a worker of speed 1.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SegmentCost {
+    /// Forward of one sample.
+    pub forward_ms: f64,
+    /// Backward of one sample, without recompute.
+    pub backward_ms: f64,
+    /// Parameters (of the segment's own unit; a tied weight is in [`Costs::tied_parameters`]).
+    pub parameters: u64,
+    /// What autograd keeps of one sample's forward, in bytes.
+    pub saved_bytes: u64,
+    /// The segment's input of one sample, in bytes: what crosses the cut before it.
+    pub input_bytes: u64,
+}
+
+/// A device and its links, for estimates.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// Useful floating-point operations a second.
+    pub flops_per_s: f64,
+    /// Overhead of one instruction on one segment, milliseconds.
+    pub overhead_ms: f64,
+    /// Link latency, milliseconds.
+    pub latency_ms: f64,
+    /// Link bandwidth, bytes a second.
+    pub bytes_per_s: f64,
+}
+
+impl Device {
+    /// One core of a server CPU and a loopback or 10 Gb/s link: for estimates on machines without an accelerator.
+    pub const CPU_CORE: Device =
+        Device { flops_per_s: 4.0e10, overhead_ms: 0.05, latency_ms: 0.1, bytes_per_s: 1.0e9 };
+}
+
+/// All costs of a model on a kind of device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Costs {
+    /// Segments in order.
+    pub segments: Vec<SegmentCost>,
+    /// Parameters of the tied weight, 0 where nothing is tied.
+    pub tied_parameters: u64,
+    /// Device and links.
+    pub device: Device,
+    /// False while this is an analytic estimate.
+    pub calibrated: bool,
+}
+
+/// The sizes of a GPT, for [`Costs::estimate`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GptSizes {
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Width.
+    pub hidden: u64,
+    /// Tokens in a sample.
+    pub sequence: u64,
+    /// Rows of the embedding table.
+    pub vocabulary: u64,
+    /// Whether head and embedding share it.
+    pub tied: bool,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
+impl Costs {
+    /// An analytic estimate of a GPT: 2 operations a parameter and token forward, twice that backward, attention's two
+    /// products besides (Narayanan et al. 2021, appendix).
+    #[must_use]
+    pub fn estimate(gpt: GptSizes, device: Device) -> Costs {
+        let GptSizes { layers, hidden: d, sequence: t, vocabulary: v, tied } = gpt;
+        let ms = |flops: f64| flops / device.flops_per_s * 1e3 + device.overhead_ms;
+        let boundary = t * d * ELEMENT_BYTES;
+        let table = v * d;
+        let own_table = if tied { 0 } else { table };
+        let segment = |flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
+            forward_ms: ms(flops),
+            backward_ms: ms(2.0 * flops),
+            parameters,
+            saved_bytes: saved_elements * ELEMENT_BYTES,
+            input_bytes,
+        };
+        let token = t as f64;
+        let block_flops = token * (24.0 * (d * d) as f64 + 4.0 * (t * d) as f64);
+        let head_flops = token * 2.0 * table as f64;
+        let mut segments = vec![segment(token * d as f64, own_table + t * d, t * d, t * 8)];
+        for _ in 0..layers {
+            segments.push(segment(block_flops, 12 * d * d + 13 * d, 18 * t * d, boundary));
+        }
+        segments.push(segment(head_flops, own_table + 2 * d, 2 * t * d + 2 * t * v, boundary));
+        Costs { segments, tied_parameters: if tied { table } else { 0 }, device, calibrated: false }
+    }
+
+    /// The units these costs speak of.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "segment counts are small")]
+    pub fn layout(&self) -> Layout {
+        Layout { segments: self.segments.len() as u32, tied: self.tied_parameters > 0 }
+    }
+
+    fn of(&self, range: SegmentRange) -> &[SegmentCost] {
+        &self.segments[range.start as usize..range.end as usize]
+    }
+
+    /// Forward of one sample through a stage, milliseconds.
+    #[must_use]
+    pub fn forward_ms(&self, range: SegmentRange) -> f64 {
+        self.of(range).iter().map(|s| s.forward_ms).sum()
+    }
+
+    /// Backward of one sample through a stage, milliseconds.
+    #[must_use]
+    pub fn backward_ms(&self, range: SegmentRange) -> f64 {
+        self.of(range).iter().map(|s| s.backward_ms).sum()
+    }
+
+    /// Parameters that a stage holds, the tied weight counted where it is held.
+    #[must_use]
+    pub fn parameters(&self, range: SegmentRange) -> u64 {
+        let ends = range.start == 0 || range.end as usize == self.segments.len();
+        let tied = if ends { self.tied_parameters } else { 0 };
+        self.of(range).iter().map(|s| s.parameters).sum::<u64>() + tied
+    }
+
+    /// Memory that a stage needs: state, and what is kept of `stash` micro-batches of `samples` samples each.
+    #[must_use]
+    pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: bool) -> u64 {
+        let saved: u64 = self.of(range).iter().map(|s| s.saved_bytes).sum();
+        let input = self.of(range).first().map_or(0, |s| s.input_bytes);
+        let (stash, samples) = (u64::from(stash), u64::from(samples));
+        let kept = if recompute { stash * input + saved } else { stash * saved };
+        self.parameters(range) * STATE_BYTES + kept * samples
+    }
+
+    /// One transfer across the cut before `segment` of a micro-batch of `samples`, milliseconds.
+    #[must_use]
+    pub fn transfer_ms(&self, segment: u32, samples: u32) -> f64 {
+        let bytes = self.segments.get(segment as usize).map_or(0, |s| s.input_bytes) * u64::from(samples);
+        self.device.latency_ms + bytes as f64 / self.device.bytes_per_s * 1e3
+    }
+
+    /// Ring all-reduce of a stage's gradients among `holders`, milliseconds.
+    #[must_use]
+    pub fn ring_ms(&self, range: SegmentRange, holders: usize) -> f64 {
+        if holders < 2 {
+            return 0.0;
+        }
+        let rounds = 2.0 * (holders - 1) as f64;
+        let bytes = (self.parameters(range) * ELEMENT_BYTES) as f64;
+        rounds * self.device.latency_ms + rounds / holders as f64 * bytes / self.device.bytes_per_s * 1e3
+    }
+}

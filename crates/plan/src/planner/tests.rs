@@ -1,0 +1,124 @@
+use super::*;
+use crate::check::check_shape;
+use crate::cost::{Device, GptSizes};
+use crate::document::{Recompute, ScheduleKind};
+use proptest::prelude::*;
+
+fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
+    let gpt = GptSizes { layers: 6, hidden: 128, sequence: 128, vocabulary: 512, tied: true };
+    CostPlanner {
+        costs: Costs::estimate(gpt, Device::CPU_CORE),
+        constraints: Constraints {
+            min_workers: 1,
+            max_workers: 64,
+            micro_batch_size: None,
+            min_depth,
+            max_depth: None,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+                recompute: Recompute::None,
+            },
+            device_memory_bytes: memory,
+        },
+    }
+}
+
+fn request(planner: &CostPlanner, count: u64, batch: u64) -> PlanRequest {
+    let workers = (1..=count)
+        .map(|i| WorkerInfo { id: WorkerId(i * 7919), memory_bytes: None, speed: 1.0, node: "n".into() })
+        .collect();
+    let layout = planner.costs.layout();
+    PlanRequest { workers, layout, global_batch_size: batch, parent: None, held: BTreeMap::new() }
+}
+
+fn ids(request: &PlanRequest) -> Vec<WorkerId> {
+    request.workers.iter().map(|w| w.id).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn every_plan_passes_the_checker_and_is_a_fixpoint(
+        count in 1u64..40, batch in 1u64..64, min_depth in 1u32..4, micro in prop::option::of(1u32..5)
+    ) {
+        let mut planner = planner(min_depth, None);
+        planner.constraints.micro_batch_size = micro;
+        let mut request = request(&planner, count, batch);
+        match planner.plan(&request) {
+            Err(why) => prop_assert!(count < u64::from(min_depth), "{}", why),
+            Ok(shape) => {
+                prop_assert_eq!(check_shape(&shape, &request.layout, batch, &ids(&request)), Ok(()));
+                request.held = shape.members().into_iter().map(|w| (w, shape.units(&request.layout, w))).collect();
+                request.parent = Some(shape.clone());
+                prop_assert_eq!(planner.plan(&request), Ok(shape));
+            }
+        }
+    }
+}
+
+#[test]
+fn more_workers_are_never_predicted_slower() {
+    let planner = planner(2, None);
+    let mut before = f64::MAX;
+    for n in 2..24 {
+        let shape = planner.plan(&request(&planner, n, 32)).unwrap();
+        assert!(shape.predicted.step_ms <= before * EQUAL, "{n} workers: {} after {before}", shape.predicted.step_ms);
+        before = before.min(shape.predicted.step_ms);
+    }
+}
+
+#[test]
+fn seven_workers_in_pipelines_of_at_least_three_stages_all_work() {
+    let planner = planner(3, None);
+    let shape = planner.plan(&request(&planner, 7, 32)).unwrap();
+    assert_eq!(shape.members().len(), 7, "{shape:?}");
+    let mut depths: Vec<usize> = shape.pipelines.iter().map(|p| p.stages.len()).collect();
+    depths.sort_unstable();
+    assert_eq!(depths, [3, 4]);
+    assert!(shape.pipelines[0].samples.len() > shape.pipelines[1].samples.len(), "the deeper one takes more");
+}
+
+#[test]
+fn survivors_keep_the_segments_that_they_hold() {
+    let planner = planner(2, None);
+    let mut request = request(&planner, 4, 16);
+    let before = planner.plan(&request).unwrap();
+    request.held = before.members().into_iter().map(|w| (w, before.units(&request.layout, w))).collect();
+    request.parent = Some(before.clone());
+    let gone = before.pipelines[0].stages[0].worker;
+    request.workers.retain(|w| w.id != gone);
+    let after = planner.plan(&request).unwrap();
+    let kept = after.members().into_iter().filter(|w| {
+        let (old, new) = (before.units(&request.layout, *w), after.units(&request.layout, *w));
+        old.iter().any(|u| new.contains(u))
+    });
+    assert_eq!(kept.count(), 3);
+}
+
+#[test]
+fn what_is_missing_is_said_in_a_sentence() {
+    let few = planner(3, None);
+    let why = few.plan(&request(&few, 2, 8)).unwrap_err().to_string();
+    assert_eq!(why, "needs at least 3 workers (pipeline.minDepth), 2 are there");
+    let small = planner(1, Some(1 << 20));
+    let why = small.plan(&request(&small, 8, 8)).unwrap_err().to_string();
+    assert!(why.contains("needs") && why.ends_with("a worker has 1 MiB"), "{why}");
+}
+
+#[test]
+fn memory_forces_deeper_pipelines() {
+    let whole = planner(1, None).costs.memory_bytes(SegmentRange { start: 0, end: 8 }, 1, 1, false);
+    let tight = planner(1, Some(whole * 2 / 3));
+    let shape = tight.plan(&request(&tight, 4, 8)).unwrap();
+    assert!(shape.pipelines.iter().all(|p| p.stages.len() >= 2), "{shape:?}");
+}
+
+#[test]
+fn workers_over_the_maximum_are_spares_with_the_reason() {
+    let mut planner = planner(1, None);
+    planner.constraints.max_workers = 3;
+    let shape = planner.plan(&request(&planner, 5, 9)).unwrap();
+    assert_eq!(shape.members().len(), 3);
+    assert!(shape.spares.iter().all(|s| s.reason.contains("elasticity.maxWorkers")), "{:?}", shape.spares);
+    assert_eq!(shape.spares.len(), 2);
+}
