@@ -1,1 +1,36 @@
-//! The published gRPC protocol between workers and the coordinator.
+//! The published gRPC protocol between workers and the coordinator (`proto/varuna/v1/coordinator.proto`), and its
+//! translation to and from the words of `varuna-protocol`.
+//!
+//! What comes off the wire is outside data: everything is checked here once, with errors that name the field, and nothing
+//! of the generated code is seen beyond this crate but the service's client and server. This crate decides nothing.
+
+pub mod client;
+pub mod down;
+pub mod error;
+pub mod up;
+
+/// The generated code.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::all,
+    clippy::pedantic
+)]
+pub mod v1 {
+    tonic::include_proto!("varuna.v1");
+}
+
+pub use client::{Client, connect};
+pub use down::{Downward, Welcome};
+pub use error::WireError;
+pub use up::{Hello, StepMetrics, Upward};
+
+/// Version of the protocol that this build speaks.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Greatest message taken or sent. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Longest text that a worker may say about itself (names, addresses).
+pub const TEXT_BYTES_MAX: usize = 256;

@@ -1,0 +1,126 @@
+//! Coordinator to worker: orders, and the answers to a hello.
+
+use crate::error::{WireError, need};
+use crate::v1;
+use std::sync::Arc;
+use v1::down::Order as Wire;
+use varuna_plan::{Generation, Plan};
+use varuna_protocol::Order;
+
+/// The answer to a hello that was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The job file, as written.
+    pub job: String,
+    /// Identity of the job.
+    pub job_hash: String,
+    /// Fingerprint of the dataset; empty = not known.
+    pub data_fingerprint: String,
+}
+
+/// What a coordinator sends, beside its term.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Downward {
+    /// The worker is taken in.
+    Welcome(Welcome),
+    /// The worker is not taken in; the stream ends.
+    Refused {
+        /// Why, for people.
+        reason: String,
+        /// Trying again is of no use.
+        is_final: bool,
+    },
+    /// An order for the worker's `Member`.
+    Order(Order),
+}
+
+impl Downward {
+    /// The wire form.
+    ///
+    /// # Errors
+    /// A plan that cannot be written as JSON.
+    pub fn to_wire(&self, term: u64) -> Result<v1::Down, WireError> {
+        let order = match self {
+            Downward::Welcome(welcome) => Wire::Welcome(v1::Welcome {
+                job: welcome.job.clone(),
+                job_hash: welcome.job_hash.clone(),
+                data_fingerprint: welcome.data_fingerprint.clone(),
+            }),
+            Downward::Refused { reason, is_final } => Wire::Refused(v1::Refused {
+                reason: reason.clone(),
+                r#final: *is_final,
+            }),
+            Downward::Order(order) => order_to_wire(order)?,
+        };
+        Ok(v1::Down {
+            term,
+            order: Some(order),
+        })
+    }
+
+    /// From the wire: the term and what was sent.
+    ///
+    /// # Errors
+    /// An empty message, or a plan that is none.
+    pub fn from_wire(down: v1::Down) -> Result<(u64, Downward), WireError> {
+        let generation = |g: u64, message| match g {
+            0 => Err(WireError::value(
+                message,
+                "generation",
+                0,
+                "a number of a persisted plan, 1 or more",
+            )),
+            g => Ok(Generation(g)),
+        };
+        let meaning = match need(down.order, "Down", "order")? {
+            Wire::Welcome(w) => Downward::Welcome(Welcome {
+                job: w.job,
+                job_hash: w.job_hash,
+                data_fingerprint: w.data_fingerprint,
+            }),
+            Wire::Refused(r) => Downward::Refused {
+                reason: r.reason,
+                is_final: r.r#final,
+            },
+            // A fence of 0 is sent before the first plan: it asks for an inventory and stops nothing.
+            Wire::Fence(f) => Downward::Order(Order::Fence {
+                upto: Generation(f.upto),
+            }),
+            Wire::Prepare(p) => Downward::Order(Order::Prepare(read_plan(&p.plan)?)),
+            Wire::Arm(a) => Downward::Order(Order::Arm {
+                generation: generation(a.generation, "Arm")?,
+            }),
+            Wire::Go(g) => Downward::Order(Order::Go {
+                generation: generation(g.generation, "Go")?,
+            }),
+            Wire::Release(v1::Release {}) => Downward::Order(Order::Release),
+        };
+        Ok((down.term, meaning))
+    }
+}
+
+fn order_to_wire(order: &Order) -> Result<Wire, WireError> {
+    Ok(match order {
+        Order::Fence { upto } => Wire::Fence(v1::Fence { upto: upto.0 }),
+        Order::Prepare(plan) => {
+            let plan = serde_json::to_string(plan.as_ref()).map_err(|e| WireError::WritePlan {
+                generation: plan.generation.0,
+                why: e.to_string(),
+            })?;
+            Wire::Prepare(v1::Prepare { plan })
+        }
+        Order::Arm { generation } => Wire::Arm(v1::Arm {
+            generation: generation.0,
+        }),
+        Order::Go { generation } => Wire::Go(v1::Go {
+            generation: generation.0,
+        }),
+        Order::Release => Wire::Release(v1::Release {}),
+    })
+}
+
+fn read_plan(text: &str) -> Result<Arc<Plan>, WireError> {
+    serde_json::from_str(text)
+        .map(Arc::new)
+        .map_err(|e| WireError::Plan(e.to_string()))
+}

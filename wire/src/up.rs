@@ -1,0 +1,418 @@
+//! Worker to coordinator: the hello, the protocol's reports, and metrics.
+
+use crate::error::{WireError, need};
+use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
+use std::collections::BTreeMap;
+use v1::up::Message as Wire;
+use varuna_plan::state::{Chain, UnitNorm};
+use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
+use varuna_protocol::{Inventory, Phase, Prepared, Ran, Report, Status};
+
+/// Who attaches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hello {
+    /// Identity of the process; never 0.
+    pub worker: WorkerId,
+    /// Short name for people.
+    pub name: String,
+    /// Where its data plane listens (`host:port`).
+    pub address: String,
+    /// Failure domain.
+    pub node: String,
+    /// Host name, for people.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: u32,
+    /// Memory that training may use (bytes); none = not limited.
+    pub memory_bytes: Option<u64>,
+    /// What it computes on, for people.
+    pub device: String,
+    /// The run's token; empty where it has none.
+    pub token: String,
+    /// Speed relative to the nominal device, above 0.
+    pub speed: f64,
+    /// The job that this process already has; empty on its first stream.
+    pub job_hash: String,
+}
+
+/// Where the time of one step went on one worker (milliseconds).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepMetrics {
+    /// In which generation.
+    pub generation: Generation,
+    /// The step that was run.
+    pub step: Step,
+    /// Whole step.
+    pub step_ms: f64,
+    /// In forwards.
+    pub forward_ms: f64,
+    /// In backwards.
+    pub backward_ms: f64,
+    /// In forwards that were run again.
+    pub recompute_ms: f64,
+    /// Waiting for neighbours.
+    pub wait_ms: f64,
+    /// Waiting for reductions.
+    pub reduce_ms: f64,
+    /// In the optimizer.
+    pub apply_ms: f64,
+    /// Tokens of this worker's pipeline in this step.
+    pub tokens: u64,
+}
+
+/// What a worker sends.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Upward {
+    /// First on every stream.
+    Hello(Hello),
+    /// From the worker's `Member`.
+    Report(Report),
+    /// From its engine.
+    Metrics(StepMetrics),
+}
+
+impl Upward {
+    /// The wire form.
+    #[must_use]
+    pub fn to_wire(&self) -> v1::Up {
+        let message = match self {
+            Upward::Hello(hello) => Wire::Hello(hello_to_wire(hello)),
+            Upward::Report(report) => report_to_wire(report),
+            Upward::Metrics(metrics) => Wire::Metrics(metrics_to_wire(metrics)),
+        };
+        v1::Up {
+            message: Some(message),
+        }
+    }
+
+    /// From the wire, checked.
+    ///
+    /// # Errors
+    /// Another version, a missing field, or a value that is not allowed.
+    pub fn from_wire(up: v1::Up) -> Result<Upward, WireError> {
+        Ok(match need(up.message, "Up", "message")? {
+            Wire::Hello(hello) => Upward::Hello(read_hello(hello)?),
+            Wire::Status(status) => Upward::Report(Report::Status(read_status(&status)?)),
+            Wire::Suspect(s) => Upward::Report(Report::Suspect {
+                generation: Generation(s.generation),
+                about: WorkerId(s.about),
+                link: s.link,
+            }),
+            Wire::Inventory(inventory) => Upward::Report(Report::Inventory(read_inventory(inventory)?)),
+            Wire::Committed(c) => Upward::Report(Report::Committed {
+                decision: read_decision(need(c.decision, "Committed", "decision")?)?,
+            }),
+            Wire::Metrics(metrics) => Upward::Metrics(read_metrics(&metrics)),
+        })
+    }
+}
+
+fn hello_to_wire(hello: &Hello) -> v1::Hello {
+    v1::Hello {
+        protocol_version: PROTOCOL_VERSION,
+        worker_id: hello.worker.0,
+        name: hello.name.clone(),
+        address: hello.address.clone(),
+        node: hello.node.clone(),
+        host: hello.host.clone(),
+        pid: hello.pid,
+        memory_bytes: hello.memory_bytes,
+        device: hello.device.clone(),
+        token: hello.token.clone(),
+        speed: hello.speed,
+        job_hash: hello.job_hash.clone(),
+    }
+}
+
+fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
+    const M: &str = "Hello";
+    // Before anything else: the other fields may mean something else in another version.
+    if hello.protocol_version != PROTOCOL_VERSION {
+        return Err(WireError::Version {
+            found: hello.protocol_version,
+            expected: PROTOCOL_VERSION,
+        });
+    }
+    if hello.worker_id == 0 {
+        return Err(WireError::value(M, "worker_id", 0, "any number but 0"));
+    }
+    let texts = [
+        ("name", &hello.name, 1),
+        ("address", &hello.address, 3),
+        ("node", &hello.node, 0),
+        ("host", &hello.host, 0),
+        ("device", &hello.device, 0),
+        ("token", &hello.token, 0),
+        ("job_hash", &hello.job_hash, 0),
+    ];
+    for (field, text, least) in texts {
+        if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
+            let shown: String = text.chars().take(40).collect();
+            return Err(WireError::value(
+                M,
+                field,
+                format!("{shown:?}"),
+                "a line of at most 256 bytes",
+            ));
+        }
+    }
+    let port = hello
+        .address
+        .rsplit_once(':')
+        .and_then(|(_, port)| port.parse::<u16>().ok());
+    if port.is_none_or(|port| port == 0) {
+        return Err(WireError::value(
+            M,
+            "address",
+            format!("{:?}", hello.address),
+            "host:port",
+        ));
+    }
+    if !(hello.speed.is_finite() && hello.speed > 0.0) {
+        return Err(WireError::value(
+            M,
+            "speed",
+            hello.speed,
+            "a finite number above 0",
+        ));
+    }
+    Ok(Hello {
+        worker: WorkerId(hello.worker_id),
+        name: hello.name,
+        address: hello.address,
+        node: hello.node,
+        host: hello.host,
+        pid: hello.pid,
+        memory_bytes: hello.memory_bytes,
+        device: hello.device,
+        token: hello.token,
+        speed: hello.speed,
+        job_hash: hello.job_hash,
+    })
+}
+
+fn report_to_wire(report: &Report) -> Wire {
+    match report {
+        Report::Status(status) => Wire::Status(status_to_wire(status)),
+        Report::Suspect {
+            generation,
+            about,
+            link,
+        } => Wire::Suspect(v1::Suspect {
+            generation: generation.0,
+            about: about.0,
+            link: *link,
+        }),
+        Report::Inventory(inventory) => Wire::Inventory(inventory_to_wire(inventory)),
+        Report::Committed { decision } => Wire::Committed(v1::Committed {
+            decision: Some(decision_to_wire(decision)),
+        }),
+    }
+}
+
+fn status_to_wire(status: &Status) -> v1::WorkerStatus {
+    let phase = match status.phase {
+        Phase::Idle => v1::Phase::Idle,
+        Phase::Source => v1::Phase::Source,
+        Phase::Loading => v1::Phase::Loading,
+        Phase::Ready => v1::Phase::Ready,
+        Phase::Running => v1::Phase::Running,
+    };
+    v1::WorkerStatus {
+        generation: status.generation.0,
+        fenced: status.fenced.0,
+        phase: phase.into(),
+        based: status.based,
+        connected: status.connected,
+        next: status.next.0,
+        next_connected: status.next_connected,
+        at: Some(id_to_wire(status.at)),
+        draining: status.draining,
+    }
+}
+
+fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
+    const M: &str = "WorkerStatus";
+    let phase = match v1::Phase::try_from(status.phase) {
+        Ok(v1::Phase::Idle) => Phase::Idle,
+        Ok(v1::Phase::Source) => Phase::Source,
+        Ok(v1::Phase::Loading) => Phase::Loading,
+        Ok(v1::Phase::Ready) => Phase::Ready,
+        Ok(v1::Phase::Running) => Phase::Running,
+        Ok(v1::Phase::Unspecified) | Err(_) => {
+            return Err(WireError::value(M, "phase", status.phase, "1 to 5"));
+        }
+    };
+    Ok(Status {
+        generation: Generation(status.generation),
+        fenced: Generation(status.fenced),
+        phase,
+        based: status.based,
+        connected: status.connected,
+        next: Generation(status.next),
+        next_connected: status.next_connected,
+        at: read_id(need(status.at, M, "at")?),
+        draining: status.draining,
+    })
+}
+
+fn inventory_to_wire(inventory: &Inventory) -> v1::Inventory {
+    let held = |(unit, id): (&Unit, &StateId)| v1::HeldUnit {
+        unit: unit.0,
+        id: Some(id_to_wire(*id)),
+    };
+    let prepared = |(unit, p): (&Unit, &Prepared)| v1::PreparedUnit {
+        unit: unit.0,
+        run_gen: p.run_gen.0,
+        step: p.step.0,
+        norm: Some(v1::UnitNorm {
+            norm2: p.norm.norm2,
+            overflow: p.norm.overflow,
+            loss: p.norm.loss,
+            eval_loss: p.norm.eval_loss,
+        }),
+    };
+    v1::Inventory {
+        upto: inventory.upto.0,
+        units: inventory.units.iter().map(held).collect(),
+        prepared: inventory.prepared.iter().map(prepared).collect(),
+        ran: inventory.ran.map(|r| v1::Ran {
+            generation: r.generation.0,
+            step: r.step.0,
+            norm_put_in: r.norm_put_in,
+        }),
+        decision: inventory.decision.as_ref().map(decision_to_wire),
+    }
+}
+
+fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
+    const M: &str = "Inventory";
+    const ONCE: &str = "each unit at most once";
+    let mut units = BTreeMap::new();
+    for held in inventory.units {
+        let id = read_id(need(held.id, "HeldUnit", "id")?);
+        if units.insert(Unit(held.unit), id).is_some() {
+            return Err(WireError::value(
+                M,
+                "units",
+                format!("unit {} twice", held.unit),
+                ONCE,
+            ));
+        }
+    }
+    let mut prepared = BTreeMap::new();
+    for p in inventory.prepared {
+        let norm = need(p.norm, "PreparedUnit", "norm")?;
+        let entry = Prepared {
+            run_gen: Generation(p.run_gen),
+            step: Step(p.step),
+            norm: UnitNorm {
+                norm2: norm.norm2,
+                overflow: norm.overflow,
+                loss: norm.loss,
+                eval_loss: norm.eval_loss,
+            },
+        };
+        if prepared.insert(Unit(p.unit), entry).is_some() {
+            return Err(WireError::value(
+                M,
+                "prepared",
+                format!("unit {} twice", p.unit),
+                ONCE,
+            ));
+        }
+    }
+    Ok(Inventory {
+        upto: Generation(inventory.upto),
+        units,
+        prepared,
+        ran: inventory.ran.map(|r| Ran {
+            generation: Generation(r.generation),
+            step: Step(r.step),
+            norm_put_in: r.norm_put_in,
+        }),
+        decision: inventory.decision.map(read_decision).transpose()?,
+    })
+}
+
+fn id_to_wire(id: StateId) -> v1::StateId {
+    v1::StateId {
+        run_gen: id.run_gen.0,
+        step: id.step.0,
+        chain: id.chain.0,
+    }
+}
+
+fn read_id(id: v1::StateId) -> StateId {
+    StateId {
+        run_gen: Generation(id.run_gen),
+        step: Step(id.step),
+        chain: Chain(id.chain),
+    }
+}
+
+fn decision_to_wire(decision: &Decision) -> v1::Decision {
+    v1::Decision {
+        parent: Some(id_to_wire(decision.parent)),
+        id: Some(id_to_wire(decision.id)),
+        norm2: decision.norm2,
+        overflow: decision.overflow,
+        loss: decision.loss,
+        eval_loss: decision.eval_loss,
+        switch: decision.switch.map(|g| g.0),
+    }
+}
+
+fn read_decision(decision: v1::Decision) -> Result<Decision, WireError> {
+    const M: &str = "Decision";
+    let (parent, id) = (
+        read_id(need(decision.parent, M, "parent")?),
+        read_id(need(decision.id, M, "id")?),
+    );
+    // A decision is always one step long; anything else would break the order of states.
+    if parent.step.0.checked_add(1) != Some(id.step.0) {
+        let found = format!("a state of step {} after step {}", id.step, parent.step);
+        return Err(WireError::value(M, "id", found, "the step after parent"));
+    }
+    Ok(Decision {
+        parent,
+        id,
+        norm2: decision.norm2,
+        overflow: decision.overflow,
+        loss: decision.loss,
+        eval_loss: decision.eval_loss,
+        switch: decision.switch.map(Generation),
+    })
+}
+
+fn metrics_to_wire(m: &StepMetrics) -> v1::StepMetrics {
+    v1::StepMetrics {
+        generation: m.generation.0,
+        step: m.step.0,
+        step_ms: m.step_ms,
+        forward_ms: m.forward_ms,
+        backward_ms: m.backward_ms,
+        recompute_ms: m.recompute_ms,
+        wait_ms: m.wait_ms,
+        reduce_ms: m.reduce_ms,
+        apply_ms: m.apply_ms,
+        tokens: m.tokens,
+    }
+}
+
+fn read_metrics(m: &v1::StepMetrics) -> StepMetrics {
+    // Only shown to people, so a silly number is made harmless rather than refused.
+    let ms = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
+    StepMetrics {
+        generation: Generation(m.generation),
+        step: Step(m.step),
+        step_ms: ms(m.step_ms),
+        forward_ms: ms(m.forward_ms),
+        backward_ms: ms(m.backward_ms),
+        recompute_ms: ms(m.recompute_ms),
+        wait_ms: ms(m.wait_ms),
+        reduce_ms: ms(m.reduce_ms),
+        apply_ms: ms(m.apply_ms),
+        tokens: m.tokens,
+    }
+}
