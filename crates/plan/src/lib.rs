@@ -6,17 +6,12 @@
 
 pub mod check;
 pub mod cost;
-pub mod cost;
 pub mod document;
 pub mod ids;
 pub mod layout;
 pub mod partition;
 pub mod planner;
-pub mod partition;
-pub mod partition;
-pub mod planner;
 pub mod schedule;
-pub mod simulate;
 pub mod simulate;
 pub mod state;
 
@@ -24,7 +19,6 @@ pub use cost::{Costs, Device};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};
-pub use planner::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
-pub use planner::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
 pub use layout::{Layout, SegmentRange};
+pub use planner::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
 pub use state::{Decision, StateId};
