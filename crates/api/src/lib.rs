@@ -1,10 +1,23 @@
 //! `VarunaJob`: the job file, its defaults and its checks; one set of types for `varuna run`, the worker and the operator.
 //!
 //! This crate owns what a job says. It must never do I/O: parsing takes text and returns a job or errors that name the
-//! field, the value and what is allowed.
+//! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
+//! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nobody looks at the manifest after that.
 
+pub mod error;
+pub mod hash;
+pub mod job;
+pub mod manifest;
 pub mod model;
+pub mod preset;
+pub mod quantity;
+mod read;
+mod resolve;
 pub mod training;
 
+pub use error::{JobError, JobErrors};
+pub use hash::model_hash;
+pub use job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};
 pub use model::Model;
+pub use resolve::parse_job;
 pub use training::{Adam, Evaluation, LearningRate, Training};

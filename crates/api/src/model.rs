@@ -30,7 +30,10 @@ impl Model {
     /// Segments and units.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout { segments: self.layers + 2, tied: self.tied_head }
+        Layout {
+            segments: self.layers + 2,
+            tied: self.tied_head,
+        }
     }
 
     /// Parameters of a segment without the tied weight, or of the tied unit (number `layers + 2`).
@@ -53,6 +56,8 @@ impl Model {
     /// Parameters of the whole model, a tied weight counted once.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        (0..self.layers + 2 + u32::from(self.tied_head)).map(|u| self.unit_parameters(u)).sum()
+        (0..self.layers + 2 + u32::from(self.tied_head))
+            .map(|u| self.unit_parameters(u))
+            .sum()
     }
 }

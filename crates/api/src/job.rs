@@ -1,0 +1,134 @@
+//! A job with every default filled in and every check passed.
+
+use crate::hash;
+use crate::model::Model;
+use crate::training::Training;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use varuna_plan::ScheduleSpec;
+
+/// A valid job. Made by [`crate::parse_job`] only; whoever holds one need not check it again.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Job {
+    /// Name: a DNS label.
+    pub name: String,
+    /// Namespace; `default` where the file has none.
+    pub namespace: String,
+    /// What is trained.
+    pub model: Model,
+    /// How.
+    pub training: Training,
+    /// Numbers of the training arithmetic.
+    pub precision: Precision,
+    /// On what.
+    pub data: Data,
+    /// How the model may be cut.
+    pub pipeline: Pipelines,
+    /// How few and how many workers.
+    pub elasticity: Elasticity,
+    /// What a worker is given.
+    pub workers: Workers,
+    /// Where state is saved, if anywhere.
+    pub checkpoint: Option<Checkpoint>,
+    /// What counts as a notice.
+    pub disruption: Disruption,
+    /// The job is not to run for now.
+    pub suspend: bool,
+}
+
+impl Job {
+    /// SHA-256 (64 hex digits) over everything but the name: two processes with the same hash run the same job.
+    #[must_use]
+    pub fn spec_hash(&self) -> String {
+        let anonymous = Job {
+            name: String::new(),
+            namespace: String::new(),
+            ..self.clone()
+        };
+        hash::of(
+            "varuna-job-1",
+            &[&serde_json::to_value(anonymous).unwrap_or_default()],
+        )
+    }
+}
+
+/// Arithmetic of the training.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    Fp32,
+}
+
+/// The tokens.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Data {
+    /// Path of the dataset without `.bin` / `.idx`; as written, so a relative one is relative to the working folder.
+    pub path: String,
+    /// Share of the samples that is held out, 0 to 0.5.
+    pub validation_fraction: f64,
+}
+
+/// Limits and order of the pipelines.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pipelines {
+    /// Order of the work on each stage.
+    pub schedule: ScheduleSpec,
+    /// Samples in a micro-batch, where the job fixes it; divides the global batch.
+    pub micro_batch_size: Option<u32>,
+    /// Fewest stages of a pipeline, at least 1.
+    pub min_depth: u32,
+    /// Most stages of a pipeline, at most the number of segments.
+    pub max_depth: u32,
+}
+
+/// Limits of the number of workers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Elasticity {
+    /// At least 1; with fewer, training waits.
+    pub min_workers: u32,
+    /// At least `min_workers`; none = no limit.
+    pub max_workers: Option<u32>,
+}
+
+/// What a worker is given.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Workers {
+    /// Worker processes in a pod, at least 1.
+    pub gpus_per_pod: u32,
+    /// Container image, for clusters.
+    pub image: Option<String>,
+    /// Memory that a worker may use; none = what the device reports.
+    pub device_memory_bytes: Option<u64>,
+    /// Threads for tensor operations; none = the machine's cores shared out.
+    pub threads: Option<u32>,
+    /// Pod template, as written.
+    pub template: Option<Value>,
+}
+
+/// Where state is saved.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Checkpoint {
+    /// Folder or bucket.
+    pub uri: String,
+    /// Every so many steps, at least 1.
+    pub interval_steps: u64,
+    /// How many to keep, at least 1.
+    pub keep: u32,
+}
+
+/// Notices.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Disruption {
+    /// Taint prefixes and condition names that announce the end of a node.
+    pub node_signals: Vec<String>,
+    /// Seconds from a notice to the end of the worker.
+    pub notice_seconds: u32,
+}

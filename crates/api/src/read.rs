@@ -1,0 +1,156 @@
+//! From text to a manifest: syntax, unknown fields and wrong types, all of them at once.
+//!
+//! A deserialiser stops at the first error. Here each refused field is noted, taken out of the document, and the rest is
+//! tried again; as every field of the manifest is optional, that ends with what is left being read.
+
+use crate::error::Found;
+use crate::manifest::VarunaJob;
+use serde_json::Value;
+use serde_path_to_error::{Path, Segment};
+
+/// Where the file as a whole is meant.
+const TOP: &str = "job file";
+/// The only list of a job file, outside the pod template.
+const LIST: &str = "spec.disruption.nodeSignals";
+/// More errors than this are not worth showing, and each costs another try.
+const ERRORS_MAX: usize = 100;
+
+/// Reads the text as far as it can be read; none where it is no job file at all.
+pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
+    let mut document: Value = match serde_saphyr::from_str(text) {
+        Ok(document) => document,
+        Err(error) => {
+            // The first line says where and what; the rest is a picture of the place.
+            let message = error.to_string();
+            let line = message.lines().next().unwrap_or_default();
+            found.push(TOP, line.trim_start_matches("error: "), "one YAML document");
+            return None;
+        }
+    };
+    if !document.is_object() {
+        found.push(
+            TOP,
+            shown(&document),
+            "a mapping with apiVersion, kind, metadata and spec",
+        );
+        return None;
+    }
+    refuse_odd_values(&mut document, "", found);
+    for _ in 0..ERRORS_MAX {
+        let error = match serde_path_to_error::deserialize::<_, VarunaJob>(&document) {
+            Ok(manifest) => return Some(manifest),
+            Err(error) => error,
+        };
+        let message = error.inner().to_string();
+        let mut keys = keys(error.path());
+        // An unknown field is reported at the mapping it stands in, or at itself, depending on the kind of mapping.
+        let unknown = message
+            .strip_prefix("unknown field `")
+            .and_then(|m| m.split('`').next());
+        if let Some(field) = unknown
+            && keys.last().is_none_or(|last| last != field)
+        {
+            keys.push(field.to_owned());
+        }
+        let Some(refused) = take(&mut document, &keys) else {
+            found.push(TOP, message, "the fields of a VarunaJob");
+            return None;
+        };
+        let value = if unknown.is_some() {
+            "unknown field".to_owned()
+        } else {
+            shown(&refused)
+        };
+        found.push(&keys.join("."), value, allowed(&message));
+    }
+    None
+}
+
+/// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a
+/// mapping belongs would be taken by serde for the mapping's fields in order.
+fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
+    let Value::Object(map) = value else { return };
+    map.retain(|key, value| {
+        let path = if path.is_empty() {
+            key.clone()
+        } else {
+            format!("{path}.{key}")
+        };
+        match value {
+            Value::Null => found.push(&path, "empty", "a value, or leave the field out"),
+            Value::Array(_) if path != LIST => found.push(&path, "a list", "a single value or a mapping"),
+            // The template belongs to Kubernetes.
+            _ if path == "spec.workers.template" => return true,
+            _ => {
+                refuse_odd_values(value, &path, found);
+                return true;
+            }
+        }
+        false
+    });
+}
+
+fn keys(path: &Path) -> Vec<String> {
+    path.iter()
+        .filter_map(|segment| match segment {
+            Segment::Map { key } => Some(key.clone()),
+            Segment::Seq { index } => Some(index.to_string()),
+            Segment::Enum { .. } | Segment::Unknown => None,
+        })
+        .collect()
+}
+
+/// Takes the value at the path out of the document; none where there is no such value.
+fn take(document: &mut Value, keys: &[String]) -> Option<Value> {
+    let (last, above) = keys.split_last()?;
+    let mut at = document;
+    for key in above {
+        at = match at {
+            Value::Object(map) => map.get_mut(key)?,
+            Value::Array(items) => items.get_mut(key.parse::<usize>().ok()?)?,
+            _ => return None,
+        };
+    }
+    match at {
+        Value::Object(map) => map.remove(last),
+        Value::Array(items) => {
+            let index = last.parse::<usize>().ok()?;
+            (index < items.len()).then(|| items.remove(index))
+        }
+        _ => None,
+    }
+}
+
+/// A value as it is shown in an error: short.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(_) => "a mapping".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Null => "empty".to_owned(),
+        scalar => {
+            let text = scalar.to_string();
+            if text.chars().count() > 80 {
+                text.chars().take(77).chain("...".chars()).collect()
+            } else {
+                text
+            }
+        }
+    }
+}
+
+/// What is allowed, in a user's words, from serde's message.
+fn allowed(message: &str) -> String {
+    let expected = message
+        .split_once("expected ")
+        .map_or(message, |(_, expected)| expected);
+    match expected {
+        "u32" => "a whole number, 0 to 4294967295".to_owned(),
+        "u64" => "a whole number, 0 to 18446744073709551615".to_owned(),
+        "f64" => "a number".to_owned(),
+        "a boolean" => "true or false".to_owned(),
+        "a map" => "a mapping".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        _ if expected.starts_with("struct ") => "a mapping".to_owned(),
+        _ => expected.to_owned(),
+    }
+}
