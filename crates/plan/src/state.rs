@@ -27,18 +27,28 @@ impl Serialize for Chain {
 impl<'de> Deserialize<'de> for Chain {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(d)?;
-        u64::from_str_radix(&text, 16).map(Chain).map_err(serde::de::Error::custom)
+        u64::from_str_radix(&text, 16)
+            .map(Chain)
+            .map_err(serde::de::Error::custom)
     }
 }
 
 impl StateId {
     /// The state before the first step: every worker can make it from the job's seed.
-    pub const INITIAL: StateId = StateId { run_gen: Generation(0), step: Step(0), chain: Chain(0) };
+    pub const INITIAL: StateId = StateId {
+        run_gen: Generation(0),
+        step: Step(0),
+        chain: Chain(0),
+    };
 }
 
 impl std::fmt::Display for StateId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "step {} of generation {} ({:016x})", self.step, self.run_gen, self.chain.0)
+        write!(
+            f,
+            "step {} of generation {} ({:016x})",
+            self.step, self.run_gen, self.chain.0
+        )
     }
 }
 
@@ -51,12 +61,15 @@ pub struct Decision {
     /// The state that it leads to.
     pub id: StateId,
     /// Squared L2 norm of the whole gradient (each parameter once), summed in unit order.
+    #[serde(with = "any_f64")]
     pub norm2: f64,
     /// Some gradient was not finite: the optimizer skips this step (the step still counts).
     pub overflow: bool,
     /// Sum of the samples' losses divided by the global batch size (nats per token).
+    #[serde(with = "any_f64")]
     pub loss: f64,
     /// Mean loss on the held-out split at `parent`, where this step began with an evaluation (nats per token).
+    #[serde(with = "any_f64::option")]
     pub eval_loss: Option<f64>,
     /// The generation that all members switch to after this step, where a planned change is armed everywhere.
     pub switch: Option<Generation>,
@@ -89,11 +102,29 @@ impl Decision {
         let loss: f64 = parts.iter().map(|p| p.loss).sum();
         let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
         let overflow = parts.iter().any(|p| p.overflow);
-        let chain = [run_gen.0, parent.step.0, norm2.to_bits(), loss.to_bits(), u64::from(overflow)]
-            .into_iter()
-            .fold(parent.chain.0, mix);
-        let id = StateId { run_gen, step: parent.step.next(), chain: Chain(chain) };
-        Decision { parent, id, norm2, overflow, loss, eval_loss, switch }
+        let chain = [
+            run_gen.0,
+            parent.step.0,
+            norm2.to_bits(),
+            loss.to_bits(),
+            u64::from(overflow),
+        ]
+        .into_iter()
+        .fold(parent.chain.0, mix);
+        let id = StateId {
+            run_gen,
+            step: parent.step.next(),
+            chain: Chain(chain),
+        };
+        Decision {
+            parent,
+            id,
+            norm2,
+            overflow,
+            loss,
+            eval_loss,
+            switch,
+        }
     }
 }
 
@@ -104,4 +135,86 @@ pub fn mix(a: u64, b: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
+}
+
+/// Doubles in documents. JSON has no NaN and no infinities, but a diverged step's decision has them, and it is persisted
+/// in plans: as numbers where they are finite, else as the words `NaN`, `inf` and `-inf`. Binary formats keep the bits.
+mod any_f64 {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(f64),
+        Word(String),
+    }
+
+    impl From<f64> for Written {
+        fn from(value: f64) -> Self {
+            if value.is_finite() {
+                Written::Number(value)
+            } else {
+                Written::Word(value.to_string())
+            }
+        }
+    }
+
+    impl Written {
+        fn read<E: serde::de::Error>(self) -> Result<f64, E> {
+            match self {
+                Written::Number(value) => Ok(value),
+                Written::Word(word) => word
+                    .parse()
+                    .ok()
+                    .filter(|value: &f64| !value.is_finite())
+                    .ok_or_else(|| {
+                        E::custom(format!(
+                            "{word:?} is no number; NaN, inf and -inf are the only words"
+                        ))
+                    }),
+            }
+        }
+    }
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, s: S) -> Result<S::Ok, S::Error> {
+        if s.is_human_readable() {
+            Written::from(*value).serialize(s)
+        } else {
+            value.serialize(s)
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+        if d.is_human_readable() {
+            Written::deserialize(d)?.read()
+        } else {
+            f64::deserialize(d)
+        }
+    }
+
+    pub(super) mod option {
+        use super::Written;
+        use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+        pub(in super::super) fn serialize<S: Serializer>(
+            value: &Option<f64>,
+            s: S,
+        ) -> Result<S::Ok, S::Error> {
+            if s.is_human_readable() {
+                value.map(Written::from).serialize(s)
+            } else {
+                value.serialize(s)
+            }
+        }
+
+        pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+            d: D,
+        ) -> Result<Option<f64>, D::Error> {
+            if d.is_human_readable() {
+                Option::<Written>::deserialize(d)?.map(Written::read).transpose()
+            } else {
+                Option::deserialize(d)
+            }
+        }
+    }
 }
