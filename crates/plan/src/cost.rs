@@ -4,7 +4,7 @@ use crate::layout::{Layout, SegmentRange};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
-const STATE_BYTES: u64 = 16;
+pub(crate) const STATE_BYTES: u64 = 16;
 /// Bytes of one element on the wire and in the stash.
 const ELEMENT_BYTES: u64 = 4;
 
@@ -40,8 +40,12 @@ pub struct Device {
 
 impl Device {
     /// One core of a server CPU and a loopback or 10 Gb/s link: for estimates on machines without an accelerator.
-    pub const CPU_CORE: Device =
-        Device { flops_per_s: 4.0e10, overhead_ms: 0.05, latency_ms: 0.1, bytes_per_s: 1.0e9 };
+    pub const CPU_CORE: Device = Device {
+        flops_per_s: 4.0e10,
+        overhead_ms: 0.05,
+        latency_ms: 0.1,
+        bytes_per_s: 1.0e9,
+    };
 }
 
 /// All costs of a model on a kind of device.
@@ -79,7 +83,13 @@ impl Costs {
     /// products besides (Narayanan et al. 2021, appendix).
     #[must_use]
     pub fn estimate(gpt: GptSizes, device: Device) -> Costs {
-        let GptSizes { layers, hidden: d, sequence: t, vocabulary: v, tied } = gpt;
+        let GptSizes {
+            layers,
+            hidden: d,
+            sequence: t,
+            vocabulary: v,
+            tied,
+        } = gpt;
         let ms = |flops: f64| flops / device.flops_per_s * 1e3 + device.overhead_ms;
         let boundary = t * d * ELEMENT_BYTES;
         let table = v * d;
@@ -98,15 +108,28 @@ impl Costs {
         for _ in 0..layers {
             segments.push(segment(block_flops, 12 * d * d + 13 * d, 18 * t * d, boundary));
         }
-        segments.push(segment(head_flops, own_table + 2 * d, 2 * t * d + 2 * t * v, boundary));
-        Costs { segments, tied_parameters: if tied { table } else { 0 }, device, calibrated: false }
+        segments.push(segment(
+            head_flops,
+            own_table + 2 * d,
+            2 * t * d + 2 * t * v,
+            boundary,
+        ));
+        Costs {
+            segments,
+            tied_parameters: if tied { table } else { 0 },
+            device,
+            calibrated: false,
+        }
     }
 
     /// The units these costs speak of.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "segment counts are small")]
     pub fn layout(&self) -> Layout {
-        Layout { segments: self.segments.len() as u32, tied: self.tied_parameters > 0 }
+        Layout {
+            segments: self.segments.len() as u32,
+            tied: self.tied_parameters > 0,
+        }
     }
 
     fn of(&self, range: SegmentRange) -> &[SegmentCost] {
@@ -139,7 +162,11 @@ impl Costs {
         let saved: u64 = self.of(range).iter().map(|s| s.saved_bytes).sum();
         let input = self.of(range).first().map_or(0, |s| s.input_bytes);
         let (stash, samples) = (u64::from(stash), u64::from(samples));
-        let kept = if recompute { stash * input + saved } else { stash * saved };
+        let kept = if recompute {
+            stash * input + saved
+        } else {
+            stash * saved
+        };
         self.parameters(range) * STATE_BYTES + kept * samples
     }
 
@@ -153,11 +180,17 @@ impl Costs {
     /// Ring all-reduce of a stage's gradients among `holders`, milliseconds.
     #[must_use]
     pub fn ring_ms(&self, range: SegmentRange, holders: usize) -> f64 {
+        self.ring_of(self.parameters(range), holders)
+    }
+
+    /// Ring all-reduce of so many parameters' gradients among `holders`, milliseconds.
+    #[must_use]
+    pub fn ring_of(&self, parameters: u64, holders: usize) -> f64 {
         if holders < 2 {
             return 0.0;
         }
         let rounds = 2.0 * (holders - 1) as f64;
-        let bytes = (self.parameters(range) * ELEMENT_BYTES) as f64;
+        let bytes = (parameters * ELEMENT_BYTES) as f64;
         rounds * self.device.latency_ms + rounds / holders as f64 * bytes / self.device.bytes_per_s * 1e3
     }
 }

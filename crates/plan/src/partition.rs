@@ -1,56 +1,106 @@
 //! Min-max partition of contiguous segments over the stages of a pipeline.
 
 use crate::layout::SegmentRange;
+use std::ops::Range;
+
+/// The best cuts of `0..segments` into every number of stages: see [`partition_all`].
+#[derive(Clone, Debug)]
+pub struct Cuts {
+    segments: usize,
+    /// `rows[k][i]`: the best cover of `i..segments` with k + 1 stages.
+    rows: Vec<Vec<Option<Cover>>>,
+}
+
+/// A cover of a suffix: its dearest stage, the sum of squares, and where its first stage ends.
+#[derive(Clone, Copy, Debug)]
+struct Cover {
+    dearest: f64,
+    squares: f64,
+    first_end: usize,
+}
 
 /// Cuts `0..segments` into 1..=`depth_max` stages so that the dearest stage is as cheap as possible, ties by the sum of
-/// squares (else the remainder piles up on one stage). `cost(range)` is a stage's cost, or `None` where it does not fit in
-/// memory. Entry `p - 1` holds the best cut into p stages, or `None` where none is feasible.
+/// squares (else the remainder piles up on one stage).
 ///
-/// A dynamic programme over prefixes for all depths at once (`best[k][j] = min_i max(best[k-1][i], cost(i..j))`), O(S^2 P).
+/// `cost(range, later)` is the cost of a stage with `later` stages behind it, or `None` where it does not fit in memory. It
+/// must not fall, and must stay `None`, as a range with the same start grows.
+///
+/// A dynamic programme over suffixes for all depths at once:
+/// `best[k][i] = min over j of max(cost(i..j, k - 1), best[k - 1][j])`, ended early once the first stage alone is dearer.
 #[must_use]
 pub fn partition_all(
     segments: u32,
     depth_max: u32,
-    mut cost: impl FnMut(SegmentRange, u32, u32) -> Option<f64>,
-) -> Vec<Option<Vec<SegmentRange>>> {
-    (1..=depth_max.min(segments)).map(|depth| partition(segments, depth, &mut cost)).collect()
+    mut cost: impl FnMut(SegmentRange, u32) -> Option<f64>,
+) -> Cuts {
+    let n = segments as usize;
+    let mut rows: Vec<Vec<Option<Cover>>> = Vec::new();
+    for later in 0..depth_max.min(segments) as usize {
+        // Each later stage needs a segment of its own.
+        let row = (0..n - later)
+            .map(|start| cover(start..n - later, later, rows.last(), &mut cost))
+            .collect();
+        rows.push(row);
+    }
+    Cuts { segments: n, rows }
 }
 
-/// The best cut into exactly `depth` stages; `cost(range, stage, depth)` may depend on the stage's place.
-#[must_use]
-pub fn partition(
-    segments: u32,
-    depth: u32,
-    cost: &mut impl FnMut(SegmentRange, u32, u32) -> Option<f64>,
-) -> Option<Vec<SegmentRange>> {
-    let n = segments as usize;
-    // best[j]: (dearest stage, sum of squares, cuts) of the cheapest way to cover 0..j with the stages so far
-    type Best = Option<(f64, f64, Vec<u32>)>;
-    let mut best: Vec<Best> = vec![None; n + 1];
-    best[0] = Some((0.0, 0.0, Vec::new()));
-    for stage in 0..depth {
-        let mut next: Vec<Best> = vec![None; n + 1];
-        // Each later stage needs a segment of its own.
-        for end in stage + 1..=segments - (depth - 1 - stage) {
-            for start in stage..end {
-                let Some((dearest, squares, cuts)) = &best[start as usize] else { continue };
-                let Some(own) = cost(SegmentRange { start, end }, stage, depth) else { continue };
-                let candidate = (dearest.max(own), squares + own * own);
-                let better = next[end as usize]
-                    .as_ref()
-                    .is_none_or(|(d, q, _)| candidate.0 < *d || (candidate.0 <= *d && candidate.1 < *q));
-                if better {
-                    let mut cuts = cuts.clone();
-                    cuts.push(end);
-                    next[end as usize] = Some((candidate.0, candidate.1, cuts));
-                }
-            }
+/// The best cover of the suffix from `within.start` whose first stage ends at `within.end` or before, with `rest` the row
+/// of the covers that may follow (none: the stage is the last and must reach the end).
+#[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
+fn cover(
+    within: Range<usize>,
+    later: usize,
+    rest: Option<&Vec<Option<Cover>>>,
+    cost: &mut impl FnMut(SegmentRange, u32) -> Option<f64>,
+) -> Option<Cover> {
+    let mut best: Option<Cover> = None;
+    let nearest = if later == 0 { within.end } else { within.start + 1 };
+    for first_end in nearest..=within.end {
+        let range = SegmentRange {
+            start: within.start as u32,
+            end: first_end as u32,
+        };
+        let Some(own) = cost(range, later as u32) else {
+            break;
+        };
+        if best.is_some_and(|b| own > b.dearest) {
+            break;
         }
-        best = next;
+        let (dearest, squares) = match rest {
+            None => (own, own * own),
+            Some(row) => match row.get(first_end).copied().flatten() {
+                Some(rest) => (own.max(rest.dearest), rest.squares + own * own),
+                None => continue,
+            },
+        };
+        if best.is_none_or(|b| dearest < b.dearest || (dearest <= b.dearest && squares < b.squares)) {
+            best = Some(Cover {
+                dearest,
+                squares,
+                first_end,
+            });
+        }
     }
-    let (_, _, cuts) = best[n].take()?;
-    let starts = std::iter::once(0).chain(cuts.iter().copied());
-    Some(starts.zip(&cuts).map(|(start, end)| SegmentRange { start, end: *end }).collect())
+    best
+}
+
+impl Cuts {
+    /// The best cut into exactly `depth` stages, first stage first; none where no cut fits.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
+    pub fn stages(&self, depth: u32) -> Option<Vec<SegmentRange>> {
+        let (mut start, mut stages) = (0, Vec::new());
+        for row in self.rows.get(..depth as usize)?.iter().rev() {
+            let end = row.get(start).copied().flatten()?.first_end;
+            stages.push(SegmentRange {
+                start: start as u32,
+                end: end as u32,
+            });
+            start = end;
+        }
+        (start == self.segments).then_some(stages)
+    }
 }
 
 #[cfg(test)]
@@ -79,7 +129,7 @@ mod tests {
             prop_assume!(depth <= costs.len());
             let of = |r: SegmentRange| costs[r.start as usize..r.end as usize].iter().sum::<f64>();
             let n = u32::try_from(costs.len()).unwrap();
-            let stages = partition(n, u32::try_from(depth).unwrap(), &mut |r, _, _| Some(of(r))).unwrap();
+            let stages = partition_all(n, n, |r, _| Some(of(r))).stages(u32::try_from(depth).unwrap()).unwrap();
             prop_assert_eq!(stages.len(), depth);
             prop_assert_eq!(stages[0].start, 0);
             prop_assert_eq!(stages[depth - 1].end, n);
@@ -92,10 +142,18 @@ mod tests {
     #[test]
     fn stages_that_do_not_fit_are_never_chosen() {
         let fits = |r: SegmentRange| (r.len() <= 2).then(|| f64::from(r.len()));
-        assert_eq!(partition(6, 2, &mut |r, _, _| fits(r)), None);
-        let three = partition(6, 3, &mut |r, _, _| fits(r)).unwrap();
-        assert!(three.iter().all(|r| r.len() == 2));
-        let all = partition_all(6, 9, |r, _, _| fits(r));
-        assert_eq!(all.iter().map(Option::is_some).collect::<Vec<_>>(), [false, false, true, true, true, true]);
+        let cuts = partition_all(6, 9, |r, _| fits(r));
+        assert!(cuts.stages(3).unwrap().iter().all(|r| r.len() == 2));
+        let found: Vec<bool> = (1..=7).map(|depth| cuts.stages(depth).is_some()).collect();
+        assert_eq!(found, [false, false, true, true, true, true, false]);
+        assert_eq!(cuts.stages(0), None);
+    }
+
+    #[test]
+    fn what_a_stage_costs_may_depend_on_the_stages_behind_it() {
+        // The first of two stages costs three times as much, as if it kept three stashes.
+        let cuts = partition_all(8, 2, |r, later| Some(f64::from(r.len() * (1 + 2 * later))));
+        let stages = cuts.stages(2).unwrap();
+        assert_eq!(stages.iter().map(|r| r.len()).collect::<Vec<_>>(), [2, 6]);
     }
 }

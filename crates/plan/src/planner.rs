@@ -4,13 +4,16 @@
 //! deterministic: the same request gives the same shape.
 
 mod compose;
+mod place;
 
 use crate::cost::Costs;
-use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
+use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
+use crate::schedule::stash_max;
 use compose::{Candidate, Composer};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Predictions closer than this count as equal; then redundancy and little movement decide.
@@ -74,7 +77,7 @@ pub struct Constraints {
     pub max_depth: Option<u32>,
     /// Order of work.
     pub schedule: ScheduleSpec,
-    /// Memory of a worker, in place of what workers report.
+    /// Memory that a worker may use; the smaller of this and what it reports counts.
     pub device_memory_bytes: Option<u64>,
 }
 
@@ -90,44 +93,127 @@ pub struct CostPlanner {
 impl Planner for CostPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         let workers = self.offered(request)?;
-        let composer = Composer::new(self, request, &workers);
-        let candidates = composer.candidates();
-        let Some(best) = candidates.iter().map(|c| c.step_ms).min_by(f64::total_cmp) else {
+        let pools = self.pools(&workers);
+        let mut found: Vec<(Candidate, usize)> = Vec::new();
+        let mut composers = Vec::new();
+        for (i, pool) in pools.iter().enumerate() {
+            let slowest = pool.iter().map(|w| pace(w.speed)).fold(f64::INFINITY, f64::min);
+            let composer = Composer::new(self, request, pool.len(), slowest, self.memory(pool));
+            found.extend(composer.candidates().into_iter().map(|c| (c, i)));
+            composers.push(composer);
+        }
+        let Some(best) = found.iter().map(|(c, _)| c.step_ms).min_by(f64::total_cmp) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
         };
-        let shapes = candidates
-            .iter()
-            .filter(|c| c.step_ms <= best * EQUAL)
-            .map(|c| self.place(c, request, &workers));
-        let (_, shape) = shapes
-            .min_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal))
-            .ok_or_else(|| Infeasible(self.why_not(request, workers.len())))?;
-        Ok(self.name_spares(shape, request, best, &composer))
+        let near = found.iter().filter(|(c, _)| c.step_ms <= best * EQUAL);
+        let ranked = near.map(|(c, i)| self.place(c, request, &pools[*i]));
+        // The first of equals: pools go from all workers to few.
+        let chosen = ranked.min_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+        let (_, shape) = chosen.ok_or_else(|| Infeasible(self.why_not(request, workers.len())))?;
+        Ok(self.name_spares(shape, &workers, &pools, &composers))
     }
 }
 
-/// Smaller is better: not every segment held twice, bytes to move, step time, workers used.
-type Rank = (bool, u64, f64, usize);
+/// A measured speed in steps of 5 %, so that noise changes no plan. What is no positive number counts as nominal.
+fn pace(speed: f64) -> f64 {
+    if speed.is_finite() && speed > 0.0 {
+        1.05f64.powf((speed.ln() / 1.05f64.ln()).round())
+    } else {
+        1.0
+    }
+}
+
+/// At most four of the sorted values, first and last among them.
+fn levels<T: Copy + PartialEq>(mut sorted: Vec<T>) -> Vec<T> {
+    sorted.dedup();
+    let last = sorted.len() - 1;
+    if last < 4 {
+        sorted
+    } else {
+        (0..4).map(|i| sorted[i * last / 3]).collect()
+    }
+}
+
+/// Smaller is better: old and new state do not fit together somewhere, not every segment held twice, bytes to move, step
+/// time, workers used.
+type Rank = (bool, bool, u64, f64, usize);
 
 impl CostPlanner {
     fn offered(&self, request: &PlanRequest) -> Result<Vec<WorkerInfo>, Infeasible> {
         let mut workers = request.workers.clone();
-        workers.sort_by(|a, b| a.id.cmp(&b.id));
-        workers.dedup_by(|a, b| a.id == b.id);
+        workers.sort_by_key(|w| w.id);
+        workers.dedup_by_key(|w| w.id);
+        let (known, asked) = (self.costs.segments.len(), request.layout.segments);
+        if known != asked as usize || asked == 0 {
+            return Err(Infeasible(format!(
+                "costs are known for {known} segments, the model has {asked}"
+            )));
+        }
+        if request.global_batch_size == 0 {
+            return Err(Infeasible(
+                "training.globalBatchSize is 0, at least 1 sample is needed".into(),
+            ));
+        }
         let min = self.constraints.min_workers.max(1) as usize;
         if workers.len() < min {
-            return Err(Infeasible(format!("needs at least {min} workers, {} are there", workers.len())));
+            return Err(Infeasible(format!(
+                "needs at least {min} workers, {} are there",
+                workers.len()
+            )));
         }
         Ok(workers)
     }
 
+    /// Groups that a plan may be made for: all workers, then those with at least some memory and at least some speed. A
+    /// worker that is too small or too slow thus costs the plan itself, not everybody's memory or pace.
+    fn pools(&self, workers: &[WorkerInfo]) -> Vec<Vec<WorkerInfo>> {
+        let mut paces: Vec<f64> = workers.iter().map(|w| pace(w.speed)).collect();
+        paces.sort_by(f64::total_cmp);
+        let mut memories: Vec<u64> = workers.iter().map(|w| self.capacity(w)).collect();
+        memories.sort_unstable();
+        let mut pools: Vec<Vec<WorkerInfo>> = Vec::new();
+        for memory in levels(memories) {
+            for least in levels(paces.clone()) {
+                let fit = |w: &&WorkerInfo| self.capacity(w) >= memory && pace(w.speed) >= least;
+                let mut pool: Vec<WorkerInfo> = workers.iter().filter(fit).cloned().collect();
+                // With more workers than may train, the pace is that of the fastest of them.
+                let most = self.constraints.max_workers.max(1) as usize;
+                if pool.len() > most {
+                    let mut fastest: Vec<f64> = pool.iter().map(|w| pace(w.speed)).collect();
+                    fastest.sort_by(|a, b| b.total_cmp(a));
+                    pool.retain(|w| pace(w.speed) >= fastest[most - 1]);
+                }
+                if !pool.is_empty() && !pools.contains(&pool) {
+                    pools.push(pool);
+                }
+            }
+        }
+        pools
+    }
+
+    fn capacity(&self, worker: &WorkerInfo) -> u64 {
+        let both = [self.constraints.device_memory_bytes, worker.memory_bytes];
+        both.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
     /// Memory of the smallest worker: what every stage must fit into.
     fn memory(&self, workers: &[WorkerInfo]) -> Option<u64> {
-        self.constraints.device_memory_bytes.or_else(|| workers.iter().filter_map(|w| w.memory_bytes).min())
+        workers
+            .iter()
+            .map(|w| self.capacity(w))
+            .min()
+            .filter(|m| *m < u64::MAX)
+    }
+
+    /// Memory of the largest worker.
+    fn largest(&self, workers: &[WorkerInfo]) -> u64 {
+        workers.iter().map(|w| self.capacity(w)).max().unwrap_or(u64::MAX)
     }
 
     fn why_not(&self, request: &PlanRequest, workers: usize) -> String {
-        let Constraints { min_depth, max_depth, .. } = self.constraints;
+        let Constraints {
+            min_depth, max_depth, ..
+        } = self.constraints;
         let segments = request.layout.segments;
         if (workers as u64) < u64::from(min_depth) {
             return format!("needs at least {min_depth} workers (pipeline.minDepth), {workers} are there");
@@ -139,7 +225,7 @@ impl CostPlanner {
             .map(|s| SegmentRange { start: s, end: s + 1 })
             .max_by_key(|r| self.costs.memory_bytes(*r, 1, 1, true));
         let need = largest.map_or(0, |r| self.costs.memory_bytes(r, 1, 1, true));
-        let memory = self.memory(&request.workers).unwrap_or(u64::MAX);
+        let memory = self.largest(&request.workers);
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         match largest {
             Some(r) if need > memory => format!(
@@ -158,40 +244,25 @@ impl CostPlanner {
     }
 
     /// Puts workers on the places of a candidate so that the fewest bytes move.
-    fn place(&self, candidate: &Candidate, request: &PlanRequest, workers: &[WorkerInfo]) -> (Rank, Shape) {
-        let layout = &request.layout;
-        let bytes = |unit: Unit| {
-            let end = SegmentRange { start: unit.0, end: unit.0 + 1 };
-            if Some(unit) == layout.tied_unit() {
-                self.costs.tied_parameters
-            } else {
-                self.costs.segments.get(end.start as usize).map_or(0, |s| s.parameters)
-            }
-        };
-        let places: Vec<(usize, usize, SegmentRange)> = candidate
-            .pipelines
-            .iter()
-            .enumerate()
-            .flat_map(|(i, p)| p.stages.iter().enumerate().map(move |(j, r)| (i, j, *r)))
-            .collect();
-        let assigned = assign(&places, workers, request, |range, worker| {
-            let held = request.held.get(&worker);
-            let units = layout.units_of(range);
-            units.into_iter().filter(|u| held.is_some_and(|h| h.contains(u))).map(bytes).sum()
-        });
-        let needed: u64 =
-            places.iter().map(|(_, _, r)| layout.units_of(*r).into_iter().map(bytes).sum::<u64>()).sum();
-        let moved = needed.saturating_sub(assigned.kept);
+    fn place(&self, candidate: &Candidate, request: &PlanRequest, pool: &[WorkerInfo]) -> (Rank, Shape) {
+        let placed = place::place(self, candidate, request, pool);
         let mut start = 0;
+        let mut workers = placed.workers.iter();
         let mut pipelines = Vec::new();
-        for (i, p) in candidate.pipelines.iter().enumerate() {
-            let stages = p.stages.iter().enumerate().map(|(j, r)| Stage {
-                worker: assigned.worker[&(i, j)],
-                segments: *r,
-            });
-            let samples = SampleRange { start, end: start + p.samples };
+        for p in &candidate.pipelines {
+            let stages = p.stages.iter().zip(workers.by_ref());
+            let stages = stages
+                .map(|(segments, worker)| Stage {
+                    worker: *worker,
+                    segments: *segments,
+                })
+                .collect();
+            let samples = SampleRange {
+                start,
+                end: start + p.samples,
+            };
             start = samples.end;
-            pipelines.push(Pipeline { stages: stages.collect(), samples });
+            pipelines.push(Pipeline { stages, samples });
         }
         let shape = Shape {
             pipelines,
@@ -205,64 +276,89 @@ impl CostPlanner {
             },
         };
         let single = candidate.pipelines.len() < 2;
-        ((single, moved, candidate.step_ms, places.len()), shape)
+        (
+            (
+                placed.crowded,
+                single,
+                placed.moved_bytes,
+                candidate.step_ms,
+                placed.workers.len(),
+            ),
+            shape,
+        )
     }
 
-    fn name_spares(&self, mut shape: Shape, request: &PlanRequest, best: f64, composer: &Composer) -> Shape {
+    fn name_spares(
+        &self,
+        mut shape: Shape,
+        workers: &[WorkerInfo],
+        pools: &[Vec<WorkerInfo>],
+        composers: &[Composer],
+    ) -> Shape {
         let used: BTreeSet<WorkerId> = shape.members().into_iter().collect();
-        let mut idle: Vec<WorkerId> = request.workers.iter().map(|w| w.id).filter(|w| !used.contains(w)).collect();
-        idle.sort_unstable();
-        idle.dedup();
-        let most = self.constraints.max_workers as usize;
-        let reason = if used.len() >= most {
-            format!("the job uses at most {most} workers (elasticity.maxWorkers)")
-        } else {
-            match composer.best_with(used.len() + 1) {
-                Some(ms) => format!("using it would take a step from {best:.0} ms to {ms:.0} ms"),
+        let most = self.constraints.max_workers.max(1) as usize;
+        let need = self.largest_stage(&shape);
+        let step = shape.predicted.step_ms;
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let mut beyond: BTreeMap<usize, Option<(usize, f64)>> = BTreeMap::new();
+        let mut reason = |worker: &WorkerInfo| {
+            if used.len() >= most {
+                return format!("the job uses at most {most} workers (elasticity.maxWorkers)");
+            }
+            let has = self.capacity(worker);
+            if has < need {
+                return format!(
+                    "it has {} MiB of memory, a stage of this plan needs {} MiB",
+                    mib(has),
+                    mib(need)
+                );
+            }
+            let with = pools
+                .iter()
+                .enumerate()
+                .filter(|(_, pool)| pool.iter().any(|w| w.id == worker.id));
+            let better = with.filter_map(|(i, _)| {
+                *beyond
+                    .entry(i)
+                    .or_insert_with(|| composers[i].best_beyond(used.len()))
+            });
+            match better.min_by(|a, b| a.1.total_cmp(&b.1)) {
+                Some((_, ms)) if ms < step => {
+                    format!("using it would shorten a step only from {step:.1} ms to {ms:.1} ms")
+                }
+                Some((_, ms)) => format!("using it would slow a step from {step:.1} ms to {ms:.1} ms"),
                 None => format!("no cut into pipelines uses more than {} workers", used.len()),
             }
         };
-        shape.spares = idle.into_iter().map(|worker| Spare { worker, reason: reason.clone() }).collect();
+        let idle = workers.iter().filter(|w| !used.contains(&w.id));
+        shape.spares = idle
+            .map(|w| Spare {
+                worker: w.id,
+                reason: reason(w),
+            })
+            .collect();
         shape
     }
-}
 
-struct Assigned {
-    worker: BTreeMap<(usize, usize), WorkerId>,
-    kept: u64,
-}
+    /// Memory of the stage that needs most.
+    fn largest_stage(&self, shape: &Shape) -> u64 {
+        let of = |p: &Pipeline| {
+            let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
+            let stage = |(s, stage): (usize, &Stage)| {
+                self.stage_bytes(stage.segments, (p.stages.len(), s), n, shape.micro_batch_size)
+            };
+            p.stages.iter().enumerate().map(stage).max().unwrap_or(0)
+        };
+        shape.pipelines.iter().map(of).max().unwrap_or(0)
+    }
 
-/// Greedy assignment: the pair that keeps the most bytes first; ties by the parent's place, then faster, then lower id.
-fn assign(
-    places: &[(usize, usize, SegmentRange)],
-    workers: &[WorkerInfo],
-    request: &PlanRequest,
-    kept_bytes: impl Fn(SegmentRange, WorkerId) -> u64,
-) -> Assigned {
-    let mut pairs = Vec::new();
-    for (n, (i, j, range)) in places.iter().enumerate() {
-        for worker in workers {
-            let kept = kept_bytes(*range, worker.id);
-            let same = request.parent.as_ref().is_some_and(|p| p.place(worker.id) == Some((*i, *j)));
-            pairs.push((kept, same, worker.speed, worker.id, n));
-        }
+    /// Memory of stage `at.1` of a pipeline of `at.0` stages.
+    fn stage_bytes(&self, range: SegmentRange, at: (usize, usize), micro_batches: u32, micro: u32) -> u64 {
+        let schedule = &self.constraints.schedule;
+        let stash = stash_max(schedule, at.0, at.1, micro_batches);
+        self.costs
+            .memory_bytes(range, stash, micro, schedule.recompute == Recompute::Full)
     }
-    pairs.sort_by(|a, b| {
-        let key = b.0.cmp(&a.0).then(b.1.cmp(&a.1)).then(b.2.total_cmp(&a.2));
-        key.then(a.4.cmp(&b.4)).then(a.3.cmp(&b.3))
-    });
-    let mut assigned = Assigned { worker: BTreeMap::new(), kept: 0 };
-    let mut taken = BTreeSet::new();
-    for (kept, _, _, worker, n) in pairs {
-        let (i, j, _) = places[n];
-        if taken.contains(&worker) || assigned.worker.contains_key(&(i, j)) {
-            continue;
-        }
-        taken.insert(worker);
-        assigned.worker.insert((i, j), worker);
-        assigned.kept += kept;
-    }
-    assigned
 }
 
 #[cfg(test)]

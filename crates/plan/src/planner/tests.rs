@@ -5,7 +5,13 @@ use crate::document::{Recompute, ScheduleKind};
 use proptest::prelude::*;
 
 fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
-    let gpt = GptSizes { layers: 6, hidden: 128, sequence: 128, vocabulary: 512, tied: true };
+    let gpt = GptSizes {
+        layers: 6,
+        hidden: 128,
+        sequence: 128,
+        vocabulary: 512,
+        tied: true,
+    };
     CostPlanner {
         costs: Costs::estimate(gpt, Device::CPU_CORE),
         constraints: Constraints {
@@ -25,10 +31,21 @@ fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
 
 fn request(planner: &CostPlanner, count: u64, batch: u64) -> PlanRequest {
     let workers = (1..=count)
-        .map(|i| WorkerInfo { id: WorkerId(i * 7919), memory_bytes: None, speed: 1.0, node: "n".into() })
+        .map(|i| WorkerInfo {
+            id: WorkerId(i * 7919),
+            memory_bytes: None,
+            speed: 1.0,
+            node: "n".into(),
+        })
         .collect();
     let layout = planner.costs.layout();
-    PlanRequest { workers, layout, global_batch_size: batch, parent: None, held: BTreeMap::new() }
+    PlanRequest {
+        workers,
+        layout,
+        global_batch_size: batch,
+        parent: None,
+        held: BTreeMap::new(),
+    }
 }
 
 fn ids(request: &PlanRequest) -> Vec<WorkerId> {
@@ -62,7 +79,11 @@ fn more_workers_are_never_predicted_slower() {
     let mut before = f64::MAX;
     for n in 2..24 {
         let shape = planner.plan(&request(&planner, n, 32)).unwrap();
-        assert!(shape.predicted.step_ms <= before * EQUAL, "{n} workers: {} after {before}", shape.predicted.step_ms);
+        assert!(
+            shape.predicted.step_ms <= before * EQUAL,
+            "{n} workers: {} after {before}",
+            shape.predicted.step_ms
+        );
         before = before.min(shape.predicted.step_ms);
     }
 }
@@ -75,7 +96,10 @@ fn seven_workers_in_pipelines_of_at_least_three_stages_all_work() {
     let mut depths: Vec<usize> = shape.pipelines.iter().map(|p| p.stages.len()).collect();
     depths.sort_unstable();
     assert_eq!(depths, [3, 4]);
-    assert!(shape.pipelines[0].samples.len() > shape.pipelines[1].samples.len(), "the deeper one takes more");
+    assert!(
+        shape.pipelines[0].samples.len() > shape.pipelines[1].samples.len(),
+        "the deeper one takes more"
+    );
 }
 
 #[test]
@@ -83,13 +107,20 @@ fn survivors_keep_the_segments_that_they_hold() {
     let planner = planner(2, None);
     let mut request = request(&planner, 4, 16);
     let before = planner.plan(&request).unwrap();
-    request.held = before.members().into_iter().map(|w| (w, before.units(&request.layout, w))).collect();
+    request.held = before
+        .members()
+        .into_iter()
+        .map(|w| (w, before.units(&request.layout, w)))
+        .collect();
     request.parent = Some(before.clone());
     let gone = before.pipelines[0].stages[0].worker;
     request.workers.retain(|w| w.id != gone);
     let after = planner.plan(&request).unwrap();
     let kept = after.members().into_iter().filter(|w| {
-        let (old, new) = (before.units(&request.layout, *w), after.units(&request.layout, *w));
+        let (old, new) = (
+            before.units(&request.layout, *w),
+            after.units(&request.layout, *w),
+        );
         old.iter().any(|u| new.contains(u))
     });
     assert_eq!(kept.count(), 3);
@@ -102,12 +133,17 @@ fn what_is_missing_is_said_in_a_sentence() {
     assert_eq!(why, "needs at least 3 workers (pipeline.minDepth), 2 are there");
     let small = planner(1, Some(1 << 20));
     let why = small.plan(&request(&small, 8, 8)).unwrap_err().to_string();
-    assert!(why.contains("needs") && why.ends_with("a worker has 1 MiB"), "{why}");
+    assert!(
+        why.contains("needs") && why.ends_with("a worker has 1 MiB"),
+        "{why}"
+    );
 }
 
 #[test]
 fn memory_forces_deeper_pipelines() {
-    let whole = planner(1, None).costs.memory_bytes(SegmentRange { start: 0, end: 8 }, 1, 1, false);
+    let whole = planner(1, None)
+        .costs
+        .memory_bytes(SegmentRange { start: 0, end: 8 }, 1, 1, false);
     let tight = planner(1, Some(whole * 2 / 3));
     let shape = tight.plan(&request(&tight, 4, 8)).unwrap();
     assert!(shape.pipelines.iter().all(|p| p.stages.len() >= 2), "{shape:?}");
@@ -119,6 +155,107 @@ fn workers_over_the_maximum_are_spares_with_the_reason() {
     planner.constraints.max_workers = 3;
     let shape = planner.plan(&request(&planner, 5, 9)).unwrap();
     assert_eq!(shape.members().len(), 3);
-    assert!(shape.spares.iter().all(|s| s.reason.contains("elasticity.maxWorkers")), "{:?}", shape.spares);
+    assert!(
+        shape
+            .spares
+            .iter()
+            .all(|s| s.reason.contains("elasticity.maxWorkers")),
+        "{:?}",
+        shape.spares
+    );
     assert_eq!(shape.spares.len(), 2);
+}
+
+#[test]
+fn a_very_slow_worker_becomes_a_spare_instead_of_everybodys_pace() {
+    let planner = planner(1, None);
+    let mut request = request(&planner, 4, 32);
+    let slow = request.workers[0].id;
+    request.workers[0].speed = 0.1;
+    let shape = planner.plan(&request).unwrap();
+    assert_eq!(check_shape(&shape, &request.layout, 32, &ids(&request)), Ok(()));
+    assert_eq!(shape.spares.iter().map(|s| s.worker).collect::<Vec<_>>(), [slow]);
+    assert!(
+        shape.spares[0]
+            .reason
+            .starts_with("using it would slow a step from"),
+        "{:?}",
+        shape.spares
+    );
+    request.workers.remove(0);
+    let without = planner.plan(&request).unwrap();
+    assert!((shape.predicted.step_ms - without.predicted.step_ms).abs() < 1e-9);
+}
+
+#[test]
+fn a_worker_with_too_little_memory_becomes_a_spare_and_the_others_train() {
+    let planner = planner(1, None);
+    let mut request = request(&planner, 3, 16);
+    request.workers[1].memory_bytes = Some(1 << 20);
+    let shape = planner.plan(&request).unwrap();
+    assert_eq!(shape.members().len(), 2);
+    assert!(
+        shape.spares[0].reason.starts_with("it has 1 MiB of memory"),
+        "{:?}",
+        shape.spares
+    );
+}
+
+#[test]
+fn noise_in_measured_speeds_changes_no_plan() {
+    let planner = planner(1, None);
+    let mut request = request(&planner, 5, 32);
+    let before = planner.plan(&request).unwrap();
+    for (worker, speed) in request.workers.iter_mut().zip([1.02, 0.99, 0.98, 1.01, 1.0]) {
+        worker.speed = speed;
+    }
+    assert_eq!(planner.plan(&request), Ok(before));
+}
+
+#[test]
+fn costs_of_another_model_and_an_empty_batch_are_refused() {
+    let planner = planner(1, None);
+    let mut request = request(&planner, 3, 8);
+    request.layout.segments = 12;
+    let why = planner.plan(&request).unwrap_err().to_string();
+    assert_eq!(why, "costs are known for 8 segments, the model has 12");
+    request.layout.segments = 8;
+    request.global_batch_size = 0;
+    assert!(
+        planner
+            .plan(&request)
+            .unwrap_err()
+            .to_string()
+            .contains("globalBatchSize")
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn any_mixture_of_speeds_and_memories_gives_a_sound_plan_that_fits(
+        workers in prop::collection::vec((1u32..30, prop::option::of(1u64..64)), 1..24), batch in 1u64..64, gpipe: bool
+    ) {
+        let mut planner = planner(1, None);
+        if gpipe {
+            planner.constraints.schedule.kind = ScheduleKind::Gpipe;
+        }
+        let mut request = request(&planner, workers.len() as u64, batch);
+        for (worker, (speed, mib)) in request.workers.iter_mut().zip(workers) {
+            worker.speed = f64::from(speed) / 10.0;
+            worker.memory_bytes = mib.map(|m| m << 20);
+        }
+        if let Ok(shape) = planner.plan(&request) {
+            prop_assert_eq!(check_shape(&shape, &request.layout, batch, &ids(&request)), Ok(()));
+            for p in &shape.pipelines {
+                let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap();
+                for (s, stage) in p.stages.iter().enumerate() {
+                    let stash = stash_max(&shape.schedule, p.stages.len(), s, n);
+                    let need = planner.costs.memory_bytes(stage.segments, stash, shape.micro_batch_size, false);
+                    let has = request.workers.iter().find(|w| w.id == stage.worker).unwrap().memory_bytes;
+                    prop_assert!(has.is_none_or(|m| need <= m), "needs {need}, has {has:?}");
+                }
+            }
+        }
+    }
 }
