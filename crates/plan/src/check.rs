@@ -86,7 +86,12 @@ pub enum PlanError {
 ///
 /// # Errors
 /// The first violation found.
-pub fn check_shape(shape: &Shape, layout: &Layout, batch: u64, offered: &[WorkerId]) -> Result<(), PlanError> {
+pub fn check_shape(
+    shape: &Shape,
+    layout: &Layout,
+    batch: u64,
+    offered: &[WorkerId],
+) -> Result<(), PlanError> {
     if shape.pipelines.is_empty() {
         return Err(PlanError::Empty);
     }
@@ -100,7 +105,12 @@ pub fn check_shape(shape: &Shape, layout: &Layout, batch: u64, offered: &[Worker
         let mut segment = 0;
         for (stage, s) in p.stages.iter().enumerate() {
             if s.segments.start != segment {
-                return Err(PlanError::Cover { pipeline, stage, expected: segment, found: s.segments.start });
+                return Err(PlanError::Cover {
+                    pipeline,
+                    stage,
+                    expected: segment,
+                    found: s.segments.start,
+                });
             }
             if s.segments.end <= s.segments.start {
                 return Err(PlanError::EmptyStage { pipeline, stage });
@@ -115,16 +125,29 @@ pub fn check_shape(shape: &Shape, layout: &Layout, batch: u64, offered: &[Worker
         }
         if segment != layout.segments {
             let stage = p.stages.len();
-            return Err(PlanError::Cover { pipeline, stage, expected: layout.segments, found: segment });
+            return Err(PlanError::Cover {
+                pipeline,
+                stage,
+                expected: layout.segments,
+                found: segment,
+            });
         }
         let (start, end) = (p.samples.start, p.samples.end);
         if start != sample || end <= start {
-            return Err(PlanError::Samples { pipeline, start, end, expected: sample });
+            return Err(PlanError::Samples {
+                pipeline,
+                start,
+                end,
+                expected: sample,
+            });
         }
         sample = end;
     }
     if sample != batch {
-        return Err(PlanError::Batch { expected: batch, found: sample });
+        return Err(PlanError::Batch {
+            expected: batch,
+            found: sample,
+        });
     }
     for spare in &shape.spares {
         if spare.reason.trim().is_empty() || !offered.contains(&spare.worker) {
@@ -134,7 +157,10 @@ pub fn check_shape(shape: &Shape, layout: &Layout, batch: u64, offered: &[Worker
             return Err(PlanError::Twice(spare.worker));
         }
     }
-    offered.difference(&placed).next().map_or(Ok(()), |w| Err(PlanError::Forgotten(*w)))
+    offered
+        .difference(&placed)
+        .next()
+        .map_or(Ok(()), |w| Err(PlanError::Forgotten(*w)))
 }
 
 /// Judges a whole plan: its shape, and that everyone in it can be reached and every unit can be had.
@@ -146,9 +172,15 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
     offered.extend(plan.shape.spares.iter().map(|s| s.worker));
     check_shape(&plan.shape, &plan.layout, batch, &offered)?;
     if plan.sources.len() != plan.layout.units() {
-        return Err(PlanError::Sources { expected: plan.layout.units(), found: plan.sources.len() });
+        return Err(PlanError::Sources {
+            expected: plan.layout.units(),
+            found: plan.sources.len(),
+        });
     }
-    let needed = plan.members().into_iter().chain(plan.sources.iter().flatten().copied());
+    let needed = plan
+        .members()
+        .into_iter()
+        .chain(plan.sources.iter().flatten().copied());
     for worker in needed {
         if !plan.addresses.contains_key(&worker) {
             return Err(PlanError::Address(worker));
@@ -165,24 +197,44 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Spare, Stage};
+    use crate::document::{
+        Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Spare, Stage,
+    };
     use crate::layout::SegmentRange;
 
-    const LAYOUT: Layout = Layout { segments: 4, tied: true };
+    const LAYOUT: Layout = Layout {
+        segments: 4,
+        tied: true,
+    };
 
     fn stage(worker: u64, start: u32, end: u32) -> Stage {
-        Stage { worker: WorkerId(worker), segments: SegmentRange { start, end } }
+        Stage {
+            worker: WorkerId(worker),
+            segments: SegmentRange { start, end },
+        }
     }
 
     fn sound() -> Shape {
         Shape {
             pipelines: vec![
-                Pipeline { stages: vec![stage(1, 0, 3), stage(2, 3, 4)], samples: SampleRange { start: 0, end: 5 } },
-                Pipeline { stages: vec![stage(3, 0, 4)], samples: SampleRange { start: 5, end: 8 } },
+                Pipeline {
+                    stages: vec![stage(1, 0, 3), stage(2, 3, 4)],
+                    samples: SampleRange { start: 0, end: 5 },
+                },
+                Pipeline {
+                    stages: vec![stage(3, 0, 4)],
+                    samples: SampleRange { start: 5, end: 8 },
+                },
             ],
-            spares: vec![Spare { worker: WorkerId(4), reason: "it would make a step slower".into() }],
+            spares: vec![Spare {
+                worker: WorkerId(4),
+                reason: "it would make a step slower".into(),
+            }],
             micro_batch_size: 2,
-            schedule: ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None },
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
             predicted: Prediction::default(),
         }
     }
@@ -190,7 +242,12 @@ mod tests {
     fn verdict(change: impl FnOnce(&mut Shape)) -> Result<(), PlanError> {
         let mut shape = sound();
         change(&mut shape);
-        check_shape(&shape, &LAYOUT, 8, &[WorkerId(1), WorkerId(2), WorkerId(3), WorkerId(4)])
+        check_shape(
+            &shape,
+            &LAYOUT,
+            8,
+            &[WorkerId(1), WorkerId(2), WorkerId(3), WorkerId(4)],
+        )
     }
 
     #[test]
@@ -199,18 +256,54 @@ mod tests {
         assert_eq!(verdict(|s| s.pipelines.clear()), Err(PlanError::Empty));
         assert_eq!(verdict(|s| s.micro_batch_size = 0), Err(PlanError::MicroBatch));
         let gap = verdict(|s| s.pipelines[0].stages[1].segments.start = 2);
-        assert_eq!(gap, Err(PlanError::Cover { pipeline: 0, stage: 1, expected: 3, found: 2 }));
+        assert_eq!(
+            gap,
+            Err(PlanError::Cover {
+                pipeline: 0,
+                stage: 1,
+                expected: 3,
+                found: 2
+            })
+        );
         let short = verdict(|s| s.pipelines[1].stages[0].segments.end = 3);
-        assert_eq!(short, Err(PlanError::Cover { pipeline: 1, stage: 1, expected: 4, found: 3 }));
+        assert_eq!(
+            short,
+            Err(PlanError::Cover {
+                pipeline: 1,
+                stage: 1,
+                expected: 4,
+                found: 3
+            })
+        );
         let twice = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(1));
         assert_eq!(twice, Err(PlanError::Twice(WorkerId(1))));
         let stranger = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(9));
         assert_eq!(stranger, Err(PlanError::Stranger(WorkerId(9))));
         let doubled = verdict(|s| s.pipelines[1].samples.start = 4);
-        assert_eq!(doubled, Err(PlanError::Samples { pipeline: 1, start: 4, end: 8, expected: 5 }));
+        assert_eq!(
+            doubled,
+            Err(PlanError::Samples {
+                pipeline: 1,
+                start: 4,
+                end: 8,
+                expected: 5
+            })
+        );
         let dropped = verdict(|s| s.pipelines[1].samples.end = 7);
-        assert_eq!(dropped, Err(PlanError::Batch { expected: 8, found: 7 }));
-        assert_eq!(verdict(|s| s.spares.clear()), Err(PlanError::Forgotten(WorkerId(4))));
-        assert_eq!(verdict(|s| s.spares[0].reason.clear()), Err(PlanError::Spare(WorkerId(4))));
+        assert_eq!(
+            dropped,
+            Err(PlanError::Batch {
+                expected: 8,
+                found: 7
+            })
+        );
+        assert_eq!(
+            verdict(|s| s.spares.clear()),
+            Err(PlanError::Forgotten(WorkerId(4)))
+        );
+        assert_eq!(
+            verdict(|s| s.spares[0].reason.clear()),
+            Err(PlanError::Spare(WorkerId(4)))
+        );
     }
 }

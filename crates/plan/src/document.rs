@@ -132,8 +132,11 @@ impl Shape {
     /// All members, ascending.
     #[must_use]
     pub fn members(&self) -> Vec<WorkerId> {
-        let all: BTreeSet<WorkerId> =
-            self.pipelines.iter().flat_map(|p| p.stages.iter().map(|s| s.worker)).collect();
+        let all: BTreeSet<WorkerId> = self
+            .pipelines
+            .iter()
+            .flat_map(|p| p.stages.iter().map(|s| s.worker))
+            .collect();
         all.into_iter().collect()
     }
     /// Where a worker stands: (pipeline index, stage index).
@@ -148,13 +151,17 @@ impl Shape {
     #[must_use]
     pub fn holders(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
         let stages = self.pipelines.iter().flat_map(|p| &p.stages);
-        stages.filter(|s| layout.stage_holds(s.segments, unit)).map(|s| s.worker).collect()
+        stages
+            .filter(|s| layout.stage_holds(s.segments, unit))
+            .map(|s| s.worker)
+            .collect()
     }
     /// The units that a worker holds, in order; empty for a worker without a stage.
     #[must_use]
     pub fn units(&self, layout: &Layout, worker: WorkerId) -> Vec<Unit> {
-        self.place(worker)
-            .map_or_else(Vec::new, |(i, j)| layout.units_of(self.pipelines[i].stages[j].segments))
+        self.place(worker).map_or_else(Vec::new, |(i, j)| {
+            layout.units_of(self.pipelines[i].stages[j].segments)
+        })
     }
     /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise.
     #[must_use]
@@ -162,7 +169,11 @@ impl Shape {
         let depths: Vec<usize> = self.pipelines.iter().map(|p| p.stages.len()).collect();
         match depths.first() {
             Some(first) if depths.iter().all(|d| d == first) => format!("P{first}xD{}", depths.len()),
-            _ => depths.iter().map(ToString::to_string).collect::<Vec<_>>().join("+"),
+            _ => depths
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("+"),
         }
     }
 }

@@ -79,6 +79,9 @@ impl Layout {
     /// The whole model.
     #[must_use]
     pub fn whole(&self) -> SegmentRange {
-        SegmentRange { start: 0, end: self.segments }
+        SegmentRange {
+            start: 0,
+            end: self.segments,
+        }
     }
 }

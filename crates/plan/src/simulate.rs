@@ -44,14 +44,16 @@ pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches:
             while let Some(instruction) = lists[s].get(at[s]) {
                 let (arrives, takes) = match *instruction {
                     Instruction::Forward { .. } if s == 0 => (0.0, times[s].forward_ms),
-                    Instruction::Forward { micro_batch: m } => {
-                        (forward[s - 1][m as usize] + times[s].transfer_ms, times[s].forward_ms)
-                    }
+                    Instruction::Forward { micro_batch: m } => (
+                        forward[s - 1][m as usize] + times[s].transfer_ms,
+                        times[s].forward_ms,
+                    ),
                     Instruction::Recompute { .. } => (0.0, times[s].forward_ms),
                     Instruction::Backward { .. } if s + 1 == stages => (0.0, times[s].backward_ms),
-                    Instruction::Backward { micro_batch: m } => {
-                        (backward[s + 1][m as usize] + times[s + 1].transfer_ms, times[s].backward_ms)
-                    }
+                    Instruction::Backward { micro_batch: m } => (
+                        backward[s + 1][m as usize] + times[s + 1].transfer_ms,
+                        times[s].backward_ms,
+                    ),
                 };
                 if arrives.is_nan() {
                     break;
@@ -68,7 +70,10 @@ pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches:
             }
         }
         if !moved {
-            return Simulated { ends_ms: free, busy_ms: busy };
+            return Simulated {
+                ends_ms: free,
+                busy_ms: busy,
+            };
         }
     }
 }
@@ -87,21 +92,43 @@ mod tests {
         };
         for (p, n) in [(4usize, 8u32), (8, 20), (3, 1), (1, 5)] {
             let lists: Vec<_> = (0..p).map(|s| generate(&spec, p, s, n)).collect();
-            let times = vec![StageTimes { forward_ms: 1.0, backward_ms: 2.0, transfer_ms: 0.0 }; p];
+            let times = vec![
+                StageTimes {
+                    forward_ms: 1.0,
+                    backward_ms: 2.0,
+                    transfer_ms: 0.0
+                };
+                p
+            ];
             let took = simulate(&lists, &times, n);
             #[expect(clippy::cast_precision_loss, reason = "small")]
             let expected = (f64::from(n) + p as f64 - 1.0) * 3.0;
-            assert!((took.makespan_ms() - expected).abs() < 1e-9, "P {p} n {n}: {took:?}");
+            assert!(
+                (took.makespan_ms() - expected).abs() < 1e-9,
+                "P {p} n {n}: {took:?}"
+            );
             assert!((took.busy_ms[0] - 3.0 * f64::from(n)).abs() < 1e-9);
         }
     }
 
     #[test]
     fn recompute_and_transfers_make_a_step_longer() {
-        let spec = |recompute| ScheduleSpec { kind: ScheduleKind::Gpipe, recompute };
+        let spec = |recompute| ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute,
+        };
         let time = |recompute, transfer_ms| {
             let lists: Vec<_> = (0..3).map(|s| generate(&spec(recompute), 3, s, 6)).collect();
-            simulate(&lists, &[StageTimes { forward_ms: 1.0, backward_ms: 2.0, transfer_ms }; 3], 6).makespan_ms()
+            simulate(
+                &lists,
+                &[StageTimes {
+                    forward_ms: 1.0,
+                    backward_ms: 2.0,
+                    transfer_ms,
+                }; 3],
+                6,
+            )
+            .makespan_ms()
         };
         assert!(time(Recompute::Full, 0.0) > time(Recompute::None, 0.0));
         assert!(time(Recompute::None, 0.5) > time(Recompute::None, 0.0));

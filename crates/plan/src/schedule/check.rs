@@ -79,7 +79,13 @@ pub fn check(
     stash_allowed: &[u32],
 ) -> Result<(), ScheduleError> {
     for (stage, list) in lists.iter().enumerate() {
-        check_stage(spec, stage, list, micro_batches, stash_allowed.get(stage).copied().unwrap_or(0))?;
+        check_stage(
+            spec,
+            stage,
+            list,
+            micro_batches,
+            stash_allowed.get(stage).copied().unwrap_or(0),
+        )?;
     }
     check_progress(lists)
 }
@@ -95,7 +101,12 @@ fn check_stage(
     for (position, instruction) in list.iter().enumerate() {
         match *instruction {
             Instruction::Forward { micro_batch: m } if m != forwards => {
-                return Err(ScheduleError::Order { stage, what: "forward", expected: forwards, found: m });
+                return Err(ScheduleError::Order {
+                    stage,
+                    what: "forward",
+                    expected: forwards,
+                    found: m,
+                });
             }
             Instruction::Forward { .. } => {
                 forwards += 1;
@@ -104,20 +115,35 @@ fn check_stage(
             Instruction::Recompute { micro_batch: m } => {
                 let needed = spec.recompute == Recompute::Full && m < forwards;
                 if !needed || list.get(position + 1) != Some(&Instruction::Backward { micro_batch: m }) {
-                    return Err(ScheduleError::Recompute { stage, micro_batch: m });
+                    return Err(ScheduleError::Recompute {
+                        stage,
+                        micro_batch: m,
+                    });
                 }
             }
             Instruction::Backward { micro_batch: m } if m != backwards => {
-                return Err(ScheduleError::Order { stage, what: "backward", expected: backwards, found: m });
+                return Err(ScheduleError::Order {
+                    stage,
+                    what: "backward",
+                    expected: backwards,
+                    found: m,
+                });
             }
             Instruction::Backward { micro_batch: m } => {
                 if m >= forwards {
-                    return Err(ScheduleError::Early { stage, micro_batch: m });
+                    return Err(ScheduleError::Early {
+                        stage,
+                        micro_batch: m,
+                    });
                 }
                 let before = position.checked_sub(1).map(|p| list[p]);
-                let kept = before == Some(Instruction::Forward { micro_batch: m }) || before == Some(Instruction::Recompute { micro_batch: m });
+                let kept = before == Some(Instruction::Forward { micro_batch: m })
+                    || before == Some(Instruction::Recompute { micro_batch: m });
                 if spec.recompute == Recompute::Full && !kept {
-                    return Err(ScheduleError::Recompute { stage, micro_batch: m });
+                    return Err(ScheduleError::Recompute {
+                        stage,
+                        micro_batch: m,
+                    });
                 }
                 backwards += 1;
             }
@@ -125,11 +151,20 @@ fn check_stage(
     }
     for (what, found) in [("forward", forwards), ("backward", backwards)] {
         if found != micro_batches {
-            return Err(ScheduleError::Count { stage, what, expected: micro_batches, found });
+            return Err(ScheduleError::Count {
+                stage,
+                what,
+                expected: micro_batches,
+                found,
+            });
         }
     }
     if stash > allowed {
-        return Err(ScheduleError::Stash { stage, found: stash, allowed });
+        return Err(ScheduleError::Stash {
+            stage,
+            found: stash,
+            allowed,
+        });
     }
     Ok(())
 }
@@ -162,7 +197,10 @@ fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
         }
     }
     match (0..lists.len()).find(|s| at[*s] < lists[*s].len()) {
-        Some(stage) => Err(ScheduleError::Deadlock { stage, position: at[stage] }),
+        Some(stage) => Err(ScheduleError::Deadlock {
+            stage,
+            position: at[stage],
+        }),
         None => Ok(()),
     }
 }
@@ -184,7 +222,9 @@ mod tests {
     }
 
     fn lists(spec: &ScheduleSpec, stages: usize, n: u32) -> (Vec<Vec<Instruction>>, Vec<u32>) {
-        (0..stages).map(|s| (generate(spec, stages, s, n), stash_max(spec, stages, s, n))).unzip()
+        (0..stages)
+            .map(|s| (generate(spec, stages, s, n), stash_max(spec, stages, s, n)))
+            .unzip()
     }
 
     proptest! {
@@ -231,10 +271,19 @@ mod tests {
     fn stages_that_wait_for_each_other_are_a_deadlock() {
         let f = |micro_batch| Instruction::Forward { micro_batch };
         let b = |micro_batch| Instruction::Backward { micro_batch };
-        let spec = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None };
+        let spec = ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute: Recompute::None,
+        };
         // Stage 0 wants the gradient of 0 before it sends 1; stage 1 wants 1 before it sends the gradient of 0.
         let lists = vec![vec![f(0), b(0), f(1), b(1)], vec![f(0), f(1), b(0), b(1)]];
         let verdict = check(&spec, &lists, 2, &[2, 2]);
-        assert_eq!(verdict, Err(ScheduleError::Deadlock { stage: 0, position: 1 }));
+        assert_eq!(
+            verdict,
+            Err(ScheduleError::Deadlock {
+                stage: 0,
+                position: 1
+            })
+        );
     }
 }

@@ -17,7 +17,11 @@ pub use text::text;
 ///
 /// GPipe: all. 1F1B: `ceil(w * (stages - 1 - stage))`, at most all.
 #[must_use]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bounded, non-negative count")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a bounded, non-negative count"
+)]
 #[expect(clippy::cast_precision_loss, reason = "stage counts are small")]
 pub fn warmup(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
     match kind {
@@ -48,14 +52,23 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
     for next_backward in 0..micro_batches {
         // After the warm-up each backward lets one more forward in.
         while next_forward < micro_batches && next_forward <= next_backward + ahead {
-            list.push(Instruction::Forward { micro_batch: next_forward });
+            list.push(Instruction::Forward {
+                micro_batch: next_forward,
+            });
             next_forward += 1;
         }
-        let fresh = list.last() == Some(&Instruction::Forward { micro_batch: next_backward });
+        let fresh = list.last()
+            == Some(&Instruction::Forward {
+                micro_batch: next_backward,
+            });
         if spec.recompute == Recompute::Full && !fresh {
-            list.push(Instruction::Recompute { micro_batch: next_backward });
+            list.push(Instruction::Recompute {
+                micro_batch: next_backward,
+            });
         }
-        list.push(Instruction::Backward { micro_batch: next_backward });
+        list.push(Instruction::Backward {
+            micro_batch: next_backward,
+        });
     }
     list
 }
@@ -64,7 +77,9 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
 #[must_use]
 pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
     match list.get(position) {
-        Some(Instruction::Forward { micro_batch: m }) => list[position..].contains(&Instruction::Recompute { micro_batch: *m }),
+        Some(Instruction::Forward { micro_batch: m }) => {
+            list[position..].contains(&Instruction::Recompute { micro_batch: *m })
+        }
         _ => false,
     }
 }
@@ -74,7 +89,10 @@ mod tests {
     use super::*;
 
     fn spec(w: f64, recompute: Recompute) -> ScheduleSpec {
-        ScheduleSpec { kind: ScheduleKind::OneForwardOneBackward { warmup_factor: w }, recompute }
+        ScheduleSpec {
+            kind: ScheduleKind::OneForwardOneBackward { warmup_factor: w },
+            recompute,
+        }
     }
 
     #[test]
@@ -91,9 +109,15 @@ mod tests {
 
     #[test]
     fn gpipe_forwards_everything_first_and_recomputes_all() {
-        let gpipe = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::Full };
+        let gpipe = ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute: Recompute::Full,
+        };
         assert_eq!(text(&gpipe, 1, 2), "stage 0: f0 f1 r0 b0 r1 b1\n");
-        let plain = ScheduleSpec { recompute: Recompute::None, ..gpipe };
+        let plain = ScheduleSpec {
+            recompute: Recompute::None,
+            ..gpipe
+        };
         assert_eq!(text(&plain, 1, 2), "stage 0: f0 f1 b0 b1\n");
     }
 
@@ -102,6 +126,12 @@ mod tests {
         let list = generate(&spec(1.0, Recompute::Full), 3, 2, 5);
         assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute { .. })));
         let first = generate(&spec(1.0, Recompute::Full), 3, 0, 5);
-        assert_eq!(first.iter().filter(|i| matches!(i, Instruction::Recompute { .. })).count(), 5);
+        assert_eq!(
+            first
+                .iter()
+                .filter(|i| matches!(i, Instruction::Recompute { .. }))
+                .count(),
+            5
+        );
     }
 }
