@@ -1,1 +1,8 @@
-//! The training worker: engine, transport, agent.
+//! The training worker: the engine over libtorch, the data plane between workers, the agent that follows the protocol.
+//!
+//! The worker knows nothing of Kubernetes and decides nothing: plans and orders come from the coordinator.
+
+pub mod engine;
+pub mod model;
+pub mod state;
+pub mod transport;

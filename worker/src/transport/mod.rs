@@ -3,6 +3,10 @@
 //! [`Link`] is all that the engine and the gradient reduction know of a network. Implementations: [`local`] (threads of
 //! one process, for tests) and [`tcp`].
 
+pub mod local;
+pub mod mailbox;
+pub mod ring;
+
 use std::time::Instant;
 use varuna_plan::{Step, Unit, WorkerId};
 
@@ -74,11 +78,15 @@ pub trait Link: Send + Sync {
     /// See [`LinkError`].
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError>;
 
-    /// Takes a message if it is there.
+    /// Takes whichever of these messages comes first; returns its index in `wanted`. Returns `None` when [`Link::poke`] was
+    /// called since the last return, so that the caller may want something else.
     ///
     /// # Errors
-    /// See [`LinkError`].
-    fn try_recv(&self, from: WorkerId, tag: Tag) -> Result<Option<Vec<f32>>, LinkError>;
+    /// See [`LinkError`]; a closed connection counts only while its peer is waited for.
+    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError>;
+
+    /// Wakes the thread that waits in [`Link::recv_any`].
+    fn poke(&self);
 
     /// Ends the generation here: every waiting and every later call returns [`LinkError::Aborted`].
     fn abort(&self);

@@ -1,1 +1,252 @@
-//! What tch lacks, as a safe layer over a small C++ shim: the only unsafe code of the project.
+//! What tch lacks, as a safe layer over a small C++ shim.
+//!
+//! All `unsafe` of the project that concerns libtorch is in this crate, each block with its reason. It knows tensors and
+//! memory; it must never know of models, plans or workers.
+#![expect(unsafe_code, reason = "calls into libtorch and memory shared with it")]
+
+mod flat;
+
+pub use flat::{FlatBuffer, Lease, LeaseError};
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use tch::{Kind, Tensor};
+
+type Handle = *mut torch_sys::C_tensor;
+
+unsafe extern "C" {
+    fn vt_error() -> *const c_char;
+    fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
+    fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
+    fn vt_adamw(
+        weight: Handle,
+        gradient: Handle,
+        first: Handle,
+        second: Handle,
+        step: Handle,
+        rate: f64,
+        beta1: f64,
+        beta2: f64,
+        decay: f64,
+        epsilon: f64,
+    ) -> c_int;
+    fn vt_bernoulli(tensor: Handle, seed: u64, keep: f64) -> c_int;
+    fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
+    fn vt_from_memory(
+        data: *mut f32,
+        sizes: *const i64,
+        dimensions: c_int,
+        release: extern "C" fn(*mut c_void),
+        context: *mut c_void,
+        out: *mut Handle,
+    ) -> c_int;
+}
+
+/// libtorch refused; the text is the first line of its message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("libtorch: {0}")]
+pub struct TorchError(pub String);
+
+fn checked(code: c_int) -> Result<(), TorchError> {
+    if code >= 0 {
+        return Ok(());
+    }
+    // SAFETY: the shim returns a pointer to its thread-local, NUL-terminated message, valid until its next call here.
+    let text = unsafe { CStr::from_ptr(vt_error()) }.to_string_lossy();
+    Err(TorchError(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+fn handles(tensors: &[&Tensor]) -> Vec<Handle> {
+    tensors.iter().map(|t| handle(t)).collect()
+}
+
+fn handle(tensor: &Tensor) -> Handle {
+    tensor.as_ptr().cast_mut().cast()
+}
+
+/// Backward of `outputs` with the given gradients (same shapes), accumulating into the leaves' gradients. Frees the graph.
+///
+/// # Errors
+/// Lengths differ, shapes differ, or nothing requires a gradient.
+pub fn backward(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<(), TorchError> {
+    if outputs.len() != gradients.len() {
+        return Err(TorchError(format!("{} outputs but {} gradients", outputs.len(), gradients.len())));
+    }
+    let (outputs, gradients) = (handles(outputs), handles(gradients));
+    let count = c_int::try_from(outputs.len()).map_err(|_| TorchError("too many outputs".into()))?;
+    // SAFETY: both arrays hold `count` live tensor handles, borrowed for the call.
+    checked(unsafe { vt_backward(outputs.as_ptr(), gradients.as_ptr(), count) })
+}
+
+/// Makes `gradient` the tensor's `.grad`, so that autograd accumulates into it in place.
+///
+/// # Errors
+/// Shapes or kinds differ.
+pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
+    if tensor.size() != gradient.size() {
+        return Err(TorchError(format!("gradient of {:?} for {:?}", gradient.size(), tensor.size())));
+    }
+    // SAFETY: two live handles; the shim copies the reference-counted tensor.
+    checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
+}
+
+/// The numbers of one AdamW step (Loshchilov & Hutter 2019).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamStep {
+    /// Steps applied, this one included (from 1).
+    pub count: u64,
+    /// Learning rate.
+    pub rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Decoupled weight decay.
+    pub decay: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+}
+
+/// One fused AdamW step in place on flat float tensors of equal size.
+///
+/// # Errors
+/// Sizes differ.
+pub fn adamw(
+    weight: &Tensor,
+    gradient: &Tensor,
+    first: &Tensor,
+    second: &Tensor,
+    step: AdamStep,
+) -> Result<(), TorchError> {
+    let sizes = [weight, gradient, first, second].map(Tensor::size);
+    if sizes.iter().any(|s| *s != sizes[0]) {
+        return Err(TorchError(format!("AdamW over tensors of sizes {sizes:?}")));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "step counts stay far below 2^53")]
+    let count = Tensor::full([0i64; 0], step.count as f64, (Kind::Float, tch::Device::Cpu));
+    let AdamStep { rate, beta1, beta2, decay, epsilon, .. } = step;
+    // SAFETY: five live handles, borrowed for the call; sizes were compared above.
+    checked(unsafe {
+        vt_adamw(
+            handle(weight),
+            handle(gradient),
+            handle(first),
+            handle(second),
+            handle(&count),
+            rate,
+            beta1,
+            beta2,
+            decay,
+            epsilon,
+        )
+    })
+}
+
+/// Ones with probability `keep`, else zeros, of this shape, from a generator that `seed` alone determines.
+///
+/// # Errors
+/// `keep` is not a probability.
+pub fn bernoulli(shape: &[i64], seed: u64, keep: f64) -> Result<Tensor, TorchError> {
+    let mask = Tensor::empty(shape, (Kind::Float, tch::Device::Cpu));
+    // SAFETY: a live handle to a tensor that nobody else has.
+    checked(unsafe { vt_bernoulli(handle(&mask), seed, keep) })?;
+    Ok(mask)
+}
+
+/// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines.
+///
+/// # Errors
+/// The deviation is negative.
+pub fn fill_normal(tensor: &Tensor, seed: u64, deviation: f64) -> Result<(), TorchError> {
+    // SAFETY: a live handle, borrowed for the call.
+    checked(unsafe { vt_normal(handle(tensor), seed, deviation) })
+}
+
+/// A tensor that owns the values, without a copy. `shape` must have as many elements.
+///
+/// # Errors
+/// The sizes differ.
+pub fn tensor_from_vec(values: Vec<f32>, shape: &[i64]) -> Result<Tensor, TorchError> {
+    extern "C" fn release(context: *mut c_void) {
+        // SAFETY: `context` is the box leaked below, and libtorch calls this once, when the last view is gone.
+        drop(unsafe { Box::from_raw(context.cast::<Vec<f32>>()) });
+    }
+    let elements: i64 = shape.iter().product();
+    if usize::try_from(elements) != Ok(values.len()) {
+        return Err(TorchError(format!("{} values for the shape {shape:?}", values.len())));
+    }
+    let mut owner = Box::new(values);
+    let data = owner.as_mut_ptr();
+    from_memory(data, shape, release, Box::into_raw(owner).cast())
+}
+
+fn from_memory(
+    data: *mut f32,
+    shape: &[i64],
+    release: extern "C" fn(*mut c_void),
+    context: *mut c_void,
+) -> Result<Tensor, TorchError> {
+    let mut out: Handle = std::ptr::null_mut();
+    let dimensions = c_int::try_from(shape.len()).map_err(|_| TorchError("too many dimensions".into()))?;
+    // SAFETY: `data` stays valid until `release(context)` runs; both callers tie it to the memory's owner.
+    checked(unsafe { vt_from_memory(data, shape.as_ptr(), dimensions, release, context, &raw mut out) })?;
+    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    #[test]
+    fn a_backward_with_a_given_gradient_is_the_chain_rule() {
+        let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0]).set_requires_grad(true);
+        let y = &x * &x;
+        let g = Tensor::from_slice(&[1.0f32, 10.0, 100.0]);
+        backward(&[&y], &[&g]).unwrap();
+        assert_eq!(Vec::<f32>::try_from(x.grad()).unwrap(), [2.0, 40.0, 600.0]);
+        assert!(backward(&[&y], &[]).is_err());
+    }
+
+    #[test]
+    fn masks_and_normals_follow_their_seed_alone() {
+        let a = bernoulli(&[64, 8], 7, 0.9).unwrap();
+        tch::manual_seed(1);
+        let b = bernoulli(&[64, 8], 7, 0.9).unwrap();
+        assert_eq!(a, b);
+        assert_ne!(a, bernoulli(&[64, 8], 8, 0.9).unwrap());
+        let kept = f64::try_from(a.mean(Kind::Double)).unwrap();
+        assert!((0.8..1.0).contains(&kept), "{kept}");
+        assert!(bernoulli(&[2], 0, 1.5).is_err());
+        let (n, m) = (Tensor::zeros([1000], CPU), Tensor::zeros([1000], CPU));
+        fill_normal(&n, 3, 0.02).unwrap();
+        fill_normal(&m, 3, 0.02).unwrap();
+        assert_eq!(n, m);
+        let deviation = f64::try_from(n.std(true)).unwrap();
+        assert!((deviation - 0.02).abs() < 0.002, "{deviation}");
+    }
+
+    #[test]
+    fn a_tensor_over_a_vec_outlives_its_first_view_and_checks_its_size() {
+        let t = tensor_from_vec(vec![1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let row = t.select(0, 1);
+        drop(t);
+        assert_eq!(Vec::<f32>::try_from(row).unwrap(), [3.0, 4.0]);
+        assert!(tensor_from_vec(vec![1.0], &[2]).is_err());
+    }
+
+    #[test]
+    fn adamw_takes_the_published_step() {
+        let w = Tensor::from_slice(&[1.0f32, -2.0]);
+        let g = Tensor::from_slice(&[0.5f32, 0.5]);
+        let (m, v) = (Tensor::zeros([2], CPU), Tensor::zeros([2], CPU));
+        let step = AdamStep { count: 1, rate: 0.1, beta1: 0.9, beta2: 0.99, decay: 0.1, epsilon: 1e-8 };
+        adamw(&w, &g, &m, &v, step).unwrap();
+        // decay: w -= 0.1 * 0.1 * w; then w -= 0.1 * m_hat / sqrt(v_hat) with m_hat = g, v_hat = g^2 at the first step
+        let got = Vec::<f32>::try_from(&w).unwrap();
+        assert!((got[0] - 0.89).abs() < 1e-6 && (got[1] + 2.08).abs() < 1e-6, "{got:?}");
+        assert!(adamw(&w, &g, &m, &Tensor::zeros([3], CPU), step).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! The chaos driver: a seeded sequence of a kill, a join and another kill, each at a step of its own.
+
+use crate::summary::{self, Act, ActKind};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// At which share of the run each act happens, before the seed moves it by up to 5 %.
+const ACTS: [(f64, ActKind); 3] = [(0.25, ActKind::Kill), (0.5, ActKind::Join), (0.75, ActKind::Kill)];
+/// A step of the demo takes under a second; a run that shows none for so long is stuck.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Carries out all acts while the run goes on.
+pub fn drive(run: &mut Child, varuna: &Path, folder: &Path, workers: usize, seed: u64) -> Result<Vec<Act>> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut acts = Vec::new();
+    let mut count = workers;
+    for (share, kind) in ACTS {
+        let share = share + rng.random_range(-0.05..0.05);
+        let step = wait_for(run, folder, |status| {
+            let whole = status.workers.iter().filter(|w| w.phase == "Running").count() == count;
+            #[expect(clippy::cast_precision_loss, reason = "a picture's precision")]
+            let due = status.step as f64 >= share * status.last_step as f64;
+            whole && due
+        })?;
+        let status = summary::status(folder).context("the run folder lost its status")?;
+        let what = match kind {
+            ActKind::Kill => {
+                let victim = &status.workers[rng.random_range(0..status.workers.len())];
+                kill(Pid::from_raw(victim.pid), Signal::SIGKILL)
+                    .with_context(|| format!("cannot kill {} (process {})", victim.name, victim.pid))?;
+                count -= 1;
+                format!("kill -9 {}", victim.name)
+            }
+            ActKind::Join => {
+                count += 1;
+                scale(varuna, folder, count)?;
+                "a worker joins".to_owned()
+            }
+        };
+        println!("chaos: {what} at step {step}");
+        acts.push(Act { kind, what, time_ms: summary::now_ms() });
+    }
+    Ok(acts)
+}
+
+fn scale(varuna: &Path, folder: &Path, workers: usize) -> Result<()> {
+    let status = Command::new(varuna).arg("scale").arg(folder).arg(workers.to_string()).status();
+    let status = status.context("cannot start varuna scale")?;
+    ensure!(status.success(), "varuna scale ended with {status}");
+    Ok(())
+}
+
+fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&summary::Status) -> bool) -> Result<u64> {
+    let mut moved = Instant::now();
+    let mut last = None;
+    loop {
+        if let Some(end) = run.try_wait()? {
+            bail!("the run ended ({end}) before the chaos driver was through");
+        }
+        if let Some(status) = summary::status(folder) {
+            if due(&status) {
+                return Ok(status.step);
+            }
+            if last != Some(status.step) {
+                last = Some(status.step);
+                moved = Instant::now();
+            }
+        }
+        ensure!(moved.elapsed() < PATIENCE, "no progress for {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,131 @@
+//! Elasticity with real processes: each case ends with the loss curve of the undisturbed run and every step once.
+
+use nix::sys::signal::Signal;
+use std::sync::OnceLock;
+use varuna_tests::{JobFile, Metric, Run, assert_same_curve, signal};
+
+const STEPS: u64 = 60;
+
+/// The curve of an undisturbed run with one worker.
+fn undisturbed() -> &'static [Metric] {
+    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
+    CURVE.get_or_init(|| {
+        let mut run = Run::start(&JobFile::default(), 1);
+        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        run.metrics()
+    })
+}
+
+fn finish(mut run: Run) {
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+}
+
+fn two_stages() -> JobFile {
+    JobFile { min_depth: 2, ..JobFile::default() }
+}
+
+#[test]
+fn four_workers_draw_the_curve_of_one() {
+    finish(Run::start(&two_stages(), 4));
+}
+
+#[test]
+fn a_killed_worker_costs_no_step() {
+    let mut run = Run::start(&two_stages(), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    finish(run);
+}
+
+#[test]
+fn several_workers_killed_at_once_cost_no_step_while_a_holder_of_each_segment_lives() {
+    let mut run = Run::start(&JobFile::default(), 4);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(4);
+    for worker in &workers[1..] {
+        signal(worker.pid, Signal::SIGKILL);
+    }
+    run.wait_for_workers(1);
+    finish(run);
+}
+
+#[test]
+fn a_worker_killed_while_a_recovery_is_under_way_costs_no_step() {
+    let mut run = Run::start(&JobFile::default(), 4);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(4);
+    signal(workers[0].pid, Signal::SIGKILL);
+    run.wait_for("the fence of the first recovery", |run| {
+        run.events().iter().any(|e| e["kind"] == "fenced").then_some(())
+    });
+    signal(workers[2].pid, Signal::SIGKILL);
+    run.wait_for_workers(2);
+    finish(run);
+}
+
+#[test]
+fn a_joining_worker_is_taken_in_without_a_recovery() {
+    let mut run = Run::start(&JobFile::default(), 2);
+    run.wait_for_step(8);
+    let scaled = run.varuna(&["scale", "RUN", "3"]);
+    assert!(scaled.status.success(), "{}", String::from_utf8_lossy(&scaled.stderr));
+    run.wait_for_workers(3);
+    let fences = run.events().iter().filter(|e| e["kind"] == "fenced").count();
+    assert_eq!(fences, 0, "growth is a planned change\n{}", run.story());
+    finish(run);
+}
+
+#[test]
+fn a_worker_with_notice_is_planned_around_before_it_goes() {
+    let mut run = Run::start(&JobFile::default(), 3);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(3);
+    signal(workers[2].pid, Signal::SIGTERM);
+    run.wait_for_workers(2);
+    let fences = run.events().iter().filter(|e| e["kind"] == "fenced").count();
+    assert_eq!(fences, 0, "a drain is a planned change\n{}", run.story());
+    finish(run);
+}
+
+#[test]
+fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
+    let mut run = Run::start(&two_stages(), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[3].pid, Signal::SIGSTOP);
+    run.wait_for("a plan of three", |run| {
+        let view = run.status()?;
+        let running = view.workers.iter().filter(|w| w.phase == "Running" && w.pid != workers[3].pid).count();
+        (running == 3 && view.generation > 1).then_some(())
+    });
+    signal(workers[3].pid, Signal::SIGCONT);
+    finish(run);
+}
+
+#[test]
+fn below_the_minimum_training_waits_and_goes_on_when_a_worker_joins() {
+    let mut run = Run::start(&JobFile { min_workers: 2, ..JobFile::default() }, 2);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(2);
+    signal(workers[0].pid, Signal::SIGKILL);
+    run.wait_for("the word that workers are missing", |run| {
+        run.events().iter().any(|e| e["kind"] == "belowMinimum").then_some(())
+    });
+    assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+    finish(run);
+}
+
+#[test]
+fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_code() {
+    let mut run = Run::start(&two_stages(), 2);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGKILL);
+    assert_eq!(run.exit_code(), 4, "{}", run.story());
+    let lost = run.events().into_iter().find(|e| e["kind"] == "lost");
+    let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.story()));
+    assert!(lost["units"].as_array().is_some_and(|u| !u.is_empty()), "{lost}");
+}

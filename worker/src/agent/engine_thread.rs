@@ -1,0 +1,139 @@
+//! The engine's own thread: takes commands in order, answers with events.
+//!
+//! The thread owns the device and everything of libtorch. It never talks to the coordinator and decides nothing; a fence
+//! reaches it by `Link::abort` (which ends every wait of the running step) and the [`Command::Quiesce`] that follows, whose
+//! answer proves that the engine itself, not merely its control task, has stopped.
+
+use crate::engine::{Engine, EngineError, StepTimings, UnitState};
+use crate::transport::{Link, LinkError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+
+/// Commands that may wait for the engine: a handful of orders and one entry for each unit of a transfer.
+const QUEUE: usize = 1024;
+
+/// What the engine is asked to do, one after the other.
+pub enum Command {
+    /// Make the initial state of a unit from the job's seed. Answer: [`Event::Loaded`].
+    Initialise { unit: Unit },
+    /// Take over a unit's state that came from a peer. Answer: [`Event::Loaded`].
+    Adopt { unit: Unit, id: StateId, state: UnitState },
+    /// Run a step up to its reduced gradients. Answer: [`Event::Prepared`] or [`Event::StepFailed`].
+    Run { plan: Arc<Plan>, step: Step, link: Arc<dyn Link> },
+    /// Say that nothing runs any more. Answer: [`Event::Stopped`].
+    Quiesce,
+    /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
+    Apply { decision: Decision, units: Vec<Unit> },
+    /// Forget the state of all other units.
+    Free { keep: Vec<Unit> },
+    /// Copy a unit's state out for a peer. Answer: [`Event::Exported`].
+    Export { to: WorkerId, generation: Generation, unit: Unit, id: StateId, decision: Option<Decision> },
+}
+
+/// What the engine has done.
+pub enum Event {
+    /// A unit is at `id` now.
+    Loaded { unit: Unit, id: StateId },
+    /// All units of this worker are reduced for the step.
+    Prepared { generation: Generation, step: Step, units: Vec<(Unit, UnitNorm)>, timings: StepTimings },
+    /// The step broke for another reason than a fence.
+    StepFailed { generation: Generation, about: Option<WorkerId>, why: String },
+    /// Quiescent; the units of the last step that are completely reduced.
+    Stopped { prepared: Vec<(Unit, UnitNorm)> },
+    /// The decision is applied.
+    Applied { decision: Decision, took: Duration },
+    /// A copy for a peer.
+    Exported { to: WorkerId, generation: Generation, unit: Unit, id: StateId, decision: Option<Decision>, state: UnitState },
+    /// The engine cannot go on; the process must end, since its state is in doubt.
+    Fatal(EngineError),
+}
+
+/// Starts the thread. `tell` is called on it for each event; it may block, but only briefly.
+pub fn start(
+    engine: Engine,
+    tell: impl Fn(Event) + Send + 'static,
+) -> std::io::Result<SyncSender<Command>> {
+    let (commands, inbox) = sync_channel(QUEUE);
+    std::thread::Builder::new().name("engine".into()).spawn(move || {
+        let mut thread = Thread { engine, prepared: Vec::new(), tell };
+        thread.serve(&inbox);
+    })?;
+    Ok(commands)
+}
+
+struct Thread<T> {
+    engine: Engine,
+    /// Units of the last step whose gradients are completely reduced and not applied.
+    prepared: Vec<(Unit, UnitNorm)>,
+    tell: T,
+}
+
+impl<T: Fn(Event)> Thread<T> {
+    fn serve(&mut self, inbox: &Receiver<Command>) {
+        while let Ok(command) = inbox.recv() {
+            if let Err(error) = self.carry_out(command) {
+                (self.tell)(Event::Fatal(error));
+                return;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<(), EngineError> {
+        let event = match command {
+            Command::Initialise { unit } => {
+                self.engine.initialise(unit)?;
+                Event::Loaded { unit, id: StateId::INITIAL }
+            }
+            Command::Adopt { unit, id, state } => {
+                self.engine.import(unit, &state)?;
+                self.prepared.retain(|(u, _)| *u != unit);
+                Event::Loaded { unit, id }
+            }
+            Command::Run { plan, step, link } => self.run(&plan, step, &link)?,
+            Command::Quiesce => Event::Stopped { prepared: self.prepared.clone() },
+            Command::Apply { decision, units } => {
+                let start = Instant::now();
+                self.engine.apply(&decision, &units)?;
+                self.prepared.retain(|(u, _)| !units.contains(u));
+                Event::Applied { decision, took: start.elapsed() }
+            }
+            Command::Free { keep } => {
+                self.engine.free(&keep);
+                self.prepared.retain(|(u, _)| keep.contains(u));
+                return Ok(());
+            }
+            Command::Export { to, generation, unit, id, decision } => {
+                let state = self.engine.export(unit)?;
+                Event::Exported { to, generation, unit, id, decision, state }
+            }
+        };
+        (self.tell)(event);
+        Ok(())
+    }
+
+    fn run(&mut self, plan: &Plan, step: Step, link: &Arc<dyn Link>) -> Result<Event, EngineError> {
+        self.prepared.clear();
+        let deadline = Instant::now() + Duration::from_nanos(plan.deadline_ns);
+        match self.engine.run_step(plan, step, link, deadline) {
+            Ok(report) => {
+                self.prepared.clone_from(&report.prepared);
+                let (units, timings) = (report.prepared, report.timings);
+                Ok(Event::Prepared { generation: plan.generation, step, units, timings })
+            }
+            Err(failure) => {
+                self.prepared = failure.prepared;
+                let about = match failure.error {
+                    EngineError::Link(LinkError::Closed(peer) | LinkError::Unknown(peer)) => Some(peer),
+                    EngineError::Link(LinkError::Deadline { from, .. }) => Some(from),
+                    EngineError::Link(LinkError::Aborted) => None,
+                    other => return Err(other),
+                };
+                let why = failure.error.to_string();
+                Ok(Event::StepFailed { generation: plan.generation, about, why })
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The engine: owns the device state, runs steps by the plan's schedule, applies decisions.
+//!
+//! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
+//! coordinator; peers only through [`Link`].
+
+mod step;
+
+use crate::model::parameters;
+use crate::state::{UnitBuffers, UnitState};
+use crate::transport::{Link, LinkError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varuna_api::{Model, Training};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
+use varuna_torch::TorchError;
+
+/// A sample could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read sample {index}: {why}")]
+pub struct SampleError {
+    /// Number in the seeded order.
+    pub index: u64,
+    /// What went wrong.
+    pub why: String,
+}
+
+/// The samples of a job. `tokens` has room for sequence length + 1 ids: inputs and, shifted by one, targets.
+pub trait Samples: Send + Sync {
+    /// The sample with this number in the seeded order; any number (passes over the data follow each other).
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
+    /// A sample of the held-out split, `index` below [`Samples::held_out_len`].
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
+    /// Samples in the held-out split.
+    fn held_out_len(&self) -> u64;
+}
+
+/// What an engine is made from.
+#[derive(Clone)]
+pub struct EngineConfig {
+    /// This worker.
+    pub me: WorkerId,
+    /// The model.
+    pub model: Model,
+    /// How it trains.
+    pub training: Training,
+    /// Its data.
+    pub samples: Arc<dyn Samples>,
+}
+
+/// Why the engine could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The network or a fence ended the step; the state is as it was before the step.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// libtorch refused.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// The data cannot be read.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A unit's state is needed and not here.
+    #[error("the state of unit {0} is not held here")]
+    NotHeld(Unit),
+    /// The plan gives this worker nothing to do.
+    #[error("worker {0} has no stage in the plan")]
+    NoStage(WorkerId),
+    /// A buffer is still with the reduction.
+    #[error("the gradient of unit {0} is still being reduced")]
+    Leased(Unit),
+    /// The reduction's thread did not start.
+    #[error("cannot start the reduction's thread: {0}")]
+    Thread(String),
+}
+
+/// Where the time of a step went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimings {
+    /// Forwards, recomputed ones not counted.
+    pub forward: Duration,
+    /// Forwards that were run again.
+    pub recompute: Duration,
+    /// Backwards.
+    pub backward: Duration,
+    /// Waiting for activations and gradients.
+    pub wait: Duration,
+    /// From the end of the last backward to the last reduced gradient.
+    pub reduce: Duration,
+    /// The whole step without the optimizer.
+    pub total: Duration,
+}
+
+/// A step up to its reduced gradients.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// Every unit of this worker with its part of the norm.
+    pub prepared: Vec<(Unit, UnitNorm)>,
+    /// Where the time went.
+    pub timings: StepTimings,
+}
+
+/// A step that ended early.
+#[derive(Clone, Debug)]
+pub struct StepFailure {
+    /// Why.
+    pub error: EngineError,
+    /// Units whose gradients were completely reduced before.
+    pub prepared: Vec<(Unit, UnitNorm)>,
+}
+
+/// Device state and the means to move it on.
+pub struct Engine {
+    config: EngineConfig,
+    units: BTreeMap<Unit, UnitBuffers>,
+}
+
+impl Engine {
+    /// An engine without state.
+    #[must_use]
+    pub fn new(config: EngineConfig) -> Engine {
+        Engine { config, units: BTreeMap::new() }
+    }
+
+    /// Makes the unit's first state from the job's seed: the same bits on every worker.
+    ///
+    /// # Errors
+    /// libtorch refuses (out of memory).
+    pub fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
+        let buffers = UnitBuffers::initial(&self.config.model, unit, self.config.training.seed)?;
+        self.units.insert(unit, buffers);
+        Ok(())
+    }
+
+    /// A copy of the unit's state.
+    ///
+    /// # Errors
+    /// The unit is not held.
+    pub fn export(&self, unit: Unit) -> Result<UnitState, EngineError> {
+        Ok(self.held_unit(unit)?.export())
+    }
+
+    /// Takes over a unit's state.
+    ///
+    /// # Errors
+    /// The state is of another size, or libtorch refuses.
+    pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
+        let mut buffers = UnitBuffers::new(&self.config.model, unit)?;
+        buffers.import(state)?;
+        self.units.insert(unit, buffers);
+        Ok(())
+    }
+
+    /// Units held, in order.
+    #[must_use]
+    pub fn held(&self) -> Vec<Unit> {
+        self.units.keys().copied().collect()
+    }
+
+    /// Forgets the state of all other units.
+    pub fn free(&mut self, keep: &[Unit]) {
+        self.units.retain(|u, _| keep.contains(u));
+    }
+
+    /// Runs the step that starts from `step` steps done, up to its reduced gradients. The weights stay as they are.
+    ///
+    /// # Errors
+    /// Why it ended early, with the units that were completely reduced until then.
+    pub fn run_step(
+        &mut self,
+        plan: &Plan,
+        step: Step,
+        link: &Arc<dyn Link>,
+        deadline: Instant,
+    ) -> Result<StepReport, StepFailure> {
+        let mut prepared = Vec::new();
+        let result = step::run(&self.config, &mut self.units, &mut prepared, plan, step, link, deadline);
+        prepared.sort_by_key(|(u, _)| *u);
+        match result {
+            Ok(timings) => Ok(StepReport { prepared, timings }),
+            Err(error) => Err(StepFailure { error, prepared }),
+        }
+    }
+
+    /// Applies a decision to units whose gradients of that step are reduced: clip, AdamW at the step's rate. A step with an
+    /// overflow changes nothing (it still counts).
+    ///
+    /// # Errors
+    /// A unit is not held, or libtorch refuses; the state is then in doubt and the process must end.
+    pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
+        if decision.overflow {
+            return Ok(());
+        }
+        let training = &self.config.training;
+        let rate = training.learning_rate.at(decision.parent.step.0);
+        let norm = decision.norm2.sqrt();
+        let clip = training.optimizer.clip_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        for unit in units {
+            let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
+            buffers.apply(&training.optimizer, rate, clip)?;
+        }
+        Ok(())
+    }
+
+    /// The unit's parameters by name, for export and tests.
+    ///
+    /// # Errors
+    /// The unit is not held.
+    pub fn parameters(&self, unit: Unit) -> Result<Vec<(&'static str, tch::Tensor)>, EngineError> {
+        let held = self.held_unit(unit)?;
+        let names = parameters::of_unit(&self.config.model, unit);
+        Ok(names.iter().zip(&held.parameters).map(|(p, t)| (p.name, t.detach().copy())).collect())
+    }
+
+    fn held_unit(&self, unit: Unit) -> Result<&UnitBuffers, EngineError> {
+        self.units.get(&unit).ok_or(EngineError::NotHeld(unit))
+    }
+}

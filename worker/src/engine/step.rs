@@ -1,0 +1,345 @@
+//! One step on one stage: the interpreter of the schedule's instruction list.
+
+use super::{EngineConfig, EngineError, StepTimings};
+use crate::model::dropout::Dropout;
+use crate::model::{forward, loss, units_finished_by};
+use crate::state::{TAIL, UnitBuffers};
+use crate::transport::ring::Reducer;
+use crate::transport::{EVALUATION, Link, Tag};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use tch::Tensor;
+use varuna_plan::schedule::{Instruction, generate, is_recomputed};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Plan, SegmentRange, Step, Unit, WorkerId};
+use varuna_torch::{Lease, backward, tensor_from_vec};
+
+/// What a forward leaves for its backward.
+enum Stash {
+    /// Only the stage's input; the forward will be run again.
+    Input(Tensor),
+    /// Each segment's input and output, cut from each other, so that segments finish their backward one by one.
+    Graph(Vec<(Tensor, Tensor)>),
+}
+
+struct Run<'a> {
+    config: &'a EngineConfig,
+    plan: &'a Plan,
+    step: Step,
+    deadline: Instant,
+    link: &'a Arc<dyn Link>,
+    stage: SegmentRange,
+    /// Neighbours in the pipeline.
+    previous: Option<WorkerId>,
+    next: Option<WorkerId>,
+    /// This pipeline's share of the batch, as offsets.
+    samples: std::ops::Range<u64>,
+    stash: BTreeMap<u32, Stash>,
+    /// Sum of the samples' losses over the batch size; evaluation's over the evaluated samples.
+    loss: f64,
+    eval_loss: Option<f64>,
+    timings: StepTimings,
+}
+
+/// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
+pub(super) fn run(
+    config: &EngineConfig,
+    units: &mut BTreeMap<Unit, UnitBuffers>,
+    prepared: &mut Vec<(Unit, UnitNorm)>,
+    plan: &Plan,
+    step: Step,
+    link: &Arc<dyn Link>,
+    deadline: Instant,
+) -> Result<StepTimings, EngineError> {
+    let start = Instant::now();
+    let (i, j) = plan.shape.place(config.me).ok_or(EngineError::NoStage(config.me))?;
+    let pipeline = &plan.shape.pipelines[i];
+    let stage = pipeline.stages[j].segments;
+    for unit in plan.layout.units_of(stage) {
+        units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?.zero_gradients();
+    }
+    let mut run = Run {
+        config,
+        plan,
+        step,
+        deadline,
+        link,
+        stage,
+        previous: j.checked_sub(1).map(|p| pipeline.stages[p].worker),
+        next: pipeline.stages.get(j + 1).map(|s| s.worker),
+        samples: pipeline.samples.start..pipeline.samples.end,
+        stash: BTreeMap::new(),
+        loss: 0.0,
+        eval_loss: None,
+        timings: StepTimings::default(),
+    };
+    run.evaluate(units)?;
+    let micro_batches = u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
+    let list = generate(&plan.shape.schedule, pipeline.stages.len(), j, micro_batches);
+    let mut reducer = Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
+    for (position, instruction) in list.iter().enumerate() {
+        match *instruction {
+            Instruction::Forward(m) => run.forward(units, m, is_recomputed(&list, position))?,
+            Instruction::Recompute(m) => run.recompute(units, m)?,
+            Instruction::Backward(m) => {
+                let last = m + 1 == micro_batches;
+                run.backward(m, |segment, run| {
+                    if last { run.reduce(units, segment, &mut reducer) } else { Ok(()) }
+                })?;
+            }
+        }
+    }
+    run.collect(&mut reducer, plan.layout.units_of(stage).len(), prepared)?;
+    run.timings.total = start.elapsed();
+    Ok(run.timings)
+}
+
+impl Run<'_> {
+    /// The samples of a micro-batch, as numbers of the seeded order.
+    fn sample_numbers(&self, micro_batch: u32) -> Vec<u64> {
+        let size = u64::from(self.plan.shape.micro_batch_size);
+        let start = self.samples.start + u64::from(micro_batch) * size;
+        let first = self.step.0 * self.config.training.global_batch_size;
+        (start..(start + size).min(self.samples.end)).map(|offset| first + offset).collect()
+    }
+
+    /// Tokens of some samples: (inputs, targets), each (b, t).
+    fn tokens(&self, samples: &[u64], held_out: bool) -> Result<(Tensor, Tensor), EngineError> {
+        let t = self.config.model.sequence_length as usize;
+        let mut all = vec![0i64; samples.len() * (t + 1)];
+        for (row, sample) in all.chunks_exact_mut(t + 1).zip(samples) {
+            let of = &self.config.samples;
+            if held_out { of.held_out(*sample, row) } else { of.train(*sample, row) }?;
+        }
+        let length = i64::from(self.config.model.sequence_length);
+        let rows = Tensor::from_slice(&all).view([-1, length + 1]);
+        Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
+    }
+
+    fn boundary(&self, values: Vec<f32>) -> Result<Tensor, EngineError> {
+        let (t, d) = (i64::from(self.config.model.sequence_length), i64::from(self.config.model.hidden_size));
+        let elements = i64::try_from(values.len()).unwrap_or(0);
+        Ok(tensor_from_vec(values, &[elements / (t * d), t, d])?)
+    }
+
+    fn send(&self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
+        let flat = tensor.detach().contiguous();
+        let mut values = vec![0.0f32; flat.numel()];
+        flat.copy_data(&mut values, flat.numel());
+        Ok(self.link.send(to, tag, values, self.deadline)?)
+    }
+
+    fn receive(&mut self, from: WorkerId, tag: Tag) -> Result<Tensor, EngineError> {
+        let start = Instant::now();
+        let values = self.link.recv(from, tag, self.deadline)?;
+        self.timings.wait += start.elapsed();
+        self.boundary(values)
+    }
+
+    /// The stage's input: tokens on the first stage, else the previous stage's activation.
+    fn input(&mut self, micro_batch: u32) -> Result<Tensor, EngineError> {
+        match self.previous {
+            None => Ok(self.tokens(&self.sample_numbers(micro_batch), false)?.0),
+            Some(worker) => self.receive(worker, Tag::Activation { step: self.step, micro_batch }),
+        }
+    }
+
+    /// All segments of the stage, cut from each other.
+    fn graph(&self, units: &BTreeMap<Unit, UnitBuffers>, input: Tensor, numbers: &[u64]) -> Vec<(Tensor, Tensor)> {
+        let training = &self.config.training;
+        let dropout = Dropout {
+            probability: self.config.model.dropout,
+            seed: training.seed,
+            step: self.step,
+            samples: numbers,
+        };
+        let mut x = input;
+        let mut graph = Vec::new();
+        for segment in self.stage.start..self.stage.end {
+            let input = if segment == 0 { x } else { x.detach().set_requires_grad(true) };
+            let output = forward(&self.config.model, segment, units, &input, &dropout);
+            x = output.shallow_clone();
+            graph.push((input, output));
+        }
+        graph
+    }
+
+    fn forward(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        micro_batch: u32,
+        recomputed: bool,
+    ) -> Result<(), EngineError> {
+        let input = self.input(micro_batch)?;
+        let numbers = self.sample_numbers(micro_batch);
+        let start = Instant::now();
+        let (output, stash) = if recomputed {
+            let _guard = tch::no_grad_guard();
+            let graph = self.graph(units, input.shallow_clone(), &numbers);
+            (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Input(input))
+        } else {
+            let graph = self.graph(units, input, &numbers);
+            (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Graph(graph))
+        };
+        self.stash.insert(micro_batch, stash);
+        self.timings.forward += start.elapsed();
+        if let (Some(worker), Some(output)) = (self.next, output) {
+            self.send(worker, Tag::Activation { step: self.step, micro_batch }, &output)?;
+        }
+        Ok(())
+    }
+
+    fn recompute(&mut self, units: &BTreeMap<Unit, UnitBuffers>, micro_batch: u32) -> Result<(), EngineError> {
+        let start = Instant::now();
+        if let Some(Stash::Input(input)) = self.stash.remove(&micro_batch) {
+            let graph = self.graph(units, input, &self.sample_numbers(micro_batch));
+            self.stash.insert(micro_batch, Stash::Graph(graph));
+        }
+        self.timings.recompute += start.elapsed();
+        Ok(())
+    }
+
+    /// Backward of a micro-batch, segment by segment from the last; `finished` is called after each.
+    fn backward(
+        &mut self,
+        micro_batch: u32,
+        mut finished: impl FnMut(u32, &mut Self) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let Some(Stash::Graph(mut graph)) = self.stash.remove(&micro_batch) else {
+            unreachable!("the schedule checker proved a forward or recompute before each backward");
+        };
+        let mut gradient = match self.next {
+            Some(worker) => Some(self.receive(worker, Tag::Gradient { step: self.step, micro_batch })?),
+            None => None,
+        };
+        for segment in (self.stage.start..self.stage.end).rev() {
+            let start = Instant::now();
+            let Some((input, output)) = graph.pop() else { break };
+            match gradient.take() {
+                Some(g) => backward(&[&output], &[&g])?,
+                None => self.loss_backward(&output, micro_batch)?,
+            }
+            drop(output);
+            self.timings.backward += start.elapsed();
+            if segment > 0 {
+                gradient = Some(input.grad());
+            }
+            finished(segment, self)?;
+        }
+        if let (Some(worker), Some(g)) = (self.previous, gradient) {
+            self.send(worker, Tag::Gradient { step: self.step, micro_batch }, &g)?;
+        }
+        Ok(())
+    }
+
+    /// The loss of a micro-batch weighs its samples by the global batch, so that a short one is right.
+    fn loss_backward(&mut self, logits: &Tensor, micro_batch: u32) -> Result<(), EngineError> {
+        let numbers = self.sample_numbers(micro_batch);
+        let (_, targets) = self.tokens(&numbers, false)?;
+        let mean = loss(logits, &targets);
+        #[expect(clippy::cast_precision_loss, reason = "batch sizes are small")]
+        let weight = numbers.len() as f64 / self.config.training.global_batch_size as f64;
+        let seed = Tensor::full_like(&mean, weight);
+        backward(&[&mean], &[&seed])?;
+        self.loss += mean.double_value(&[]) * weight;
+        Ok(())
+    }
+
+    /// Hands the gradients that `segment` has finished to the reduction.
+    fn reduce(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        segment: u32,
+        reducer: &mut Reducer<Lease>,
+    ) -> Result<(), EngineError> {
+        for unit in units_finished_by(&self.config.model, self.stage, segment) {
+            let memory = &units.get(&unit).ok_or(EngineError::NotHeld(unit))?.gradient_memory;
+            let mut lease = memory.lease().map_err(|_| EngineError::Leased(unit))?;
+            if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
+                let values = lease.as_mut();
+                let tail = values.len() - TAIL;
+                #[expect(clippy::cast_possible_truncation, reason = "the gradients are single precision, too")]
+                values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
+            }
+            reducer.begin(self.step, unit, self.plan.holders(unit), lease, self.deadline);
+        }
+        Ok(())
+    }
+
+    /// Waits for all reductions.
+    fn collect(
+        &mut self,
+        reducer: &mut Reducer<Lease>,
+        count: usize,
+        prepared: &mut Vec<(Unit, UnitNorm)>,
+    ) -> Result<(), EngineError> {
+        let start = Instant::now();
+        for _ in 0..count {
+            let (unit, lease) = reducer.wait()?;
+            prepared.push((unit, self.norm(unit, lease.as_ref())));
+        }
+        self.timings.reduce = start.elapsed();
+        Ok(())
+    }
+
+    fn norm(&self, unit: Unit, reduced: &[f32]) -> UnitNorm {
+        let (gradient, tail) = reduced.split_at(reduced.len() - TAIL);
+        let norm2 = sum_of_squares(gradient);
+        let carries = unit.0 + 1 == self.plan.layout.segments;
+        let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
+        UnitNorm { norm2, overflow: !norm2.is_finite(), loss: f64::from(tail[0]), eval_loss }
+    }
+
+    /// Whether this step begins with an evaluation.
+    fn evaluates(&self) -> bool {
+        let due = |e: &varuna_api::Evaluation| self.step.0.is_multiple_of(e.interval_steps.max(1));
+        self.config.training.evaluation.as_ref().is_some_and(due) && self.config.samples.held_out_len() > 0
+    }
+
+    /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
+    fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
+        let Some(evaluation) = self.config.training.evaluation.as_ref().filter(|_| self.evaluates()) else {
+            return Ok(());
+        };
+        let total = evaluation.samples.min(self.config.samples.held_out_len());
+        let batch = self.config.training.global_batch_size;
+        let share = self.samples.start * total / batch..self.samples.end * total / batch;
+        let numbers: Vec<u64> = share.collect();
+        let _guard = tch::no_grad_guard();
+        let mut sum = 0.0;
+        for (i, chunk) in (EVALUATION..).zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize)) {
+            let tag = Tag::Activation { step: self.step, micro_batch: i };
+            let mut x = match self.previous {
+                None => self.tokens(chunk, true)?.0,
+                Some(worker) => self.receive(worker, tag)?,
+            };
+            for segment in self.stage.start..self.stage.end {
+                x = forward(&self.config.model, segment, units, &x, &Dropout::OFF);
+            }
+            match self.next {
+                Some(worker) => self.send(worker, tag, &x)?,
+                #[expect(clippy::cast_precision_loss, reason = "sample counts are small")]
+                None => {
+                    let targets = self.tokens(chunk, true)?.1;
+                    sum += loss(&x, &targets).double_value(&[]) * chunk.len() as f64 / total as f64;
+                }
+            }
+        }
+        self.eval_loss = Some(sum);
+        Ok(())
+    }
+}
+
+/// Sum of squares in double precision, in a fixed order of eight partial sums: the same bits everywhere, and vectorised.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let mut sums = [0.0f64; 8];
+    let (whole, rest) = values.as_chunks::<8>();
+    for chunk in whole {
+        for (sum, v) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(*v) * f64::from(*v);
+        }
+    }
+    let rest: f64 = rest.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    sums.iter().sum::<f64>() + rest
+}

@@ -1,0 +1,69 @@
+//! Dropout whose mask belongs to the sample: the same under every plan, rank and micro-batch size.
+
+use tch::Tensor;
+use varuna_plan::Step;
+use varuna_plan::state::mix;
+
+/// Dropout of one micro-batch; or none, in evaluation.
+pub struct Dropout<'a> {
+    /// Probability that an element is dropped; 0 = identity.
+    pub probability: f64,
+    /// The job's seed.
+    pub seed: u64,
+    /// The step being run.
+    pub step: Step,
+    /// The samples of the micro-batch, in order, as numbers of the seeded order.
+    pub samples: &'a [u64],
+}
+
+impl Dropout<'_> {
+    /// No dropout at all.
+    pub const OFF: Dropout<'static> = Dropout { probability: 0.0, seed: 0, step: Step(0), samples: &[] };
+
+    /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `site` tells apart several masks of a segment.
+    ///
+    /// # Panics
+    /// Never for a probability in 0..1, which the job file ensures.
+    #[must_use]
+    pub fn apply(&self, x_btd: &Tensor, segment: u32, site: u64) -> Tensor {
+        if self.probability <= 0.0 {
+            return x_btd.shallow_clone();
+        }
+        let keep = 1.0 - self.probability;
+        let shape = &x_btd.size()[1..];
+        let masks: Vec<Tensor> = self
+            .samples
+            .iter()
+            .map(|sample| {
+                let parts = [self.step.0, *sample, u64::from(segment), site];
+                let seed = parts.into_iter().fold(self.seed, mix);
+                varuna_torch::bernoulli(shape, seed, keep).expect("a probability in 0..1")
+            })
+            .collect();
+        x_btd * (Tensor::stack(&masks, 0) / keep)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    fn drop(samples: &[u64], step: u64, segment: u32) -> Tensor {
+        #[expect(clippy::cast_possible_wrap, reason = "small")]
+        let x = Tensor::ones([samples.len() as i64, 4, 16], (Kind::Float, Device::Cpu));
+        Dropout { probability: 0.5, seed: 9, step: Step(step), samples }.apply(&x, segment, 0)
+    }
+
+    #[test]
+    fn a_samples_mask_does_not_depend_on_its_micro_batch() {
+        let together = drop(&[5, 6, 7], 3, 1);
+        for (i, sample) in [5u64, 6, 7].into_iter().enumerate() {
+            let alone = drop(&[sample], 3, 1);
+            assert_eq!(together.get(i64::try_from(i).unwrap()), alone.get(0));
+        }
+        assert_ne!(drop(&[5], 3, 1), drop(&[6], 3, 1));
+        assert_ne!(drop(&[5], 3, 1), drop(&[5], 4, 1));
+        assert_ne!(drop(&[5], 3, 1), drop(&[5], 3, 2));
+    }
+}

@@ -1,0 +1,98 @@
+//! GPT-2 in segments: which parameters each unit of state has, and the forward of each segment.
+//!
+//! Tensor names carry shapes: b = samples of a micro-batch, t = sequence, d = width, h = heads, v = vocabulary.
+//! This module must never know of plans, other workers or optimizers.
+
+pub mod dropout;
+pub mod parameters;
+
+use crate::state::UnitBuffers;
+use dropout::Dropout;
+use parameters::{block, embedding, head};
+use std::collections::BTreeMap;
+use tch::Tensor;
+use varuna_api::Model;
+use varuna_plan::{SegmentRange, Unit};
+
+/// GPT-2's layer norm epsilon.
+const EPSILON: f64 = 1e-5;
+
+/// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
+/// Returns the boundary activation (b, t, d), or the logits (b, t, v) after the last segment.
+#[must_use]
+pub fn forward(
+    model: &Model,
+    segment: u32,
+    units: &BTreeMap<Unit, UnitBuffers>,
+    x_btd: &Tensor,
+    dropout: &Dropout<'_>,
+) -> Tensor {
+    let own = &units[&Unit(segment)].parameters;
+    let tied = model.layout().tied_unit();
+    if segment == 0 {
+        let (table_vd, positions_td) = match tied {
+            Some(unit) => (&units[&unit].parameters[0], &own[embedding::POSITIONS_WHEN_TIED]),
+            None => (&own[embedding::TOKENS], &own[embedding::POSITIONS]),
+        };
+        let tokens_btd = Tensor::embedding(table_vd, x_btd, -1, false, false);
+        return dropout.apply(&(tokens_btd + positions_td), segment, 0);
+    }
+    if segment <= model.layers {
+        return block_forward(model, own, x_btd, dropout, segment);
+    }
+    let table_vd = match tied {
+        Some(unit) => &units[&unit].parameters[0],
+        None => &own[head::TABLE],
+    };
+    let width = [i64::from(model.hidden_size)];
+    x_btd
+        .layer_norm(width, Some(&own[head::NORM_WEIGHT]), Some(&own[head::NORM_BIAS]), EPSILON, true)
+        .linear(table_vd, None::<&Tensor>)
+}
+
+fn block_forward(model: &Model, p: &[Tensor], x_btd: &Tensor, dropout: &Dropout<'_>, segment: u32) -> Tensor {
+    let size = x_btd.size();
+    let (b, t, d) = (size[0], size[1], size[2]);
+    let heads = i64::from(model.heads);
+    let qkv = x_btd
+        .layer_norm([d], Some(&p[block::NORM1_WEIGHT]), Some(&p[block::NORM1_BIAS]), EPSILON, true)
+        .linear(&p[block::QKV_WEIGHT], Some(&p[block::QKV_BIAS]))
+        .view([b, t, 3, heads, d / heads])
+        .permute([2, 0, 3, 1, 4]);
+    let (q, k, v) = (qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
+    // Attention dropout stays 0: on a CPU anything else leaves the flash path.
+    let a_btd = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
+        .transpose(1, 2)
+        .reshape([b, t, d])
+        .linear(&p[block::PROJECTION_WEIGHT], Some(&p[block::PROJECTION_BIAS]));
+    let x_btd = x_btd + dropout.apply(&a_btd, segment, 0);
+    let m_btd = x_btd
+        .layer_norm([d], Some(&p[block::NORM2_WEIGHT]), Some(&p[block::NORM2_BIAS]), EPSILON, true)
+        .linear(&p[block::UP_WEIGHT], Some(&p[block::UP_BIAS]))
+        .gelu("tanh")
+        .linear(&p[block::DOWN_WEIGHT], Some(&p[block::DOWN_BIAS]));
+    &x_btd + dropout.apply(&m_btd, segment, 1)
+}
+
+/// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).
+#[must_use]
+pub fn loss(logits_btv: &Tensor, targets_bt: &Tensor) -> Tensor {
+    let vocabulary = logits_btv.size().last().copied().unwrap_or(1);
+    let (logits, targets) = (logits_btv.view([-1, vocabulary]), targets_bt.reshape([-1]));
+    logits.cross_entropy_loss(&targets, None::<Tensor>, tch::Reduction::Mean, -100, 0.0)
+}
+
+/// Units whose gradients a stage has finished once the backward of `segment` has ended for the last micro-batch.
+#[must_use]
+pub fn units_finished_by(model: &Model, stage: SegmentRange, segment: u32) -> Vec<Unit> {
+    let layout = model.layout();
+    let mut units = vec![Unit(segment)];
+    if let Some(tied) = layout.tied_unit() {
+        // Backwards run from the last segment to the first: a stage with both ends finishes the tied weight at the first.
+        let last_use = if stage.start == 0 { 0 } else { layout.segments - 1 };
+        if segment == last_use && layout.stage_holds(stage, tied) {
+            units.push(tied);
+        }
+    }
+    units
+}

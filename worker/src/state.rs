@@ -1,0 +1,162 @@
+//! The training state of one unit in flat buffers: parameters, two moments, gradient.
+//!
+//! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer,
+//! their gradients views of the last, so that autograd accumulates where the reduction reads.
+
+use crate::model::parameters::{self, Initial, Parameter};
+use tch::Tensor;
+use varuna_api::{Adam, Model};
+use varuna_plan::Unit;
+use varuna_plan::state::mix;
+use varuna_torch::{AdamStep, FlatBuffer, TorchError, adamw, fill_normal, set_grad};
+
+/// Elements behind the gradients: the sums of training and evaluation loss ride along with the reduction.
+pub const TAIL: usize = 2;
+
+/// A unit's state as it travels: to a peer, later into a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnitState {
+    /// Optimizer steps applied (skipped ones not counted).
+    pub adam_steps: u64,
+    /// Parameters, first moments, second moments, each in the unit's order; three equal parts.
+    pub data: Vec<f32>,
+}
+
+/// The buffers of one unit.
+pub struct UnitBuffers {
+    /// Leaves that autograd knows, views of `weights`, gradients views of `gradients`.
+    pub parameters: Vec<Tensor>,
+    /// Parameters one after the other.
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradients: Tensor,
+    /// The memory behind `gradients`, for the reduction.
+    pub gradient_memory: FlatBuffer,
+    /// Parameters in elements; those that decay come first.
+    elements: i64,
+    decaying: i64,
+    adam_steps: u64,
+}
+
+fn size(elements: usize) -> i64 {
+    i64::try_from(elements).expect("a tensor's size fits into i64")
+}
+
+impl UnitBuffers {
+    /// Zeroed buffers for a unit.
+    ///
+    /// # Errors
+    /// libtorch refuses (out of memory).
+    pub fn new(model: &Model, unit: Unit) -> Result<UnitBuffers, TorchError> {
+        let list = parameters::of_unit(model, unit);
+        let total: usize = list.iter().map(Parameter::elements).sum();
+        let gradient_memory = FlatBuffer::zeros(total + TAIL);
+        let (weights, gradients) = (FlatBuffer::zeros(total).tensor()?, gradient_memory.tensor()?);
+        let mut at = 0;
+        let mut leaves = Vec::new();
+        for p in &list {
+            let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(p.shape.as_slice());
+            let leaf = view(&weights).detach().set_requires_grad(true);
+            set_grad(&leaf, &view(&gradients))?;
+            leaves.push(leaf);
+            at += size(p.elements());
+        }
+        let decaying = list.iter().filter(|p| p.decays).map(Parameter::elements).sum();
+        Ok(UnitBuffers {
+            parameters: leaves,
+            weights,
+            first: FlatBuffer::zeros(total).tensor()?,
+            second: FlatBuffer::zeros(total).tensor()?,
+            gradients,
+            gradient_memory,
+            elements: at,
+            decaying: size(decaying),
+            adam_steps: 0,
+        })
+    }
+
+    /// The state that the job's seed gives this unit, the same on every worker.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn initial(model: &Model, unit: Unit, seed: u64) -> Result<UnitBuffers, TorchError> {
+        let buffers = UnitBuffers::new(model, unit)?;
+        let _guard = tch::no_grad_guard();
+        for (i, p) in parameters::of_unit(model, unit).iter().enumerate() {
+            let mut leaf = buffers.parameters[i].detach();
+            match p.initial {
+                Initial::Normal(deviation) => {
+                    let own = [0x1717, u64::from(unit.0), i as u64].into_iter().fold(seed, mix);
+                    fill_normal(&leaf, own, deviation)?;
+                }
+                Initial::Ones => drop(leaf.fill_(1.0)),
+                Initial::Zeros => {}
+            }
+        }
+        Ok(buffers)
+    }
+
+    /// A copy to send.
+    #[must_use]
+    pub fn export(&self) -> UnitState {
+        let n = usize::try_from(self.elements).unwrap_or(0);
+        let mut data = vec![0.0; 3 * n];
+        for (part, of) in data.chunks_exact_mut(n.max(1)).zip([&self.weights, &self.first, &self.second]) {
+            of.copy_data(part, n);
+        }
+        UnitState { adam_steps: self.adam_steps, data }
+    }
+
+    /// Takes over what a peer sent.
+    ///
+    /// # Errors
+    /// The sizes differ.
+    pub fn import(&mut self, state: &UnitState) -> Result<(), TorchError> {
+        let n = usize::try_from(self.elements).unwrap_or(0);
+        if state.data.len() != 3 * n {
+            return Err(TorchError(format!("state of {} elements for a unit of 3 x {n}", state.data.len())));
+        }
+        let _guard = tch::no_grad_guard();
+        for (part, of) in state.data.chunks_exact(n.max(1)).zip([&mut self.weights, &mut self.first, &mut self.second]) {
+            of.copy_(&Tensor::from_slice(part));
+        }
+        self.adam_steps = state.adam_steps;
+        Ok(())
+    }
+
+    /// Zeroes gradients and tail; one call, the buffers stay.
+    pub fn zero_gradients(&mut self) {
+        let _ = self.gradients.zero_();
+    }
+
+    /// Scales the gradient by `clip` and takes one AdamW step at this rate.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn apply(&mut self, adam: &Adam, rate: f64, clip: f64) -> Result<(), TorchError> {
+        let _guard = tch::no_grad_guard();
+        if clip < 1.0 {
+            let _ = self.gradients.g_mul_scalar_(clip);
+        }
+        self.adam_steps += 1;
+        for (start, length, decay) in
+            [(0, self.decaying, adam.weight_decay), (self.decaying, self.elements - self.decaying, 0.0)]
+        {
+            if length == 0 {
+                continue;
+            }
+            let part = |of: &Tensor| of.narrow(0, start, length);
+            let step = AdamStep {
+                count: self.adam_steps,
+                rate,
+                beta1: adam.beta1,
+                beta2: adam.beta2,
+                decay,
+                epsilon: adam.epsilon,
+            };
+            adamw(&part(&self.weights), &part(&self.gradients), &part(&self.first), &part(&self.second), step)?;
+        }
+        Ok(())
+    }
+}

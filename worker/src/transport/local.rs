@@ -1,0 +1,79 @@
+//! Links between threads of one process: for tests of everything above the network.
+
+use super::mailbox::Mailbox;
+use super::{Link, LinkError, Tag};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+use varuna_plan::WorkerId;
+
+/// One generation among threads.
+pub struct LocalMesh {
+    boxes: Arc<BTreeMap<WorkerId, Mailbox>>,
+}
+
+struct LocalLink {
+    me: WorkerId,
+    boxes: Arc<BTreeMap<WorkerId, Mailbox>>,
+}
+
+impl LocalMesh {
+    /// A mesh of these workers.
+    #[must_use]
+    pub fn new(workers: &[WorkerId]) -> LocalMesh {
+        LocalMesh { boxes: Arc::new(workers.iter().map(|w| (*w, Mailbox::default())).collect()) }
+    }
+
+    /// The link of one worker.
+    #[must_use]
+    pub fn link(&self, me: WorkerId) -> Arc<dyn Link> {
+        Arc::new(LocalLink { me, boxes: Arc::clone(&self.boxes) })
+    }
+
+    /// As if the worker's process had died.
+    pub fn kill(&self, worker: WorkerId) {
+        for (other, mailbox) in self.boxes.iter() {
+            if *other == worker {
+                mailbox.abort();
+            } else {
+                mailbox.close(worker);
+            }
+        }
+    }
+}
+
+impl LocalLink {
+    fn own(&self) -> Result<&Mailbox, LinkError> {
+        self.boxes.get(&self.me).ok_or(LinkError::Unknown(self.me))
+    }
+}
+
+impl Link for LocalLink {
+    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, _deadline: Instant) -> Result<(), LinkError> {
+        if self.own()?.is_aborted() {
+            return Err(LinkError::Aborted);
+        }
+        let sent = self.boxes.get(&to).ok_or(LinkError::Unknown(to))?.put(self.me, tag, payload);
+        if sent { Ok(()) } else { Err(LinkError::Closed(to)) }
+    }
+
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
+        self.own()?.take(from, tag, deadline)
+    }
+
+    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+        self.own()?.take_any(wanted, deadline)
+    }
+
+    fn poke(&self) {
+        if let Ok(own) = self.own() {
+            own.poke();
+        }
+    }
+
+    fn abort(&self) {
+        if let Ok(own) = self.own() {
+            own.abort();
+        }
+    }
+}

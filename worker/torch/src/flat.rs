@@ -1,0 +1,158 @@
+//! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range.
+
+use crate::{TorchError, from_memory};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tch::Tensor;
+
+/// One cache line; the unit of allocation, so that the memory is aligned for vector instructions.
+#[repr(align(64))]
+#[derive(Clone, Copy)]
+struct Line([f32; 16]);
+
+/// Owned through a raw pointer, because tensors and leases alias it in turn.
+struct Memory {
+    lines: *mut Line,
+    line_count: usize,
+    len: usize,
+    leased: AtomicBool,
+}
+
+// SAFETY: plain floats. Who may touch them when is the contract of `FlatBuffer::lease`: a lease exists at most once, and
+// handing it to another thread and back (over a channel) orders the accesses.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn data(&self) -> *mut f32 {
+        self.lines.cast()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let lines = std::ptr::slice_from_raw_parts_mut(self.lines, self.line_count);
+        // SAFETY: made by Box::into_raw in `zeros` with this length; every tensor and lease holds an Arc, so none is left.
+        drop(unsafe { Box::from_raw(lines) });
+    }
+}
+
+/// The buffer is leased to somebody already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the buffer is leased already")]
+pub struct LeaseError;
+
+/// Float memory with tensor views.
+#[derive(Clone)]
+pub struct FlatBuffer {
+    memory: Arc<Memory>,
+}
+
+impl FlatBuffer {
+    /// `len` zeros.
+    #[must_use]
+    pub fn zeros(len: usize) -> FlatBuffer {
+        let line_count = len.div_ceil(16).max(1);
+        let lines = Box::into_raw(vec![Line([0.0; 16]); line_count].into_boxed_slice()).cast();
+        FlatBuffer { memory: Arc::new(Memory { lines, line_count, len, leased: AtomicBool::new(false) }) }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// True for a buffer without elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+
+    /// A flat tensor over all elements. It and its views keep the memory alive.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn tensor(&self) -> Result<Tensor, TorchError> {
+        extern "C" fn release(context: *mut c_void) {
+            // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
+            drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
+        }
+        let len = i64::try_from(self.memory.len).map_err(|_| TorchError("too many elements".into()))?;
+        let context = Arc::into_raw(Arc::clone(&self.memory)).cast_mut().cast();
+        from_memory(self.memory.data(), &[len], release, context)
+    }
+
+    /// Exclusive access for as long as the lease lives. As with two tch tensors over one storage, it is on the caller that
+    /// no tensor operation touches the buffer meanwhile; a second lease is refused.
+    ///
+    /// # Errors
+    /// Leased already.
+    pub fn lease(&self) -> Result<Lease, LeaseError> {
+        if self.memory.leased.swap(true, Ordering::Acquire) {
+            return Err(LeaseError);
+        }
+        Ok(Lease { memory: Arc::clone(&self.memory) })
+    }
+}
+
+/// Exclusive access to a [`FlatBuffer`]; may be sent to another thread.
+pub struct Lease {
+    memory: Arc<Memory>,
+}
+
+impl AsRef<[f32]> for Lease {
+    fn as_ref(&self) -> &[f32] {
+        // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is the only access (see `lease`).
+        unsafe { std::slice::from_raw_parts(self.memory.data(), self.memory.len) }
+    }
+}
+
+impl AsMut<[f32]> for Lease {
+    fn as_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and `&mut self` makes this the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.data(), self.memory.len) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.memory.leased.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_and_leases_see_the_same_memory_in_turn() {
+        let buffer = FlatBuffer::zeros(20);
+        let mut whole = buffer.tensor().unwrap();
+        let _ = whole.fill_(1.0);
+        let mut lease = buffer.lease().unwrap();
+        assert!(buffer.lease().is_err(), "one lease at a time");
+        let elsewhere = std::thread::spawn(move || {
+            lease.as_mut()[3] = 7.0;
+            lease
+        });
+        let lease = elsewhere.join().unwrap();
+        assert_eq!(lease.as_ref().iter().sum::<f32>(), 26.0);
+        drop(lease);
+        assert!(buffer.lease().is_ok());
+        let view = whole.narrow(0, 3, 1);
+        drop((buffer, whole));
+        assert_eq!(Vec::<f32>::try_from(view).unwrap(), [7.0], "a view keeps the memory alive");
+    }
+
+    #[test]
+    fn memory_is_aligned_for_vector_instructions() {
+        for len in [0, 1, 16, 17] {
+            let buffer = FlatBuffer::zeros(len);
+            assert_eq!(buffer.len(), len);
+            assert_eq!(buffer.memory.data() as usize % 64, 0);
+        }
+    }
+}
