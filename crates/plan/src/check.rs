@@ -198,9 +198,11 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
 mod tests {
     use super::*;
     use crate::document::{
-        Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Spare, Stage,
+        Base, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Spare, Stage,
     };
+    use crate::ids::Generation;
     use crate::layout::SegmentRange;
+    use crate::state::StateId;
 
     const LAYOUT: Layout = Layout {
         segments: 4,
@@ -305,5 +307,64 @@ mod tests {
             verdict(|s| s.spares[0].reason.clear()),
             Err(PlanError::Spare(WorkerId(4)))
         );
+    }
+
+    fn whole() -> Plan {
+        let shape = sound();
+        Plan {
+            generation: Generation(2),
+            parent: Generation(1),
+            base: Base::AtSwitch { from: Generation(1) },
+            layout: LAYOUT,
+            sources: vec![vec![WorkerId(1)]; LAYOUT.units()],
+            addresses: shape
+                .members()
+                .into_iter()
+                .map(|w| (w, "host:1".into()))
+                .collect(),
+            shape,
+            deadline_ns: 1,
+            relay: false,
+            secret: String::new(),
+            evidence: Vec::new(),
+            reason: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_plan_needs_sources_for_each_unit_and_an_address_for_everyone() {
+        let verdict = |change: fn(&mut Plan)| {
+            let mut plan = whole();
+            change(&mut plan);
+            check_plan(&plan, 8)
+        };
+        assert_eq!(verdict(|_| {}), Ok(()));
+        let short = verdict(|p| p.sources.truncate(3));
+        assert_eq!(
+            short,
+            Err(PlanError::Sources {
+                expected: 5,
+                found: 3
+            })
+        );
+        assert_eq!(
+            verdict(|p| p.sources[4].clear()),
+            Err(PlanError::Unsourced(Unit(4)))
+        );
+        let unreachable = verdict(|p| drop(p.addresses.remove(&WorkerId(2))));
+        assert_eq!(unreachable, Err(PlanError::Address(WorkerId(2))));
+        assert_eq!(
+            verdict(|p| p.sources[0].push(WorkerId(8))),
+            Err(PlanError::Address(WorkerId(8)))
+        );
+        let stored = |p: &mut Plan| {
+            p.sources.iter_mut().for_each(Vec::clear);
+            p.base = Base::Fixed {
+                id: StateId::INITIAL,
+                decision: None,
+                checkpoint: true,
+            };
+        };
+        assert_eq!(verdict(stored), Ok(()), "the checkpoint gives what nobody holds");
     }
 }

@@ -12,10 +12,14 @@ const ELEMENT_BYTES: u64 = 4;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SegmentCost {
-    /// Forward of one sample.
+    /// Forward of one more sample.
     pub forward_ms: f64,
-    /// Backward of one sample, without recompute.
+    /// Backward of one more sample, without recompute.
     pub backward_ms: f64,
+    /// What a forward costs whatever its micro-batch size: launches, and small sizes that do not fill the device.
+    pub forward_fixed_ms: f64,
+    /// Likewise of a backward.
+    pub backward_fixed_ms: f64,
     /// Parameters (of the segment's own unit; a tied weight is in [`Costs::tied_parameters`]).
     pub parameters: u64,
     /// What autograd keeps of one sample's forward, in bytes.
@@ -90,13 +94,15 @@ impl Costs {
             vocabulary: v,
             tied,
         } = gpt;
-        let ms = |flops: f64| flops / device.flops_per_s * 1e3 + device.overhead_ms;
+        let ms = |flops: f64| flops / device.flops_per_s * 1e3;
         let boundary = t * d * ELEMENT_BYTES;
         let table = v * d;
         let own_table = if tied { 0 } else { table };
         let segment = |flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
             forward_ms: ms(flops),
             backward_ms: ms(2.0 * flops),
+            forward_fixed_ms: device.overhead_ms,
+            backward_fixed_ms: 2.0 * device.overhead_ms,
             parameters,
             saved_bytes: saved_elements * ELEMENT_BYTES,
             input_bytes,
@@ -136,16 +142,22 @@ impl Costs {
         &self.segments[range.start as usize..range.end as usize]
     }
 
-    /// Forward of one sample through a stage, milliseconds.
+    /// Forward of a micro-batch of `samples` through a stage, milliseconds.
     #[must_use]
-    pub fn forward_ms(&self, range: SegmentRange) -> f64 {
-        self.of(range).iter().map(|s| s.forward_ms).sum()
+    pub fn forward_ms(&self, range: SegmentRange, samples: u32) -> f64 {
+        self.of(range)
+            .iter()
+            .map(|s| s.forward_fixed_ms + s.forward_ms * f64::from(samples))
+            .sum()
     }
 
-    /// Backward of one sample through a stage, milliseconds.
+    /// Backward of a micro-batch of `samples` through a stage, milliseconds.
     #[must_use]
-    pub fn backward_ms(&self, range: SegmentRange) -> f64 {
-        self.of(range).iter().map(|s| s.backward_ms).sum()
+    pub fn backward_ms(&self, range: SegmentRange, samples: u32) -> f64 {
+        self.of(range)
+            .iter()
+            .map(|s| s.backward_fixed_ms + s.backward_ms * f64::from(samples))
+            .sum()
     }
 
     /// Parameters that a stage holds, the tied weight counted where it is held.
@@ -192,5 +204,56 @@ impl Costs {
         let rounds = 2.0 * (holders - 1) as f64;
         let bytes = (parameters * ELEMENT_BYTES) as f64;
         rounds * self.device.latency_ms + rounds / holders as f64 * bytes / self.device.bytes_per_s * 1e3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(tied: bool) -> Costs {
+        let gpt = GptSizes {
+            layers: 48,
+            hidden: 1600,
+            sequence: 1024,
+            vocabulary: 50257,
+            tied,
+        };
+        Costs::estimate(gpt, Device::CPU_CORE)
+    }
+
+    #[test]
+    fn a_gpt2_of_1_5_billion_parameters_counts_them_all_once() {
+        for (tied, expected) in [(true, 1_557_611_200), (false, 1_557_611_200 + 50257 * 1600)] {
+            let costs = costs(tied);
+            assert_eq!(costs.layout(), Layout { segments: 50, tied });
+            assert_eq!(costs.parameters(costs.layout().whole()), expected);
+        }
+    }
+
+    #[test]
+    fn larger_micro_batches_share_the_fixed_cost() {
+        let costs = costs(true);
+        let one = SegmentRange { start: 1, end: 2 };
+        let (small, large) = (costs.forward_ms(one, 1), costs.forward_ms(one, 4));
+        assert!(large < 4.0 * small && large > small);
+    }
+
+    #[test]
+    fn recompute_keeps_stage_inputs_instead_of_what_autograd_saves() {
+        let costs = costs(true);
+        let stage = SegmentRange { start: 1, end: 20 };
+        assert!(costs.memory_bytes(stage, 8, 1, true) < costs.memory_bytes(stage, 8, 1, false));
+        assert_eq!(
+            costs.memory_bytes(stage, 0, 1, false),
+            costs.parameters(stage) * STATE_BYTES
+        );
+    }
+
+    #[test]
+    fn costs_survive_being_written_as_json() {
+        let costs = costs(true);
+        let text = serde_json::to_string(&costs).unwrap();
+        assert_eq!(serde_json::from_str::<Costs>(&text).unwrap(), costs);
     }
 }

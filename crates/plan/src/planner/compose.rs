@@ -157,10 +157,10 @@ impl<'a> Composer<'a> {
     /// Forward, backward and, where needed, recompute of one micro-batch on a stage.
     fn stage_ms(&self, range: SegmentRange, micro: u32, last: bool) -> f64 {
         let costs = &self.planner.costs;
-        let forward = costs.forward_ms(range);
+        let forward = costs.forward_ms(range, micro);
         let again = self.planner.constraints.schedule.recompute == Recompute::Full && !last;
-        let one = forward + costs.backward_ms(range) + if again { forward } else { 0.0 };
-        one * f64::from(micro) / self.slowest
+        let one = forward + costs.backward_ms(range, micro) + if again { forward } else { 0.0 };
+        one / self.slowest
     }
 
     /// The compositions that the closed form likes best, simulated.
@@ -353,10 +353,9 @@ impl<'a> Composer<'a> {
 
     fn times(&self, range: SegmentRange, micro: u32, stage: usize) -> StageTimes {
         let costs = &self.planner.costs;
-        let scale = f64::from(micro) / self.slowest;
         StageTimes {
-            forward_ms: costs.forward_ms(range) * scale,
-            backward_ms: costs.backward_ms(range) * scale,
+            forward_ms: costs.forward_ms(range, micro) / self.slowest,
+            backward_ms: costs.backward_ms(range, micro) / self.slowest,
             transfer_ms: if stage == 0 {
                 0.0
             } else {
