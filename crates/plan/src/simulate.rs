@@ -43,14 +43,14 @@ pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches:
         for s in 0..stages {
             while let Some(instruction) = lists[s].get(at[s]) {
                 let (arrives, takes) = match *instruction {
-                    Instruction::Forward { .. } if s == 0 => (0.0, times[s].forward_ms),
-                    Instruction::Forward { micro_batch: m } => (
+                    Instruction::Forward(_) if s == 0 => (0.0, times[s].forward_ms),
+                    Instruction::Forward(m) => (
                         forward[s - 1][m as usize] + times[s].transfer_ms,
                         times[s].forward_ms,
                     ),
-                    Instruction::Recompute { .. } => (0.0, times[s].forward_ms),
-                    Instruction::Backward { .. } if s + 1 == stages => (0.0, times[s].backward_ms),
-                    Instruction::Backward { micro_batch: m } => (
+                    Instruction::Recompute(_) => (0.0, times[s].forward_ms),
+                    Instruction::Backward(_) if s + 1 == stages => (0.0, times[s].backward_ms),
+                    Instruction::Backward(m) => (
                         backward[s + 1][m as usize] + times[s + 1].transfer_ms,
                         times[s].backward_ms,
                     ),
@@ -61,9 +61,9 @@ pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches:
                 free[s] = free[s].max(arrives) + takes;
                 busy[s] += takes;
                 match *instruction {
-                    Instruction::Forward { micro_batch: m } => forward[s][m as usize] = free[s],
-                    Instruction::Backward { micro_batch: m } => backward[s][m as usize] = free[s],
-                    Instruction::Recompute { .. } => {}
+                    Instruction::Forward(m) => forward[s][m as usize] = free[s],
+                    Instruction::Backward(m) => backward[s][m as usize] = free[s],
+                    Instruction::Recompute(_) => {}
                 }
                 at[s] += 1;
                 moved = true;

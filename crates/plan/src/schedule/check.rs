@@ -100,7 +100,7 @@ fn check_stage(
     let (mut forwards, mut backwards, mut stash) = (0u32, 0u32, 0u32);
     for (position, instruction) in list.iter().enumerate() {
         match *instruction {
-            Instruction::Forward { micro_batch: m } if m != forwards => {
+            Instruction::Forward(m) if m != forwards => {
                 return Err(ScheduleError::Order {
                     stage,
                     what: "forward",
@@ -108,20 +108,20 @@ fn check_stage(
                     found: m,
                 });
             }
-            Instruction::Forward { .. } => {
+            Instruction::Forward(_) => {
                 forwards += 1;
                 stash = stash.max(forwards - backwards);
             }
-            Instruction::Recompute { micro_batch: m } => {
+            Instruction::Recompute(m) => {
                 let needed = spec.recompute == Recompute::Full && m < forwards;
-                if !needed || list.get(position + 1) != Some(&Instruction::Backward { micro_batch: m }) {
+                if !needed || list.get(position + 1) != Some(&Instruction::Backward(m)) {
                     return Err(ScheduleError::Recompute {
                         stage,
                         micro_batch: m,
                     });
                 }
             }
-            Instruction::Backward { micro_batch: m } if m != backwards => {
+            Instruction::Backward(m) if m != backwards => {
                 return Err(ScheduleError::Order {
                     stage,
                     what: "backward",
@@ -129,7 +129,7 @@ fn check_stage(
                     found: m,
                 });
             }
-            Instruction::Backward { micro_batch: m } => {
+            Instruction::Backward(m) => {
                 if m >= forwards {
                     return Err(ScheduleError::Early {
                         stage,
@@ -137,8 +137,8 @@ fn check_stage(
                     });
                 }
                 let before = position.checked_sub(1).map(|p| list[p]);
-                let kept = before == Some(Instruction::Forward { micro_batch: m })
-                    || before == Some(Instruction::Recompute { micro_batch: m });
+                let kept =
+                    before == Some(Instruction::Forward(m)) || before == Some(Instruction::Recompute(m));
                 if spec.recompute == Recompute::Full && !kept {
                     return Err(ScheduleError::Recompute {
                         stage,
@@ -178,11 +178,11 @@ fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
         for (stage, list) in lists.iter().enumerate() {
             while let Some(instruction) = list.get(at[stage]) {
                 let ready = match instruction {
-                    Instruction::Forward { .. } => stage == 0 || done.contains(&(stage - 1, *instruction)),
-                    Instruction::Backward { .. } => {
+                    Instruction::Forward(_) => stage == 0 || done.contains(&(stage - 1, *instruction)),
+                    Instruction::Backward(_) => {
                         stage + 1 == lists.len() || done.contains(&(stage + 1, *instruction))
                     }
-                    Instruction::Recompute { .. } => true,
+                    Instruction::Recompute(_) => true,
                 };
                 if !ready {
                     break;
@@ -269,8 +269,8 @@ mod tests {
 
     #[test]
     fn stages_that_wait_for_each_other_are_a_deadlock() {
-        let f = |micro_batch| Instruction::Forward { micro_batch };
-        let b = |micro_batch| Instruction::Backward { micro_batch };
+        let f = |micro_batch| Instruction::Forward(micro_batch);
+        let b = |micro_batch| Instruction::Backward(micro_batch);
         let spec = ScheduleSpec {
             kind: ScheduleKind::Gpipe,
             recompute: Recompute::None,

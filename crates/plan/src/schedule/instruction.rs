@@ -2,33 +2,24 @@
 
 use std::fmt;
 
-/// One thing that a stage does for one micro-batch (`micro_batch` counts within the pipeline's share of the batch).
+/// One thing that a stage does for one micro-batch (its index counts within the pipeline's share of the batch).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Instruction {
     /// Forward: takes the activation from the previous stage, sends its output to the next. Where a recompute follows, only
     /// the stage's input is kept.
-    Forward {
-        /// Which micro-batch.
-        micro_batch: u32,
-    },
+    Forward(u32),
     /// The forward again, keeping what autograd saves; directly before the backward.
-    Recompute {
-        /// Which micro-batch.
-        micro_batch: u32,
-    },
+    Recompute(u32),
     /// Backward: takes the gradient from the next stage, sends its input's gradient to the previous.
-    Backward {
-        /// Which micro-batch.
-        micro_batch: u32,
-    },
+    Backward(u32),
 }
 
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Instruction::Forward { micro_batch } => write!(f, "f{micro_batch}"),
-            Instruction::Recompute { micro_batch } => write!(f, "r{micro_batch}"),
-            Instruction::Backward { micro_batch } => write!(f, "b{micro_batch}"),
+            Instruction::Forward(micro_batch) => write!(f, "f{micro_batch}"),
+            Instruction::Recompute(micro_batch) => write!(f, "r{micro_batch}"),
+            Instruction::Backward(micro_batch) => write!(f, "b{micro_batch}"),
         }
     }
 }

@@ -52,23 +52,14 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
     for next_backward in 0..micro_batches {
         // After the warm-up each backward lets one more forward in.
         while next_forward < micro_batches && next_forward <= next_backward + ahead {
-            list.push(Instruction::Forward {
-                micro_batch: next_forward,
-            });
+            list.push(Instruction::Forward(next_forward));
             next_forward += 1;
         }
-        let fresh = list.last()
-            == Some(&Instruction::Forward {
-                micro_batch: next_backward,
-            });
+        let fresh = list.last() == Some(&Instruction::Forward(next_backward));
         if spec.recompute == Recompute::Full && !fresh {
-            list.push(Instruction::Recompute {
-                micro_batch: next_backward,
-            });
+            list.push(Instruction::Recompute(next_backward));
         }
-        list.push(Instruction::Backward {
-            micro_batch: next_backward,
-        });
+        list.push(Instruction::Backward(next_backward));
     }
     list
 }
@@ -77,9 +68,7 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
 #[must_use]
 pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
     match list.get(position) {
-        Some(Instruction::Forward { micro_batch: m }) => {
-            list[position..].contains(&Instruction::Recompute { micro_batch: *m })
-        }
+        Some(Instruction::Forward(m)) => list[position..].contains(&Instruction::Recompute(*m)),
         _ => false,
     }
 }
@@ -124,12 +113,12 @@ mod tests {
     #[test]
     fn the_last_stage_of_1f1b_never_recomputes() {
         let list = generate(&spec(1.0, Recompute::Full), 3, 2, 5);
-        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute { .. })));
+        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute(_))));
         let first = generate(&spec(1.0, Recompute::Full), 3, 0, 5);
         assert_eq!(
             first
                 .iter()
-                .filter(|i| matches!(i, Instruction::Recompute { .. }))
+                .filter(|i| matches!(i, Instruction::Recompute(_)))
                 .count(),
             5
         );
