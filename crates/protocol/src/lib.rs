@@ -4,6 +4,16 @@
 //! arguments; effects leave in a list whose order is part of the contract: a driver carries them out in that order.
 //! It must never do I/O, read a clock, or know how tensors, sockets or stores look.
 
+#[macro_use]
+mod mutant;
+pub mod coordinator;
+pub mod member;
 pub mod message;
 
+pub use coordinator::{
+    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Outcome, Snapshot,
+    Timing,
+};
+pub use member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
 pub use message::{Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time};
+pub use mutant::Mutant;

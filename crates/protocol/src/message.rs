@@ -14,7 +14,10 @@ impl Time {
     /// Later by a duration (saturating).
     #[must_use]
     pub fn after(self, d: Duration) -> Time {
-        Time(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+        Time(
+            self.0
+                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+        )
     }
     /// Time since an earlier instant (zero if it is later).
     #[must_use]

@@ -1,0 +1,184 @@
+//! A generation in force: launch, watch, promote.
+
+use super::{Coordinator, CoordinatorEffect, Event, Mode, Worker};
+use crate::message::{Order, Phase, Record, Time};
+use std::sync::Arc;
+use std::time::Duration;
+use varuna_plan::{Plan, WorkerId};
+
+impl Coordinator {
+    pub(super) fn active(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
+        let Some(plan) = self.record.plan.clone() else {
+            return self.fence(now, "no plan yet".into(), effects);
+        };
+        let next = self.record.next.clone();
+        if let Some((generation, because)) = self.suspected.take()
+            && [Some(&plan), next.as_ref()]
+                .into_iter()
+                .flatten()
+                .any(|p| p.generation == generation)
+        {
+            return self.fence(now, because, effects);
+        }
+        let switched = next.as_ref().is_some_and(|n| self.has_switched(&plan, n));
+        let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
+        let members = target.members();
+        if let Some(gone) = members.iter().find(|w| self.away(now, **w)) {
+            let because = format!("{} is silent", self.name(*gone));
+            return self.fence(now, because, effects);
+        }
+        let fenced = |w: &WorkerId| self.status(*w).is_some_and(|s| s.fenced >= target.generation);
+        if let Some(worker) = members.iter().find(|w| fenced(w)) {
+            let because = format!(
+                "{} was fenced past generation {}",
+                self.name(*worker),
+                target.generation
+            );
+            return self.fence(now, because, effects);
+        }
+        self.launch(now, &target, effects);
+        if self.mode != Mode::Active {
+            return;
+        }
+        let deadline = Duration::from_nanos(target.deadline_ns);
+        if now > self.progress_at.after(deadline * 4)
+            && self.gone == target.generation
+            && !self.finished(&members)
+        {
+            return self.fence(now, "no step was committed for four deadlines".into(), effects);
+        }
+        if self.finished(&members) {
+            if self.config.final_checkpoint {
+                if now >= self.asked_at {
+                    self.asked_at = now.after(self.config.timing.ask_again);
+                    effects.push(CoordinatorEffect::ListCheckpoints);
+                }
+            } else {
+                self.persist(
+                    Record {
+                        done: true,
+                        ..self.record.clone()
+                    },
+                    effects,
+                );
+            }
+            return;
+        }
+        match next {
+            Some(n) if switched => {
+                if self.gone == n.generation {
+                    self.persist(
+                        Record {
+                            plan: Some(n),
+                            next: None,
+                            ..self.record.clone()
+                        },
+                        effects,
+                    );
+                }
+            }
+            Some(n) => self.change(now, &plan, &n, effects),
+            None if self.gone == plan.generation && now >= self.change_after => {
+                self.propose(now, &plan, effects);
+            }
+            None => {}
+        }
+    }
+
+    fn finished(&self, members: &[WorkerId]) -> bool {
+        members.iter().all(|w| {
+            self.status(*w)
+                .is_some_and(|s| s.at.step >= self.config.last_step)
+        })
+    }
+
+    /// Somebody is based in the next generation: the switch has been decided.
+    fn has_switched(&self, plan: &Plan, next: &Plan) -> bool {
+        let based = |w: &WorkerId| {
+            self.status(*w)
+                .is_some_and(|s| s.generation == next.generation && (s.based || s.phase == Phase::Running))
+        };
+        plan.members().iter().chain(next.members().iter()).any(based)
+    }
+
+    /// No stream for too long, and no step committed meanwhile (which would prove that all members live).
+    fn away(&self, now: Time, worker: WorkerId) -> bool {
+        let known: Option<&Worker> = self.workers.get(&worker);
+        let down_since = known.map_or(Time(0), |w| w.down_since);
+        self.status(worker).is_none()
+            && now > self.progress_at.max(down_since).after(self.config.timing.grace)
+    }
+
+    fn launch(&mut self, now: Time, target: &Arc<Plan>, effects: &mut Vec<CoordinatorEffect>) {
+        let generation = target.generation;
+        let first = self.gone != generation;
+        if first {
+            for to in self.all_up() {
+                let lacks = self
+                    .status(to)
+                    .is_some_and(|s| s.generation < generation && s.next != generation);
+                if target.involves(to) && lacks {
+                    self.order(now, to, Order::Prepare(target.clone()), effects);
+                }
+            }
+        }
+        let ready = |w: &WorkerId| {
+            self.status(*w)
+                .is_some_and(|s| s.generation == generation && s.phase >= Phase::Ready)
+        };
+        let members = target.members();
+        let early = bug!(self, GoEarly) && members.iter().any(ready);
+        if first && !early && !members.iter().all(ready) {
+            let deadline = Duration::from_nanos(target.deadline_ns);
+            if now > self.since.after(self.config.timing.launch + deadline) {
+                self.fence(
+                    now,
+                    format!("generation {generation} did not start in time"),
+                    effects,
+                );
+            }
+            return;
+        }
+        if first {
+            self.gone = generation;
+            self.progress_at = now;
+            self.change_after = now.after(self.config.timing.change_delay);
+            self.complained = None;
+            effects.push(CoordinatorEffect::Event(Event::Running { generation }));
+        }
+        self.tell_go(now, target, first, early, effects);
+    }
+
+    /// Go to all at first, then to those that still wait; drained workers are let go.
+    fn tell_go(
+        &mut self,
+        now: Time,
+        target: &Plan,
+        first: bool,
+        early: bool,
+        effects: &mut Vec<CoordinatorEffect>,
+    ) {
+        let generation = target.generation;
+        for to in self.all_up() {
+            let Some(status) = self.status(to) else { continue };
+            let here = status.generation == generation;
+            let waits = here && matches!(status.phase, Phase::Ready | Phase::Source);
+            let spare = !target.involves(to) && status.generation < generation;
+            if waits || (first && (spare || early)) {
+                self.order(now, to, Order::Go { generation }, effects);
+            }
+            let idle = status.phase == Phase::Idle && status.next != generation;
+            if !first && !target.has(to) && status.draining && idle {
+                let before = self.told.get(&(to, super::Kind::Release)).is_some();
+                self.order(now, to, Order::Release, effects);
+                if !before {
+                    let name = self.name(to);
+                    effects.push(CoordinatorEffect::Event(Event::WorkerReleased {
+                        worker: to,
+                        name,
+                    }));
+                }
+            }
+        }
+    }
+}

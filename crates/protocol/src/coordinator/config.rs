@@ -1,0 +1,202 @@
+//! What a coordinator is told once, and what may happen to it.
+
+use crate::message::{Order, Record, Report};
+use std::time::Duration;
+use varuna_plan::{Layout, StateId, Step, WorkerId};
+
+use super::event::{Event, Outcome};
+
+/// The coordinator's deadlines and intervals.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timing {
+    /// An order is repeated to one worker at most so often.
+    pub repeat: Duration,
+    /// Fences and the list of checkpoints are asked for again so often while collecting.
+    pub ask_again: Duration,
+    /// The record is read again so often, to see a newer coordinator.
+    pub watch: Duration,
+    /// A new coordinator waits so long for the members of an inherited plan to come back.
+    pub settle: Duration,
+    /// The first plan of a run waits so long for more workers, unless the most that may be used are there.
+    pub gather: Duration,
+    /// A member's lost stream is forgiven for so long while no step commits.
+    pub grace: Duration,
+    /// Workers send a Status at least so often (a hint for noticing an own pause).
+    pub heartbeat: Duration,
+    /// A stream that says nothing for so long is down.
+    pub silent: Duration,
+    /// Recovery waits so long for all answers, where the newest state known is covered without them.
+    pub collect: Duration,
+    /// Recovery waits so long for all answers before it gives up committed steps.
+    pub restore: Duration,
+    /// A planned change may take so long to connect before it is cancelled.
+    pub connect_next: Duration,
+    /// A new member that is away for so long ends a planned change.
+    pub cancel_grace: Duration,
+    /// A generation may take so long, plus its deadline, from its persisting to Go.
+    pub launch: Duration,
+    /// A link that failed is avoided for so long.
+    pub bad_link: Duration,
+    /// The least deadline of a step.
+    pub deadline_floor: Duration,
+    /// The deadline of a step doubles with each fruitless generation up to this power of two.
+    pub deadline_doublings: u32,
+    /// After Go, and after a cancelled change, so long without a further planned change.
+    pub change_delay: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        let ms = Duration::from_millis;
+        Self {
+            repeat: ms(200),
+            ask_again: ms(200),
+            watch: ms(2_000),
+            settle: ms(3_000),
+            gather: ms(2_000),
+            grace: ms(2_000),
+            heartbeat: ms(1_000),
+            silent: ms(5_000),
+            collect: ms(300),
+            restore: ms(30_000),
+            connect_next: ms(10_000),
+            cancel_grace: ms(500),
+            launch: ms(60_000),
+            bad_link: ms(120_000),
+            deadline_floor: ms(4_000),
+            deadline_doublings: 5,
+            change_delay: ms(300),
+        }
+    }
+}
+
+impl Timing {
+    /// The simulated world's: a message takes 1-8 ms, a step about 40.
+    #[must_use]
+    pub fn model() -> Self {
+        let ms = Duration::from_millis;
+        Self {
+            repeat: ms(30),
+            ask_again: ms(40),
+            watch: ms(200),
+            settle: ms(200),
+            gather: ms(40),
+            grace: ms(250),
+            heartbeat: ms(100),
+            silent: ms(600),
+            collect: ms(150),
+            restore: ms(700),
+            connect_next: ms(500),
+            cancel_grace: ms(50),
+            launch: ms(1_500),
+            bad_link: ms(6_000),
+            deadline_floor: ms(400),
+            deadline_doublings: 5,
+            change_delay: ms(60),
+        }
+    }
+}
+
+/// What a coordinator is told once.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CoordinatorConfig {
+    /// The model's units.
+    pub layout: Layout,
+    /// Samples in a step.
+    pub global_batch_size: u64,
+    /// The run ends when this many steps are committed.
+    pub last_step: Step,
+    /// Fewest workers that may train.
+    pub min_workers: usize,
+    /// Deadlines.
+    pub timing: Timing,
+    /// The run is done only when a complete checkpoint of the last step exists; else when its members report that step.
+    pub final_checkpoint: bool,
+    /// The last state that was published (in the run folder's metrics) before this coordinator started.
+    pub published: Option<StateId>,
+    /// Entropy for the secrets of generations, drawn by the driver from the operating system; the core draws none.
+    pub secret_seed: [u8; 16],
+}
+
+/// What a worker says of itself when its stream comes up.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Hello {
+    /// Where it listens for peers (`host:port`).
+    pub address: String,
+    /// For people.
+    pub name: String,
+    /// The node it runs on.
+    pub node: String,
+    /// Device memory, where known.
+    pub memory_bytes: Option<u64>,
+    /// Measured speed, 1.0 = nominal.
+    pub speed: f64,
+}
+
+/// What may happen to a coordinator. Only a worker's newest stream may be passed on.
+#[derive(Clone, PartialEq, Debug)]
+pub enum CoordinatorInput {
+    /// The clock: every few tens of milliseconds.
+    Tick,
+    /// The answer to ReadRecord.
+    Record(Record),
+    /// The answer to Write.
+    Written {
+        /// It is persisted. False also where the outcome is not known.
+        ok: bool,
+        /// What was to be written.
+        record: Record,
+    },
+    /// The answer to ListCheckpoints: states of complete checkpoints.
+    Checkpoints(Vec<StateId>),
+    /// A worker's stream came up, in place of an earlier one.
+    StreamUp {
+        /// Whose.
+        from: WorkerId,
+        /// What it says of itself.
+        hello: Hello,
+    },
+    /// A worker's newest stream ended.
+    StreamDown {
+        /// Whose.
+        from: WorkerId,
+    },
+    /// A worker said something.
+    Report {
+        /// Who.
+        from: WorkerId,
+        /// What.
+        report: Report,
+    },
+    /// Use at most so many workers.
+    MaxWorkers(Option<usize>),
+    /// The user wants the run to end here: workers are stopped and released.
+    Stop,
+}
+
+/// What the driver does for a coordinator, in order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum CoordinatorEffect {
+    /// On the worker's newest stream, with this coordinator's term. Dropped if there is none.
+    Send {
+        /// To whom.
+        to: WorkerId,
+        /// What.
+        order: Order,
+    },
+    /// Compare-and-swap of the record. Answer: Written, always.
+    Write {
+        /// The version that must be there.
+        expect: u64,
+        /// What takes its place.
+        record: Record,
+    },
+    /// Answer: Record.
+    ReadRecord,
+    /// Answer: Checkpoints (none where the run has no store).
+    ListCheckpoints,
+    /// For the run's diary and metrics.
+    Event(Event),
+    /// The run has ended for this coordinator: close all streams and end.
+    Finish(Outcome),
+}

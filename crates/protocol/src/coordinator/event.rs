@@ -1,0 +1,227 @@
+//! What the coordinator tells people: the run's diary and a view of its present state.
+
+use serde::{Deserialize, Serialize};
+use varuna_plan::{Generation, SegmentRange, StateId, Step, Unit, WorkerId};
+
+use crate::message::Phase;
+
+/// An entry of the run's diary. Losses in nats per token, times in milliseconds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Event {
+    /// This coordinator is the leader now.
+    TookOver {
+        /// Its term.
+        term: u64,
+    },
+    /// A worker's stream came up.
+    WorkerJoined {
+        /// Who.
+        worker: WorkerId,
+        /// Its name for people.
+        name: String,
+        /// Where it listens for peers.
+        address: String,
+    },
+    /// A worker's stream ended or fell silent.
+    WorkerLost {
+        /// Who.
+        worker: WorkerId,
+        /// Its name for people.
+        name: String,
+    },
+    /// A worker had notice that it will go.
+    WorkerDraining {
+        /// Who.
+        worker: WorkerId,
+        /// Its name for people.
+        name: String,
+    },
+    /// A drained worker may go.
+    WorkerReleased {
+        /// Who.
+        worker: WorkerId,
+        /// Its name for people.
+        name: String,
+    },
+    /// A plan is persisted.
+    Planned {
+        /// Its number.
+        generation: Generation,
+        /// Its shape in short.
+        plan: String,
+        /// How many workers it uses.
+        workers: usize,
+        /// Predicted step time.
+        predicted_ms: f64,
+        /// A planned change (or else a recovery or the first plan).
+        change: bool,
+        /// Why, for people.
+        reason: String,
+    },
+    /// Every generation up to `upto` is stopped.
+    Fenced {
+        /// The last one.
+        upto: Generation,
+        /// Why, for people.
+        because: String,
+    },
+    /// The inventories that a recovery goes by.
+    Collected {
+        /// Who answered.
+        answered: Vec<WorkerId>,
+        /// Members and sources that did not.
+        missing: Vec<WorkerId>,
+    },
+    /// A recovery's plan is persisted; training resumes from `base`.
+    Resumed {
+        /// The plan's number.
+        generation: Generation,
+        /// The state.
+        base: StateId,
+        /// An interrupted step is finished rather than run again.
+        finished: bool,
+        /// Some state comes from a checkpoint (or, at the start, from the job's seed).
+        restored: bool,
+    },
+    /// Everyone is ready; training goes on.
+    Running {
+        /// The generation.
+        generation: Generation,
+    },
+    /// A planned change has taken place.
+    Switched {
+        /// The generation that is in force now.
+        generation: Generation,
+    },
+    /// A planned change was dropped before anyone was armed for it.
+    Cancelled {
+        /// The generation.
+        generation: Generation,
+        /// Why, for people.
+        because: String,
+    },
+    /// A step was committed: the first report of this state.
+    Committed {
+        /// The state reached.
+        id: StateId,
+        /// Generation that ran it.
+        generation: Generation,
+        /// Steps done.
+        step: Step,
+        /// Mean training loss of the step.
+        loss: f64,
+        /// Mean loss on the held-out split before the step, where it was evaluated.
+        eval_loss: Option<f64>,
+        /// L2 norm of the gradient before clipping.
+        gradient_norm: f64,
+        /// The step was skipped by the optimizer: a gradient was not finite.
+        overflow: bool,
+    },
+    /// Too few workers: training waits, state is kept.
+    BelowMinimum {
+        /// Usable workers.
+        have: usize,
+        /// Needed workers.
+        need: usize,
+    },
+    /// The planner finds no plan for the workers there are.
+    NoPlan {
+        /// Why, for people.
+        reason: String,
+    },
+    /// The record could not be written; nothing changes until it can.
+    WriteFailed {
+        /// The version that was to be written.
+        version: u64,
+    },
+    /// No holder and no checkpoint is left for these units.
+    Lost {
+        /// Which.
+        units: Vec<Unit>,
+    },
+    /// The last step is committed.
+    Done {
+        /// Steps done.
+        step: Step,
+    },
+    /// Another coordinator has taken over.
+    Deposed {
+        /// Its term.
+        by_term: u64,
+    },
+}
+
+/// How the run ended for a coordinator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The last step is committed and everyone released.
+    Done,
+    /// Another coordinator has taken over.
+    Deposed,
+    /// The user ended it.
+    Stopped,
+    /// No holder and no checkpoint is left for these units.
+    StateLost {
+        /// Which.
+        units: Vec<Unit>,
+    },
+}
+
+/// One worker in a [`Snapshot`].
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkerView {
+    /// Who.
+    pub id: WorkerId,
+    /// For people.
+    pub name: String,
+    /// The node it runs on.
+    pub node: String,
+    /// Its stream is up.
+    pub up: bool,
+    /// Where it stands; none before its first Status.
+    pub phase: Option<Phase>,
+    /// The generation in force there.
+    pub generation: Generation,
+    /// Steps committed there.
+    pub step: Step,
+    /// It had notice.
+    pub draining: bool,
+    /// What it runs in the present plan.
+    pub segments: Option<SegmentRange>,
+    /// Which pipeline it belongs to in the present plan.
+    pub pipeline: Option<usize>,
+}
+
+/// The present state, for people and for `status`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    /// `boot`, `settling`, `training`, `launching`, `changing`, `recovering`, `waiting`, `persisting`, `done`, `stopped`, `lost`, `deposed`.
+    pub mode: String,
+    /// This coordinator's term.
+    pub term: u64,
+    /// The plan in force; 0 = none yet.
+    pub generation: Generation,
+    /// The planned change on its way, if any.
+    pub next: Option<Generation>,
+    /// Steps committed, as far as known.
+    pub step: Step,
+    /// The run's last step.
+    pub last_step: Step,
+    /// Shape of the plan in force.
+    pub plan: Option<String>,
+    /// Predicted step time.
+    pub predicted_ms: Option<f64>,
+    /// Observed step time (exponentially weighted mean).
+    pub observed_ms: Option<f64>,
+    /// Workers used by the plan in force.
+    pub members: usize,
+    /// Fewest workers that may train.
+    pub min_workers: usize,
+    /// Most workers that are used.
+    pub max_workers: Option<usize>,
+    /// All workers known to this coordinator.
+    pub workers: Vec<WorkerView>,
+}

@@ -1,0 +1,494 @@
+//! The coordinator's side of the protocol: membership, generations, recovery, planned change.
+//!
+//! A [`Coordinator`] acts on the *latest* Status of each worker, never on an edge, so that a lost or repeated message does no
+//! harm. It persists every plan before it tells anyone; it drops nobody for being accused: all are fenced, who answers lives.
+
+mod active;
+mod change;
+mod config;
+mod event;
+mod links;
+mod progress;
+mod record;
+mod recovery;
+mod resume;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
+pub use event::{Event, Outcome, Snapshot, WorkerView};
+
+use crate::message::{Inventory, Order, Phase, Record, Report, Status, Time};
+use links::BadLinks;
+use progress::Published;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use varuna_plan::{Decision, Generation, Plan, Planner, StateId, Unit, WorkerId};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mode {
+    /// Reads the record, to write its own term into it.
+    Boot,
+    /// Waits for the members of an inherited plan.
+    Settling {
+        until: Time,
+    },
+    Active,
+    /// Fenced; waits for inventories.
+    Collecting {
+        since: Time,
+    },
+    /// Waits for a write.
+    Persisting,
+    Done {
+        since: Time,
+    },
+    Stopping {
+        since: Time,
+    },
+    Lost,
+    Deposed,
+    /// Finish was emitted.
+    Ended,
+}
+
+#[derive(Default)]
+struct Worker {
+    hello: Option<Hello>,
+    up: bool,
+    heard_at: Time,
+    down_since: Time,
+    status: Option<Status>,
+}
+
+/// Orders of one kind to one worker are repeated on a clock.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Kind {
+    Prepare,
+    Arm,
+    Go,
+    Fence,
+    Release,
+}
+
+/// The coordinator's state machine.
+pub struct Coordinator {
+    config: CoordinatorConfig,
+    planner: Box<dyn Planner + Send>,
+    #[cfg(feature = "mutants")]
+    mutant: Option<crate::mutant::Mutant>,
+    mode: Mode,
+    // the record
+    record: Record,
+    term: u64,
+    attempt: Option<Record>,
+    write_failed: bool,
+    // what is known of the world
+    workers: BTreeMap<WorkerId, Worker>,
+    bad: BadLinks,
+    max_workers: Option<usize>,
+    best: StateId,
+    published: Published,
+    // the generation in force
+    gone: Generation,
+    armed: Generation,
+    proposed: Generation,
+    considered: Option<BTreeSet<WorkerId>>,
+    suspected: Option<(Generation, String)>,
+    // recovery
+    answers: BTreeMap<WorkerId, Inventory>,
+    checkpoints: Option<Vec<StateId>>,
+    fruitless: u32,
+    complained: Option<Event>,
+    // clocks
+    progress_at: Time,
+    since: Time,
+    change_after: Time,
+    asked_at: Time,
+    watched_at: Time,
+    ticked_at: Time,
+    told: BTreeMap<(WorkerId, Kind), (Generation, Time)>,
+}
+
+impl Coordinator {
+    /// A coordinator that knows nothing yet; its first Tick asks for the record.
+    #[must_use]
+    pub fn new(config: CoordinatorConfig, planner: Box<dyn Planner + Send>) -> Self {
+        let published = Published::new(config.published);
+        Coordinator {
+            config,
+            planner,
+            #[cfg(feature = "mutants")]
+            mutant: None,
+            mode: Mode::Boot,
+            record: Record::default(),
+            term: 0,
+            attempt: None,
+            write_failed: false,
+            workers: BTreeMap::new(),
+            bad: BadLinks::default(),
+            max_workers: None,
+            best: StateId::INITIAL,
+            published,
+            gone: Generation(0),
+            armed: Generation(0),
+            proposed: Generation(0),
+            considered: None,
+            suspected: None,
+            answers: BTreeMap::new(),
+            checkpoints: None,
+            fruitless: 0,
+            complained: None,
+            progress_at: Time(0),
+            since: Time(0),
+            change_after: Time(0),
+            asked_at: Time(0),
+            watched_at: Time(0),
+            ticked_at: Time(0),
+            told: BTreeMap::new(),
+        }
+    }
+
+    /// Switches a seeded bug on.
+    #[cfg(feature = "mutants")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_mutant(mut self, mutant: Option<crate::mutant::Mutant>) -> Self {
+        self.mutant = mutant;
+        self
+    }
+
+    /// The record as last read or written.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+    /// This coordinator's term; 0 before it has read the record.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+    /// It has emitted Finish and takes no further input.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.mode == Mode::Ended
+    }
+
+    /// Takes one input; what must follow is appended to `effects`.
+    pub fn handle(&mut self, now: Time, input: CoordinatorInput, effects: &mut Vec<CoordinatorEffect>) {
+        if self.mode == Mode::Ended {
+            return;
+        }
+        match input {
+            CoordinatorInput::Tick => self.tick(now, effects),
+            CoordinatorInput::Record(record) => return self.read(now, record, effects),
+            CoordinatorInput::Written { ok, record } => return self.written(now, ok, record, effects),
+            CoordinatorInput::Checkpoints(list) => {
+                let open = matches!(self.mode, Mode::Active | Mode::Collecting { .. });
+                if open && list.iter().any(|c| c.step >= self.config.last_step) {
+                    return self.persist(
+                        Record {
+                            done: true,
+                            ..self.record.clone()
+                        },
+                        effects,
+                    );
+                }
+                self.checkpoints = Some(list);
+            }
+            CoordinatorInput::StreamUp { from, hello } => return self.stream_up(now, from, hello, effects),
+            CoordinatorInput::StreamDown { from } => self.stream_down(now, from, effects),
+            CoordinatorInput::Report { from, report } => self.heard(now, from, report, effects),
+            CoordinatorInput::MaxWorkers(most) => self.max_workers = most,
+            CoordinatorInput::Stop => {
+                if !matches!(self.mode, Mode::Done { .. } | Mode::Lost | Mode::Deposed) {
+                    self.mode = Mode::Stopping { since: now };
+                }
+            }
+        }
+        self.act(now, effects);
+    }
+
+    fn act(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
+        match self.mode {
+            Mode::Boot if now >= self.asked_at => {
+                self.asked_at = now.after(self.config.timing.ask_again);
+                effects.push(CoordinatorEffect::ReadRecord);
+            }
+            Mode::Settling { until } => self.settle(now, until, effects),
+            Mode::Active => self.active(now, effects),
+            Mode::Collecting { since } => self.collect(now, since, effects),
+            Mode::Done { since } => self.dismiss(now, since, Outcome::Done, effects),
+            Mode::Stopping { since } => self.dismiss(now, since, Outcome::Stopped, effects),
+            _ => {}
+        }
+    }
+
+    fn tick(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
+        self.listen(now, effects);
+        let watch = !matches!(self.mode, Mode::Boot | Mode::Deposed);
+        if watch && now >= self.watched_at {
+            self.watched_at = now.after(self.config.timing.watch);
+            effects.push(CoordinatorEffect::ReadRecord); // a newer term deposes
+        }
+    }
+
+    /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
+    /// everybody dead.
+    fn listen(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
+        let slept = now > self.ticked_at.after(self.config.timing.heartbeat * 2);
+        self.ticked_at = now;
+        let mut silent = Vec::new();
+        for (id, worker) in self.workers.iter_mut().filter(|(_, w)| w.up) {
+            if slept {
+                worker.heard_at = now;
+            } else if now > worker.heard_at.after(self.config.timing.silent) {
+                silent.push(*id);
+            }
+        }
+        for id in silent {
+            self.lose_stream(now, id, effects);
+        }
+    }
+
+    fn stream_up(&mut self, now: Time, from: WorkerId, hello: Hello, effects: &mut Vec<CoordinatorEffect>) {
+        self.told.retain(|(w, _), _| *w != from);
+        let worker = self.workers.entry(from).or_default();
+        if !worker.up {
+            let (name, address) = (hello.name.clone(), hello.address.clone());
+            effects.push(CoordinatorEffect::Event(Event::WorkerJoined {
+                worker: from,
+                name,
+                address,
+            }));
+        }
+        worker.up = true;
+        worker.heard_at = now;
+        worker.hello = Some(hello);
+    }
+
+    fn stream_down(&mut self, now: Time, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
+        self.answers.remove(&from);
+        self.lose_stream(now, from, effects);
+    }
+
+    fn lose_stream(&mut self, now: Time, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
+        let name = self.name(from);
+        if let Some(worker) = self.workers.get_mut(&from).filter(|w| w.up) {
+            worker.up = false;
+            worker.down_since = now;
+            effects.push(CoordinatorEffect::Event(Event::WorkerLost { worker: from, name }));
+        }
+    }
+
+    fn name(&self, id: WorkerId) -> String {
+        let hello = self.workers.get(&id).and_then(|w| w.hello.as_ref());
+        hello.map_or_else(|| id.to_string(), |h| h.name.clone())
+    }
+
+    fn heard(&mut self, now: Time, from: WorkerId, report: Report, effects: &mut Vec<CoordinatorEffect>) {
+        // without a Hello nobody could plan with it, or send it anything
+        let Some(worker) = self.workers.get_mut(&from).filter(|w| w.hello.is_some()) else {
+            return;
+        };
+        worker.heard_at = now;
+        match report {
+            Report::Status(status) => {
+                let drains = status.draining && !worker.status.is_some_and(|s| s.draining);
+                let back = !worker.up;
+                worker.up = true;
+                worker.status = Some(status);
+                let hello = worker.hello.clone();
+                if let Some(Hello { name, address, .. }) = hello {
+                    if back {
+                        let name = name.clone();
+                        let joined = Event::WorkerJoined {
+                            worker: from,
+                            name,
+                            address,
+                        };
+                        effects.push(CoordinatorEffect::Event(joined));
+                    }
+                    if drains {
+                        effects.push(CoordinatorEffect::Event(Event::WorkerDraining {
+                            worker: from,
+                            name,
+                        }));
+                    }
+                }
+                let counts = matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready);
+                if status.at > self.best && counts {
+                    self.best = status.at;
+                    self.progress_at = now;
+                    self.fruitless = 0;
+                }
+            }
+            Report::Inventory(inventory) => {
+                if let Some(status) = &mut worker.status {
+                    status.fenced = status.fenced.max(inventory.upto);
+                    status.generation = Generation(0);
+                    status.phase = Phase::Idle;
+                }
+                if let Some(decision) = inventory.decision {
+                    self.publish(now, decision, effects);
+                }
+                let fresh = inventory.upto == self.record.highest;
+                if matches!(self.mode, Mode::Collecting { .. }) && fresh {
+                    self.answers.insert(from, inventory);
+                }
+            }
+            Report::Suspect {
+                generation,
+                about,
+                link,
+            } => {
+                self.accused(now, from, generation, about, link, effects);
+            }
+            Report::Committed { decision } => self.publish(now, decision, effects),
+        }
+    }
+
+    fn publish(&mut self, now: Time, decision: Decision, effects: &mut Vec<CoordinatorEffect>) {
+        if self.published.first(now, &decision) {
+            effects.push(CoordinatorEffect::Event(Event::Committed {
+                id: decision.id,
+                generation: decision.id.run_gen,
+                step: decision.id.step,
+                loss: decision.loss,
+                eval_loss: decision.eval_loss,
+                gradient_norm: decision.norm2.sqrt(),
+                overflow: decision.overflow,
+            }));
+        }
+    }
+
+    fn accused(
+        &mut self,
+        now: Time,
+        from: WorkerId,
+        generation: Generation,
+        about: WorkerId,
+        link: bool,
+        effects: &mut Vec<CoordinatorEffect>,
+    ) {
+        let plans = [&self.record.plan, &self.record.next];
+        if !plans.into_iter().flatten().any(|p| p.generation == generation) {
+            return;
+        }
+        if !matches!(self.mode, Mode::Active | Mode::Persisting) {
+            return;
+        }
+        if link && about != from && !bug!(self, ForgetBadLinks) {
+            self.bad
+                .mark(now, from, about, now.after(self.config.timing.bad_link));
+        }
+        let (who, whom) = (self.name(from), self.name(about));
+        let because = match (link, about == from) {
+            (true, _) => format!("{who} cannot reach {whom}"),
+            (false, false) => format!("{who} lost {whom}"),
+            (false, true) => format!("{who} is stuck"),
+        };
+        if self.mode == Mode::Active {
+            self.fence(now, because, effects);
+        } else {
+            self.suspected = Some((generation, because)); // looked at once the write is done
+        }
+    }
+
+    fn all_up(&self) -> Vec<WorkerId> {
+        self.workers
+            .iter()
+            .filter(|(_, w)| w.up && w.hello.is_some())
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// The latest Status of a worker whose stream is up.
+    fn status(&self, id: WorkerId) -> Option<Status> {
+        self.workers
+            .get(&id)
+            .filter(|w| w.up && w.hello.is_some())
+            .and_then(|w| w.status)
+    }
+
+    /// Orders are idempotent and repeated, but on a clock: an answer never causes an order at once.
+    fn order(&mut self, now: Time, to: WorkerId, order: Order, effects: &mut Vec<CoordinatorEffect>) {
+        let (kind, generation) = match &order {
+            Order::Prepare(plan) => (Kind::Prepare, plan.generation),
+            Order::Arm { generation } => (Kind::Arm, *generation),
+            Order::Go { generation } => (Kind::Go, *generation),
+            Order::Fence { upto } => (Kind::Fence, *upto),
+            Order::Release => (Kind::Release, Generation(0)),
+        };
+        let repeat = self.config.timing.repeat;
+        let told = self.told.get(&(to, kind));
+        if told.is_some_and(|(g, at)| *g == generation && now < at.after(repeat)) {
+            return;
+        }
+        self.told.insert((to, kind), (generation, now));
+        effects.push(CoordinatorEffect::Send { to, order });
+    }
+
+    /// The members of the plans in the record.
+    fn known_to_all(&self, plan: Option<&Arc<Plan>>) -> bool {
+        plan.is_none_or(|p| p.members().iter().all(|w| self.status(*w).is_some()))
+    }
+
+    fn settle(&mut self, now: Time, until: Time, effects: &mut Vec<CoordinatorEffect>) {
+        let back =
+            self.known_to_all(self.record.plan.as_ref()) && self.known_to_all(self.record.next.as_ref());
+        if now >= until || back {
+            self.mode = Mode::Active;
+            self.since = now;
+            self.progress_at = now;
+            self.change_after = now.after(self.config.timing.change_delay);
+            self.active(now, effects);
+        }
+    }
+
+    /// Sends everyone home: who still trains is fenced first.
+    fn dismiss(&mut self, now: Time, since: Time, outcome: Outcome, effects: &mut Vec<CoordinatorEffect>) {
+        let upto = self.record.highest;
+        let all = self.all_up();
+        for to in &all {
+            let Some(status) = self.status(*to) else { continue };
+            let finished = status.at.step >= self.config.last_step && outcome == Outcome::Done;
+            let busy = matches!(status.phase, Phase::Loading | Phase::Ready | Phase::Running);
+            let order = if busy && !finished {
+                Order::Fence { upto }
+            } else {
+                Order::Release
+            };
+            self.order(now, *to, order, effects);
+        }
+        if all.is_empty() || now > since.after(self.config.timing.silent) {
+            self.finish(outcome, effects);
+        }
+    }
+
+    fn finish(&mut self, outcome: Outcome, effects: &mut Vec<CoordinatorEffect>) {
+        self.mode = Mode::Ended;
+        effects.push(CoordinatorEffect::Finish(outcome));
+    }
+
+    /// Says something once, until something else is to be said.
+    fn complain(&mut self, event: Event, effects: &mut Vec<CoordinatorEffect>) {
+        if self.complained.as_ref() != Some(&event) {
+            self.complained = Some(event.clone());
+            effects.push(CoordinatorEffect::Event(event));
+        }
+    }
+
+    fn lost(&mut self, units: Vec<Unit>, effects: &mut Vec<CoordinatorEffect>) {
+        self.mode = Mode::Lost;
+        effects.push(CoordinatorEffect::Event(Event::Lost { units: units.clone() }));
+        for to in self.all_up() {
+            effects.push(CoordinatorEffect::Send {
+                to,
+                order: Order::Release,
+            });
+        }
+        self.finish(Outcome::StateLost { units }, effects);
+    }
+}

@@ -1,0 +1,74 @@
+//! Which commits were published, and how fast they come.
+
+use crate::message::Time;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use varuna_plan::{Decision, StateId, Step};
+
+/// Steps that are remembered for late reports.
+const KEPT: usize = 10_000;
+
+/// The first report of each state is published; later ones, and those of histories that were given up, are not.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    before: Option<StateId>,
+    newest: BTreeMap<Step, StateId>,
+    forgotten: Step,
+    last: Option<(StateId, Time)>,
+    pace: Option<Duration>,
+}
+
+impl Published {
+    pub(super) fn new(before: Option<StateId>) -> Self {
+        Self {
+            before,
+            newest: BTreeMap::new(),
+            forgotten: Step(0),
+            last: None,
+            pace: None,
+        }
+    }
+
+    /// Whether this is the first report of the decision's state, and worth telling.
+    pub(super) fn first(&mut self, now: Time, decision: &Decision) -> bool {
+        let id = decision.id;
+        let told_before = self.before.is_some_and(|b| id.step <= b.step && id <= b);
+        let told = self.newest.get(&id.step).is_some_and(|t| id <= *t);
+        if told_before || told || id.step <= self.forgotten {
+            return false;
+        }
+        self.newest.insert(id.step, id);
+        if self.newest.len() > KEPT
+            && let Some((step, _)) = self.newest.pop_first()
+        {
+            self.forgotten = step;
+        }
+        self.keep_pace(now, decision);
+        true
+    }
+
+    /// Exponentially weighted mean of the time between two commits of one generation (weight 1/8 for the newest).
+    fn keep_pace(&mut self, now: Time, decision: &Decision) {
+        if let Some((last, at)) = self.last
+            && last == decision.parent
+            && last.run_gen == decision.id.run_gen
+        {
+            let took = now.since(at);
+            self.pace = Some(self.pace.map_or(took, |mean| (mean * 7 + took) / 8));
+        }
+        self.last = Some((decision.id, now));
+    }
+
+    pub(super) fn pace(&self) -> Option<Duration> {
+        self.pace
+    }
+    /// A step is known to have been committed at some time.
+    pub(super) fn anything(&self) -> bool {
+        self.before.is_some_and(|b| b != StateId::INITIAL) || !self.newest.is_empty()
+    }
+    /// The step last told.
+    pub(super) fn step(&self) -> Step {
+        let before = self.before.map_or(Step(0), |b| b.step);
+        self.last.map_or(before, |(id, _)| id.step)
+    }
+}

@@ -1,0 +1,194 @@
+//! The record: read, taken over, written by compare-and-swap; losing the term ends this coordinator.
+
+use super::{Coordinator, CoordinatorEffect, Event, Mode, Outcome};
+use crate::message::{Record, Time};
+use varuna_plan::{Base, Decision, Generation};
+
+impl Coordinator {
+    pub(super) fn persist(&mut self, mut record: Record, effects: &mut Vec<CoordinatorEffect>) {
+        record.version = self.record.version + 1;
+        record.term = self.term;
+        self.mode = Mode::Persisting;
+        self.write_failed = false;
+        self.attempt = Some(record.clone());
+        if bug!(self, SendBeforePersist)
+            && let Some(plan) = record.next.as_ref().or(record.plan.as_ref())
+        {
+            for to in self.all_up() {
+                let order = crate::message::Order::Prepare(plan.clone());
+                effects.push(CoordinatorEffect::Send { to, order });
+            }
+        }
+        effects.push(CoordinatorEffect::Write {
+            expect: self.record.version,
+            record,
+        });
+    }
+
+    /// What the store holds.
+    pub(super) fn read(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
+        if self.mode == Mode::Boot {
+            if record.done {
+                // the run had ended before; its workers still have to be told
+                self.term = record.term;
+                self.record = record;
+                self.mode = Mode::Done { since: now };
+                return;
+            }
+            self.term = record.term + 1;
+            self.mode = Mode::Persisting;
+            self.write_failed = false;
+            let next = Record {
+                term: self.term,
+                version: record.version + 1,
+                ..record.clone()
+            };
+            self.attempt = Some(next.clone());
+            effects.push(CoordinatorEffect::Write {
+                expect: record.version,
+                record: next,
+            });
+        } else if record.term > self.term {
+            self.mode = Mode::Deposed;
+            effects.push(CoordinatorEffect::Event(Event::Deposed { by_term: record.term }));
+            self.finish(Outcome::Deposed, effects);
+        } else if self.mode == Mode::Persisting && self.write_failed {
+            self.after_failed_write(now, record, effects);
+        }
+    }
+
+    /// A failed write may have happened all the same: the store says.
+    fn after_failed_write(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
+        if record.term < self.term {
+            self.mode = Mode::Boot; // the take-over was overtaken by an older leader's write
+            self.asked_at = now;
+        } else if self.attempt.as_ref() == Some(&record) {
+            self.persisted(now, record, effects);
+        } else {
+            self.record = record;
+            self.mode = Mode::Active;
+            self.attempt = None;
+        }
+    }
+
+    pub(super) fn written(
+        &mut self,
+        now: Time,
+        ok: bool,
+        record: Record,
+        effects: &mut Vec<CoordinatorEffect>,
+    ) {
+        if self.mode != Mode::Persisting || self.attempt.as_ref() != Some(&record) {
+            // a Stop came between; the record stays true to the store
+            if ok && record.term == self.term && record.version > self.record.version {
+                self.record = record;
+            }
+            return;
+        }
+        if ok {
+            return self.persisted(now, record, effects);
+        }
+        self.write_failed = true;
+        self.complain(
+            Event::WriteFailed {
+                version: record.version,
+            },
+            effects,
+        );
+        effects.push(CoordinatorEffect::ReadRecord);
+    }
+
+    fn persisted(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
+        self.attempt = None;
+        let took_over = self.record.term != self.term;
+        let recovery = record.plan != self.record.plan && record.plan != self.record.next;
+        if record.highest != self.record.highest {
+            self.since = now;
+        }
+        let before = std::mem::replace(&mut self.record, record);
+        if recovery || took_over {
+            self.progress_at = now; // a planned change must never postpone the detection of a death
+        }
+        if took_over {
+            effects.push(CoordinatorEffect::Event(Event::TookOver { term: self.term }));
+        } else {
+            self.tell_of(now, &before, effects);
+        }
+        if self.record.done {
+            self.mode = Mode::Done { since: now };
+            effects.push(CoordinatorEffect::Event(Event::Done {
+                step: self.config.last_step,
+            }));
+        } else if took_over && self.record.plan.is_some() {
+            self.mode = Mode::Settling {
+                until: now.after(self.config.timing.settle),
+            };
+        } else {
+            self.mode = Mode::Active;
+            self.active(now, effects);
+        }
+    }
+
+    /// Diary entries for what a write changed.
+    fn tell_of(&mut self, now: Time, before: &Record, effects: &mut Vec<CoordinatorEffect>) {
+        let planned = [&self.record.plan, &self.record.next].into_iter().flatten();
+        let fresh = planned.filter(|p| p.generation > before.highest).cloned().next();
+        if let Some(plan) = fresh {
+            let change = matches!(plan.base, Base::AtSwitch { .. });
+            effects.push(CoordinatorEffect::Event(Event::Planned {
+                generation: plan.generation,
+                plan: plan.shape.summary(),
+                workers: plan.members().len(),
+                predicted_ms: plan.shape.predicted.step_ms,
+                change,
+                reason: plan.reason.clone(),
+            }));
+            if let Base::Fixed {
+                id,
+                decision,
+                checkpoint,
+            } = plan.base
+            {
+                if let Some(decision) = decision {
+                    self.publish(now, decision, effects);
+                }
+                effects.push(CoordinatorEffect::Event(Event::Resumed {
+                    generation: plan.generation,
+                    base: id,
+                    finished: decision.is_some(),
+                    restored: checkpoint,
+                }));
+            }
+        } else if let (Some(next), None) = (&before.next, &self.record.next)
+            && self
+                .record
+                .plan
+                .as_ref()
+                .is_some_and(|p| p.generation == next.generation)
+        {
+            let generation = next.generation;
+            effects.push(CoordinatorEffect::Event(Event::Switched { generation }));
+        }
+    }
+
+    /// Numbers are burnt, never reused.
+    pub(super) fn next_generation(&self) -> Generation {
+        if bug!(self, ReuseGeneration) {
+            return self
+                .record
+                .plan
+                .as_ref()
+                .map_or(Generation(0), |p| p.generation)
+                .next();
+        }
+        self.record.highest.next()
+    }
+
+    /// The decision that the persisted plan carries; it binds.
+    pub(super) fn persisted_decision(&self) -> Option<Decision> {
+        match self.record.plan.as_ref().map(|p| &p.base) {
+            Some(Base::Fixed { decision, .. }) => *decision,
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Recovery: fence, collect inventories, decide where to resume, plan, persist.
+
+use super::resume::{Evidence, Resume};
+use super::{Coordinator, CoordinatorEffect, Event, Mode};
+use crate::message::{Order, Record, Time};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use varuna_plan::{Base, Infeasible, StateId, Unit, WorkerId};
+
+impl Coordinator {
+    pub(super) fn fence(&mut self, now: Time, because: String, effects: &mut Vec<CoordinatorEffect>) {
+        let upto = self.record.highest;
+        if self.record.plan.is_some() {
+            effects.push(CoordinatorEffect::Event(Event::Fenced { upto, because }));
+        }
+        self.mode = Mode::Collecting { since: now };
+        self.answers.clear();
+        self.checkpoints = None;
+        self.suspected = None;
+        self.complained = None;
+        self.fruitless += 1;
+        self.asked_at = now.after(self.config.timing.ask_again);
+        for to in self.all_up() {
+            effects.push(CoordinatorEffect::Send {
+                to,
+                order: Order::Fence { upto },
+            });
+        }
+        effects.push(CoordinatorEffect::ListCheckpoints);
+    }
+
+    pub(super) fn collect(&mut self, now: Time, since: Time, effects: &mut Vec<CoordinatorEffect>) {
+        let timing = self.config.timing;
+        if now >= self.asked_at {
+            self.asked_at = now.after(timing.ask_again);
+            let upto = self.record.highest;
+            let silent: Vec<WorkerId> = self
+                .all_up()
+                .into_iter()
+                .filter(|w| !self.answers.contains_key(w))
+                .collect();
+            for to in silent {
+                effects.push(CoordinatorEffect::Send {
+                    to,
+                    order: Order::Fence { upto },
+                });
+            }
+            effects.push(CoordinatorEffect::ListCheckpoints);
+        }
+        let missing = self.missing();
+        let closed = |w: &WorkerId| self.workers.get(w).is_some_and(|x| !x.up);
+        let heard = missing.iter().all(closed);
+        let Some(checkpoints) = self.usable_checkpoints() else {
+            return;
+        };
+        if !heard && now < since.after(timing.collect) {
+            return;
+        }
+        let patient = now >= since.after(timing.restore);
+        let evidence = self.evidence(&checkpoints);
+        let Some(resume) = evidence.resume() else {
+            let units = evidence.uncovered();
+            let long = |w: &WorkerId| {
+                let down = self.workers.get(w).filter(|x| !x.up).map(|x| x.down_since);
+                down.is_some_and(|since| now > since.after(timing.grace))
+            };
+            if patient || (!missing.is_empty() && missing.iter().all(long)) {
+                self.lost(units, effects);
+            }
+            return;
+        };
+        if !resume.tip && !missing.is_empty() && !patient {
+            return;
+        }
+        self.recover(now, since, resume, missing, effects);
+    }
+
+    /// Members and sources of the plans in the record that have not answered.
+    fn missing(&self) -> Vec<WorkerId> {
+        let mut expected: BTreeSet<WorkerId> = BTreeSet::new();
+        for plan in [&self.record.plan, &self.record.next].into_iter().flatten() {
+            expected.extend(plan.members());
+            expected.extend(plan.sources.iter().flatten());
+        }
+        expected
+            .into_iter()
+            .filter(|w| !self.answers.contains_key(w))
+            .collect()
+    }
+
+    fn evidence<'a>(&'a self, checkpoints: &'a [StateId]) -> Evidence<'a> {
+        Evidence {
+            layout: self.config.layout,
+            answers: &self.answers,
+            persisted: self.persisted_decision(),
+            checkpoints,
+            #[cfg(feature = "mutants")]
+            mutant: self.mutant,
+        }
+    }
+
+    /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed.
+    fn usable_checkpoints(&self) -> Option<Vec<StateId>> {
+        let mut list = self.checkpoints.clone()?;
+        let initial = |base: &Base| {
+            matches!(
+                base,
+                Base::Fixed {
+                    id: StateId::INITIAL,
+                    ..
+                }
+            )
+        };
+        let plans = [&self.record.plan, &self.record.next].into_iter().flatten();
+        let moved = plans.map(|p| &p.base).any(|b| !initial(b));
+        let held = self
+            .answers
+            .values()
+            .flat_map(|i| i.units.values())
+            .any(|id| *id != StateId::INITIAL);
+        let fresh = !moved && !held && !self.published.anything() && self.best == StateId::INITIAL;
+        if fresh && !list.contains(&StateId::INITIAL) {
+            list.push(StateId::INITIAL);
+        }
+        Some(list)
+    }
+
+    fn recover(
+        &mut self,
+        now: Time,
+        since: Time,
+        resume: Resume,
+        missing: Vec<WorkerId>,
+        effects: &mut Vec<CoordinatorEffect>,
+    ) {
+        let answered = |w: &WorkerId| self.answers.contains_key(w);
+        let usable: Vec<WorkerId> = self
+            .answers
+            .keys()
+            .copied()
+            .filter(|w| self.status(*w).is_some())
+            .collect();
+        let firm: Vec<WorkerId> = self.firm().into_iter().filter(answered).collect();
+        let enough = firm.len() >= self.config.min_workers;
+        let pool = self.pool(now, if enough { &firm } else { &usable });
+        let need = self.config.min_workers;
+        if pool.len() < need {
+            // everyone stays fenced and keeps its state until more come
+            return self.complain(
+                Event::BelowMinimum {
+                    have: pool.len(),
+                    need,
+                },
+                effects,
+            );
+        }
+        let first = self.record.plan.is_none();
+        let most = self.max_workers.is_some_and(|most| pool.len() >= most);
+        if first && !most && now < since.after(self.config.timing.gather) {
+            return;
+        }
+        let mut held: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
+        for (unit, sources) in self.config.layout.all_units().zip(&resume.sources) {
+            for worker in sources {
+                held.entry(*worker).or_default().push(unit);
+            }
+        }
+        let shape = match self.shape(&pool, held) {
+            Ok(shape) => shape,
+            Err(Infeasible(reason)) => return self.complain(Event::NoPlan { reason }, effects),
+        };
+        if !first {
+            let answered = self.answers.keys().copied().collect();
+            effects.push(CoordinatorEffect::Event(Event::Collected {
+                answered,
+                missing: missing.clone(),
+            }));
+        }
+        let reason = self.why(first, &missing);
+        let Resume {
+            id,
+            decision,
+            checkpoint,
+            sources,
+            ..
+        } = resume;
+        let mut plan = self.document(
+            Base::Fixed {
+                id,
+                decision,
+                checkpoint,
+            },
+            shape,
+            sources,
+            reason,
+        );
+        let doublings = self.fruitless.min(self.config.timing.deadline_doublings);
+        plan.deadline_ns = plan
+            .deadline_ns
+            .saturating_mul(1 << if first { 0 } else { doublings.saturating_sub(1) });
+        plan.relay = !bug!(self, NoRelay) && self.bad.any(now);
+        plan.evidence = usable;
+        self.considered = Some(pool.into_iter().collect());
+        let highest = plan.generation.max(self.record.highest);
+        let record = Record {
+            highest,
+            plan: Some(Arc::new(plan)),
+            next: None,
+            ..self.record.clone()
+        };
+        self.persist(record, effects);
+    }
+
+    fn why(&self, first: bool, missing: &[WorkerId]) -> String {
+        let names: Vec<String> = missing.iter().map(|w| self.name(*w)).collect();
+        match (first, names.is_empty()) {
+            (true, _) => "the run begins".to_owned(),
+            (false, true) => "everyone answered the fence".to_owned(),
+            (false, false) => format!("lost {}", names.join(", ")),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Where a recovery resumes: the newest state that covers all units. A pure function of what is known.
+
+use crate::message::Inventory;
+#[cfg(feature = "mutants")]
+use crate::mutant::Mutant;
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Generation, Layout, StateId, Step, Unit, WorkerId};
+
+/// All that a recovery knows.
+pub(super) struct Evidence<'a> {
+    pub(super) layout: Layout,
+    pub(super) answers: &'a BTreeMap<WorkerId, Inventory>,
+    /// The decision in the persisted plan's base: another may have applied it and died, so it binds.
+    pub(super) persisted: Option<Decision>,
+    /// States of complete checkpoints.
+    pub(super) checkpoints: &'a [StateId],
+    #[cfg(feature = "mutants")]
+    pub(super) mutant: Option<Mutant>,
+}
+
+/// Where to resume.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Resume {
+    pub(super) id: StateId,
+    pub(super) decision: Option<Decision>,
+    /// Some unit has no source: it comes from the checkpoint.
+    pub(super) checkpoint: bool,
+    pub(super) sources: Vec<Vec<WorkerId>>,
+    /// Nothing newer is known to exist.
+    pub(super) tip: bool,
+}
+
+impl Evidence<'_> {
+    /// All decisions known: of commits, of the persisted plan, and those that the answers let us compute.
+    fn decisions(&self) -> Vec<Decision> {
+        let mut decisions: Vec<Decision> = self.answers.values().filter_map(|i| i.decision).collect();
+        decisions.extend(self.persisted);
+        let mut reached: BTreeSet<StateId> = self.held().collect();
+        reached.extend(decisions.iter().map(|d| d.id));
+        let ran = self.answers.values().filter_map(|i| i.ran);
+        let open: BTreeSet<(Generation, Step)> = ran.map(|r| (r.generation, r.step)).collect();
+        for (generation, step) in open {
+            let committed = reached
+                .iter()
+                .any(|i| i.run_gen == generation && i.step == step.next());
+            if committed || bug!(self, OnlyIfSurvivorCommitted) || bug!(self, RollBackPrepared) {
+                continue;
+            }
+            if let Some(decision) = self.finish(generation, step) {
+                reached.insert(decision.id);
+                decisions.push(decision);
+            }
+        }
+        decisions
+    }
+
+    fn held(&self) -> impl Iterator<Item = StateId> {
+        self.answers.values().flat_map(|i| i.units.values().copied())
+    }
+
+    /// The decision of an interrupted step, unless a worker that ran it had not put in its norm (then nobody committed), or the
+    /// prepared units do not make up the model.
+    fn finish(&self, generation: Generation, step: Step) -> Option<Decision> {
+        let here = |i: &&Inventory| {
+            i.ran
+                .is_some_and(|r| (r.generation, r.step) == (generation, step))
+        };
+        let answers: Vec<&Inventory> = self.answers.values().filter(here).collect();
+        if !answers.iter().all(|i| i.ran.is_some_and(|r| r.norm_put_in)) {
+            return None;
+        }
+        let mut parts: BTreeMap<Unit, UnitNorm> = BTreeMap::new();
+        let mut parent = None;
+        for inventory in answers {
+            for (unit, prepared) in &inventory.prepared {
+                if (prepared.run_gen, prepared.step) == (generation, step) {
+                    // holders of a unit have the same bits: which one's part is taken makes no difference
+                    parts.entry(*unit).or_insert(prepared.norm);
+                    parent = parent.max(inventory.units.get(unit).copied());
+                }
+            }
+        }
+        if !parts.keys().copied().eq(self.layout.all_units()) {
+            return None;
+        }
+        let parts: Vec<UnitNorm> = parts.into_values().collect();
+        parent.map(|parent| Decision::conclude(parent, generation, &parts, None))
+    }
+
+    /// The greatest state that is held, was decided, or lies in a checkpoint, and covers all units.
+    pub(super) fn resume(&self) -> Option<Resume> {
+        let decisions = self.decisions();
+        let mut known = self.known(&decisions);
+        let tip = known.last().copied();
+        known.extend(self.checkpoints.iter().copied());
+        known.iter().rev().find_map(|id| {
+            let decision = decisions.iter().find(|d| d.id == *id).copied();
+            let sources: Vec<Vec<WorkerId>> = self
+                .layout
+                .all_units()
+                .map(|u| self.sources(u, *id, decision))
+                .collect();
+            let checkpoint = sources.iter().any(Vec::is_empty);
+            let whole = !checkpoint || self.checkpoints.contains(id);
+            let tip = tip.is_none_or(|t| t <= *id);
+            whole.then_some(Resume {
+                id: *id,
+                decision,
+                checkpoint,
+                sources,
+                tip,
+            })
+        })
+    }
+
+    fn known(&self, decisions: &[Decision]) -> BTreeSet<StateId> {
+        let mut known: BTreeSet<StateId> = self.held().collect();
+        if !bug!(self, ForgetPersistedDecision) {
+            known.extend(decisions.iter().map(|d| d.id));
+        }
+        known
+    }
+
+    /// The units that nobody has at the newest state known.
+    pub(super) fn uncovered(&self) -> Vec<Unit> {
+        let decisions = self.decisions();
+        let Some(tip) = self.known(&decisions).last().copied() else {
+            return self.layout.all_units().collect();
+        };
+        let decision = decisions.iter().find(|d| d.id == tip).copied();
+        self.layout
+            .all_units()
+            .filter(|u| self.sources(*u, tip, decision).is_empty())
+            .collect()
+    }
+
+    /// Who has the unit at the state, or is prepared to reach it by the decision.
+    fn sources(&self, unit: Unit, id: StateId, decision: Option<Decision>) -> Vec<WorkerId> {
+        let rolls = |held: &StateId, inventory: &Inventory| {
+            let (Some(d), Some(p)) = (decision, inventory.prepared.get(&unit)) else {
+                return false;
+            };
+            !bug!(self, RollBackPrepared)
+                && *held == d.parent
+                && p.run_gen == d.id.run_gen
+                && p.step == d.parent.step
+        };
+        let has = |inventory: &Inventory| {
+            inventory.units.get(&unit).is_some_and(|held| {
+                *held == id || (bug!(self, StepIsIdentity) && held.step == id.step) || rolls(held, inventory)
+            })
+        };
+        self.answers
+            .iter()
+            .filter(|(_, i)| has(i))
+            .map(|(w, _)| *w)
+            .collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! The present state for people.
+
+use super::{Coordinator, Mode, Snapshot, WorkerView};
+use varuna_plan::{Generation, Step, WorkerId};
+
+impl Coordinator {
+    /// The present state for people and for `status`.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let plan = self.record.plan.as_ref();
+        let generation = plan.map_or(Generation(0), |p| p.generation);
+        Snapshot {
+            mode: self.mode_name(generation).to_owned(),
+            term: self.term,
+            generation,
+            next: self.record.next.as_ref().map(|p| p.generation),
+            step: self.published.step().max(self.best.step),
+            last_step: self.config.last_step,
+            plan: plan.map(|p| p.shape.summary()),
+            predicted_ms: plan.map(|p| p.shape.predicted.step_ms),
+            observed_ms: self.published.pace().map(|p| p.as_secs_f64() * 1e3),
+            members: plan.map_or(0, |p| p.members().len()),
+            min_workers: self.config.min_workers,
+            max_workers: self.max_workers,
+            workers: self.workers.keys().map(|id| self.worker_view(*id)).collect(),
+        }
+    }
+
+    fn mode_name(&self, generation: Generation) -> &'static str {
+        match self.mode {
+            Mode::Boot => "boot",
+            Mode::Settling { .. } => "settling",
+            Mode::Active if self.record.next.is_some() => "changing",
+            Mode::Active if self.gone == generation => "training",
+            Mode::Active => "launching",
+            Mode::Collecting { .. } if self.complained.is_some() || self.record.plan.is_none() => "waiting",
+            Mode::Collecting { .. } => "recovering",
+            Mode::Persisting => "persisting",
+            Mode::Done { .. } => "done",
+            Mode::Stopping { .. } => "stopped",
+            Mode::Lost => "lost",
+            Mode::Deposed => "deposed",
+            Mode::Ended => "ended",
+        }
+    }
+
+    fn worker_view(&self, id: WorkerId) -> WorkerView {
+        let worker = self.workers.get(&id);
+        let hello = worker.and_then(|w| w.hello.as_ref());
+        let status = worker.and_then(|w| w.status);
+        let plan = self.record.plan.as_ref();
+        let place = plan.and_then(|p| p.shape.place(id));
+        let segments = plan
+            .zip(place)
+            .map(|(p, (i, j))| p.shape.pipelines[i].stages[j].segments);
+        WorkerView {
+            id,
+            name: self.name(id),
+            node: hello.map_or_else(String::new, |h| h.node.clone()),
+            up: worker.is_some_and(|w| w.up),
+            phase: status.map(|s| s.phase),
+            generation: status.map_or(Generation(0), |s| s.generation),
+            step: status.map_or(Step(0), |s| s.at.step),
+            draining: status.is_some_and(|s| s.draining),
+            segments,
+            pipeline: place.map(|(i, _)| i),
+        }
+    }
+}
