@@ -1,0 +1,97 @@
+//! Any plan trains like the unsplit model: engines in threads of one process, over local links.
+
+mod common;
+
+use common::{Case, assert_close, run, shape, single};
+use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec};
+
+const STEPS: u64 = 22;
+
+fn one_forward_one_backward(warmup_factor: f64) -> ScheduleSpec {
+    ScheduleSpec { kind: ScheduleKind::OneForwardOneBackward { warmup_factor }, recompute: Recompute::None }
+}
+
+#[test]
+fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
+    for tied in [false, true] {
+        let case = Case { tied, dropout: 0.0, ..Case::default() };
+        let ours = run(&case, &single(&case), STEPS);
+        let plain = common::plain(&case, STEPS);
+        assert_close(&plain, &ours, 1e-5, &format!("tied {tied}"));
+    }
+}
+
+#[test]
+fn the_same_plan_twice_gives_the_same_bits() {
+    let case = Case::default();
+    let plan = shape(&case, &[&[2, 2], &[3, 1]], &[5, 3], 1);
+    let (a, b) = (run(&case, &plan, STEPS), run(&case, &plan, STEPS));
+    assert_eq!(a.losses, b.losses);
+    assert_eq!(a.parameters, b.parameters);
+}
+
+#[test]
+fn every_plan_draws_the_curve_of_the_unsplit_model() {
+    for tied in [false, true] {
+        let case = Case { tied, ..Case::default() };
+        let unsplit = run(&case, &single(&case), STEPS);
+        let plans = [
+            ("two stages", shape(&case, &[&[2, 2]], &[8], 2)),
+            ("three stages", shape(&case, &[&[1, 2, 1]], &[8], 1)),
+            ("two pipelines", shape(&case, &[&[4], &[4]], &[4, 4], 2)),
+            ("two by two", shape(&case, &[&[2, 2], &[2, 2]], &[4, 4], 1)),
+            ("unequal depths", shape(&case, &[&[3, 1], &[4]], &[5, 3], 2)),
+            ("unequal cuts and shares", shape(&case, &[&[1, 1, 2], &[2, 2]], &[3, 5], 2)),
+            ("a stage for each segment", shape(&case, &[&[1, 1, 1, 1]], &[8], 3)),
+        ];
+        for (name, plan) in plans {
+            let split = run(&case, &plan, STEPS);
+            assert_close(&unsplit, &split, 1e-5, &format!("{name}, tied {tied}"));
+        }
+    }
+}
+
+#[test]
+fn every_schedule_draws_the_same_curve() {
+    let case = Case::default();
+    let unsplit = run(&case, &single(&case), STEPS);
+    let gpipe = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None };
+    for schedule in [gpipe, one_forward_one_backward(1.0), one_forward_one_backward(2.0)] {
+        let mut plan = shape(&case, &[&[1, 2, 1], &[2, 2]], &[4, 4], 1);
+        plan.schedule = schedule;
+        assert_close(&unsplit, &run(&case, &plan, STEPS), 1e-5, &format!("{schedule:?}"));
+    }
+}
+
+#[test]
+fn recompute_gives_the_very_bits_of_keeping_everything() {
+    let case = Case::default();
+    for kind in [ScheduleKind::Gpipe, ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 }] {
+        let mut plan = shape(&case, &[&[2, 1, 1]], &[8], 1);
+        plan.schedule = ScheduleSpec { kind, recompute: Recompute::None };
+        let keeps = run(&case, &plan, STEPS);
+        plan.schedule.recompute = Recompute::Full;
+        let recomputes = run(&case, &plan, STEPS);
+        assert_eq!(keeps.losses, recomputes.losses, "{kind:?}");
+        assert_eq!(keeps.parameters, recomputes.parameters, "{kind:?}");
+    }
+}
+
+#[test]
+fn evaluation_under_every_plan_sees_the_same_held_out_loss() {
+    let case = Case { evaluate: true, ..Case::default() };
+    let unsplit = run(&case, &single(&case), 9);
+    let split = run(&case, &shape(&case, &[&[2, 2], &[4]], &[5, 3], 2), 9);
+    let steps: Vec<usize> = unsplit.evaluations.iter().map(|(s, _)| *s).collect();
+    assert_eq!(steps, [0, 4, 8]);
+    for ((_, a), (_, b)) in unsplit.evaluations.iter().zip(&split.evaluations) {
+        assert!((a - b).abs() <= 1e-5 * a, "{a} and {b}");
+    }
+}
+
+#[test]
+fn a_model_learns() {
+    let case = Case::default();
+    let losses = run(&case, &shape(&case, &[&[2, 2], &[2, 2]], &[4, 4], 2), 60).losses;
+    assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
+}
