@@ -55,8 +55,6 @@ mutants! {
     ForgetBadLinks,
     /// No way round a dead link between a target and its only source.
     NoRelay,
-    /// An inventory is sent before the engine has stopped.
-    InventoryBeforeStop,
 }
 
 /// Whether the seeded bug is switched on in this machine; `false` at compile time without the feature.

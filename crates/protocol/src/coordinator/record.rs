@@ -2,7 +2,8 @@
 
 use super::{Coordinator, CoordinatorEffect, Event, Mode, Outcome};
 use crate::message::{Record, Time};
-use varuna_plan::{Base, Decision, Generation};
+use std::sync::Arc;
+use varuna_plan::{Base, Decision, Generation, Plan};
 
 impl Coordinator {
     pub(super) fn persist(&mut self, mut record: Record, effects: &mut Vec<CoordinatorEffect>) {
@@ -57,12 +58,31 @@ impl Coordinator {
         }
     }
 
+    /// Whether this is what was to be written. Compared by numbers: a diverged step's decision (not a number) in a plan is not
+    /// equal to itself.
+    fn attempted(&self, record: &Record) -> bool {
+        let numbers = |r: &Record| {
+            let generation = |p: &Option<Arc<Plan>>| p.as_ref().map(|p| p.generation);
+            (
+                r.version,
+                r.term,
+                r.highest,
+                generation(&r.plan),
+                generation(&r.next),
+                r.done,
+            )
+        };
+        self.attempt
+            .as_ref()
+            .is_some_and(|a| numbers(a) == numbers(record))
+    }
+
     /// A failed write may have happened all the same: the store says.
     fn after_failed_write(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
         if record.term < self.term {
             self.mode = Mode::Boot; // the take-over was overtaken by an older leader's write
             self.asked_at = now;
-        } else if self.attempt.as_ref() == Some(&record) {
+        } else if self.attempted(&record) {
             self.persisted(now, record, effects);
         } else {
             self.record = record;
@@ -78,7 +98,7 @@ impl Coordinator {
         record: Record,
         effects: &mut Vec<CoordinatorEffect>,
     ) {
-        if self.mode != Mode::Persisting || self.attempt.as_ref() != Some(&record) {
+        if self.mode != Mode::Persisting || !self.attempted(&record) {
             // a Stop came between; the record stays true to the store
             if ok && record.term == self.term && record.version > self.record.version {
                 self.record = record;
@@ -101,7 +121,9 @@ impl Coordinator {
     fn persisted(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
         self.attempt = None;
         let took_over = self.record.term != self.term;
-        let recovery = record.plan != self.record.plan && record.plan != self.record.next;
+        let number = |p: &Option<Arc<Plan>>| p.as_ref().map(|p| p.generation);
+        let planned = number(&record.plan);
+        let recovery = planned != number(&self.record.plan) && planned != number(&self.record.next);
         if record.highest != self.record.highest {
             self.since = now;
         }

@@ -41,10 +41,6 @@ impl Member {
             self.fenced = self.fenced.max(upto);
             return self.send_inventory(upto, effects);
         }
-        if bug!(self, InventoryBeforeStop) && matches!(self.engine, Engine::Running { .. }) {
-            effects.push(MemberEffect::Abort);
-            self.engine = Engine::Idle;
-        }
         if bug!(self, TornApply) && matches!(self.engine, Engine::Applying { .. }) {
             effects.push(MemberEffect::Abort);
             self.engine = Engine::Idle;

@@ -1,0 +1,22 @@
+//! `cargo run -p varuna-sim --example trace -- SEED [MUTANT]`: replays one schedule and prints every message.
+
+use varuna_protocol::Mutant;
+use varuna_sim::World;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let Some(seed) = args.next().and_then(|s| s.parse::<u64>().ok()) else {
+        println!("usage: trace SEED [MUTANT]");
+        return;
+    };
+    let mutant = args.next();
+    let named = |m: &&Mutant| mutant.as_deref() == Some(format!("{m:?}").as_str());
+    let mut world = match Mutant::ALL.iter().find(named) {
+        Some(mutant) => World::with_mutant(seed, *mutant),
+        None => World::new(seed),
+    };
+    world.trace = true;
+    let result = world.run();
+    world.dump();
+    println!("{result:?} {:?}", world.stats);
+}

@@ -1,0 +1,42 @@
+//! (c): the newest committed state, if the workers that were heard cover it, is where the plan resumes.
+
+use super::{Ghosts, Violation, broken};
+use varuna_plan::{Plan, StateId, WorkerId};
+use varuna_protocol::Member;
+
+impl Ghosts {
+    /// `member` gives a worker's machine while it lives.
+    pub(crate) fn nothing_lost<'a>(
+        &self,
+        plan: &Plan,
+        base: StateId,
+        member: impl Fn(WorkerId) -> Option<&'a Member>,
+    ) -> Result<(), Violation> {
+        let Some(top) = self.top else { return Ok(()) };
+        let parent = self.parent.get(&top);
+        let covers = |unit, worker: WorkerId| {
+            let Some(member) = member(worker) else {
+                return false;
+            };
+            if self.had.get(&(worker, unit)) == Some(&top) {
+                return true; // it had it and was not allowed to give it up
+            }
+            let held = member.held().get(&unit);
+            let rolls = |p: &varuna_protocol::Prepared| {
+                p.run_gen == top.run_gen && p.step.next() == top.step && parent == held
+            };
+            held.is_some() && member.prepared().get(&unit).is_some_and(rolls)
+        };
+        let all = plan
+            .layout
+            .all_units()
+            .all(|u| plan.evidence.iter().any(|w| covers(u, *w)));
+        if all && (base.run_gen, base.step) < (top.run_gen, top.step) {
+            return broken(
+                'c',
+                format!("plan {} resumes at {base}, {top} was there", plan.generation),
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! The checker: invariants (a) to (g) of `docs/protocol.md`, looked at after every event.
+//!
+//! It sees everything, also what no machine can know; it steers nothing.
+
+mod lost;
+mod plans;
+mod samples;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use varuna_plan::{Generation, Plan, StateId, Step, Unit, WorkerId};
+
+/// A broken invariant: its letter, and what was seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// `a`..`g`.
+    pub invariant: char,
+    /// What was seen.
+    pub seen: String,
+}
+
+pub(crate) fn broken(invariant: char, seen: String) -> Result<(), Violation> {
+    Err(Violation { invariant, seen })
+}
+
+/// What the checker remembers.
+#[derive(Default)]
+pub(crate) struct Ghosts {
+    bits: BTreeMap<(StateId, Unit), u64>,
+    at_step: BTreeMap<(Generation, Step), StateId>,
+    pub(crate) parent: BTreeMap<StateId, StateId>,
+    pub(crate) plans: BTreeMap<Generation, Arc<Plan>>,
+    /// The greatest state that any worker ever had.
+    pub(crate) top: Option<StateId>,
+    /// State that a worker had and did not give up by the rules.
+    had: BTreeMap<(WorkerId, Unit), StateId>,
+}
+
+impl Ghosts {
+    /// The history of a state goes back to the first step, one step at a time (d).
+    pub(crate) fn ancestry(&self, mut id: StateId) -> Result<(), Violation> {
+        while id != StateId::INITIAL {
+            let Some(parent) = self.parent.get(&id) else {
+                return broken('d', format!("no parent of {id}"));
+            };
+            if parent.step.next() != id.step {
+                return broken('d', format!("{parent} -> {id}"));
+            }
+            id = *parent;
+        }
+        Ok(())
+    }
+}

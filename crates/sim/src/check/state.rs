@@ -1,0 +1,38 @@
+//! (b): one state id per (generation, step); equal id and unit mean equal bits, however a worker came by them.
+
+use super::{Ghosts, Violation, broken};
+use crate::engine::initial_bits;
+use varuna_plan::{StateId, Unit, WorkerId};
+
+impl Ghosts {
+    pub(crate) fn set(
+        &mut self,
+        worker: WorkerId,
+        unit: Unit,
+        id: StateId,
+        bits: u64,
+    ) -> Result<(), Violation> {
+        let known = *self.at_step.entry((id.run_gen, id.step)).or_insert(id);
+        if known != id {
+            return broken('b', format!("two states of one step: {known} and {id}"));
+        }
+        self.top = self.top.max(Some(id));
+        self.had.insert((worker, unit), id);
+        let initial = initial_bits(unit);
+        let expected = if id == StateId::INITIAL {
+            initial
+        } else {
+            *self.bits.entry((id, unit)).or_insert(bits)
+        };
+        if expected != bits {
+            return broken('b', format!("{worker:?} {unit:?} differs at {id}"));
+        }
+        Ok(())
+    }
+
+    /// Given up by the rules, at Go.
+    pub(crate) fn freed(&mut self, worker: WorkerId, keep: &[Unit]) {
+        self.had
+            .retain(|(w, unit), _| *w != worker || keep.contains(unit));
+    }
+}

@@ -1,0 +1,270 @@
+//! The modelled engine: tensors are hashes, a step is one forward, one backward and an all-to-all reduction per unit.
+//!
+//! Everything carries ghost information (generation, samples) that only the checker reads.
+
+use crate::net::Contribution;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use varuna_plan::state::{UnitNorm, mix};
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+
+/// A unit's state on one worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Held {
+    pub(crate) id: StateId,
+    pub(crate) bits: u64,
+}
+
+/// The step in hand.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) step: Step,
+    forwarded: Option<u64>,
+    backwarded: bool,
+    /// Prepared was said, or the step failed: nothing more happens.
+    pub(crate) over: bool,
+}
+
+/// A step's reduced gradients, and what went into them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reduced {
+    pub(crate) units: BTreeMap<Unit, (u64, Vec<Contribution>)>,
+    /// Ghost: the generation that ran it, and whether something of another generation went in.
+    pub(crate) generation: Generation,
+    pub(crate) foreign: bool,
+}
+
+type Mail<K> = BTreeMap<(Generation, K), u64>;
+
+/// The engine of one worker.
+#[derive(Default)]
+pub(crate) struct Engine {
+    pub(crate) held: BTreeMap<Unit, Held>,
+    pub(crate) staged: BTreeMap<(Unit, StateId), u64>,
+    pub(crate) job: Option<Job>,
+    pub(crate) reduced: Reduced,
+    pub(crate) applying: Option<(Decision, Vec<Unit>)>,
+    /// Takes mail of any generation (a seeded bug).
+    pub(crate) lax: bool,
+    forwards: Mail<Step>,
+    backwards: Mail<Step>,
+    parts: BTreeMap<(Generation, Step, Unit, WorkerId), Contribution>,
+}
+
+/// What a running engine says or sends.
+pub(crate) enum Said {
+    Forward(WorkerId, Step, u64),
+    Backward(WorkerId, Step, u64),
+    Reduce(WorkerId, Step, Unit, Contribution),
+    Prepared(Vec<(Unit, UnitNorm)>),
+}
+
+pub(crate) fn initial_bits(unit: Unit) -> u64 {
+    mix(42, u64::from(unit.0))
+}
+
+pub(crate) fn applied_bits(bits: u64, reduced: u64, decision: &Decision) -> u64 {
+    mix(mix(bits, reduced), decision.norm2.to_bits())
+}
+
+fn norm(reduced: u64, last: bool) -> UnitNorm {
+    // 52 bits are exact in a f64
+    let part = |bits: u64| f64::from(u32::try_from(bits & 0xffff_ffff).unwrap_or(0));
+    UnitNorm {
+        norm2: part(reduced >> 32) * 4_294_967_296.0 + part(reduced),
+        overflow: false,
+        loss: if last { part(reduced) / 1e9 } else { 0.0 },
+        eval_loss: None,
+    }
+}
+
+impl Engine {
+    pub(crate) fn forward(&mut self, generation: Generation, step: Step, bits: u64) {
+        self.forwards.insert((generation, step), bits);
+    }
+    pub(crate) fn backward(&mut self, generation: Generation, step: Step, bits: u64) {
+        self.backwards.insert((generation, step), bits);
+    }
+    pub(crate) fn part(
+        &mut self,
+        generation: Generation,
+        step: Step,
+        unit: Unit,
+        from: WorkerId,
+        part: Contribution,
+    ) {
+        self.parts.insert((generation, step, unit, from), part);
+    }
+    pub(crate) fn close(&mut self, generation: Generation) {
+        if !self.lax {
+            self.forwards.retain(|(g, _), _| *g != generation);
+            self.backwards.retain(|(g, _), _| *g != generation);
+            self.parts.retain(|(g, _, _, _), _| *g != generation);
+        }
+    }
+
+    pub(crate) fn start(&mut self, plan: Arc<Plan>, step: Step) {
+        let generation = plan.generation;
+        self.reduced = Reduced {
+            generation,
+            ..Reduced::default()
+        };
+        self.job = Some(Job {
+            plan,
+            step,
+            forwarded: None,
+            backwarded: false,
+            over: false,
+        });
+    }
+
+    /// The units that are completely reduced.
+    pub(crate) fn prepared(&self, last: Unit) -> Vec<(Unit, UnitNorm)> {
+        self.reduced
+            .units
+            .iter()
+            .map(|(u, (bits, _))| (*u, norm(*bits, *u == last)))
+            .collect()
+    }
+
+    fn take(&mut self, forward: bool, generation: Generation, step: Step) -> Option<u64> {
+        let lax = self.lax;
+        let mail = if forward {
+            &mut self.forwards
+        } else {
+            &mut self.backwards
+        };
+        let fits = |(g, s): &(Generation, Step)| *s == step && (*g == generation || lax);
+        // a lax engine takes what comes first, which is of the older generation
+        let key = mail.keys().copied().find(fits)?;
+        let bits = mail.remove(&key)?;
+        self.reduced.foreign |= key.0 != generation;
+        Some(bits)
+    }
+
+    /// Goes on as far as the mail allows.
+    pub(crate) fn pump(&mut self, me: WorkerId, said: &mut Vec<Said>) {
+        let Some(mut job) = self.job.take() else { return };
+        if !job.over {
+            self.advance(me, &mut job, said);
+        }
+        self.job = Some(job);
+    }
+
+    fn advance(&mut self, me: WorkerId, job: &mut Job, said: &mut Vec<Said>) {
+        let plan = job.plan.clone();
+        let Some((i, j)) = plan.shape.place(me) else {
+            return;
+        };
+        let pipeline = &plan.shape.pipelines[i];
+        let (g, step) = (plan.generation, job.step);
+        let samples = (pipeline.samples.start, pipeline.samples.end);
+        let next = pipeline.stages.get(j + 1).map(|s| s.worker);
+        let units = plan.units(me);
+        if job.forwarded.is_none() {
+            let start = mix(step.0, mix(samples.0, samples.1));
+            let input = if j == 0 {
+                Some(start)
+            } else {
+                self.take(true, g, step)
+            };
+            let Some(input) = input else { return };
+            let weight = |u: &Unit| self.held.get(u).map_or(0xDEAD, |h| h.bits);
+            let bits = units.iter().fold(input, |h, u| mix(h, weight(u)));
+            job.forwarded = Some(bits);
+            said.extend(next.map(|to| Said::Forward(to, step, bits)));
+        }
+        if !job.backwarded {
+            let input = if next.is_none() {
+                job.forwarded
+            } else {
+                self.take(false, g, step)
+            };
+            let Some(bits) = input else { return };
+            job.backwarded = true;
+            if j > 0 {
+                said.push(Said::Backward(pipeline.stages[j - 1].worker, step, bits));
+            }
+            self.contribute(me, &plan, step, bits, samples, said);
+        }
+        self.reduce(&plan, step, &units);
+        if units.iter().all(|u| self.reduced.units.contains_key(u)) {
+            job.over = true;
+            self.parts.retain(|(of, s, _, _), _| *of != g || *s > step);
+            said.push(Said::Prepared(self.prepared(Unit(plan.layout.segments - 1))));
+        }
+    }
+
+    fn contribute(
+        &mut self,
+        me: WorkerId,
+        plan: &Plan,
+        step: Step,
+        bits: u64,
+        samples: (u64, u64),
+        said: &mut Vec<Said>,
+    ) {
+        let Some((i, j)) = plan.shape.place(me) else {
+            return;
+        };
+        let range = plan.shape.pipelines[i].stages[j].segments;
+        for unit in plan.units(me) {
+            let tied = Some(unit) == plan.layout.tied_unit();
+            let ends = u8::from(range.start == 0) | (u8::from(range.end == plan.layout.segments) << 1);
+            let weight = self.held.get(&unit).map_or(0, |h| h.bits);
+            let part = Contribution {
+                run_gen: plan.generation,
+                samples,
+                roles: if tied { ends } else { 1 },
+                bits: mix(mix(bits, u64::from(unit.0)), weight),
+            };
+            self.parts.insert((plan.generation, step, unit, me), part);
+            for to in plan.holders(unit).into_iter().filter(|w| *w != me) {
+                said.push(Said::Reduce(to, step, unit, part));
+            }
+        }
+    }
+
+    fn reduce(&mut self, plan: &Plan, step: Step, units: &[Unit]) {
+        for unit in units {
+            if self.reduced.units.contains_key(unit) {
+                continue;
+            }
+            let holders = plan.holders(*unit);
+            let here = |w: &WorkerId| {
+                let fits = |((g, s, u, from), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
+                    *s == step && u == unit && from == w && (*g == plan.generation || self.lax)
+                };
+                self.parts.iter().find(fits).map(|(_, part)| *part)
+            };
+            let parts: Vec<Contribution> = holders.iter().filter_map(here).collect();
+            if parts.len() == holders.len() {
+                let sum = parts.iter().fold(0u64, |s, c| s.wrapping_add(c.bits));
+                self.reduced.units.insert(*unit, (sum, parts));
+            }
+        }
+    }
+
+    /// A fence that interrupts the optimizer leaves torn state (a seeded bug).
+    pub(crate) fn tear(&mut self) {
+        if self.applying.take().is_some() {
+            for held in self.held.values_mut() {
+                held.bits = mix(held.bits, 0xBAD);
+            }
+        }
+    }
+
+    /// The optimizer's step, all units at once.
+    pub(crate) fn apply(&mut self, decision: &Decision, units: &[Unit]) {
+        for unit in units {
+            let reduced = self.reduced.units.get(unit).map_or(0, |(bits, _)| *bits);
+            if let Some(held) = self.held.get_mut(unit) {
+                *held = Held {
+                    id: decision.id,
+                    bits: applied_bits(held.bits, reduced, decision),
+                };
+            }
+        }
+    }
+}

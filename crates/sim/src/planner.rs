@@ -1,0 +1,116 @@
+//! A planner that draws: any split of the workers into pipelines will do, so depths, cuts and shares vary.
+
+use crate::rng::Rng;
+use std::cell::Cell;
+use varuna_plan::{
+    Infeasible, Pipeline, PlanRequest, Planner, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, SegmentRange, Shape, Stage, WorkerId,
+};
+
+/// Draws shapes from a seed. Each one predicts a shorter step than the one before, so that every change of workers is taken.
+pub(crate) struct RandomPlanner {
+    seed: Cell<u64>,
+    drawn: Cell<u32>,
+    /// Most segments that one worker can hold.
+    cap: u32,
+}
+
+impl RandomPlanner {
+    pub(crate) fn new(seed: u64, cap: u32) -> Self {
+        Self {
+            seed: Cell::new(seed),
+            drawn: Cell::new(0),
+            cap,
+        }
+    }
+
+    fn pipelines(&self, rng: &mut Rng, request: &PlanRequest) -> Vec<Pipeline> {
+        let segments = request.layout.segments;
+        let min = segments.div_ceil(self.cap);
+        let mut left: Vec<WorkerId> = request.workers.iter().map(|w| w.id).collect();
+        for i in (1..left.len()).rev() {
+            let j = rng.below(i as u64 + 1);
+            left.swap(i, usize::try_from(j).unwrap_or(0));
+        }
+        let mut pipelines: Vec<Pipeline> = Vec::new();
+        while left.len() >= min as usize && (pipelines.len() as u64) < request.global_batch_size {
+            let there = u32::try_from(left.len()).unwrap_or(u32::MAX);
+            let most = segments.min(there);
+            let mut depth = u32::try_from(rng.range(u64::from(min), u64::from(most))).unwrap_or(min);
+            if there - depth < min {
+                depth = most; // nobody idle when it can be helped
+            }
+            let mut start = 0;
+            let mut stages = Vec::new();
+            for end in self.cuts(rng, segments, depth) {
+                let Some(worker) = left.pop() else { break };
+                stages.push(Stage {
+                    worker,
+                    segments: SegmentRange { start, end },
+                });
+                start = end;
+            }
+            pipelines.push(Pipeline {
+                stages,
+                samples: SampleRange { start: 0, end: 0 },
+            });
+        }
+        let count = pipelines.len() as u64;
+        let mut start = 0;
+        for (i, pipeline) in (1..).zip(&mut pipelines) {
+            let after = count - i;
+            let most = request.global_batch_size - after;
+            let end = if after == 0 {
+                most
+            } else {
+                rng.range(start + 1, most)
+            };
+            pipeline.samples = SampleRange { start, end };
+            start = end;
+        }
+        pipelines
+    }
+
+    fn cuts(&self, rng: &mut Rng, segments: u32, depth: u32) -> Vec<u32> {
+        let mut ends = Vec::new();
+        let mut at = 0;
+        for after in (1..depth).rev() {
+            let low = (at + 1).max(segments.saturating_sub(after * self.cap));
+            let high = (at + self.cap).min(segments - after);
+            at = u32::try_from(rng.range(u64::from(low), u64::from(high))).unwrap_or(low);
+            ends.push(at);
+        }
+        ends.push(segments);
+        ends
+    }
+}
+
+impl Planner for RandomPlanner {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        let min = request.layout.segments.div_ceil(self.cap);
+        if request.workers.len() < min as usize {
+            return Err(Infeasible(format!(
+                "{} workers, needs {min}",
+                request.workers.len()
+            )));
+        }
+        let mut rng = Rng(self.seed.get());
+        let pipelines = self.pipelines(&mut rng, request);
+        self.seed.set(rng.draw());
+        self.drawn.set(self.drawn.get() + 1);
+        Ok(Shape {
+            pipelines,
+            spares: Vec::new(),
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction {
+                step_ms: 90.0 / f64::from(self.drawn.get()),
+                bubble: 0.0,
+                calibrated: false,
+            },
+        })
+    }
+}
