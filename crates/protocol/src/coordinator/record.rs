@@ -49,7 +49,7 @@ impl Coordinator {
                 expect: record.version,
                 record: next,
             });
-        } else if record.term > self.term {
+        } else if record.term > self.term && self.record.term == self.term {
             self.mode = Mode::Deposed;
             effects.push(CoordinatorEffect::Event(Event::Deposed { by_term: record.term }));
             self.finish(Outcome::Deposed, effects);
@@ -79,8 +79,9 @@ impl Coordinator {
 
     /// A failed write may have happened all the same: the store says.
     fn after_failed_write(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
-        if record.term < self.term {
-            self.mode = Mode::Boot; // the take-over was overtaken by an older leader's write
+        if self.record.term != self.term {
+            // Two take-overs of one term look alike: what lies there may be another's. Only a term of one's own will do.
+            self.mode = Mode::Boot;
             self.asked_at = now;
         } else if self.attempted(&record) {
             self.persisted(now, record, effects);
