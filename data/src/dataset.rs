@@ -1,0 +1,232 @@
+//! A dataset that is open for training: which tokens a sample has.
+
+use crate::error::DataError;
+use crate::index::{self, Index};
+use crate::order::Permutation;
+use crate::sidecar::{Sidecar, beside, hex};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// What a dataset is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// Tokens.
+    pub tokens: u64,
+    /// Sequences in the index.
+    pub sequences: u64,
+    /// Documents in the index.
+    pub documents: u64,
+    /// Bytes of a token.
+    pub token_bytes: usize,
+    /// The builder's description, where there is one.
+    pub sidecar: Option<Sidecar>,
+}
+
+/// Reads and checks a dataset's index, lengths and description.
+///
+/// # Errors
+/// A file is missing, cut short, or not what it should be.
+pub fn info(prefix: &Path) -> Result<Info, DataError> {
+    let (index, sidecar, _) = open(prefix)?;
+    let Index { tokens, sequences, documents, token_type } = index;
+    Ok(Info { tokens, sequences, documents, token_bytes: token_type.width(), sidecar })
+}
+
+fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
+    let (bin, idx, json) = (beside(prefix, "bin"), beside(prefix, "idx"), beside(prefix, "json"));
+    let file = File::open(&bin).map_err(DataError::io("open", &bin))?;
+    let length = file.metadata().map_err(DataError::io("read", &bin))?.len();
+    let index = index::read(&idx, &bin, length)?;
+    let sidecar = Sidecar::read(&json)?;
+    if let Some(s) = sidecar.as_ref().filter(|s| s.tokens != index.tokens) {
+        let allowed = format!("{}, as the index says", index.tokens);
+        return Err(DataError::malformed(&json, "tokens", s.tokens, allowed));
+    }
+    Ok((index, sidecar, file))
+}
+
+/// An open dataset. A sample is a window of `sequence_length` tokens of the concatenated stream and the token after it;
+/// windows do not overlap but for that token. The last windows are held out.
+pub struct TokenDataset {
+    path: PathBuf,
+    file: File,
+    index: Index,
+    sidecar: Option<Sidecar>,
+    sequence_length: u32,
+    training: u64,
+    held_out: u64,
+    seed: u64,
+}
+
+impl TokenDataset {
+    /// Opens `<prefix>.bin` and `.idx`. `validation_fraction` (0 to 0.5) of the windows, rounded up, are held out.
+    ///
+    /// # Errors
+    /// A file is missing, cut short, or too short for one training sample.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share")]
+    pub fn open(
+        prefix: &Path,
+        sequence_length: u32,
+        validation_fraction: f64,
+        seed: u64,
+    ) -> Result<TokenDataset, DataError> {
+        let (index, sidecar, file) = open(prefix)?;
+        let path = beside(prefix, "bin");
+        let length = u64::from(sequence_length.max(1));
+        let windows = index.tokens.saturating_sub(1) / length;
+        let held_out = (windows as f64 * validation_fraction.clamp(0.0, 0.5)).ceil() as u64;
+        let training = windows.saturating_sub(held_out);
+        if training == 0 {
+            let needed = (held_out + 1) * length + 1;
+            return Err(DataError::TooSmall { path, tokens: index.tokens, needed, sequence_length });
+        }
+        Ok(TokenDataset { path, file, index, sidecar, sequence_length, training, held_out, seed })
+    }
+
+    /// Checks that a model of this vocabulary can take the dataset's tokens, where the dataset says how many there are.
+    ///
+    /// # Errors
+    /// The dataset has more different tokens than the model has rows.
+    pub fn check_vocabulary(&self, model: u32) -> Result<(), DataError> {
+        match &self.sidecar {
+            Some(s) if s.vocabulary > model => {
+                Err(DataError::Vocabulary { path: self.path.clone(), dataset: s.vocabulary, model })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of different tokens, where the dataset says so.
+    #[must_use]
+    pub fn vocabulary(&self) -> Option<u32> {
+        self.sidecar.as_ref().map(|s| s.vocabulary)
+    }
+
+    /// Samples of one pass over the training data.
+    #[must_use]
+    pub fn training_len(&self) -> u64 {
+        self.training
+    }
+
+    /// Samples held out.
+    #[must_use]
+    pub fn held_out_len(&self) -> u64 {
+        self.held_out
+    }
+
+    /// Identity of the content: the digest that the builder wrote, or of the sizes where there is none.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        match &self.sidecar {
+            Some(s) => s.sha256.clone(),
+            None => {
+                let Index { tokens, sequences, documents, token_type } = self.index;
+                let parts = [tokens, sequences, documents, token_type.width() as u64];
+                hex(&Sha256::digest(parts.map(u64::to_le_bytes).concat()))
+            }
+        }
+    }
+
+    /// The tokens of a training sample: `tokens` takes `sequence_length + 1` ids. Any number is a sample: passes over the data
+    /// follow each other, each in an order of its own.
+    ///
+    /// # Errors
+    /// The file cannot be read, or `tokens` is of another length.
+    pub fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        let (pass, within) = (index / self.training, index % self.training);
+        self.window(Permutation::new(self.training, self.seed, pass).at(within), tokens)
+    }
+
+    /// The tokens of a held-out sample, in the order of the text.
+    ///
+    /// # Errors
+    /// As for [`TokenDataset::train`], or there is no such sample.
+    pub fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        if index >= self.held_out {
+            let allowed = format!("below {}", self.held_out);
+            return Err(DataError::Argument { what: "held-out sample", value: index.to_string(), allowed });
+        }
+        self.window(self.training + index, tokens)
+    }
+
+    fn window(&self, window: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        let needed = self.sequence_length as usize + 1;
+        if tokens.len() != needed {
+            let (value, allowed) = (tokens.len().to_string(), needed.to_string());
+            return Err(DataError::Argument { what: "length of the sample's buffer", value, allowed });
+        }
+        let width = self.index.token_type.width();
+        let mut bytes = vec![0; needed * width];
+        let offset = window * u64::from(self.sequence_length) * width as u64;
+        self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io("read", &self.path))?;
+        self.index.token_type.decode(&bytes, tokens);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{Build, build};
+    use crate::tokenizer::Tokenizer;
+    use std::collections::BTreeSet;
+
+    fn dataset(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("text.txt");
+        std::fs::write(&input, text).unwrap();
+        let output = folder.path().join("data.v1");
+        let request = Build { inputs: vec![input], output: output.clone(), tokenizer: Tokenizer::Byte, overwrite: false };
+        let summary = build(&request).unwrap();
+        assert_eq!(summary.text_bytes, text.len() as u64);
+        assert_eq!(summary.sidecar.tokens, text.len() as u64 + 1);
+        assert!(matches!(build(&request), Err(DataError::Exists(_))), "nothing is overwritten");
+        (folder, output)
+    }
+
+    #[test]
+    fn a_pass_visits_each_window_once_and_the_held_out_ones_never() {
+        let text: String = (0..640u32).map(|i| char::from(b'a' + u8::try_from(i / 16 % 26).unwrap())).collect();
+        let (_folder, prefix) = dataset(&text);
+        let data = TokenDataset::open(&prefix, 16, 0.1, 3).unwrap();
+        assert_eq!((data.training_len(), data.held_out_len()), (36, 4));
+        let read = |i| {
+            let mut tokens = [0; 17];
+            data.train(i, &mut tokens).unwrap();
+            tokens.to_vec()
+        };
+        for pass in 0..3 {
+            let seen: BTreeSet<Vec<i64>> = (0..36).map(|i| read(pass * 36 + i)).collect();
+            let all: BTreeSet<Vec<i64>> = (0..36usize)
+                .map(|w| text.as_bytes()[w * 16..w * 16 + 17].iter().map(|b| i64::from(*b)).collect())
+                .collect();
+            assert_eq!(seen, all, "pass {pass}");
+        }
+        let orders: Vec<Vec<Vec<i64>>> = (0..2).map(|p| (0..36).map(|i| read(p * 36 + i)).collect()).collect();
+        assert_ne!(orders[0], orders[1], "each pass has its own order");
+        let mut last = [0; 17];
+        data.held_out(3, &mut last).unwrap();
+        assert_eq!(last[16], 256, "the last window ends with the end of the document");
+        assert!(data.held_out(4, &mut last).is_err());
+    }
+
+    #[test]
+    fn damaged_and_unfit_datasets_are_refused_by_name() {
+        let (_folder, prefix) = dataset(&"word ".repeat(100));
+        let data = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
+        assert!(data.check_vocabulary(257).is_ok());
+        let wrong = data.check_vocabulary(256).unwrap_err().to_string();
+        assert!(wrong.contains("vocabulary 257") && wrong.contains("256"), "{wrong}");
+        let small = TokenDataset::open(&prefix, 600, 0.0, 3).err().unwrap().to_string();
+        assert!(small.contains("501 tokens"), "{small}");
+        let bin = beside(&prefix, "bin");
+        let whole = std::fs::read(&bin).unwrap();
+        std::fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
+        let cut = info(&prefix).unwrap_err().to_string();
+        assert!(cut.contains("data.v1.bin") && cut.contains("cut short"), "{cut}");
+        let missing = info(Path::new("/nonexistent/x")).unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent/x.bin"), "{missing}");
+    }
+}

@@ -1,0 +1,114 @@
+//! From text to tokens.
+
+use crate::error::DataError;
+use std::fmt;
+use std::str::FromStr;
+use tiktoken_rs::CoreBPE;
+
+/// How text becomes tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tokenizer {
+    /// One token a byte, 0 to 255, and 256 as the end of a document: vocabulary 257. For small models and any bytes.
+    Byte,
+    /// GPT-2's byte-pair encoding (Radford et al. 2019): vocabulary 50,257, `<|endoftext|>` = 50,256. For UTF-8 text.
+    Gpt2,
+}
+
+impl Tokenizer {
+    /// Number of tokens.
+    #[must_use]
+    pub fn vocabulary(self) -> u32 {
+        self.end_of_document() + 1
+    }
+    /// The token after each document.
+    #[must_use]
+    pub fn end_of_document(self) -> u32 {
+        match self {
+            Tokenizer::Byte => 256,
+            Tokenizer::Gpt2 => 50_256,
+        }
+    }
+    /// Its name, as the command line and the sidecar spell it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Tokenizer::Byte => "byte",
+            Tokenizer::Gpt2 => "gpt2",
+        }
+    }
+    /// Makes an encoder; GPT-2's table (embedded in the binary) takes a moment to set up.
+    pub(crate) fn encoder(self) -> Result<Encoder, DataError> {
+        match self {
+            Tokenizer::Byte => Ok(Encoder::Byte),
+            Tokenizer::Gpt2 => match tiktoken_rs::r50k_base() {
+                Ok(bpe) => Ok(Encoder::Gpt2(Box::new(bpe))),
+                Err(error) => Err(DataError::Argument {
+                    what: "tokenizer gpt2",
+                    value: error.to_string(),
+                    allowed: "the embedded table".to_owned(),
+                }),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Tokenizer {
+    type Err = DataError;
+    fn from_str(name: &str) -> Result<Tokenizer, DataError> {
+        let known = [Tokenizer::Byte, Tokenizer::Gpt2].into_iter().find(|t| t.name() == name);
+        known.ok_or_else(|| DataError::Argument {
+            what: "tokenizer",
+            value: name.to_owned(),
+            allowed: "byte or gpt2".to_owned(),
+        })
+    }
+}
+
+/// A tokenizer that is ready to work.
+pub(crate) enum Encoder {
+    Byte,
+    Gpt2(Box<CoreBPE>),
+}
+
+impl Encoder {
+    /// The tokens of a piece of text. GPT-2: fails with the offset of the first byte that is not UTF-8.
+    pub(crate) fn encode(&self, piece: &[u8]) -> Result<Vec<u32>, usize> {
+        match self {
+            Encoder::Byte => Ok(piece.iter().map(|b| u32::from(*b)).collect()),
+            // "Ordinary": text that spells <|endoftext|> stays text.
+            Encoder::Gpt2(bpe) => match std::str::from_utf8(piece) {
+                Ok(text) => Ok(bpe.encode_ordinary(text)),
+                Err(error) => Err(error.valid_up_to()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tokenizer;
+
+    #[test]
+    fn gpt2_tokens_are_those_of_the_published_tokenizer() {
+        let encoder = Tokenizer::Gpt2.encoder().unwrap();
+        assert_eq!(encoder.encode(b"Hello world").unwrap(), [15496, 995]);
+        assert_eq!(encoder.encode(b"In the beginning\n\n").unwrap(), [818, 262, 3726, 628]);
+        assert!(encoder.encode(b"<|endoftext|>").unwrap().iter().all(|t| *t < 50_256));
+        assert_eq!(encoder.encode(b"ok \xff"), Err(3));
+        assert_eq!(Tokenizer::Gpt2.vocabulary(), 50_257);
+    }
+
+    #[test]
+    fn byte_tokens_are_the_bytes() {
+        let encoder = Tokenizer::Byte.encoder().unwrap();
+        assert_eq!(encoder.encode(&[0, 255, b'a']).unwrap(), [0, 255, 97]);
+        assert_eq!(Tokenizer::Byte.vocabulary(), 257);
+        assert!("bytes".parse::<Tokenizer>().unwrap_err().to_string().contains("byte or gpt2"));
+    }
+}
