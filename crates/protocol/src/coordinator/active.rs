@@ -43,11 +43,11 @@ impl Coordinator {
         let deadline = Duration::from_nanos(target.deadline_ns);
         if now > self.progress_at.after(deadline * 4)
             && self.gone == target.generation
-            && !self.finished(&members)
+            && !self.finished(&target)
         {
             return self.fence(now, "no step was committed for four deadlines".into(), effects);
         }
-        if self.finished(&members) {
+        if self.finished(&target) {
             if self.config.final_checkpoint {
                 if now >= self.asked_at {
                     self.asked_at = now.after(self.config.timing.ask_again);
@@ -85,10 +85,15 @@ impl Coordinator {
         }
     }
 
-    fn finished(&self, members: &[WorkerId]) -> bool {
-        members.iter().all(|w| {
-            self.status(*w)
-                .is_some_and(|s| s.at.step >= self.config.last_step)
+    /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
+    /// tells the state that it had before.
+    fn finished(&self, target: &Plan) -> bool {
+        target.members().iter().all(|w| {
+            self.status(*w).is_some_and(|s| {
+                s.generation == target.generation
+                    && s.phase == Phase::Running
+                    && s.at.step >= self.config.last_step
+            })
         })
     }
 

@@ -1,1 +1,521 @@
+use super::*;
+use varuna_plan::{Base, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec};
+use varuna_plan::{SegmentRange, Shape, Stage};
 
+const ME: WorkerId = WorkerId(1);
+const PEER: WorkerId = WorkerId(2);
+const LAYOUT: Layout = Layout {
+    segments: 2,
+    tied: false,
+};
+
+/// Both workers hold everything, one pipeline each.
+fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId]) -> Arc<Plan> {
+    let all = SegmentRange { start: 0, end: 2 };
+    let share = 4 / members.len().max(1) as u64;
+    let pipelines = (0..).zip(members).map(|(i, w)| Pipeline {
+        stages: vec![Stage {
+            worker: *w,
+            segments: all,
+        }],
+        samples: SampleRange {
+            start: i * share,
+            end: (i + 1) * share,
+        },
+    });
+    Arc::new(Plan {
+        generation: Generation(generation),
+        parent: Generation(0),
+        base,
+        layout: LAYOUT,
+        shape: Shape {
+            pipelines: pipelines.collect(),
+            spares: vec![],
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction::default(),
+        },
+        sources: vec![sources.to_vec(); 2],
+        addresses: [ME, PEER, WorkerId(3)]
+            .iter()
+            .map(|w| (*w, format!("{w}:1")))
+            .collect(),
+        deadline_ns: 1_000_000_000,
+        relay: false,
+        secret: String::new(),
+        evidence: vec![],
+        reason: String::new(),
+    })
+}
+
+fn fixed(id: StateId, decision: Option<Decision>) -> Base {
+    Base::Fixed {
+        id,
+        decision,
+        checkpoint: id == StateId::INITIAL,
+    }
+}
+
+fn norm(x: f64) -> UnitNorm {
+    UnitNorm {
+        norm2: x,
+        overflow: false,
+        loss: 0.5,
+        eval_loss: None,
+    }
+}
+
+struct Rig {
+    member: Member,
+    now: Time,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let config = MemberConfig {
+            id: ME,
+            layout: LAYOUT,
+            last_step: Step(10),
+            checkpoint_every: None,
+            timing: MemberTiming::default(),
+        };
+        Rig {
+            member: Member::new(config),
+            now: Time(1),
+        }
+    }
+
+    fn put(&mut self, input: MemberInput) -> Vec<MemberEffect> {
+        let mut effects = vec![];
+        self.member.handle(self.now, input, &mut effects);
+        effects
+    }
+
+    fn order(&mut self, order: Order) -> Vec<MemberEffect> {
+        self.put(MemberInput::Order { term: 1, order })
+    }
+
+    /// Running step 0 of generation 1, with a peer.
+    fn running() -> Self {
+        let mut rig = Rig::new();
+        rig.order(Order::Prepare(plan(
+            1,
+            fixed(StateId::INITIAL, None),
+            &[ME, PEER],
+            &[],
+        )));
+        rig.put(MemberInput::Connected {
+            generation: Generation(1),
+            peer: PEER,
+        });
+        for unit in [Unit(0), Unit(1)] {
+            rig.put(MemberInput::Loaded {
+                unit,
+                id: StateId::INITIAL,
+            });
+        }
+        assert_eq!(rig.member.status().phase, Phase::Ready);
+        let effects = rig.order(Order::Go {
+            generation: Generation(1),
+        });
+        assert!(
+            effects
+                .iter()
+                .any(|e| matches!(e, MemberEffect::Run { step: Step(0), .. }))
+        );
+        rig
+    }
+
+    fn units() -> Vec<(Unit, UnitNorm)> {
+        vec![(Unit(0), norm(1.0)), (Unit(1), norm(2.0))]
+    }
+
+    fn prepare(&mut self, step: u64) -> Vec<MemberEffect> {
+        let (generation, step) = (Generation(1), Step(step));
+        self.put(MemberInput::Prepared {
+            generation,
+            step,
+            units: Rig::units(),
+        })
+    }
+
+    fn peer_norm(&mut self, step: u64, armed: u64) -> Vec<MemberEffect> {
+        let norms = Norms {
+            step: Step(step),
+            owned: vec![],
+            armed: Generation(armed),
+        };
+        let message = PeerMessage::Norm(norms);
+        self.put(MemberInput::Peer {
+            generation: Generation(1),
+            from: PEER,
+            message,
+        })
+    }
+}
+
+fn inventory(effects: &[MemberEffect]) -> Option<&crate::message::Inventory> {
+    effects.iter().find_map(|e| match e {
+        MemberEffect::Report(Report::Inventory(i)) => Some(i),
+        _ => None,
+    })
+}
+
+fn apply(effects: &[MemberEffect]) -> Option<Decision> {
+    effects.iter().find_map(|e| match e {
+        MemberEffect::Apply { decision, .. } => Some(*decision),
+        _ => None,
+    })
+}
+
+const FENCE: Order = Order::Fence { upto: Generation(1) };
+
+#[test]
+fn the_inventory_of_a_running_engine_waits_for_its_answer() {
+    let mut rig = Rig::running();
+    let effects = rig.order(FENCE);
+    assert!(effects.contains(&MemberEffect::Abort));
+    assert_eq!(inventory(&effects), None);
+    // the engine had just finished the step when it was told to stop
+    assert_eq!(rig.prepare(0), vec![]);
+    let effects = rig.put(MemberInput::Stopped {
+        prepared: vec![(Unit(1), norm(2.0))],
+    });
+    let inventory = inventory(&effects).unwrap();
+    assert_eq!(
+        inventory.prepared.keys().copied().collect::<Vec<_>>(),
+        vec![Unit(1)]
+    );
+    let ran = Ran {
+        generation: Generation(1),
+        step: Step(0),
+        norm_put_in: false,
+    };
+    assert_eq!(inventory.ran, Some(ran));
+    assert_eq!(rig.member.status().phase, Phase::Idle);
+}
+
+#[test]
+fn a_fence_waits_for_the_optimizer_and_the_step_counts() {
+    let mut rig = Rig::running();
+    rig.prepare(0);
+    let decision = apply(&rig.peer_norm(0, 0)).unwrap();
+    let effects = rig.order(FENCE);
+    assert_eq!(inventory(&effects), None);
+    assert!(!effects.contains(&MemberEffect::Abort));
+    let effects = rig.put(MemberInput::Applied { id: decision.id });
+    let inventory = inventory(&effects).unwrap();
+    assert_eq!(inventory.units[&Unit(0)], decision.id);
+    assert_eq!(inventory.decision, Some(decision));
+    assert!(effects.contains(&MemberEffect::Report(Report::Committed { decision })));
+    assert!(!effects.iter().any(|e| matches!(e, MemberEffect::Run { .. })));
+}
+
+#[test]
+fn an_idle_engine_that_has_put_in_its_norm_answers_a_fence_at_once() {
+    let mut rig = Rig::running();
+    rig.prepare(0);
+    let effects = rig.order(FENCE);
+    let inventory = inventory(&effects).unwrap();
+    assert!(inventory.ran.unwrap().norm_put_in);
+    assert_eq!(inventory.prepared.len(), 2);
+    // the norm that was missing comes too late: the promise holds
+    assert_eq!(apply(&rig.peer_norm(0, 0)), None);
+}
+
+#[test]
+fn a_prepared_worker_rolls_forward_by_the_plans_decision() {
+    let mut rig = Rig::running();
+    rig.prepare(0);
+    rig.order(FENCE);
+    let parts: Vec<UnitNorm> = Rig::units().into_iter().map(|(_, n)| n).collect();
+    let decision = Decision::conclude(StateId::INITIAL, Generation(1), &parts, None);
+    let effects = rig.order(Order::Prepare(plan(
+        2,
+        fixed(decision.id, Some(decision)),
+        &[ME],
+        &[ME],
+    )));
+    assert_eq!(apply(&effects), Some(decision));
+    let effects = rig.put(MemberInput::Applied { id: decision.id });
+    assert!(effects.contains(&MemberEffect::Report(Report::Committed { decision })));
+    assert_eq!(rig.member.status().phase, Phase::Ready);
+    assert_eq!(rig.member.held()[&Unit(1)], decision.id);
+}
+
+#[test]
+fn norms_of_a_member_that_runs_ahead_wait_and_late_answers_change_nothing() {
+    let mut rig = Rig::running();
+    rig.peer_norm(0, 0);
+    rig.peer_norm(1, 0); // cannot be, but is bounded
+    rig.peer_norm(2, 0);
+    assert_eq!(rig.member.norms.len(), 2);
+    let decision = apply(&rig.prepare(0)).unwrap();
+    assert_eq!(rig.prepare(0), vec![]);
+    assert_eq!(rig.put(MemberInput::Stopped { prepared: vec![] }), vec![]);
+    rig.put(MemberInput::Applied { id: decision.id });
+    assert_eq!(rig.put(MemberInput::Applied { id: decision.id }), vec![]);
+    assert_eq!(rig.member.status().at, decision.id);
+}
+
+#[test]
+fn all_armed_members_switch_with_the_commit_and_keep_the_old_connections_until_go() {
+    let mut rig = Rig::running();
+    let next = plan(
+        2,
+        Base::AtSwitch { from: Generation(1) },
+        &[ME, PEER, WorkerId(3)],
+        &[ME, PEER],
+    );
+    rig.order(Order::Prepare(next));
+    for peer in [PEER, WorkerId(3)] {
+        rig.put(MemberInput::Connected {
+            generation: Generation(2),
+            peer,
+        });
+    }
+    assert!(rig.member.status().next_connected);
+    // the newcomer asks before the switch: it is answered at the switch
+    let message = PeerMessage::Fetch { unit: Unit(0) };
+    let ask = MemberInput::Peer {
+        generation: Generation(2),
+        from: WorkerId(3),
+        message,
+    };
+    assert_eq!(rig.put(ask), vec![]);
+    rig.order(Order::Arm {
+        generation: Generation(2),
+    });
+    rig.prepare(0);
+    let decision = apply(&rig.peer_norm(0, 2)).unwrap();
+    assert_eq!(decision.switch, Some(Generation(2)));
+    let effects = rig.put(MemberInput::Applied { id: decision.id });
+    let served =
+        |e: &MemberEffect| matches!(e, MemberEffect::Serve { to: WorkerId(3), id, .. } if *id == decision.id);
+    assert!(effects.iter().any(served));
+    assert!(
+        !effects
+            .iter()
+            .any(|e| matches!(e, MemberEffect::Disconnect { .. }))
+    );
+    assert_eq!(
+        (rig.member.generation(), rig.member.status().phase),
+        (Generation(2), Phase::Ready)
+    );
+    let effects = rig.order(Order::Go {
+        generation: Generation(2),
+    });
+    assert!(effects.contains(&MemberEffect::Disconnect {
+        generation: Generation(1)
+    }));
+}
+
+#[test]
+fn without_agreement_nobody_switches() {
+    let mut rig = Rig::running();
+    rig.order(Order::Prepare(plan(
+        2,
+        Base::AtSwitch { from: Generation(1) },
+        &[ME, PEER],
+        &[ME, PEER],
+    )));
+    rig.order(Order::Arm {
+        generation: Generation(2),
+    });
+    rig.prepare(0);
+    let decision = apply(&rig.peer_norm(0, 0)).unwrap();
+    assert_eq!(decision.switch, None);
+    rig.put(MemberInput::Applied { id: decision.id });
+    assert_eq!(rig.member.generation(), Generation(1));
+}
+
+#[test]
+fn a_fence_waits_for_state_that_is_just_being_taken_over() {
+    let mut rig = Rig::new();
+    let base = StateId {
+        step: Step(3),
+        run_gen: Generation(1),
+        ..StateId::INITIAL
+    };
+    rig.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
+    let effects = rig.put(MemberInput::Connected {
+        generation: Generation(2),
+        peer: PEER,
+    });
+    let fetch = |u| PeerMessage::Fetch { unit: Unit(u) };
+    for unit in 0..2 {
+        let send = MemberEffect::Send {
+            generation: Generation(2),
+            to: PEER,
+            message: fetch(unit),
+        };
+        assert!(effects.contains(&send));
+    }
+    let fetched = |unit, id| MemberInput::Fetched {
+        generation: Generation(2),
+        from: PEER,
+        unit: Unit(unit),
+        id,
+        decision: None,
+    };
+    assert_eq!(rig.put(fetched(0, StateId::INITIAL)), vec![], "not the base");
+    assert_eq!(
+        rig.put(fetched(0, base)),
+        vec![MemberEffect::Adopt {
+            unit: Unit(0),
+            id: base
+        }]
+    );
+    assert_eq!(inventory(&rig.order(Order::Fence { upto: Generation(2) })), None);
+    let effects = rig.put(MemberInput::Loaded {
+        unit: Unit(0),
+        id: base,
+    });
+    assert_eq!(
+        inventory(&effects).unwrap().units,
+        BTreeMap::from([(Unit(0), base)])
+    );
+}
+
+#[test]
+fn a_fetch_without_progress_is_asked_again_and_the_link_is_blamed() {
+    let mut rig = Rig::new();
+    let base = StateId {
+        step: Step(3),
+        run_gen: Generation(1),
+        ..StateId::INITIAL
+    };
+    rig.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
+    rig.put(MemberInput::Connected {
+        generation: Generation(2),
+        peer: PEER,
+    });
+    rig.now = rig.now.after(Duration::from_millis(800));
+    let asks = |effects: &[MemberEffect]| {
+        effects
+            .iter()
+            .filter(|e| matches!(e, MemberEffect::Send { .. }))
+            .count()
+    };
+    assert_eq!(asks(&rig.put(MemberInput::Tick)), 2);
+    assert_eq!(asks(&rig.put(MemberInput::Tick)), 0);
+    for _ in 0..4 {
+        rig.now = rig.now.after(Duration::from_millis(500));
+        rig.put(MemberInput::FetchProgress {
+            generation: Generation(2),
+            from: PEER,
+            unit: Unit(0),
+        });
+        let effects = rig.put(MemberInput::Tick);
+        assert!(
+            !effects
+                .iter()
+                .any(|e| matches!(e, MemberEffect::Report(Report::Suspect { .. })))
+        );
+    }
+    rig.now = rig.now.after(Duration::from_millis(2_100));
+    let suspect = Report::Suspect {
+        generation: Generation(2),
+        about: PEER,
+        link: true,
+    };
+    assert!(
+        rig.put(MemberInput::Tick)
+            .contains(&MemberEffect::Report(suspect))
+    );
+}
+
+#[test]
+fn a_hang_is_suspected_after_the_plans_deadline_and_a_closed_peer_at_once() {
+    let mut rig = Rig::running();
+    rig.now = rig.now.after(Duration::from_millis(999));
+    let suspects = |effects: &[MemberEffect]| {
+        effects
+            .iter()
+            .filter(|e| matches!(e, MemberEffect::Report(Report::Suspect { .. })))
+            .count()
+    };
+    assert_eq!(suspects(&rig.put(MemberInput::Tick)), 0);
+    rig.now = rig.now.after(Duration::from_millis(2));
+    assert_eq!(suspects(&rig.put(MemberInput::Tick)), 1);
+    let closed = |g, w| MemberInput::Closed {
+        generation: Generation(g),
+        peer: w,
+    };
+    assert_eq!(suspects(&rig.put(closed(7, PEER))), 0);
+    assert_eq!(suspects(&rig.put(closed(1, WorkerId(3)))), 0, "not a member");
+    assert_eq!(suspects(&rig.put(closed(1, PEER))), 1);
+}
+
+#[test]
+fn a_step_that_fails_by_itself_is_suspected_and_still_aborted_by_the_fence() {
+    let mut rig = Rig::running();
+    let effects = rig.put(MemberInput::StepFailed {
+        generation: Generation(1),
+        about: Some(PEER),
+    });
+    let suspect = Report::Suspect {
+        generation: Generation(1),
+        about: PEER,
+        link: false,
+    };
+    assert_eq!(effects, vec![MemberEffect::Report(suspect)]);
+    assert!(rig.order(FENCE).contains(&MemberEffect::Abort));
+    assert!(inventory(&rig.put(MemberInput::Stopped { prepared: vec![] })).is_some());
+}
+
+#[test]
+fn a_new_stream_hears_of_every_commit() {
+    let mut rig = Rig::running();
+    let mut decisions = vec![];
+    for step in 0..3 {
+        rig.prepare(step);
+        let decision = apply(&rig.peer_norm(step, 0)).unwrap();
+        rig.put(MemberInput::Applied { id: decision.id });
+        decisions.push(MemberEffect::Report(Report::Committed { decision }));
+    }
+    let effects = rig.put(MemberInput::Stream);
+    assert_eq!(effects[..3], decisions);
+}
+
+#[test]
+fn a_worker_that_trains_is_not_released_and_lower_terms_are_not_obeyed() {
+    let mut rig = Rig::running();
+    assert_eq!(rig.order(Order::Release), vec![]);
+    assert_eq!(
+        rig.put(MemberInput::Order {
+            term: 0,
+            order: FENCE
+        }),
+        vec![]
+    );
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    assert_eq!(rig.order(Order::Release), vec![MemberEffect::Exit]);
+    assert_eq!(rig.put(MemberInput::Tick), vec![]);
+}
+
+#[test]
+fn an_old_go_does_not_make_a_fenced_worker_give_up_its_state() {
+    let mut rig = Rig::running();
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    assert_eq!(
+        rig.order(Order::Go {
+            generation: Generation(1)
+        }),
+        vec![]
+    );
+    assert_eq!(rig.member.held().len(), 2);
+    let effects = rig.order(Order::Go {
+        generation: Generation(2),
+    });
+    assert_eq!(
+        effects,
+        vec![MemberEffect::Free { keep: vec![] }],
+        "a spare of generation 2"
+    );
+}

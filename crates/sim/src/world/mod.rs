@@ -269,6 +269,38 @@ impl World {
         broken('f', "nothing left to happen".into())
     }
 
+    /// Only joins happen in this schedule.
+    #[must_use]
+    pub fn is_calm(&self) -> bool {
+        self.calm
+    }
+
+    /// Goes on, after the job's end, until the coordinator has ended.
+    ///
+    /// # Errors
+    /// (f) where somebody is left behind.
+    pub fn run_until_released(&mut self) -> Result<(), Violation> {
+        let since = self.now;
+        while let Some(Reverse((time, number))) = self.heap.pop() {
+            self.now = self.now.max(time);
+            if let Some(event) = self.events.remove(&number) {
+                self.step(event)?;
+            }
+            if self.leaders.iter().any(|l| l.machine.ended()) {
+                let left = self.workers.iter().filter(|w| w.alive && w.stream > 0).count();
+                return if left == 0 {
+                    Ok(())
+                } else {
+                    broken('f', format!("{left} workers were left behind"))
+                };
+            }
+            if self.now > since + PATIENCE {
+                break;
+            }
+        }
+        broken('f', "the coordinator did not end".into())
+    }
+
     /// A hash over all that happened: equal for equal seeds.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
@@ -278,7 +310,10 @@ impl World {
     fn finish(&mut self) -> Result<(), Violation> {
         let last = self.last_step;
         let saved = self.manifests.iter().rev().find(|m| m.step == last).copied();
-        let reported = self.ghosts.top.filter(|t| t.step == last && !self.final_checkpoint);
+        let reported = self
+            .ghosts
+            .top
+            .filter(|t| t.step == last && !self.final_checkpoint);
         let reached = saved.or(reported);
         let Some(reached) = reached else {
             return broken('c', "done without the last step".into());
