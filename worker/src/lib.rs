@@ -2,7 +2,9 @@
 //!
 //! The worker knows nothing of Kubernetes and decides nothing: plans and orders come from the coordinator.
 
+pub mod agent;
 pub mod engine;
 pub mod model;
+pub mod samples;
 pub mod state;
 pub mod transport;

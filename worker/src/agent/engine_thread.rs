@@ -4,7 +4,8 @@
 //! reaches it by `Link::abort` (which ends every wait of the running step) and the [`Command::Quiesce`] that follows, whose
 //! answer proves that the engine itself, not merely its control task, has stopped.
 
-use crate::engine::{Engine, EngineError, StepTimings, UnitState};
+use crate::engine::{Engine, EngineError, StepTimings};
+use crate::state::UnitState;
 use crate::transport::{Link, LinkError};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -16,6 +17,7 @@ use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 const QUEUE: usize = 1024;
 
 /// What the engine is asked to do, one after the other.
+#[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Command {
     /// Make the initial state of a unit from the job's seed. Answer: [`Event::Loaded`].
     Initialise { unit: Unit },
@@ -34,6 +36,7 @@ pub enum Command {
 }
 
 /// What the engine has done.
+#[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Event {
     /// A unit is at `id` now.
     Loaded { unit: Unit, id: StateId },

@@ -1,65 +1,328 @@
 //! The agent: drives the protocol's [`Member`] with the coordinator's stream, the peers, the engine and the clock.
 //!
-//! It decides nothing: inputs go to the machine, effects are carried out in their order. Three threads of work meet here:
-//! the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
+//! It decides nothing: what happens goes to the machine, its effects are carried out in their order. Three threads of work meet
+//! here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
 pub mod engine_thread;
 pub mod uplink;
 
-use crate::engine::UnitState;
+use crate::engine::{Engine, EngineError, StepTimings};
+use crate::state::UnitState;
+use crate::transport::Link;
+use crate::transport::tcp::frame::StateHeader;
 use crate::transport::tcp::{Mesh, PeerEvent};
 use engine_thread::{Command, Event};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::Receiver;
-use uplink::{Uplink, UplinkEvent};
+use tokio::sync::mpsc::{Receiver, Sender};
+use uplink::UplinkEvent;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
-use varuna_protocol::{Member, MemberEffect, MemberInput, Order, Report, Time};
+use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput};
+use varuna_protocol::{Report, Time};
+use varuna_wire::{StepMetrics, Upward};
 
 /// How often the machine sees the clock.
 const TICK: Duration = Duration::from_millis(20);
+/// Without a coordinator for so long, a worker that trains nothing ends, only to free its resources.
+const ORPHAN: Duration = Duration::from_secs(30 * 60);
 
 /// Why a worker ends before it is released.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// The device or libtorch failed; the state here is in doubt.
     #[error("the engine failed: {0}")]
-    Engine(#[from] crate::engine::EngineError),
+    Engine(#[from] EngineError),
     /// The engine's thread is gone.
-    #[error("the engine's thread has ended")]
+    #[error("the engine's thread has ended, see the message before")]
     EngineGone,
+    /// The engine's thread did not start.
+    #[error("cannot start the engine's thread: {0}")]
+    Thread(#[from] std::io::Error),
     /// The coordinator does not want this worker.
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
     /// Nobody coordinates.
-    #[error("no coordinator at {address} for {seconds} s; this worker has no task and ends")]
-    Orphan {
-        /// Where it was looked for.
-        address: String,
-        /// How long.
-        seconds: u64,
+    #[error("no coordinator for {} minutes, and nothing to train: this worker ends", ORPHAN.as_secs() / 60)]
+    Orphan,
+    /// The coordinator runs another job now.
+    #[error("the coordinator runs another job now (was {before}, is {now})")]
+    OtherJob {
+        /// Hash of the job that this worker trains.
+        before: String,
+        /// Hash of the coordinator's.
+        now: String,
     },
 }
 
-/// All that may happen to a worker.
+/// What the engine or a peer has to say.
 pub enum Happening {
-    /// From the engine's thread.
+    /// The engine's thread.
     Engine(Event),
-    /// From a peer.
+    /// A peer.
     Peer(PeerEvent),
 }
 
-/// The parts that the agent joins.
-pub struct Agent {
+/// What an agent is made from.
+pub struct Parts {
+    /// Identity and deadlines.
+    pub member: MemberConfig,
+    /// The engine, without state.
+    pub engine: Engine,
+    /// Connections to peers; tells `happenings`.
+    pub mesh: Mesh,
+    /// The other end of what the mesh tells, and the engine will.
+    pub happenings: (Sender<Happening>, Receiver<Happening>),
+    /// The stream to the coordinator, already up.
+    pub uplink: (Sender<Upward>, Receiver<UplinkEvent>),
+    /// Hash of the job.
+    pub job_hash: String,
+    /// Tokens of this worker's job in one sample, for metrics.
+    pub tokens_per_sample: u64,
+}
+
+struct Agent {
     me: WorkerId,
     member: Member,
     engine: SyncSender<Command>,
-    mesh: Arc<Mesh>,
-    uplink: Uplink,
+    mesh: Mesh,
+    reports: Sender<Upward>,
+    attached: bool,
+    job_hash: String,
+    /// The data plane of the running step.
+    running: Option<Arc<dyn Link>>,
     /// Units that arrived from a peer and wait for the member's word.
     staged: BTreeMap<(Unit, StateId), UnitState>,
+    timings: Option<(Generation, varuna_plan::Step, StepTimings)>,
+    samples: u64,
+    tokens_per_sample: u64,
     start: Instant,
+    last_attached: Instant,
     released: bool,
+}
+
+/// Runs the worker until it is released.
+///
+/// # Errors
+/// Why it had to end before.
+pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError> {
+    let (tell, mut happenings) = parts.happenings;
+    let engine = engine_thread::start(parts.engine, move |event| {
+        // The agent has ended where nobody listens; the thread ends with its command queue.
+        let _ = tell.blocking_send(Happening::Engine(event));
+    })?;
+    let (reports, mut uplink) = parts.uplink;
+    let mut agent = Agent {
+        me: parts.member.id,
+        member: Member::new(parts.member),
+        engine,
+        mesh: parts.mesh,
+        reports,
+        attached: true,
+        job_hash: parts.job_hash,
+        running: None,
+        staged: BTreeMap::new(),
+        timings: None,
+        samples: 0,
+        tokens_per_sample: parts.tokens_per_sample,
+        start: Instant::now(),
+        last_attached: Instant::now(),
+        released: false,
+    };
+    agent.feed(MemberInput::Stream)?;
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while !agent.released {
+        tokio::select! {
+            happening = happenings.recv() => match happening {
+                Some(Happening::Engine(event)) => agent.engine_said(event)?,
+                Some(Happening::Peer(event)) => agent.peer_said(event)?,
+                None => return Err(AgentError::EngineGone),
+            },
+            Some(event) = uplink.recv() => agent.coordinator_said(event)?,
+            Some(()) = drain.recv() => agent.feed(MemberInput::Drain)?,
+            _ = ticks.tick() => agent.tick()?,
+        }
+    }
+    Ok(())
+}
+
+impl Agent {
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn tick(&mut self) -> Result<(), AgentError> {
+        if self.attached {
+            self.last_attached = Instant::now();
+        } else if self.running.is_none() && self.last_attached.elapsed() > ORPHAN {
+            return Err(AgentError::Orphan);
+        }
+        self.feed(MemberInput::Tick)
+    }
+
+    /// One input to the machine, its effects in order, and what those cause at once.
+    fn feed(&mut self, input: MemberInput) -> Result<(), AgentError> {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let mut effects = Vec::new();
+            self.member.handle(self.now(), input, &mut effects);
+            for effect in effects {
+                inputs.extend(self.carry_out(effect)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, command: Command) -> Result<(), AgentError> {
+        // A full queue means an engine that is stuck; waiting for it here would hide that from the coordinator.
+        self.engine.try_send(command).map_err(|_| AgentError::EngineGone)
+    }
+
+    fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
+        match effect {
+            MemberEffect::Accepted(plan) => self.mesh.open(plan.generation, &plan.secret),
+            MemberEffect::Connect { generation, peer, address } => self.mesh.dial(generation, peer, &address),
+            MemberEffect::Disconnect { generation } => self.mesh.close(generation),
+            MemberEffect::Send { generation, to, message } => self.mesh.send_message(generation, to, &message),
+            MemberEffect::Serve { generation, to, unit, id, decision } => {
+                self.command(Command::Export { to, generation, unit, id, decision })?;
+            }
+            MemberEffect::Report(report) => self.report(report),
+            MemberEffect::Load { id: StateId::INITIAL, unit } => self.command(Command::Initialise { unit })?,
+            // This build has no store: what is not held by a peer does not come from elsewhere.
+            MemberEffect::Load { .. } | MemberEffect::Put { .. } => {}
+            MemberEffect::Adopt { unit, id } => match self.staged.remove(&(unit, id)) {
+                Some(state) => self.command(Command::Adopt { unit, id, state })?,
+                None => tracing::error!(%unit, %id, "a unit was to be adopted that is not staged"),
+            },
+            MemberEffect::Run { plan, step } => return self.run_step(plan, step),
+            MemberEffect::Abort => {
+                if let Some(link) = self.running.take() {
+                    link.abort();
+                }
+                self.command(Command::Quiesce)?;
+            }
+            MemberEffect::Apply { decision, units } => self.command(Command::Apply { decision, units })?,
+            MemberEffect::Free { keep } => {
+                self.staged.clear();
+                self.command(Command::Free { keep })?;
+            }
+            MemberEffect::Exit => self.released = true,
+        }
+        Ok(None)
+    }
+
+    fn run_step(
+        &mut self,
+        plan: Arc<varuna_plan::Plan>,
+        step: varuna_plan::Step,
+    ) -> Result<Option<MemberInput>, AgentError> {
+        let generation = plan.generation;
+        let Some(link) = self.mesh.link(generation) else {
+            return Ok(Some(MemberInput::StepFailed { generation, about: None }));
+        };
+        self.samples = plan.shape.place(self.me).map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
+        self.running = Some(Arc::clone(&link));
+        self.command(Command::Run { plan, step, link })?;
+        Ok(None)
+    }
+
+    fn report(&self, report: Report) {
+        if let Report::Suspect { generation, about, link } = &report {
+            tracing::info!(%generation, %about, link, "suspects");
+        }
+        self.say(Upward::Report(report));
+    }
+
+    fn say(&self, word: Upward) {
+        if self.attached && self.reports.try_send(word).is_err() {
+            tracing::warn!("the coordinator does not take this worker's reports; one is dropped");
+        }
+    }
+
+    fn engine_said(&mut self, event: Event) -> Result<(), AgentError> {
+        let input = match event {
+            Event::Loaded { unit, id } => MemberInput::Loaded { unit, id },
+            Event::Prepared { generation, step, units, timings } => {
+                self.timings = Some((generation, step, timings));
+                MemberInput::Prepared { generation, step, units }
+            }
+            Event::StepFailed { generation, about, why } => {
+                tracing::info!(%generation, why, "a step broke off");
+                MemberInput::StepFailed { generation, about }
+            }
+            Event::Stopped { prepared } => MemberInput::Stopped { prepared },
+            Event::Applied { decision, took } => {
+                self.say_metrics(took);
+                MemberInput::Applied { id: decision.id }
+            }
+            Event::Exported { to, generation, unit, id, decision, state } => {
+                let UnitState { adam_steps, data } = state;
+                let header = StateHeader { unit, id, decision, adam_steps, elements: data.len() as u64 };
+                self.mesh.send_state(generation, to, header, data);
+                return Ok(());
+            }
+            Event::Fatal(error) => return Err(error.into()),
+        };
+        self.feed(input)
+    }
+
+    /// Where the time of the step that was just applied went.
+    fn say_metrics(&mut self, apply: Duration) {
+        let Some((generation, step, t)) = self.timings.take() else { return };
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        self.say(Upward::Metrics(StepMetrics {
+            generation,
+            step,
+            step_ms: ms(t.total + apply),
+            forward_ms: ms(t.forward),
+            backward_ms: ms(t.backward),
+            recompute_ms: ms(t.recompute),
+            wait_ms: ms(t.wait),
+            reduce_ms: ms(t.reduce),
+            apply_ms: ms(apply),
+            tokens: self.samples * self.tokens_per_sample,
+        }));
+    }
+
+    fn peer_said(&mut self, event: PeerEvent) -> Result<(), AgentError> {
+        let input = match event {
+            PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },
+            PeerEvent::Closed { generation, peer } => MemberInput::Closed { generation, peer },
+            PeerEvent::Message { generation, from, message } => MemberInput::Peer { generation, from, message },
+            PeerEvent::StateProgress { generation, from, unit } => {
+                MemberInput::FetchProgress { generation, from, unit }
+            }
+            PeerEvent::State { generation, from, header, data } => {
+                let StateHeader { unit, id, decision, adam_steps, .. } = header;
+                self.staged.insert((unit, id), UnitState { adam_steps, data });
+                MemberInput::Fetched { generation, from, unit, id, decision }
+            }
+            PeerEvent::Refused { generation, peer, why } => {
+                tracing::warn!(%generation, %peer, ?why, "a peer refuses this worker");
+                return Ok(());
+            }
+        };
+        self.feed(input)
+    }
+
+    fn coordinator_said(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
+        match event {
+            UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => {
+                Err(AgentError::OtherJob { before: self.job_hash.clone(), now: welcome.job_hash })
+            }
+            UplinkEvent::Up(_) => {
+                self.attached = true;
+                self.feed(MemberInput::Stream)
+            }
+            UplinkEvent::Down => {
+                self.attached = false;
+                Ok(())
+            }
+            UplinkEvent::Order { term, order } => self.feed(MemberInput::Order { term, order }),
+            UplinkEvent::Refused(reason) => Err(AgentError::Refused(reason)),
+        }
+    }
 }

@@ -6,6 +6,7 @@
 pub mod local;
 pub mod mailbox;
 pub mod ring;
+pub mod tcp;
 
 use std::time::Instant;
 use varuna_plan::{Step, Unit, WorkerId};

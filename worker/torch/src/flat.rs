@@ -9,7 +9,7 @@ use tch::Tensor;
 /// One cache line; the unit of allocation, so that the memory is aligned for vector instructions.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line([f32; 16]);
+struct Line(#[expect(dead_code, reason = "read and written through pointers")] [f32; 16]);
 
 /// Owned through a raw pointer, because tensors and leases alias it in turn.
 struct Memory {

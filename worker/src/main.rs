@@ -1,0 +1,172 @@
+//! `varuna-worker`: one process, one device, one stage at a time.
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
+use std::sync::Arc;
+use tokio::sync::mpsc::{Receiver, channel};
+use varuna_api::{Job, parse_job};
+use varuna_data::TokenDataset;
+use varuna_plan::{Step, WorkerId};
+use varuna_protocol::{MemberConfig, MemberTiming};
+use varuna_wire::{Hello, Welcome};
+use varuna_worker::agent::uplink::{self, UplinkEvent};
+use varuna_worker::agent::{self, Happening, Parts};
+use varuna_worker::engine::{Engine, EngineConfig};
+use varuna_worker::samples::DatasetSamples;
+use varuna_worker::transport::tcp::Mesh;
+
+/// Peers may say so many things before the agent has looked at them.
+const HAPPENINGS: usize = 4096;
+
+/// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
+///
+/// SIGTERM is a notice: the worker is planned around and released, then ends. Exit codes: 0 released, 1 failed or refused,
+/// 2 wrong arguments.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Where the coordinator listens (host:port).
+    #[arg(long, env = "VARUNA_COORDINATOR")]
+    coordinator: String,
+    /// Name for people.
+    #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
+    name: String,
+    /// Where to listen for peers; port 0 = any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    bind: String,
+    /// Host under which peers reach this worker, where it is not the one of --bind.
+    #[arg(long)]
+    advertise: Option<String>,
+    /// The run's token.
+    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
+    token: String,
+    /// Dataset (path without .bin / .idx), where it lies elsewhere than the job file says.
+    #[arg(long)]
+    data: Option<String>,
+    /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Node name: workers of one node tend to die together.
+    #[arg(long, env = "VARUNA_NODE")]
+    node: Option<String>,
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    let arguments = Arguments::parse();
+    let drain = notices()?;
+    let me = WorkerId(rand::random::<u64>().max(1));
+    let (tell, happenings) = channel(HAPPENINGS);
+    let told = tell.clone();
+    let mesh = Mesh::listen(me, arguments.bind.as_str(), move |event| {
+        // The agent has ended where nobody listens; so will these connections.
+        let _ = told.blocking_send(Happening::Peer(event));
+    })
+    .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
+    let hello = hello(&arguments, me, &mesh);
+    let (reports, mut orders) = uplink::start(arguments.coordinator.clone(), hello);
+    let welcome = first_welcome(&mut orders, &arguments.coordinator).await?;
+    let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
+    let engine = engine(&arguments, me, &job, &welcome)?;
+    tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
+    let member = MemberConfig {
+        id: me,
+        layout: job.model.layout(),
+        last_step: Step(job.training.steps),
+        checkpoint_every: None,
+        timing: MemberTiming::default(),
+    };
+    let parts = Parts {
+        member,
+        engine,
+        mesh,
+        happenings: (tell, happenings),
+        uplink: (reports, orders),
+        job_hash: welcome.job_hash,
+        tokens_per_sample: u64::from(job.model.sequence_length),
+    };
+    agent::run(parts, drain).await.map_err(Into::into)
+}
+
+/// SIGTERM and Ctrl-C are notices.
+fn notices() -> Result<Receiver<()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (tell, drain) = channel(1);
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("notice: this worker asks to be planned around");
+            if tell.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(drain)
+}
+
+fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let address = match &arguments.advertise {
+        Some(host) => format!("{host}:{}", mesh.address().port()),
+        None => mesh.address().to_string(),
+    };
+    Hello {
+        worker: me,
+        name: arguments.name.clone(),
+        address,
+        node: arguments.node.clone().unwrap_or_else(|| host.clone()),
+        host,
+        pid: std::process::id(),
+        memory_bytes: None,
+        device: "cpu".into(),
+        token: arguments.token.clone(),
+        speed: 1.0,
+        job_hash: String::new(),
+    }
+}
+
+/// Waits until the coordinator takes this worker in; it may come up later than its workers.
+async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) -> Result<Welcome> {
+    loop {
+        match orders.recv().await {
+            Some(UplinkEvent::Up(welcome)) => return Ok(welcome),
+            Some(UplinkEvent::Refused(reason)) => bail!("the coordinator at {coordinator} refused this worker: {reason}"),
+            Some(UplinkEvent::Down | UplinkEvent::Order { .. }) => {}
+            None => return Err(anyhow!("the stream to {coordinator} ended")),
+        }
+    }
+}
+
+fn engine(arguments: &Arguments, me: WorkerId, job: &Job, welcome: &Welcome) -> Result<Engine> {
+    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
+    tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+    let prefix = arguments.data.as_deref().unwrap_or(&job.data.path);
+    let data = TokenDataset::open(
+        prefix.as_ref(),
+        job.model.sequence_length,
+        job.data.validation_fraction,
+        job.training.seed,
+    )
+    .with_context(|| format!("cannot use the dataset {prefix}"))?;
+    let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
+    if !theirs.is_empty() && own != *theirs {
+        bail!("the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})");
+    }
+    Ok(Engine::new(EngineConfig {
+        me,
+        model: job.model.clone(),
+        training: job.training.clone(),
+        samples: Arc::new(DatasetSamples(data)),
+    }))
+}

@@ -1,0 +1,284 @@
+//! The data plane over TCP: each worker listens, and dials every peer of a generation once; frames flow from dialer to acceptor.
+//!
+//! A connection belongs to one generation and opens with a proof of its secret, so that a worker of an older generation is
+//! refused by everyone. Threads and blocking sockets: a handful of connections, and the kernel wakes exactly who waits.
+//! The traffic is authenticated but not encrypted: run it on a network of your own.
+
+mod connection;
+pub mod frame;
+mod queue;
+
+use super::mailbox::Mailbox;
+use super::{Link, LinkError, Tag};
+use connection::{accept_loop, dial_loop};
+use frame::{Frame, StateHeader};
+use queue::{Queue, QueueError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use varuna_plan::{Generation, Unit, WorkerId};
+use varuna_protocol::PeerMessage;
+
+/// Elements of one part of a state on its way: 1 MiB, so that urgent frames wait for a millisecond at most.
+const PART: usize = 1 << 18;
+
+/// What the mesh tells the agent.
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the fields are named by their types")]
+pub enum PeerEvent {
+    /// My dial was accepted.
+    Connected { generation: Generation, peer: WorkerId },
+    /// A connection of an open generation ended; once for each peer.
+    Closed { generation: Generation, peer: WorkerId },
+    /// A protocol message.
+    Message { generation: Generation, from: WorkerId, message: PeerMessage },
+    /// A part of a state has come.
+    StateProgress { generation: Generation, from: WorkerId, unit: Unit },
+    /// A whole state has come.
+    State { generation: Generation, from: WorkerId, header: StateHeader, data: Vec<f32> },
+    /// A peer refuses this worker for good.
+    Refused { generation: Generation, peer: WorkerId, why: frame::Refusal },
+}
+
+/// One worker's connections of all generations.
+pub struct Mesh {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+}
+
+struct Shared {
+    me: WorkerId,
+    generations: Mutex<BTreeMap<Generation, Arc<Open>>>,
+    tell: Box<dyn Fn(PeerEvent) + Send + Sync>,
+    over: AtomicBool,
+}
+
+/// A generation that is open here.
+struct Open {
+    generation: Generation,
+    secret: String,
+    mailbox: Mailbox,
+    peers: Mutex<Peers>,
+    /// Signalled when the generation is closed, so that dials that wait for their next attempt end.
+    closing: Condvar,
+}
+
+#[derive(Default)]
+struct Peers {
+    outgoing: BTreeMap<WorkerId, Arc<Queue>>,
+    dialled: BTreeSet<WorkerId>,
+    closed: BTreeSet<WorkerId>,
+    /// Handles for shutting down, whoever else reads or writes them.
+    sockets: Vec<TcpStream>,
+    over: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under these locks is a single insertion or removal: a panic elsewhere leaves them whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Open {
+    fn queue(&self, to: WorkerId) -> Option<Arc<Queue>> {
+        locked(&self.peers).outgoing.get(&to).cloned()
+    }
+
+    fn close(&self) {
+        self.mailbox.abort();
+        let mut peers = locked(&self.peers);
+        peers.over = true;
+        for queue in peers.outgoing.values() {
+            queue.close();
+        }
+        for socket in peers.sockets.drain(..) {
+            // Already closed by the other side is as good.
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+        self.closing.notify_all();
+    }
+
+    /// Remembers a socket for [`Open::close`]; false when the generation is over already.
+    fn keep(&self, socket: &TcpStream) -> bool {
+        let mut peers = locked(&self.peers);
+        match socket.try_clone() {
+            Ok(clone) if !peers.over => {
+                peers.sockets.push(clone);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Marks a peer's connection as ended; true the first time, while the generation is open.
+    fn lost(&self, peer: WorkerId) -> bool {
+        self.mailbox.close(peer);
+        let mut peers = locked(&self.peers);
+        if let Some(queue) = peers.outgoing.get(&peer) {
+            queue.close();
+        }
+        !peers.over && peers.closed.insert(peer)
+    }
+}
+
+impl Mesh {
+    /// Listens on `bind` (port 0 = any free one). `tell` is called from several threads and must not block for long.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn listen(
+        me: WorkerId,
+        bind: impl ToSocketAddrs,
+        tell: impl Fn(PeerEvent) + Send + Sync + 'static,
+    ) -> io::Result<Mesh> {
+        let listener = TcpListener::bind(bind)?;
+        let address = listener.local_addr()?;
+        let generations = Mutex::default();
+        let shared = Arc::new(Shared { me, generations, tell: Box::new(tell), over: AtomicBool::new(false) });
+        let own = Arc::clone(&shared);
+        std::thread::Builder::new().name("accept".into()).spawn(move || accept_loop(&own, &listener))?;
+        Ok(Mesh { shared, address })
+    }
+
+    /// Where this worker listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts connections of a generation from now on.
+    pub fn open(&self, generation: Generation, secret: &str) {
+        locked(&self.shared.generations).entry(generation).or_insert_with(|| {
+            Arc::new(Open {
+                generation,
+                secret: secret.to_owned(),
+                mailbox: Mailbox::default(),
+                peers: Mutex::default(),
+                closing: Condvar::new(),
+            })
+        });
+    }
+
+    /// Dials a peer until it accepts or the generation is closed; at most one dial for each peer.
+    pub fn dial(&self, generation: Generation, peer: WorkerId, address: &str) {
+        let Some(open) = self.shared.open(generation) else { return };
+        if !locked(&open.peers).dialled.insert(peer) {
+            return;
+        }
+        let (shared, address) = (Arc::clone(&self.shared), address.to_owned());
+        let spawned = std::thread::Builder::new()
+            .name(format!("dial-{generation}"))
+            .spawn(move || dial_loop(&shared, &open, peer, &address));
+        if let Err(error) = spawned {
+            tracing::error!(%error, %peer, "cannot start a thread to dial a peer");
+        }
+    }
+
+    /// Ends a generation: closes its connections, ends its dials, refuses new ones.
+    pub fn close(&self, generation: Generation) {
+        if let Some(open) = locked(&self.shared.generations).remove(&generation) {
+            open.close();
+        }
+    }
+
+    /// The data plane of an open generation.
+    #[must_use]
+    pub fn link(&self, generation: Generation) -> Option<Arc<dyn Link>> {
+        Some(Arc::new(TcpLink { open: self.shared.open(generation)? }))
+    }
+
+    /// Sends a protocol message; dropped where there is no connection (the protocol repeats what matters).
+    pub fn send_message(&self, generation: Generation, to: WorkerId, message: &PeerMessage) {
+        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else { return };
+        match postcard::to_stdvec(message) {
+            Ok(bytes) => queue.push_message(bytes),
+            Err(error) => tracing::error!(%error, "cannot encode a message to a peer"),
+        }
+    }
+
+    /// Sends a unit's state in the background, behind everything urgent. Dropped where there is no connection.
+    pub fn send_state(&self, generation: Generation, to: WorkerId, header: StateHeader, data: Vec<f32>) {
+        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else { return };
+        let send = move || {
+            let Ok(encoded) = postcard::to_stdvec(&header) else { return };
+            let parts = data.chunks(PART).map(|part| Frame::Part(part.to_vec()));
+            for frame in std::iter::once(Frame::State(encoded)).chain(parts) {
+                if queue.push(frame, false, None).is_err() {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("send-state".into()).spawn(send) {
+            tracing::error!(%error, "cannot start a thread to send state");
+        }
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::SeqCst);
+        for open in std::mem::take(&mut *locked(&self.shared.generations)).into_values() {
+            open.close();
+        }
+        // Wakes the listener, which then sees that all is over.
+        let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(200));
+    }
+}
+
+impl Shared {
+    fn open(&self, generation: Generation) -> Option<Arc<Open>> {
+        locked(&self.generations).get(&generation).cloned()
+    }
+}
+
+struct TcpLink {
+    open: Arc<Open>,
+}
+
+impl Link for TcpLink {
+    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError> {
+        if self.open.mailbox.is_aborted() {
+            return Err(LinkError::Aborted);
+        }
+        let queue = self.open.queue(to).ok_or(LinkError::Unknown(to))?;
+        queue.push(Frame::Tensor(tag, payload), true, Some(deadline)).map_err(|e| match e {
+            QueueError::Closed if self.open.mailbox.is_aborted() => LinkError::Aborted,
+            QueueError::Closed => LinkError::Closed(to),
+            QueueError::Deadline => LinkError::Deadline { from: to, tag },
+        })
+    }
+
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
+        self.open.mailbox.take(from, tag, deadline)
+    }
+
+    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+        self.open.mailbox.take_any(wanted, deadline)
+    }
+
+    fn poke(&self) {
+        self.open.mailbox.poke();
+    }
+
+    fn abort(&self) {
+        self.open.mailbox.abort();
+        for queue in locked(&self.open.peers).outgoing.values() {
+            queue.close();
+        }
+    }
+}
+
+/// A state on its way in.
+struct Incoming {
+    header: StateHeader,
+    data: Vec<f32>,
+}
+
+impl Incoming {
+    fn whole(&self) -> bool {
+        self.data.len() as u64 >= self.header.elements
+    }
+}
+

@@ -1,0 +1,170 @@
+//! The data plane over real sockets: who may connect, what arrives, and how ends are noticed.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
+use varuna_protocol::{Norms, PeerMessage};
+use varuna_worker::transport::ring::Reducer;
+use varuna_worker::transport::tcp::frame::{Refusal, StateHeader};
+use varuna_worker::transport::tcp::{Mesh, PeerEvent};
+use varuna_worker::transport::{Link, LinkError, Tag};
+
+const G: Generation = Generation(3);
+
+struct Peer {
+    id: WorkerId,
+    mesh: Mesh,
+    events: Receiver<PeerEvent>,
+}
+
+fn peer(id: u64) -> Peer {
+    let (tell, events) = channel();
+    let tell = std::sync::Mutex::new(tell);
+    let told = move |event| drop(tell.lock().unwrap().send(event));
+    Peer { id: WorkerId(id), mesh: Mesh::listen(WorkerId(id), "127.0.0.1:0", told).unwrap(), events }
+}
+
+impl Peer {
+    fn wait<T>(&self, mut of: impl FnMut(PeerEvent) -> Option<T>) -> T {
+        loop {
+            let event = self.events.recv_timeout(Duration::from_secs(20)).expect("the event comes");
+            if let Some(found) = of(event) {
+                return found;
+            }
+        }
+    }
+    fn connected(&self) {
+        self.wait(|e| matches!(e, PeerEvent::Connected { generation: G, .. }).then_some(()));
+    }
+    fn link(&self) -> Arc<dyn Link> {
+        self.mesh.link(G).unwrap()
+    }
+}
+
+/// Peers that are all connected to each other in one generation.
+fn mesh(count: u64) -> Vec<Peer> {
+    let peers: Vec<Peer> = (1..=count).map(peer).collect();
+    for a in &peers {
+        a.mesh.open(G, "secret");
+        for b in peers.iter().filter(|b| b.id != a.id) {
+            a.mesh.dial(G, b.id, &b.mesh.address().to_string());
+        }
+    }
+    for a in &peers {
+        (1..count).for_each(|_| a.connected());
+    }
+    peers
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn activation(micro_batch: u32) -> Tag {
+    Tag::Activation { step: Step(1), micro_batch }
+}
+
+#[test]
+fn tensors_messages_and_states_arrive_as_they_were_sent() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    let big: Vec<f32> = (0..1_000_000u32).map(|i| i as f32).collect();
+    let header =
+        StateHeader { unit: Unit(4), id: StateId::INITIAL, decision: None, adam_steps: 9, elements: big.len() as u64 };
+    a.mesh.send_state(G, b.id, header, big.clone());
+    a.link().send(b.id, activation(1), vec![1.0, 2.0], later()).unwrap();
+    a.link().send(b.id, activation(0), vec![], later()).unwrap();
+    let message = PeerMessage::Norm(Norms { step: Step(1), owned: vec![], armed: Generation(0) });
+    a.mesh.send_message(G, b.id, &message);
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![]));
+    assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![1.0, 2.0]));
+    let (mut state, mut heard) = (None, None);
+    b.wait(|event| {
+        match event {
+            PeerEvent::State { header, data, .. } => state = Some((header, data)),
+            PeerEvent::Message { message, .. } => heard = Some(message),
+            _ => {}
+        }
+        (state.is_some() && heard.is_some()).then_some(())
+    });
+    assert_eq!(state, Some((header, big)));
+    assert_eq!(heard, Some(message));
+}
+
+#[test]
+fn the_ring_reduces_over_sockets() {
+    let peers = mesh(3);
+    let ids: Vec<WorkerId> = peers.iter().map(|p| p.id).collect();
+    let threads: Vec<_> = peers
+        .iter()
+        .map(|p| {
+            let (link, ids, me) = (p.link(), ids.clone(), p.id);
+            std::thread::spawn(move || {
+                let mut reducer = Reducer::start(link, me).unwrap();
+                for unit in [me.0 as u32 % 2, 1 - me.0 as u32 % 2] {
+                    reducer.begin(Step(1), Unit(unit), ids.clone(), vec![me.0 as f32 + unit as f32; 1001], later());
+                }
+                let mut done = [reducer.wait().unwrap(), reducer.wait().unwrap()];
+                done.sort_by_key(|(u, _)| *u);
+                done
+            })
+        })
+        .collect();
+    for thread in threads {
+        let [(_, first), (_, second)] = thread.join().unwrap();
+        assert!(first.iter().all(|v| *v == 6.0) && second.iter().all(|v| *v == 9.0));
+    }
+}
+
+#[test]
+fn strangers_and_workers_of_another_generation_are_refused() {
+    let (a, b) = (peer(1), peer(2));
+    b.mesh.open(G, "secret");
+    a.mesh.open(G, "guessed");
+    a.mesh.dial(G, b.id, &b.mesh.address().to_string());
+    let why = a.wait(|e| if let PeerEvent::Refused { why, .. } = e { Some(why) } else { None });
+    assert_eq!(why, Refusal::Secret);
+    // Another generation is not refused for good: it may become known. It does here.
+    let next = Generation(4);
+    a.mesh.open(next, "other");
+    a.mesh.dial(next, b.id, &b.mesh.address().to_string());
+    b.mesh.open(next, "other");
+    a.wait(|e| matches!(e, PeerEvent::Connected { generation, .. } if generation == next).then_some(()));
+}
+
+#[test]
+fn the_end_of_a_peer_is_told_once_and_ends_every_wait() {
+    let mut peers = mesh(2);
+    let b = peers.pop().unwrap();
+    let a = &peers[0];
+    let link = a.link();
+    let from = b.id;
+    let waiter = std::thread::spawn(move || link.recv(from, activation(0), later()));
+    drop(b);
+    a.wait(|e| matches!(e, PeerEvent::Closed { generation: G, peer } if peer == from).then_some(()));
+    assert_eq!(waiter.join().unwrap(), Err(LinkError::Closed(from)));
+    assert!(a.events.try_recv().is_err(), "told once");
+}
+
+#[test]
+fn a_fence_ends_every_wait_and_closing_a_generation_tells_the_peers() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    let (link, from) = (a.link(), b.id);
+    let waiter = std::thread::spawn(move || link.recv(from, activation(0), later()));
+    a.link().abort();
+    assert_eq!(waiter.join().unwrap(), Err(LinkError::Aborted));
+    assert_eq!(a.link().send(b.id, activation(0), vec![], later()), Err(LinkError::Aborted));
+    a.mesh.close(G);
+    b.wait(|e| matches!(e, PeerEvent::Closed { generation: G, .. }).then_some(()));
+    assert!(a.mesh.link(G).is_none());
+}
+
+#[test]
+fn a_silent_peer_is_waited_for_until_the_deadline() {
+    let peers = mesh(2);
+    let soon = Instant::now() + Duration::from_millis(30);
+    let outcome = peers[0].link().recv(peers[1].id, activation(0), soon);
+    assert_eq!(outcome, Err(LinkError::Deadline { from: peers[1].id, tag: activation(0) }));
+}
