@@ -41,7 +41,11 @@ pub struct Summary {
 pub fn build(request: &Build) -> Result<Summary, DataError> {
     if request.inputs.is_empty() {
         let (value, allowed) = ("none".to_owned(), "at least one text file".to_owned());
-        return Err(DataError::Argument { what: "inputs", value, allowed });
+        return Err(DataError::Argument {
+            what: "inputs",
+            value,
+            allowed,
+        });
     }
     let outputs = ["bin", "json", "idx"].map(|extension| beside(&request.output, extension));
     if let Some(exists) = outputs.iter().find(|path| !request.overwrite && path.exists()) {
@@ -78,7 +82,10 @@ fn write_all(request: &Build, [bin, json, idx]: &[PathBuf; 3]) -> Result<Summary
         text_bytes += writer.document(input, &encoder, request.tokenizer.end_of_document())?;
     }
     writer.out.flush().map_err(DataError::io("write", bin))?;
-    writer.index.write(create(idx)?, token_type).map_err(DataError::io("write", idx))?;
+    writer
+        .index
+        .write(create(idx)?, token_type)
+        .map_err(DataError::io("write", idx))?;
     let (tokens, _, documents) = writer.index.totals();
     let sidecar = Sidecar {
         tokenizer: request.tokenizer.name().to_owned(),
@@ -114,7 +121,12 @@ impl Writer<'_> {
         let mut read = 0u64;
         while let Some(piece) = pieces.next().map_err(DataError::io("read", input))? {
             let tokens = encoder.encode(&piece).map_err(|offset| {
-                DataError::malformed(input, "byte", read + offset as u64, "UTF-8 text for this tokenizer")
+                DataError::malformed(
+                    input,
+                    "byte",
+                    read + offset as u64,
+                    "UTF-8 text for this tokenizer",
+                )
             })?;
             read += piece.len() as u64;
             self.sequence(&tokens)?;
@@ -130,9 +142,12 @@ impl Writer<'_> {
             self.token_type.encode(*token, &mut bytes);
         }
         self.digest.update(&bytes);
-        self.out.write_all(&bytes).map_err(DataError::io("write", self.path))?;
+        self.out
+            .write_all(&bytes)
+            .map_err(DataError::io("write", self.path))?;
         // A piece is at most 16 MiB of text, so it has fewer than 2^31 tokens.
-        self.index.push_sequence(i32::try_from(tokens.len()).unwrap_or(i32::MAX));
+        self.index
+            .push_sequence(i32::try_from(tokens.len()).unwrap_or(i32::MAX));
         Ok(())
     }
 }

@@ -30,12 +30,27 @@ pub struct Info {
 /// A file is missing, cut short, or not what it should be.
 pub fn info(prefix: &Path) -> Result<Info, DataError> {
     let (index, sidecar, _) = open(prefix)?;
-    let Index { tokens, sequences, documents, token_type } = index;
-    Ok(Info { tokens, sequences, documents, token_bytes: token_type.width(), sidecar })
+    let Index {
+        tokens,
+        sequences,
+        documents,
+        token_type,
+    } = index;
+    Ok(Info {
+        tokens,
+        sequences,
+        documents,
+        token_bytes: token_type.width(),
+        sidecar,
+    })
 }
 
 fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
-    let (bin, idx, json) = (beside(prefix, "bin"), beside(prefix, "idx"), beside(prefix, "json"));
+    let (bin, idx, json) = (
+        beside(prefix, "bin"),
+        beside(prefix, "idx"),
+        beside(prefix, "json"),
+    );
     let file = File::open(&bin).map_err(DataError::io("open", &bin))?;
     let length = file.metadata().map_err(DataError::io("read", &bin))?.len();
     let index = index::read(&idx, &bin, length)?;
@@ -65,7 +80,12 @@ impl TokenDataset {
     ///
     /// # Errors
     /// A file is missing, cut short, or too short for one training sample.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share"
+    )]
     pub fn open(
         prefix: &Path,
         sequence_length: u32,
@@ -80,9 +100,23 @@ impl TokenDataset {
         let training = windows.saturating_sub(held_out);
         if training == 0 {
             let needed = (held_out + 1) * length + 1;
-            return Err(DataError::TooSmall { path, tokens: index.tokens, needed, sequence_length });
+            return Err(DataError::TooSmall {
+                path,
+                tokens: index.tokens,
+                needed,
+                sequence_length,
+            });
         }
-        Ok(TokenDataset { path, file, index, sidecar, sequence_length, training, held_out, seed })
+        Ok(TokenDataset {
+            path,
+            file,
+            index,
+            sidecar,
+            sequence_length,
+            training,
+            held_out,
+            seed,
+        })
     }
 
     /// Checks that a model of this vocabulary can take the dataset's tokens, where the dataset says how many there are.
@@ -91,9 +125,11 @@ impl TokenDataset {
     /// The dataset has more different tokens than the model has rows.
     pub fn check_vocabulary(&self, model: u32) -> Result<(), DataError> {
         match &self.sidecar {
-            Some(s) if s.vocabulary > model => {
-                Err(DataError::Vocabulary { path: self.path.clone(), dataset: s.vocabulary, model })
-            }
+            Some(s) if s.vocabulary > model => Err(DataError::Vocabulary {
+                path: self.path.clone(),
+                dataset: s.vocabulary,
+                model,
+            }),
             _ => Ok(()),
         }
     }
@@ -122,7 +158,12 @@ impl TokenDataset {
         match &self.sidecar {
             Some(s) => s.sha256.clone(),
             None => {
-                let Index { tokens, sequences, documents, token_type } = self.index;
+                let Index {
+                    tokens,
+                    sequences,
+                    documents,
+                    token_type,
+                } = self.index;
                 let parts = [tokens, sequences, documents, token_type.width() as u64];
                 hex(&Sha256::digest(parts.map(u64::to_le_bytes).concat()))
             }
@@ -136,7 +177,10 @@ impl TokenDataset {
     /// The file cannot be read, or `tokens` is of another length.
     pub fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
         let (pass, within) = (index / self.training, index % self.training);
-        self.window(Permutation::new(self.training, self.seed, pass).at(within), tokens)
+        self.window(
+            Permutation::new(self.training, self.seed, pass).at(within),
+            tokens,
+        )
     }
 
     /// The tokens of a held-out sample, in the order of the text.
@@ -146,7 +190,11 @@ impl TokenDataset {
     pub fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
         if index >= self.held_out {
             let allowed = format!("below {}", self.held_out);
-            return Err(DataError::Argument { what: "held-out sample", value: index.to_string(), allowed });
+            return Err(DataError::Argument {
+                what: "held-out sample",
+                value: index.to_string(),
+                allowed,
+            });
         }
         self.window(self.training + index, tokens)
     }
@@ -155,12 +203,18 @@ impl TokenDataset {
         let needed = self.sequence_length as usize + 1;
         if tokens.len() != needed {
             let (value, allowed) = (tokens.len().to_string(), needed.to_string());
-            return Err(DataError::Argument { what: "length of the sample's buffer", value, allowed });
+            return Err(DataError::Argument {
+                what: "length of the sample's buffer",
+                value,
+                allowed,
+            });
         }
         let width = self.index.token_type.width();
         let mut bytes = vec![0; needed * width];
         let offset = window * u64::from(self.sequence_length) * width as u64;
-        self.file.read_exact_at(&mut bytes, offset).map_err(DataError::io("read", &self.path))?;
+        self.file
+            .read_exact_at(&mut bytes, offset)
+            .map_err(DataError::io("read", &self.path))?;
         self.index.token_type.decode(&bytes, tokens);
         Ok(())
     }
@@ -178,17 +232,27 @@ mod tests {
         let input = folder.path().join("text.txt");
         std::fs::write(&input, text).unwrap();
         let output = folder.path().join("data.v1");
-        let request = Build { inputs: vec![input], output: output.clone(), tokenizer: Tokenizer::Byte, overwrite: false };
+        let request = Build {
+            inputs: vec![input],
+            output: output.clone(),
+            tokenizer: Tokenizer::Byte,
+            overwrite: false,
+        };
         let summary = build(&request).unwrap();
         assert_eq!(summary.text_bytes, text.len() as u64);
         assert_eq!(summary.sidecar.tokens, text.len() as u64 + 1);
-        assert!(matches!(build(&request), Err(DataError::Exists(_))), "nothing is overwritten");
+        assert!(
+            matches!(build(&request), Err(DataError::Exists(_))),
+            "nothing is overwritten"
+        );
         (folder, output)
     }
 
     #[test]
     fn a_pass_visits_each_window_once_and_the_held_out_ones_never() {
-        let text: String = (0..640u32).map(|i| char::from(b'a' + u8::try_from(i / 16 % 26).unwrap())).collect();
+        let text: String = (0..640u32)
+            .map(|i| char::from(b'a' + u8::try_from(i / 16 % 26).unwrap()))
+            .collect();
         let (_folder, prefix) = dataset(&text);
         let data = TokenDataset::open(&prefix, 16, 0.1, 3).unwrap();
         assert_eq!((data.training_len(), data.held_out_len()), (36, 4));
@@ -200,11 +264,18 @@ mod tests {
         for pass in 0..3 {
             let seen: BTreeSet<Vec<i64>> = (0..36).map(|i| read(pass * 36 + i)).collect();
             let all: BTreeSet<Vec<i64>> = (0..36usize)
-                .map(|w| text.as_bytes()[w * 16..w * 16 + 17].iter().map(|b| i64::from(*b)).collect())
+                .map(|w| {
+                    text.as_bytes()[w * 16..w * 16 + 17]
+                        .iter()
+                        .map(|b| i64::from(*b))
+                        .collect()
+                })
                 .collect();
             assert_eq!(seen, all, "pass {pass}");
         }
-        let orders: Vec<Vec<Vec<i64>>> = (0..2).map(|p| (0..36).map(|i| read(p * 36 + i)).collect()).collect();
+        let orders: Vec<Vec<Vec<i64>>> = (0..2)
+            .map(|p| (0..36).map(|i| read(p * 36 + i)).collect())
+            .collect();
         assert_ne!(orders[0], orders[1], "each pass has its own order");
         let mut last = [0; 17];
         data.held_out(3, &mut last).unwrap();
@@ -218,8 +289,14 @@ mod tests {
         let data = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
         assert!(data.check_vocabulary(257).is_ok());
         let wrong = data.check_vocabulary(256).unwrap_err().to_string();
-        assert!(wrong.contains("vocabulary 257") && wrong.contains("256"), "{wrong}");
-        let small = TokenDataset::open(&prefix, 600, 0.0, 3).err().unwrap().to_string();
+        assert!(
+            wrong.contains("vocabulary 257") && wrong.contains("256"),
+            "{wrong}"
+        );
+        let small = TokenDataset::open(&prefix, 600, 0.0, 3)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(small.contains("501 tokens"), "{small}");
         let bin = beside(&prefix, "bin");
         let whole = std::fs::read(&bin).unwrap();

@@ -68,7 +68,11 @@ pub enum DataError {
 impl DataError {
     /// Wraps an I/O error with what was attempted on what.
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DataError + 'a {
-        move |source| DataError::Io { action, path: path.to_owned(), source }
+        move |source| DataError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
     }
 
     /// A file that is not what it should be.
@@ -78,6 +82,11 @@ impl DataError {
         value: impl ToString,
         allowed: impl Into<String>,
     ) -> DataError {
-        DataError::Malformed { path: path.to_owned(), what, value: value.to_string(), allowed: allowed.into() }
+        DataError::Malformed {
+            path: path.to_owned(),
+            what,
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
     }
 }

@@ -39,7 +39,11 @@ impl TokenType {
     /// The smallest type that Megatron would choose for a vocabulary.
     #[must_use]
     pub fn for_vocabulary(vocabulary: u32) -> TokenType {
-        if vocabulary < 65_500 { TokenType::U16 } else { TokenType::I32 }
+        if vocabulary < 65_500 {
+            TokenType::U16
+        } else {
+            TokenType::I32
+        }
     }
     /// The format's code; 2, 6 and 7 (signed bytes, floats) hold no tokens.
     fn code(self) -> u8 {
@@ -52,9 +56,15 @@ impl TokenType {
         }
     }
     fn of_code(code: u8) -> Option<TokenType> {
-        [TokenType::U8, TokenType::I16, TokenType::I32, TokenType::I64, TokenType::U16]
-            .into_iter()
-            .find(|t| t.code() == code)
+        [
+            TokenType::U8,
+            TokenType::I16,
+            TokenType::I32,
+            TokenType::I64,
+            TokenType::U16,
+        ]
+        .into_iter()
+        .find(|t| t.code() == code)
     }
     /// Bytes of a token.
     #[must_use]
@@ -145,7 +155,10 @@ impl IndexBuilder {
 pub(crate) fn read(path: &Path, bin_path: &Path, bin_len: u64) -> Result<Index, DataError> {
     let open = || File::open(path).map_err(DataError::io("open", path));
     let len = open()?.metadata().map_err(DataError::io("read", path))?.len();
-    let mut reader = Reader { path, from: BufReader::new(open()?) };
+    let mut reader = Reader {
+        path,
+        from: BufReader::new(open()?),
+    };
     let (token_type, sequences, document_entries) = reader.header(len)?;
     let sizes_len = sequences * 4;
     // Sizes and pointers are checked against each other, so the file is read at two places at once.
@@ -165,13 +178,24 @@ pub(crate) fn read(path: &Path, bin_path: &Path, bin_len: u64) -> Result<Index, 
         expected += size * token_type.width() as u64;
     }
     if expected != bin_len {
-        let allowed = format!("{expected}, as its index says; the file was cut short or belongs to another index");
-        return Err(DataError::malformed(bin_path, "length in bytes", bin_len, allowed));
+        let allowed =
+            format!("{expected}, as its index says; the file was cut short or belongs to another index");
+        return Err(DataError::malformed(
+            bin_path,
+            "length in bytes",
+            bin_len,
+            allowed,
+        ));
     }
     // `pointers` now stands at the documents.
     pointers.documents(document_entries, sequences)?;
     let tokens = expected / token_type.width() as u64;
-    Ok(Index { token_type, tokens, sequences, documents: document_entries - 1 })
+    Ok(Index {
+        token_type,
+        tokens,
+        sequences,
+        documents: document_entries - 1,
+    })
 }
 
 struct Reader<'a, R> {
@@ -182,7 +206,9 @@ struct Reader<'a, R> {
 impl<R: Read> Reader<'_, R> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DataError> {
         let mut bytes = [0; N];
-        self.from.read_exact(&mut bytes).map_err(DataError::io("read", self.path))?;
+        self.from
+            .read_exact(&mut bytes)
+            .map_err(DataError::io("read", self.path))?;
         Ok(bytes)
     }
 
@@ -193,12 +219,20 @@ impl<R: Read> Reader<'_, R> {
     /// Token type, number of sequences, number of document entries; with the length of the file checked.
     fn header(&mut self, len: u64) -> Result<(TokenType, u64, u64), DataError> {
         if len < HEADER_LEN {
-            return Err(self.bad("length in bytes", len, format!("at least {HEADER_LEN}: the file was cut short")));
+            return Err(self.bad(
+                "length in bytes",
+                len,
+                format!("at least {HEADER_LEN}: the file was cut short"),
+            ));
         }
         let magic: [u8; 9] = self.array()?;
         if &magic != MAGIC {
             let found = String::from_utf8_lossy(&magic).escape_debug().to_string();
-            return Err(self.bad("first bytes", found, "MMIDIDX\\0\\0, the mark of an indexed dataset"));
+            return Err(self.bad(
+                "first bytes",
+                found,
+                "MMIDIDX\\0\\0, the mark of an indexed dataset",
+            ));
         }
         let version = u64::from_le_bytes(self.array()?);
         if version != VERSION {
@@ -233,7 +267,11 @@ impl<R: Read> Reader<'_, R> {
             last = entry;
         }
         if last != sequences {
-            return Err(self.bad("last document entry", last, format!("{sequences}, the number of sequences")));
+            return Err(self.bad(
+                "last document entry",
+                last,
+                format!("{sequences}, the number of sequences"),
+            ));
         }
         Ok(())
     }

@@ -27,7 +27,11 @@ impl Permutation {
             state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
             mix(state)
         });
-        Permutation { len, half_bits: bits.div_ceil(2).max(1), keys }
+        Permutation {
+            len,
+            half_bits: bits.div_ceil(2).max(1),
+            keys,
+        }
     }
 
     /// Where index `i` goes.

@@ -23,7 +23,12 @@ impl<R: Read> Pieces<R> {
     }
 
     fn with_lengths(from: R, usual: usize, max: usize) -> Pieces<R> {
-        Pieces { from, buffer: Vec::new(), ended: false, lengths: (usual, max) }
+        Pieces {
+            from,
+            buffer: Vec::new(),
+            ended: false,
+            lengths: (usual, max),
+        }
     }
 
     /// The next piece, never empty; none at the end.
@@ -72,12 +77,16 @@ impl<R: Read> Pieces<R> {
 fn good_cut(text: &[u8]) -> Option<usize> {
     // Bytes above 127 may be Unicode white space: not a place to cut.
     let solid = |b: u8| b.is_ascii_graphic();
-    (2..text.len()).rev().find(|&i| text[i - 1] == b'\n' && solid(text[i - 2]) && solid(text[i]))
+    (2..text.len())
+        .rev()
+        .find(|&i| text[i - 1] == b'\n' && solid(text[i - 2]) && solid(text[i]))
 }
 
 /// Length without a UTF-8 character that is cut at the end; the whole length where the end is no UTF-8 at all.
 fn whole_characters(text: &[u8]) -> usize {
-    let start = (text.len().saturating_sub(4)..text.len()).rev().find(|&i| text[i] & 0xC0 != 0x80);
+    let start = (text.len().saturating_sub(4)..text.len())
+        .rev()
+        .find(|&i| text[i] & 0xC0 != 0x80);
     match start {
         Some(i) if i > 0 && std::str::from_utf8(&text[i..]).is_err() => i,
         _ => text.len(),
@@ -107,7 +116,8 @@ mod tests {
 
     #[test]
     fn gpt2_tokens_of_the_pieces_are_those_of_the_whole_text() {
-        let line = "In the beginning  God created\n\n\tthe heaven's 12 and\n  the earth.\nAnd so on\u{3000}\nx\n";
+        let line =
+            "In the beginning  God created\n\n\tthe heaven's 12 and\n  the earth.\nAnd so on\u{3000}\nx\n";
         let text = line.repeat(40);
         let encoder = Tokenizer::Gpt2.encoder().unwrap();
         let got = pieces(text.as_bytes(), 300, 3000);

@@ -61,7 +61,9 @@ impl fmt::Display for Tokenizer {
 impl FromStr for Tokenizer {
     type Err = DataError;
     fn from_str(name: &str) -> Result<Tokenizer, DataError> {
-        let known = [Tokenizer::Byte, Tokenizer::Gpt2].into_iter().find(|t| t.name() == name);
+        let known = [Tokenizer::Byte, Tokenizer::Gpt2]
+            .into_iter()
+            .find(|t| t.name() == name);
         known.ok_or_else(|| DataError::Argument {
             what: "tokenizer",
             value: name.to_owned(),
@@ -98,8 +100,17 @@ mod tests {
     fn gpt2_tokens_are_those_of_the_published_tokenizer() {
         let encoder = Tokenizer::Gpt2.encoder().unwrap();
         assert_eq!(encoder.encode(b"Hello world").unwrap(), [15496, 995]);
-        assert_eq!(encoder.encode(b"In the beginning\n\n").unwrap(), [818, 262, 3726, 628]);
-        assert!(encoder.encode(b"<|endoftext|>").unwrap().iter().all(|t| *t < 50_256));
+        assert_eq!(
+            encoder.encode(b"In the beginning\n\n").unwrap(),
+            [818, 262, 3726, 628]
+        );
+        assert!(
+            encoder
+                .encode(b"<|endoftext|>")
+                .unwrap()
+                .iter()
+                .all(|t| *t < 50_256)
+        );
         assert_eq!(encoder.encode(b"ok \xff"), Err(3));
         assert_eq!(Tokenizer::Gpt2.vocabulary(), 50_257);
     }
@@ -109,6 +120,12 @@ mod tests {
         let encoder = Tokenizer::Byte.encoder().unwrap();
         assert_eq!(encoder.encode(&[0, 255, b'a']).unwrap(), [0, 255, 97]);
         assert_eq!(Tokenizer::Byte.vocabulary(), 257);
-        assert!("bytes".parse::<Tokenizer>().unwrap_err().to_string().contains("byte or gpt2"));
+        assert!(
+            "bytes"
+                .parse::<Tokenizer>()
+                .unwrap_err()
+                .to_string()
+                .contains("byte or gpt2")
+        );
     }
 }

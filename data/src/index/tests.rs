@@ -1,53 +1,122 @@
-use super::*;
+use super::{IndexBuilder, TokenType, read};
+use crate::DataError;
+use std::path::{Path, PathBuf};
 
-fn sample() -> Vec<u8> {
+/// Two documents: sequences of 3 and 2 tokens, then one of 4.
+fn bytes(token_type: TokenType) -> Vec<u8> {
     let mut index = IndexBuilder::default();
     index.push_sequence(3);
-    index.end_document();
     index.push_sequence(2);
-    index.push_sequence(0);
+    index.end_document();
+    index.push_sequence(4);
     index.end_document();
     let mut bytes = Vec::new();
-    index.write(&mut bytes, TokenType::U16).unwrap();
+    index.write(&mut bytes, token_type).unwrap();
     bytes
 }
 
-fn read_back(bytes: &[u8], bin_len: u64) -> Result<Index, DataError> {
+fn try_read(bytes: &[u8], bin_len: u64) -> Result<super::Index, DataError> {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("x.idx");
+    let path: PathBuf = folder.path().join("a.idx");
     std::fs::write(&path, bytes).unwrap();
-    read(&path, Path::new("x.bin"), bin_len)
+    read(&path, Path::new("a.bin"), bin_len)
 }
 
 #[test]
-fn the_bytes_are_megatrons() {
-    let mut expected = b"MMIDIDX\0\0".to_vec();
-    expected.extend(1u64.to_le_bytes());
-    expected.push(8);
-    expected.extend(3u64.to_le_bytes());
-    expected.extend(3u64.to_le_bytes());
-    expected.extend([3i32, 2, 0].iter().flat_map(|n| n.to_le_bytes()));
-    expected.extend([0i64, 6, 10].iter().flat_map(|n| n.to_le_bytes()));
-    expected.extend([0i64, 1, 3].iter().flat_map(|n| n.to_le_bytes()));
-    assert_eq!(sample(), expected);
-    let index = read_back(&expected, 10).unwrap();
-    assert_eq!(index, Index { token_type: TokenType::U16, tokens: 5, sequences: 3, documents: 2 });
+fn the_bytes_of_an_index_are_megatrons() {
+    // Written out by hand from the format's description; u16 is code 8.
+    let mut want = b"MMIDIDX\0\0".to_vec();
+    want.extend(1_u64.to_le_bytes());
+    want.push(8);
+    want.extend(3_u64.to_le_bytes());
+    want.extend(3_u64.to_le_bytes());
+    [3_i32, 2, 4].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    [0_i64, 6, 10].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    [0_i64, 2, 3].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    assert_eq!(bytes(TokenType::U16), want);
 }
 
 #[test]
-fn every_truncation_is_refused() {
-    let whole = sample();
-    for length in 0..whole.len() {
-        assert!(read_back(&whole[..length], 10).is_err(), "cut to {length} bytes");
+fn an_index_is_read_back_for_every_token_type() {
+    for token_type in [
+        TokenType::U8,
+        TokenType::U16,
+        TokenType::I16,
+        TokenType::I32,
+        TokenType::I64,
+    ] {
+        let index = try_read(&bytes(token_type), 9 * token_type.width() as u64).unwrap();
+        assert_eq!(
+            (index.token_type, index.tokens, index.sequences, index.documents),
+            (token_type, 9, 3, 2)
+        );
     }
-    assert!(read_back(&whole, 8).is_err(), "a .bin file that is cut short");
+    let mut multimodal = bytes(TokenType::I32);
+    multimodal.extend([0; 3]);
+    assert_eq!(try_read(&multimodal, 36).unwrap().tokens, 9);
 }
 
 #[test]
-fn a_damaged_header_size_or_pointer_is_refused() {
-    for at in [0, 9, 17, 18, 26, 34, 46, 54, 70] {
-        let mut bytes = sample();
-        bytes[at] ^= 0x11;
-        assert!(read_back(&bytes, 10).is_err(), "byte {at}");
+fn tokens_are_decoded_as_they_were_encoded() {
+    for (token_type, tokens) in [
+        (TokenType::U8, vec![0, 255]),
+        (TokenType::U16, vec![0, 256, 65_499]),
+        (TokenType::I16, vec![32_767]),
+        (TokenType::I32, vec![70_000, i32::MAX.cast_unsigned()]),
+        (TokenType::I64, vec![u32::MAX]),
+    ] {
+        let mut bytes = Vec::new();
+        tokens.iter().for_each(|t| token_type.encode(*t, &mut bytes));
+        let mut out = vec![0; tokens.len()];
+        token_type.decode(&bytes, &mut out);
+        assert_eq!(out, tokens.iter().map(|t| i64::from(*t)).collect::<Vec<_>>());
+    }
+    assert_eq!(
+        (
+            TokenType::for_vocabulary(50_257),
+            TokenType::for_vocabulary(65_500)
+        ),
+        (TokenType::U16, TokenType::I32)
+    );
+}
+
+#[test]
+fn an_index_that_is_cut_short_anywhere_is_refused() {
+    let whole = bytes(TokenType::U16);
+    for len in 0..whole.len() {
+        let error = try_read(&whole[..len], 18).unwrap_err().to_string();
+        assert!(error.contains("length in bytes"), "{len}: {error}");
+    }
+}
+
+#[test]
+fn every_damaged_field_is_named() {
+    let change = |at: usize, new: &[u8]| {
+        let mut bytes = bytes(TokenType::U16);
+        bytes[at..at + new.len()].copy_from_slice(new);
+        try_read(&bytes, 18).unwrap_err().to_string()
+    };
+    let (sizes, pointers, documents) = (34, 46, 70);
+    assert!(change(0, b"X").contains("first bytes: XMIDIDX"));
+    assert!(change(9, &[2]).contains("version: 2 — 1"));
+    assert!(change(17, &[6]).contains("token type: 6 — 1 (u8)"));
+    assert!(change(18, &u64::MAX.to_le_bytes()).contains("length in bytes"));
+    assert!(change(26, &0_u64.to_le_bytes()).contains("document entries: 0"));
+    assert!(change(sizes, &(-1_i32).to_le_bytes()).contains("sequence size: -1"));
+    assert!(change(sizes, &4_i32.to_le_bytes()).contains("sequence pointer: 6 — 8"));
+    assert!(change(pointers, &1_i64.to_le_bytes()).contains("sequence pointer: 1 — 0"));
+    assert!(change(documents, &1_i64.to_le_bytes()).contains("document entry: 1"));
+    assert!(change(documents + 8, &4_i64.to_le_bytes()).contains("document entry: 4 — 0 to 3"));
+    assert!(change(documents + 16, &2_i64.to_le_bytes()).contains("last document entry: 2 — 3"));
+}
+
+#[test]
+fn a_bin_file_of_another_length_is_refused() {
+    for len in [0, 17, 19] {
+        let error = try_read(&bytes(TokenType::U16), len).unwrap_err().to_string();
+        assert!(
+            error.contains("a.bin") && error.contains(&format!("{len} — 18")),
+            "{error}"
+        );
     }
 }
