@@ -62,7 +62,7 @@ const HUNTS: &[(Mutant, u64, &str)] = &[
     (Mutant::NewestByEach, 0, "b"),
     (Mutant::SwitchAlone, 400, "g"),
     (Mutant::CancelAfterArm, 0, "g"),
-    (Mutant::ExitAtEnd, 0, "f"),
+    (Mutant::ExitAtEnd, 0, "fg"),
     (Mutant::ForgetBadLinks, 0, "f"),
     (Mutant::NoRelay, 400, "f"),
 ];

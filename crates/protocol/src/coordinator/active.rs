@@ -12,76 +12,71 @@ impl Coordinator {
             return self.fence(now, "no plan yet".into(), effects);
         };
         let next = self.record.next.clone();
-        if let Some((generation, because)) = self.suspected.take()
-            && [Some(&plan), next.as_ref()]
-                .into_iter()
-                .flatten()
-                .any(|p| p.generation == generation)
-        {
-            return self.fence(now, because, effects);
-        }
         let switched = next.as_ref().is_some_and(|n| self.has_switched(&plan, n));
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
-        let members = target.members();
-        if let Some(gone) = members.iter().find(|w| self.away(now, **w)) {
-            let because = format!("{} is silent", self.name(*gone));
-            return self.fence(now, because, effects);
-        }
-        let fenced = |w: &WorkerId| self.status(*w).is_some_and(|s| s.fenced >= target.generation);
-        if let Some(worker) = members.iter().find(|w| fenced(w)) {
-            let because = format!(
-                "{} was fenced past generation {}",
-                self.name(*worker),
-                target.generation
-            );
+        if let Some(because) = self.suspected_here().or_else(|| self.broken(now, &target)) {
             return self.fence(now, because, effects);
         }
         self.launch(now, &target, effects);
         if self.mode != Mode::Active {
             return;
         }
-        let deadline = Duration::from_nanos(target.deadline_ns);
-        if now > self.progress_at.after(deadline * 4)
-            && self.gone == target.generation
-            && !self.finished(&target)
-        {
+        let finished = self.finished(&target);
+        let patience = Duration::from_nanos(target.deadline_ns) * 4;
+        let running = self.gone == target.generation;
+        if running && !finished && now > self.progress_at.after(patience) {
             return self.fence(now, "no step was committed for four deadlines".into(), effects);
         }
-        if self.finished(&target) {
-            if self.config.final_checkpoint {
-                if now >= self.asked_at {
-                    self.asked_at = now.after(self.config.timing.ask_again);
-                    effects.push(CoordinatorEffect::ListCheckpoints);
-                }
-            } else {
+        if finished {
+            return self.end(now, effects);
+        }
+        match next {
+            Some(n) if switched && running => {
+                let record = self.record.clone();
                 self.persist(
                     Record {
-                        done: true,
-                        ..self.record.clone()
+                        plan: Some(n),
+                        next: None,
+                        ..record
                     },
                     effects,
                 );
             }
-            return;
-        }
-        match next {
-            Some(n) if switched => {
-                if self.gone == n.generation {
-                    self.persist(
-                        Record {
-                            plan: Some(n),
-                            next: None,
-                            ..self.record.clone()
-                        },
-                        effects,
-                    );
-                }
-            }
+            Some(_) if switched => {}
             Some(n) => self.change(now, &plan, &n, effects),
-            None if self.gone == plan.generation && now >= self.change_after => {
-                self.propose(now, &plan, effects);
-            }
+            None if running && now >= self.change_after => self.propose(now, &plan, effects),
             None => {}
+        }
+    }
+
+    /// A suspicion that came while the record was being written.
+    fn suspected_here(&mut self) -> Option<String> {
+        let (generation, because) = self.suspected.take()?;
+        let plans = [&self.record.plan, &self.record.next];
+        let here = plans.into_iter().flatten().any(|p| p.generation == generation);
+        here.then_some(because)
+    }
+
+    /// Why the generation cannot go on, where that is seen from here.
+    fn broken(&self, now: Time, target: &Plan) -> Option<String> {
+        let g = target.generation;
+        let members = target.members();
+        if let Some(gone) = members.iter().find(|w| self.away(now, **w)) {
+            return Some(format!("{} is silent", self.name(*gone)));
+        }
+        let fenced = |w: &&WorkerId| self.status(**w).is_some_and(|s| s.fenced >= g);
+        let fenced = members.iter().find(fenced)?;
+        Some(format!("{} was fenced past generation {g}", self.name(*fenced)))
+    }
+
+    /// Everyone is at the last step.
+    fn end(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
+        if !self.config.final_checkpoint {
+            let record = self.record.clone();
+            self.persist(Record { done: true, ..record }, effects);
+        } else if now >= self.asked_at {
+            self.asked_at = now.after(self.config.timing.ask_again);
+            effects.push(CoordinatorEffect::ListCheckpoints);
         }
     }
 
@@ -174,7 +169,7 @@ impl Coordinator {
             }
             let idle = status.phase == Phase::Idle && status.next != generation;
             if !first && !target.has(to) && status.draining && idle {
-                let before = self.told.get(&(to, super::Kind::Release)).is_some();
+                let before = self.told.contains_key(&(to, super::Kind::Release));
                 self.order(now, to, Order::Release, effects);
                 if !before {
                     let name = self.name(to);

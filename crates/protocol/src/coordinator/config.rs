@@ -17,7 +17,7 @@ pub struct Timing {
     pub watch: Duration,
     /// A new coordinator waits so long for the members of an inherited plan to come back.
     pub settle: Duration,
-    /// The first plan of a run waits so long for more workers, unless the most that may be used are there.
+    /// Once there are enough workers, the first plan of a run waits so long for more, unless as many as may be used are there.
     pub gather: Duration,
     /// A member's lost stream is forgiven for so long while no step commits.
     pub grace: Duration,

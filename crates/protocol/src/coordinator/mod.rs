@@ -7,6 +7,7 @@ mod active;
 mod change;
 mod config;
 mod event;
+mod hear;
 mod links;
 mod progress;
 mod record;
@@ -19,12 +20,12 @@ mod view;
 pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
 pub use event::{Event, Outcome, Snapshot, WorkerView};
 
-use crate::message::{Inventory, Order, Phase, Record, Report, Status, Time};
+use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use links::BadLinks;
 use progress::Published;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use varuna_plan::{Decision, Generation, Plan, Planner, StateId, Unit, WorkerId};
+use varuna_plan::{Generation, Plan, Planner, StateId, Unit, WorkerId};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
@@ -100,6 +101,8 @@ pub struct Coordinator {
     answers: BTreeMap<WorkerId, Inventory>,
     checkpoints: Option<Vec<StateId>>,
     fruitless: u32,
+    /// Since when there are enough workers for the first plan.
+    gathering: Option<Time>,
     complained: Option<Event>,
     // clocks
     progress_at: Time,
@@ -139,6 +142,7 @@ impl Coordinator {
             answers: BTreeMap::new(),
             checkpoints: None,
             fruitless: 0,
+            gathering: None,
             complained: None,
             progress_at: Time(0),
             since: Time(0),
@@ -234,166 +238,9 @@ impl Coordinator {
         }
     }
 
-    /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
-    /// everybody dead.
-    fn listen(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
-        let slept = now > self.ticked_at.after(self.config.timing.heartbeat * 2);
-        self.ticked_at = now;
-        let mut silent = Vec::new();
-        for (id, worker) in self.workers.iter_mut().filter(|(_, w)| w.up) {
-            if slept {
-                worker.heard_at = now;
-            } else if now > worker.heard_at.after(self.config.timing.silent) {
-                silent.push(*id);
-            }
-        }
-        for id in silent {
-            self.lose_stream(now, id, effects);
-        }
-    }
-
-    fn stream_up(&mut self, now: Time, from: WorkerId, hello: Hello, effects: &mut Vec<CoordinatorEffect>) {
-        self.told.retain(|(w, _), _| *w != from);
-        let worker = self.workers.entry(from).or_default();
-        if !worker.up {
-            let (name, address) = (hello.name.clone(), hello.address.clone());
-            effects.push(CoordinatorEffect::Event(Event::WorkerJoined {
-                worker: from,
-                name,
-                address,
-            }));
-        }
-        worker.up = true;
-        worker.heard_at = now;
-        worker.hello = Some(hello);
-    }
-
-    fn stream_down(&mut self, now: Time, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
-        self.answers.remove(&from);
-        self.lose_stream(now, from, effects);
-    }
-
-    fn lose_stream(&mut self, now: Time, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
-        let name = self.name(from);
-        if let Some(worker) = self.workers.get_mut(&from).filter(|w| w.up) {
-            worker.up = false;
-            worker.down_since = now;
-            effects.push(CoordinatorEffect::Event(Event::WorkerLost { worker: from, name }));
-        }
-    }
-
     fn name(&self, id: WorkerId) -> String {
         let hello = self.workers.get(&id).and_then(|w| w.hello.as_ref());
         hello.map_or_else(|| id.to_string(), |h| h.name.clone())
-    }
-
-    fn heard(&mut self, now: Time, from: WorkerId, report: Report, effects: &mut Vec<CoordinatorEffect>) {
-        // without a Hello nobody could plan with it, or send it anything
-        let Some(worker) = self.workers.get_mut(&from).filter(|w| w.hello.is_some()) else {
-            return;
-        };
-        worker.heard_at = now;
-        match report {
-            Report::Status(status) => {
-                let drains = status.draining && !worker.status.is_some_and(|s| s.draining);
-                let back = !worker.up;
-                worker.up = true;
-                worker.status = Some(status);
-                let hello = worker.hello.clone();
-                if let Some(Hello { name, address, .. }) = hello {
-                    if back {
-                        let name = name.clone();
-                        let joined = Event::WorkerJoined {
-                            worker: from,
-                            name,
-                            address,
-                        };
-                        effects.push(CoordinatorEffect::Event(joined));
-                    }
-                    if drains {
-                        effects.push(CoordinatorEffect::Event(Event::WorkerDraining {
-                            worker: from,
-                            name,
-                        }));
-                    }
-                }
-                let counts = matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready);
-                if status.at > self.best && counts {
-                    self.best = status.at;
-                    self.progress_at = now;
-                    self.fruitless = 0;
-                }
-            }
-            Report::Inventory(inventory) => {
-                if let Some(status) = &mut worker.status {
-                    status.fenced = status.fenced.max(inventory.upto);
-                    status.generation = Generation(0);
-                    status.phase = Phase::Idle;
-                }
-                if let Some(decision) = inventory.decision {
-                    self.publish(now, decision, effects);
-                }
-                let fresh = inventory.upto == self.record.highest;
-                if matches!(self.mode, Mode::Collecting { .. }) && fresh {
-                    self.answers.insert(from, inventory);
-                }
-            }
-            Report::Suspect {
-                generation,
-                about,
-                link,
-            } => {
-                self.accused(now, from, generation, about, link, effects);
-            }
-            Report::Committed { decision } => self.publish(now, decision, effects),
-        }
-    }
-
-    fn publish(&mut self, now: Time, decision: Decision, effects: &mut Vec<CoordinatorEffect>) {
-        if self.published.first(now, &decision) {
-            effects.push(CoordinatorEffect::Event(Event::Committed {
-                id: decision.id,
-                generation: decision.id.run_gen,
-                step: decision.id.step,
-                loss: decision.loss,
-                eval_loss: decision.eval_loss,
-                gradient_norm: decision.norm2.sqrt(),
-                overflow: decision.overflow,
-            }));
-        }
-    }
-
-    fn accused(
-        &mut self,
-        now: Time,
-        from: WorkerId,
-        generation: Generation,
-        about: WorkerId,
-        link: bool,
-        effects: &mut Vec<CoordinatorEffect>,
-    ) {
-        let plans = [&self.record.plan, &self.record.next];
-        if !plans.into_iter().flatten().any(|p| p.generation == generation) {
-            return;
-        }
-        if !matches!(self.mode, Mode::Active | Mode::Persisting) {
-            return;
-        }
-        if link && about != from && !bug!(self, ForgetBadLinks) {
-            self.bad
-                .mark(now, from, about, now.after(self.config.timing.bad_link));
-        }
-        let (who, whom) = (self.name(from), self.name(about));
-        let because = match (link, about == from) {
-            (true, _) => format!("{who} cannot reach {whom}"),
-            (false, false) => format!("{who} lost {whom}"),
-            (false, true) => format!("{who} is stuck"),
-        };
-        if self.mode == Mode::Active {
-            self.fence(now, because, effects);
-        } else {
-            self.suspected = Some((generation, because)); // looked at once the write is done
-        }
     }
 
     fn all_up(&self) -> Vec<WorkerId> {

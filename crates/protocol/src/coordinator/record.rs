@@ -89,6 +89,8 @@ impl Coordinator {
             self.record = record;
             self.mode = Mode::Active;
             self.attempt = None;
+            self.considered = None; // what could not be written is proposed again, in a while
+            self.change_after = now.after(self.config.timing.change_delay * 3);
         }
     }
 
@@ -154,8 +156,12 @@ impl Coordinator {
 
     /// Diary entries for what a write changed.
     fn tell_of(&mut self, now: Time, before: &Record, effects: &mut Vec<CoordinatorEffect>) {
-        let planned = [&self.record.plan, &self.record.next].into_iter().flatten();
-        let fresh = planned.filter(|p| p.generation > before.highest).cloned().next();
+        let planned = [&self.record.plan, &self.record.next];
+        let fresh = planned
+            .into_iter()
+            .flatten()
+            .find(|p| p.generation > before.highest)
+            .cloned();
         if let Some(plan) = fresh {
             let change = matches!(plan.base, Base::AtSwitch { .. });
             effects.push(CoordinatorEffect::Event(Event::Planned {

@@ -72,7 +72,7 @@ impl Coordinator {
         if !resume.tip && !missing.is_empty() && !patient {
             return;
         }
-        self.recover(now, since, resume, missing, effects);
+        self.recover(now, resume, missing, effects);
     }
 
     /// Members and sources of the plans in the record that have not answered.
@@ -128,37 +128,14 @@ impl Coordinator {
     fn recover(
         &mut self,
         now: Time,
-        since: Time,
         resume: Resume,
         missing: Vec<WorkerId>,
         effects: &mut Vec<CoordinatorEffect>,
     ) {
-        let answered = |w: &WorkerId| self.answers.contains_key(w);
-        let usable: Vec<WorkerId> = self
-            .answers
-            .keys()
-            .copied()
-            .filter(|w| self.status(*w).is_some())
-            .collect();
-        let firm: Vec<WorkerId> = self.firm().into_iter().filter(answered).collect();
-        let enough = firm.len() >= self.config.min_workers;
-        let pool = self.pool(now, if enough { &firm } else { &usable });
-        let need = self.config.min_workers;
-        if pool.len() < need {
-            // everyone stays fenced and keeps its state until more come
-            return self.complain(
-                Event::BelowMinimum {
-                    have: pool.len(),
-                    need,
-                },
-                effects,
-            );
-        }
-        let first = self.record.plan.is_none();
-        let most = self.max_workers.is_some_and(|most| pool.len() >= most);
-        if first && !most && now < since.after(self.config.timing.gather) {
+        let Some(pool) = self.recovery_pool(now, effects) else {
             return;
-        }
+        };
+        let first = self.record.plan.is_none();
         let mut held: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
         for (unit, sources) in self.config.layout.all_units().zip(&resume.sources) {
             for worker in sources {
@@ -169,14 +146,11 @@ impl Coordinator {
             Ok(shape) => shape,
             Err(Infeasible(reason)) => return self.complain(Event::NoPlan { reason }, effects),
         };
+        let reason = self.why(first, &missing);
         if !first {
             let answered = self.answers.keys().copied().collect();
-            effects.push(CoordinatorEffect::Event(Event::Collected {
-                answered,
-                missing: missing.clone(),
-            }));
+            effects.push(CoordinatorEffect::Event(Event::Collected { answered, missing }));
         }
-        let reason = self.why(first, &missing);
         let Resume {
             id,
             decision,
@@ -184,31 +158,64 @@ impl Coordinator {
             sources,
             ..
         } = resume;
-        let mut plan = self.document(
-            Base::Fixed {
-                id,
-                decision,
-                checkpoint,
-            },
-            shape,
-            sources,
-            reason,
-        );
-        let doublings = self.fruitless.min(self.config.timing.deadline_doublings);
-        plan.deadline_ns = plan
-            .deadline_ns
-            .saturating_mul(1 << if first { 0 } else { doublings.saturating_sub(1) });
+        let base = Base::Fixed {
+            id,
+            decision,
+            checkpoint,
+        };
+        let mut plan = self.document(base, shape, sources, reason);
+        // the fence that led here has been counted
+        let fruitless = self.fruitless.saturating_sub(1);
+        let doublings = fruitless.min(self.config.timing.deadline_doublings);
+        plan.deadline_ns = plan.deadline_ns.saturating_mul(1 << doublings);
         plan.relay = !bug!(self, NoRelay) && self.bad.any(now);
-        plan.evidence = usable;
+        plan.evidence = self.usable();
         self.considered = Some(pool.into_iter().collect());
         let highest = plan.generation.max(self.record.highest);
-        let record = Record {
-            highest,
-            plan: Some(Arc::new(plan)),
-            next: None,
-            ..self.record.clone()
-        };
-        self.persist(record, effects);
+        let record = self.record.clone();
+        self.persist(
+            Record {
+                highest,
+                plan: Some(Arc::new(plan)),
+                next: None,
+                ..record
+            },
+            effects,
+        );
+    }
+
+    /// Who answered and can be reached.
+    fn usable(&self) -> Vec<WorkerId> {
+        let up = |w: &WorkerId| self.status(*w).is_some();
+        self.answers.keys().copied().filter(up).collect()
+    }
+
+    /// Whom the next plan may use; none while there are too few, or more may come for the first plan.
+    fn recovery_pool(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) -> Option<Vec<WorkerId>> {
+        let need = self.config.min_workers;
+        let answered = |w: &WorkerId| self.answers.contains_key(w);
+        let firm: Vec<WorkerId> = self.firm().into_iter().filter(answered).collect();
+        let from = if firm.len() >= need { firm } else { self.usable() };
+        let pool = self.pool(now, &from);
+        if pool.len() < need {
+            // everyone stays fenced and keeps its state until more come
+            self.complain(
+                Event::BelowMinimum {
+                    have: pool.len(),
+                    need,
+                },
+                effects,
+            );
+            return None;
+        }
+        if self.record.plan.is_none() {
+            let since = *self.gathering.get_or_insert(now);
+            let full = self.max_workers.is_some_and(|most| pool.len() >= most);
+            if !full && now < since.after(self.config.timing.gather) {
+                return None;
+            }
+        }
+        Some(pool)
     }
 
     fn why(&self, first: bool, missing: &[WorkerId]) -> String {

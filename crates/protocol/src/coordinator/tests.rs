@@ -1,1 +1,757 @@
+use super::*;
+use crate::message::{Prepared, Ran, Report};
+use std::time::Duration;
+use varuna_plan::state::{Chain, UnitNorm};
+use varuna_plan::{
+    Base, Decision, Infeasible, Layout, Pipeline, PlanRequest, Prediction, Recompute, SampleRange,
+};
+use varuna_plan::{ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, Step};
 
+/// One pipeline of one worker each; the more the faster.
+struct Wide;
+
+impl Planner for Wide {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        let n = request.workers.len() as u64;
+        let all = request.layout.whole();
+        let pipelines = (0..).zip(&request.workers).map(|(i, w)| Pipeline {
+            stages: vec![Stage {
+                worker: w.id,
+                segments: all,
+            }],
+            samples: SampleRange {
+                start: 8 * i / n,
+                end: 8 * (i + 1) / n,
+            },
+        });
+        Ok(Shape {
+            pipelines: pipelines.collect(),
+            spares: vec![],
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction {
+                step_ms: 100.0 / n as f64,
+                ..Prediction::default()
+            },
+        })
+    }
+}
+
+/// A coordinator, its store, and workers that say what the test makes them say.
+struct Rig {
+    machine: Coordinator,
+    now: Time,
+    store: Record,
+    /// Answers to writes are made by the test.
+    manual: bool,
+    sent: Vec<(WorkerId, Order)>,
+    events: Vec<Event>,
+    finished: Option<Outcome>,
+}
+
+const A: WorkerId = WorkerId(1);
+const B: WorkerId = WorkerId(2);
+
+fn config() -> CoordinatorConfig {
+    CoordinatorConfig {
+        layout: Layout {
+            segments: 2,
+            tied: false,
+        },
+        global_batch_size: 8,
+        last_step: Step(10),
+        min_workers: 1,
+        timing: Timing::model(),
+        final_checkpoint: false,
+        published: None,
+        secret_seed: [7; 16],
+    }
+}
+
+impl Rig {
+    fn with(config: CoordinatorConfig, store: Record) -> Self {
+        let machine = Coordinator::new(config, Box::new(Wide));
+        let mut rig = Rig {
+            machine,
+            now: Time(1),
+            store,
+            manual: false,
+            sent: vec![],
+            events: vec![],
+            finished: None,
+        };
+        rig.put(CoordinatorInput::Tick);
+        rig
+    }
+
+    fn put(&mut self, input: CoordinatorInput) {
+        let mut effects = vec![];
+        self.machine.handle(self.now, input, &mut effects);
+        for effect in effects {
+            match effect {
+                CoordinatorEffect::Send { to, order } => self.sent.push((to, order)),
+                CoordinatorEffect::Write { expect, record } if !self.manual => {
+                    let ok = expect == self.store.version;
+                    if ok {
+                        self.store = record.clone();
+                    }
+                    self.put(CoordinatorInput::Written { ok, record });
+                }
+                CoordinatorEffect::Write { .. } => {}
+                CoordinatorEffect::ReadRecord => {
+                    let record = self.store.clone();
+                    self.put(CoordinatorInput::Record(record));
+                }
+                CoordinatorEffect::ListCheckpoints => self.put(CoordinatorInput::Checkpoints(vec![])),
+                CoordinatorEffect::Event(event) => self.events.push(event),
+                CoordinatorEffect::Finish(outcome) => self.finished = Some(outcome),
+            }
+        }
+    }
+
+    fn wait(&mut self, ms: u64) {
+        for _ in 0..ms.div_ceil(10) {
+            self.now = self.now.after(Duration::from_millis(10));
+            self.put(CoordinatorInput::Tick);
+        }
+    }
+
+    fn say(&mut self, from: WorkerId, report: Report) {
+        self.put(CoordinatorInput::Report { from, report });
+    }
+
+    fn join(&mut self, from: WorkerId) {
+        let hello = Hello {
+            address: format!("{from}:1"),
+            name: format!("w{}", from.0),
+            node: String::new(),
+            memory_bytes: None,
+            speed: 1.0,
+        };
+        self.put(CoordinatorInput::StreamUp { from, hello });
+        self.say(from, Report::Status(idle()));
+    }
+
+    fn answer(&mut self, from: WorkerId, units: &[(Unit, StateId)]) {
+        let inventory = Inventory {
+            upto: self.machine.record.highest,
+            units: units.iter().copied().collect(),
+            prepared: BTreeMap::new(),
+            ran: None,
+            decision: None,
+        };
+        self.say(from, Report::Inventory(inventory));
+    }
+
+    fn status(&mut self, from: WorkerId, generation: u64, phase: Phase, at: StateId) {
+        let generation = Generation(generation);
+        let status = Status {
+            generation,
+            phase,
+            at,
+            based: true,
+            connected: true,
+            ..idle()
+        };
+        self.say(from, Report::Status(status));
+    }
+
+    fn plan(&self) -> Arc<Plan> {
+        self.machine.record.plan.clone().unwrap()
+    }
+
+    /// Workers train in generation 1.
+    fn training(workers: &[WorkerId]) -> Self {
+        let mut rig = Rig::with(config(), Record::default());
+        for worker in workers {
+            rig.join(*worker);
+            rig.answer(*worker, &[]);
+        }
+        rig.wait(60);
+        assert_eq!(rig.plan().members(), workers);
+        for phase in [Phase::Ready, Phase::Running] {
+            for worker in workers {
+                rig.status(*worker, 1, phase, StateId::INITIAL);
+            }
+        }
+        rig.sent.clear();
+        rig.events.clear();
+        rig
+    }
+}
+
+fn idle() -> Status {
+    Status {
+        generation: Generation(0),
+        fenced: Generation(0),
+        phase: Phase::Idle,
+        based: false,
+        connected: false,
+        next: Generation(0),
+        next_connected: false,
+        at: StateId::INITIAL,
+        draining: false,
+    }
+}
+
+fn state(run_gen: u64, step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(run_gen),
+        step: Step(step),
+        chain: Chain(step + 100),
+    }
+}
+
+fn norm(x: f64) -> UnitNorm {
+    UnitNorm {
+        norm2: x,
+        overflow: false,
+        loss: 0.0,
+        eval_loss: None,
+    }
+}
+
+fn suspect(generation: u64, about: WorkerId) -> Report {
+    Report::Suspect {
+        generation: Generation(generation),
+        about,
+        link: false,
+    }
+}
+
+#[test]
+fn nobody_hears_of_a_plan_before_it_is_persisted_and_everyone_ready_means_go() {
+    let mut rig = Rig::with(config(), Record::default());
+    assert_eq!(rig.store.term, 1);
+    rig.join(A);
+    rig.manual = true;
+    rig.answer(A, &[]);
+    rig.wait(100);
+    assert!(!rig.sent.iter().any(|(_, o)| matches!(o, Order::Prepare(_))));
+    let record = rig.machine.attempt.clone().unwrap();
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    assert!(
+        rig.sent
+            .iter()
+            .any(|(to, o)| *to == A && matches!(o, Order::Prepare(_)))
+    );
+    let go = (
+        A,
+        Order::Go {
+            generation: Generation(1),
+        },
+    );
+    assert!(!rig.sent.contains(&go));
+    rig.status(A, 1, Phase::Ready, StateId::INITIAL);
+    assert!(rig.sent.contains(&go));
+}
+
+#[test]
+fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted() {
+    let mut rig = Rig::training(&[A]);
+    rig.wait(100);
+    rig.join(B);
+    let next = rig.machine.record.next.clone().unwrap();
+    assert_eq!(next.base, Base::AtSwitch { from: Generation(1) });
+    assert_eq!(next.addresses.len(), 2);
+    assert_ne!(next.secret, rig.plan().secret);
+    let arm = (
+        A,
+        Order::Arm {
+            generation: Generation(2),
+        },
+    );
+    assert!(!rig.sent.contains(&arm));
+    let connected = |next: u64, generation: u64, phase| Status {
+        generation: Generation(generation),
+        phase,
+        next: Generation(next),
+        next_connected: true,
+        connected: true,
+        ..idle()
+    };
+    rig.say(B, Report::Status(connected(0, 2, Phase::Loading)));
+    rig.say(A, Report::Status(connected(2, 1, Phase::Running)));
+    assert!(rig.sent.contains(&arm));
+    for phase in [Phase::Loading, Phase::Ready] {
+        rig.status(A, 2, phase, state(1, 1));
+        rig.status(B, 2, phase, StateId::INITIAL);
+    }
+    assert!(rig.sent.contains(&(
+        B,
+        Order::Go {
+            generation: Generation(2)
+        }
+    )));
+    assert_eq!(rig.plan().generation, Generation(2));
+    assert!(rig.events.contains(&Event::Switched {
+        generation: Generation(2)
+    }));
+    assert!(!rig.events.iter().any(|e| matches!(e, Event::Fenced { .. })));
+}
+
+#[test]
+fn a_joiner_that_dies_before_it_is_armed_costs_nothing_but_a_number() {
+    let mut rig = Rig::training(&[A]);
+    rig.wait(100);
+    rig.join(B);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.status(A, 1, Phase::Running, state(1, 1));
+    rig.wait(70);
+    assert_eq!(rig.machine.record.next, None);
+    assert_eq!(rig.machine.record.highest, Generation(2));
+    assert_eq!(rig.plan().generation, Generation(1));
+    assert!(rig.events.iter().any(|e| matches!(
+        e,
+        Event::Cancelled {
+            generation: Generation(2),
+            ..
+        }
+    )));
+}
+
+#[test]
+fn a_draining_worker_is_planned_around_and_released_after_go() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    let draining = Status {
+        generation: Generation(1),
+        phase: Phase::Running,
+        draining: true,
+        connected: true,
+        based: true,
+        ..idle()
+    };
+    rig.say(B, Report::Status(draining));
+    assert_eq!(rig.machine.record.next.as_ref().unwrap().members(), vec![A]);
+    rig.say(
+        B,
+        Report::Status(Status {
+            generation: Generation(2),
+            phase: Phase::Source,
+            ..draining
+        }),
+    );
+    assert!(!rig.sent.contains(&(B, Order::Release)));
+    rig.status(A, 2, Phase::Ready, state(1, 1));
+    assert!(rig.sent.contains(&(
+        B,
+        Order::Go {
+            generation: Generation(2)
+        }
+    )));
+    rig.say(
+        B,
+        Report::Status(Status {
+            generation: Generation(0),
+            phase: Phase::Idle,
+            ..draining
+        }),
+    );
+    rig.wait(40);
+    assert!(rig.sent.contains(&(B, Order::Release)));
+}
+
+#[test]
+fn a_killed_member_is_recovered_from_as_soon_as_its_stream_closes() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(A, suspect(1, B));
+    assert!(rig.sent.contains(&(A, Order::Fence { upto: Generation(1) })));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let here = state(1, 4);
+    rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
+    let plan = rig.plan();
+    assert_eq!((plan.generation, plan.members()), (Generation(2), vec![A]));
+    assert_eq!(
+        plan.base,
+        Base::Fixed {
+            id: here,
+            decision: None,
+            checkpoint: false
+        }
+    );
+    assert_eq!(plan.evidence, vec![A]);
+    assert!(
+        rig.events
+            .iter()
+            .any(|e| matches!(e, Event::Collected { missing, .. } if *missing == [B]))
+    );
+}
+
+#[test]
+fn a_suspicion_that_comes_while_the_record_is_written_is_not_forgotten() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.manual = true;
+    rig.join(WorkerId(3));
+    rig.say(A, suspect(1, B));
+    assert!(rig.sent.is_empty());
+    let record = rig.machine.attempt.clone().unwrap();
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    assert!(rig.sent.contains(&(A, Order::Fence { upto: Generation(2) })));
+}
+
+#[test]
+fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_be_gone() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.wait(200);
+    assert_eq!(rig.finished, None);
+    rig.wait(200);
+    assert_eq!(rig.finished, Some(Outcome::StateLost { units: vec![Unit(0)] }));
+    assert!(rig.events.contains(&Event::Lost { units: vec![Unit(0)] }));
+    assert_eq!(rig.store.highest, Generation(1), "no plan was made of it");
+}
+
+#[test]
+fn before_the_first_commit_the_seed_replaces_whoever_is_lost() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(0), StateId::INITIAL)]);
+    assert_eq!(
+        rig.plan().base,
+        Base::Fixed {
+            id: StateId::INITIAL,
+            decision: None,
+            checkpoint: true
+        }
+    );
+}
+
+#[test]
+fn fewer_workers_than_the_minimum_wait_with_their_state_until_one_joins() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.machine.config.min_workers = 2;
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let here = state(1, 4);
+    rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
+    rig.wait(5_000);
+    rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
+    assert!(rig.events.contains(&Event::BelowMinimum { have: 1, need: 2 }));
+    assert_eq!(rig.machine.snapshot().mode, "waiting");
+    assert_eq!(rig.store.highest, Generation(1));
+    assert_eq!(rig.finished, None);
+    rig.status(A, 0, Phase::Idle, here);
+    let late = WorkerId(3);
+    rig.join(late);
+    rig.wait(60);
+    assert!(rig.sent.contains(&(late, Order::Fence { upto: Generation(1) })));
+    rig.answer(late, &[]);
+    assert_eq!(rig.plan().members(), vec![A, late]);
+}
+
+#[test]
+fn a_newer_term_ends_this_coordinator() {
+    let mut rig = Rig::training(&[A]);
+    rig.store.term = 2;
+    rig.wait(210);
+    assert_eq!(rig.finished, Some(Outcome::Deposed));
+}
+
+#[test]
+fn a_take_over_whose_outcome_is_unclear_is_repeated_with_a_greater_term() {
+    let mut rig = Rig {
+        manual: true,
+        ..Rig::with(config(), Record::default())
+    };
+    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    rig.store = Record {
+        version: 5,
+        term: 3,
+        ..Record::default()
+    };
+    rig.put(CoordinatorInput::Tick);
+    let mine = rig.machine.attempt.clone().unwrap();
+    // another one's record, alike in every number
+    rig.store = mine.clone();
+    rig.manual = false;
+    rig.put(CoordinatorInput::Written {
+        ok: false,
+        record: mine,
+    });
+    rig.wait(50);
+    assert_eq!((rig.machine.term(), rig.store.term), (5, 5));
+}
+
+#[test]
+fn a_write_that_fails_changes_nothing_and_is_tried_again() {
+    let mut rig = Rig::training(&[A]);
+    rig.wait(100);
+    rig.manual = true;
+    rig.join(B);
+    let record = rig.machine.attempt.clone().unwrap();
+    rig.put(CoordinatorInput::Written { ok: false, record });
+    assert_eq!(rig.machine.record.next, None);
+    assert!(rig.events.iter().any(|e| matches!(e, Event::WriteFailed { .. })));
+    rig.manual = false;
+    rig.wait(300);
+    rig.status(A, 1, Phase::Running, state(1, 1));
+    assert!(rig.machine.record.next.is_some());
+}
+
+#[test]
+fn a_diverged_decision_in_a_plan_does_not_stop_the_coordinator() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let parts = [norm(f64::NAN), norm(1.0)];
+    let decision = Decision::conclude(state(1, 3), Generation(1), &parts, None);
+    let units = [Unit(0), Unit(1)].map(|u| (u, decision.id));
+    rig.say(
+        A,
+        Report::Inventory(Inventory {
+            upto: Generation(1),
+            units: BTreeMap::from(units),
+            prepared: BTreeMap::new(),
+            ran: None,
+            decision: Some(decision),
+        }),
+    );
+    assert_eq!(rig.plan().generation, Generation(2));
+    assert!(rig.sent.iter().any(|(_, o)| matches!(o, Order::Prepare(_))));
+}
+
+#[test]
+fn each_committed_state_is_published_once_also_after_a_restart() {
+    let decision = |run_gen, step| {
+        let (parent, id) = (state(run_gen, step - 1), state(run_gen, step));
+        let (norm2, loss) = (4.0, 1.0);
+        Decision {
+            parent,
+            id,
+            norm2,
+            overflow: false,
+            loss,
+            eval_loss: None,
+            switch: None,
+        }
+    };
+    let published = Some(state(1, 4));
+    let mut rig = Rig::with(
+        CoordinatorConfig {
+            published,
+            ..config()
+        },
+        Record::default(),
+    );
+    rig.join(A);
+    // in order from one worker, again from another, and a late one of a history that was given up
+    for (run_gen, step) in [(1, 4), (1, 5), (1, 6), (1, 5), (3, 6), (3, 7), (1, 7), (1, 6)] {
+        rig.say(
+            A,
+            Report::Committed {
+                decision: decision(run_gen, step),
+            },
+        );
+    }
+    let told = |e: &Event| match e {
+        Event::Committed {
+            id, gradient_norm, ..
+        } => {
+            assert_eq!(*gradient_norm, 2.0);
+            Some((id.run_gen.0, id.step.0))
+        }
+        _ => None,
+    };
+    let told: Vec<(u64, u64)> = rig.events.iter().filter_map(told).collect();
+    assert_eq!(told, vec![(1, 5), (1, 6), (3, 6), (3, 7)]);
+}
+
+#[test]
+fn the_run_is_done_when_all_members_run_at_the_last_step_and_ends_when_all_are_gone() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 10));
+    assert!(!rig.store.done);
+    rig.status(B, 1, Phase::Running, state(1, 10));
+    assert!(rig.store.done);
+    rig.wait(10);
+    assert!(rig.sent.contains(&(A, Order::Release)) && rig.sent.contains(&(B, Order::Release)));
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    assert_eq!(rig.finished, None);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    assert_eq!(rig.finished, Some(Outcome::Done));
+}
+
+#[test]
+fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
+    let mut rig = Rig::training(&[A]);
+    rig.put(CoordinatorInput::Stop);
+    assert_eq!(rig.sent, vec![(A, Order::Fence { upto: Generation(1) })]);
+    rig.answer(A, &[]);
+    assert!(rig.sent.contains(&(A, Order::Release)));
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    assert_eq!(rig.finished, Some(Outcome::Stopped));
+    assert!(!rig.store.done);
+}
+
+#[test]
+fn the_deadline_follows_the_observed_step_and_doubles_with_fruitless_generations() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.machine.config.last_step = Step(100);
+    assert_eq!(rig.plan().deadline_ns, 400_000_000, "the floor");
+    for step in 1..30 {
+        rig.wait(300);
+        let (parent, id, norm2, loss) = (state(1, step - 1), state(1, step), 1.0, 1.0);
+        let decision = Decision {
+            parent,
+            id,
+            norm2,
+            overflow: false,
+            loss,
+            eval_loss: None,
+            switch: None,
+        };
+        rig.say(A, Report::Committed { decision });
+        rig.status(A, 1, Phase::Running, state(1, step));
+        rig.status(B, 1, Phase::Running, state(1, step));
+    }
+    let mut deadlines = vec![];
+    for generation in 1..4 {
+        rig.say(A, suspect(generation, B));
+        for w in [A, B] {
+            rig.answer(w, &[(Unit(0), state(1, 29)), (Unit(1), state(1, 29))]);
+        }
+        deadlines.push(rig.plan().deadline_ns / 1_000_000);
+    }
+    assert_eq!(deadlines, vec![1_200, 2_400, 4_800]);
+}
+
+#[test]
+fn a_failed_link_is_planned_around_and_relayed() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(
+        A,
+        Report::Suspect {
+            generation: Generation(1),
+            about: B,
+            link: true,
+        },
+    );
+    let here = [(Unit(0), state(1, 1)), (Unit(1), state(1, 1))];
+    rig.answer(A, &here);
+    rig.answer(B, &here);
+    let plan = rig.plan();
+    assert!(plan.relay);
+    assert_eq!(plan.members().len(), 1);
+}
+
+mod resuming {
+    use super::super::resume::Evidence;
+    use super::*;
+
+    fn answer(units: &[StateId], prepared: &[u32], put_in: bool) -> Inventory {
+        let run_gen = Generation(1);
+        let step = Step(5);
+        let prepared = prepared.iter().map(|u| {
+            (
+                Unit(*u),
+                Prepared {
+                    run_gen,
+                    step,
+                    norm: norm(1.0),
+                },
+            )
+        });
+        Inventory {
+            upto: Generation(2),
+            units: (0..).map(Unit).zip(units.iter().copied()).collect(),
+            prepared: prepared.collect(),
+            ran: Some(Ran {
+                generation: run_gen,
+                step,
+                norm_put_in: put_in,
+            }),
+            decision: None,
+        }
+    }
+
+    fn resume(answers: Vec<Inventory>, persisted: Option<Decision>, saved: &[StateId]) -> Option<StateId> {
+        let answers = (1..).map(WorkerId).zip(answers).collect();
+        let evidence = Evidence {
+            layout: Layout {
+                segments: 2,
+                tied: false,
+            },
+            answers: &answers,
+            persisted,
+            checkpoints: saved,
+            #[cfg(feature = "mutants")]
+            mutant: None,
+        };
+        evidence.resume().map(|r| r.id)
+    }
+
+    fn decided() -> Decision {
+        Decision::conclude(state(1, 5), Generation(1), &[norm(1.0), norm(1.0)], None)
+    }
+
+    #[test]
+    fn a_step_that_somebody_may_have_committed_is_finished() {
+        let parent = [state(1, 5); 2];
+        let answers = vec![answer(&parent, &[0, 1], true)];
+        assert_eq!(resume(answers, None, &[]), Some(decided().id));
+    }
+
+    #[test]
+    fn a_step_that_nobody_can_have_committed_is_run_again() {
+        let parent = [state(1, 5); 2];
+        let answers = vec![answer(&parent, &[0, 1], true), answer(&parent, &[], false)];
+        assert_eq!(resume(answers, None, &[]), Some(state(1, 5)));
+    }
+
+    /// Generation 1 reduced step 5; a recovery decided to finish it, somebody applied it and died. Now a worker answers that
+    /// had not put in its norm: alone it would prove that nobody committed.
+    #[test]
+    fn a_persisted_decision_binds_the_next_recovery() {
+        let parent = [state(1, 5); 2];
+        let answers = vec![answer(&parent, &[0, 1], true), answer(&parent, &[], false)];
+        assert_eq!(resume(answers, Some(decided()), &[]), Some(decided().id));
+    }
+
+    #[test]
+    fn where_a_holder_is_lacking_the_newest_whole_checkpoint_is_taken_or_nothing() {
+        let answers = || vec![answer(&[state(1, 5)], &[], false)];
+        assert_eq!(
+            resume(answers(), None, &[state(1, 2), state(1, 4)]),
+            Some(state(1, 4))
+        );
+        assert_eq!(resume(answers(), None, &[]), None);
+    }
+
+    #[test]
+    fn a_prepared_worker_and_a_committed_one_cover_the_model_together() {
+        let committed = Inventory {
+            decision: Some(decided()),
+            ..answer(&[], &[], true)
+        };
+        let committed = Inventory {
+            units: BTreeMap::from([(Unit(0), decided().id)]),
+            ..committed
+        };
+        let prepared = answer(&[state(1, 5); 2], &[1], true);
+        assert_eq!(resume(vec![committed, prepared], None, &[]), Some(decided().id));
+    }
+}
+
+#[test]
+fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
+    let mut rig = Rig::training(&[A]);
+    let lost = |rig: &Rig| rig.events.iter().any(|e| matches!(e, Event::WorkerLost { .. }));
+    rig.now = rig.now.after(Duration::from_secs(60));
+    rig.put(CoordinatorInput::Tick);
+    assert!(!lost(&rig));
+    rig.wait(590);
+    assert!(!lost(&rig));
+    rig.wait(30);
+    assert!(lost(&rig));
+    let range = SegmentRange { start: 0, end: 2 };
+    assert_eq!(rig.machine.snapshot().workers[0].segments, Some(range));
+}

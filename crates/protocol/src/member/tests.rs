@@ -1,4 +1,7 @@
 use super::*;
+use crate::message::{Order, PeerMessage};
+use varuna_plan::Layout;
+use varuna_plan::state::UnitNorm;
 use varuna_plan::{Base, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec};
 use varuna_plan::{SegmentRange, Shape, Stage};
 

@@ -122,17 +122,8 @@ impl World {
                     message,
                 },
             ),
-            Load::Forward { step, bits } => {
-                worker.engine.forward(generation, step, bits);
-                self.pump(to)
-            }
-            Load::Backward { step, bits } => {
-                worker.engine.backward(generation, step, bits);
-                self.pump(to)
-            }
-            Load::Reduce { step, unit, part } => {
-                worker.engine.part(generation, step, unit, from, part);
-                self.pump(to)
+            Load::Forward { .. } | Load::Backward { .. } | Load::Reduce { .. } => {
+                self.mail(from, to, generation, load)
             }
             Load::StateBegins { unit } => self.member(
                 to,
@@ -162,6 +153,24 @@ impl World {
             }
             Load::Report(_) | Load::Order(..) => Ok(()),
         }
+    }
+
+    /// Tensors for the engine.
+    fn mail(
+        &mut self,
+        from: WorkerId,
+        to: WorkerId,
+        generation: Generation,
+        load: Load,
+    ) -> Result<(), Violation> {
+        let engine = &mut self.workers[index(to)].engine;
+        match load {
+            Load::Forward { step, bits } => engine.forward(generation, step, bits),
+            Load::Backward { step, bits } => engine.backward(generation, step, bits),
+            Load::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
+            _ => {}
+        }
+        self.pump(to)
     }
 
     /// An engine that waits for a peer whose connection closes fails by itself; one that computes does not notice.

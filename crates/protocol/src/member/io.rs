@@ -1,0 +1,239 @@
+//! What a member is told, and what its driver does for it: the whole surface towards engine, peers, store and coordinator.
+
+use crate::message::{Order, PeerMessage, Report};
+use std::sync::Arc;
+use std::time::Duration;
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, WorkerId};
+
+/// The member's own deadlines; that of a step comes with the plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemberTiming {
+    /// A Status is sent at least so often.
+    pub heartbeat: Duration,
+    /// Connecting and fetching may show no progress for so long before a link is blamed. Never grows.
+    pub connect_deadline: Duration,
+    /// A fetch without progress is asked again, from the next source, after so long.
+    pub fetch_retry: Duration,
+}
+
+impl Default for MemberTiming {
+    fn default() -> Self {
+        Self {
+            heartbeat: Duration::from_secs(1),
+            connect_deadline: Duration::from_secs(2),
+            fetch_retry: Duration::from_millis(700),
+        }
+    }
+}
+
+/// What a member is told once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemberConfig {
+    /// This worker.
+    pub id: WorkerId,
+    /// The model's units.
+    pub layout: Layout,
+    /// The run ends when this many steps are committed.
+    pub last_step: Step,
+    /// A checkpoint every so many steps and at the end; none = never.
+    pub checkpoint_every: Option<u64>,
+    /// Deadlines.
+    pub timing: MemberTiming,
+}
+
+/// What may happen to a member.
+#[derive(Clone, PartialEq, Debug)]
+pub enum MemberInput {
+    /// The clock: every few tens of milliseconds.
+    Tick,
+    /// A new stream to a coordinator is up.
+    Stream,
+    /// From the newest stream.
+    Order {
+        /// The coordinator's term; orders of a lower term than the greatest seen are ignored.
+        term: u64,
+        /// What it wants.
+        order: Order,
+    },
+    /// My dial to `peer` was accepted: it knows the plan.
+    Connected {
+        /// Of which generation.
+        generation: Generation,
+        /// Who accepted.
+        peer: WorkerId,
+    },
+    /// A connection ended, in either direction.
+    Closed {
+        /// Of which generation.
+        generation: Generation,
+        /// To or from whom.
+        peer: WorkerId,
+    },
+    /// A message on a connection of that generation.
+    Peer {
+        /// Of the connection.
+        generation: Generation,
+        /// Who sent it.
+        from: WorkerId,
+        /// The message.
+        message: PeerMessage,
+    },
+    /// A whole unit lies staged under `(unit, id)`, from a peer or (`from` = this worker) from the store. The member answers
+    /// with [`MemberEffect::Adopt`] or ignores it; what was not adopted may be dropped at the next `Free` or `Disconnect`.
+    Fetched {
+        /// Of the plan it was asked for.
+        generation: Generation,
+        /// Who sent it.
+        from: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// The state it is at.
+        id: StateId,
+        /// The sender's last decision.
+        decision: Option<Decision>,
+    },
+    /// Bytes of a fetch are arriving.
+    FetchProgress {
+        /// Of the plan it was asked for.
+        generation: Generation,
+        /// Who sends.
+        from: WorkerId,
+        /// Which unit.
+        unit: Unit,
+    },
+    /// A fetch ended without a whole unit.
+    FetchFailed {
+        /// Of the plan it was asked for.
+        generation: Generation,
+        /// Who was asked.
+        from: WorkerId,
+        /// Which unit.
+        unit: Unit,
+    },
+    /// Engine: every unit of mine is reduced for the step.
+    Prepared {
+        /// Of the plan that was run.
+        generation: Generation,
+        /// The step that was run.
+        step: Step,
+        /// All units of this worker.
+        units: Vec<(Unit, UnitNorm)>,
+    },
+    /// Engine, the answer to Abort: nothing runs; these units of the interrupted step are completely reduced.
+    Stopped {
+        /// Possibly none, possibly all.
+        prepared: Vec<(Unit, UnitNorm)>,
+    },
+    /// Engine: the decision that leads to `id` is applied.
+    Applied {
+        /// `Decision::id` of the Apply.
+        id: StateId,
+    },
+    /// Engine: a unit is at `id` now (the answer to Adopt, and to Load of the initial state).
+    Loaded {
+        /// Which unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+    },
+    /// Engine: the running step broke for another reason than Abort. The engine idles and waits for Abort.
+    StepFailed {
+        /// Of the plan that was run.
+        generation: Generation,
+        /// Whom it was waiting for.
+        about: Option<WorkerId>,
+    },
+    /// This worker had notice that it will go.
+    Drain,
+}
+
+/// What the driver does for a member, in order.
+#[derive(Clone, PartialEq, Debug)]
+pub enum MemberEffect {
+    /// A plan was accepted: from now on peers' dials of its generation, with its secret, are accepted.
+    Accepted(Arc<Plan>),
+    /// Dial the peer until it accepts or until Disconnect.
+    Connect {
+        /// Of which generation.
+        generation: Generation,
+        /// Whom.
+        peer: WorkerId,
+        /// Where it listens.
+        address: String,
+    },
+    /// Close all connections of the generation, end its dials, refuse further ones.
+    Disconnect {
+        /// Which one.
+        generation: Generation,
+    },
+    /// On the connection of that generation. Dropped if there is none.
+    Send {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// What.
+        message: PeerMessage,
+    },
+    /// Send my copy of the unit, as it is now, over the data plane.
+    Serve {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+        /// Travels with it.
+        decision: Option<Decision>,
+    },
+    /// To the coordinator; dropped while no stream is up.
+    Report(Report),
+    /// `StateId::INITIAL`: the engine makes the unit from the job's seed and answers Loaded, always. Otherwise: stage the shard
+    /// from the store and answer Fetched with `from` = this worker, or never. Repeated while it is lacking.
+    Load {
+        /// The state.
+        id: StateId,
+        /// Which unit.
+        unit: Unit,
+    },
+    /// Engine: take over the staged unit, in place of what was held. Answer: Loaded.
+    Adopt {
+        /// Which unit.
+        unit: Unit,
+        /// The state it is staged under.
+        id: StateId,
+    },
+    /// Engine: run the step that follows `step` committed ones. Answer: Prepared or StepFailed, or Stopped after Abort.
+    Run {
+        /// The plan in force.
+        plan: Arc<Plan>,
+        /// Steps committed.
+        step: Step,
+    },
+    /// Engine: stop the running step now. Answer: Stopped, always.
+    Abort,
+    /// Engine: apply the decision to these units, uninterruptibly. Answer: Applied. Also used to roll forward.
+    Apply {
+        /// What to apply.
+        decision: Decision,
+        /// To which units; each is prepared for it.
+        units: Vec<Unit>,
+    },
+    /// Engine: forget the state of all other units.
+    Free {
+        /// What stays.
+        keep: Vec<Unit>,
+    },
+    /// Copy the unit's state as it is now, and put it into the store under `(id, unit)` if absent.
+    Put {
+        /// Its state.
+        id: StateId,
+        /// Which unit.
+        unit: Unit,
+    },
+    /// End the process with success.
+    Exit,
+}

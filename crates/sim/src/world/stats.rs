@@ -1,0 +1,39 @@
+//! What happened, in numbers.
+
+/// What happened in one schedule, or in many.
+#[derive(Default, Clone, Debug)]
+pub struct Stats {
+    /// Events.
+    pub events: u64,
+    /// Plans persisted.
+    pub generations: u64,
+    /// Of these: planned changes.
+    pub planned: u64,
+    /// Of these: recoveries that finish a step.
+    pub rolled: u64,
+    /// Of these: recoveries from a checkpoint beyond the initial state.
+    pub restores: u64,
+    /// Commits, one for each worker.
+    pub commits: u64,
+    /// Faults.
+    pub faults: u64,
+    /// Jobs that ended.
+    pub done: u64,
+    /// Longest time from the end of the faults to the end of the job, in milliseconds of the world.
+    pub recovery_max: u64,
+}
+
+impl Stats {
+    /// Adds another schedule.
+    pub fn add(&mut self, other: &Stats) {
+        self.events += other.events;
+        self.generations += other.generations;
+        self.planned += other.planned;
+        self.rolled += other.rolled;
+        self.restores += other.restores;
+        self.commits += other.commits;
+        self.faults += other.faults;
+        self.done += other.done;
+        self.recovery_max = self.recovery_max.max(other.recovery_max);
+    }
+}
