@@ -1,6 +1,6 @@
 //! Links between threads of one process: for tests of everything above the network.
 
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, PutError};
 use super::{Link, LinkError, Tag};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +21,18 @@ impl LocalMesh {
     /// A mesh of these workers.
     #[must_use]
     pub fn new(workers: &[WorkerId]) -> LocalMesh {
-        LocalMesh { boxes: Arc::new(workers.iter().map(|w| (*w, Mailbox::default())).collect()) }
+        LocalMesh {
+            boxes: Arc::new(workers.iter().map(|w| (*w, Mailbox::default())).collect()),
+        }
     }
 
     /// The link of one worker.
     #[must_use]
     pub fn link(&self, me: WorkerId) -> Arc<dyn Link> {
-        Arc::new(LocalLink { me, boxes: Arc::clone(&self.boxes) })
+        Arc::new(LocalLink {
+            me,
+            boxes: Arc::clone(&self.boxes),
+        })
     }
 
     /// As if the worker's process had died.
@@ -49,19 +54,27 @@ impl LocalLink {
 }
 
 impl Link for LocalLink {
-    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, _deadline: Instant) -> Result<(), LinkError> {
+    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError> {
         if self.own()?.is_aborted() {
             return Err(LinkError::Aborted);
         }
-        let sent = self.boxes.get(&to).ok_or(LinkError::Unknown(to))?.put(self.me, tag, payload);
-        if sent { Ok(()) } else { Err(LinkError::Closed(to)) }
+        let peer = self.boxes.get(&to).ok_or(LinkError::Unknown(to))?;
+        peer.put(self.me, tag, payload, Some(deadline))
+            .map_err(|e| match e {
+                PutError::Over => LinkError::Closed(to),
+                PutError::Full => LinkError::Deadline { from: to, tag },
+            })
     }
 
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
         self.own()?.take(from, tag, deadline)
     }
 
-    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    fn recv_any(
+        &self,
+        wanted: &[(WorkerId, Tag)],
+        deadline: Instant,
+    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
         self.own()?.take_any(wanted, deadline)
     }
 

@@ -6,44 +6,106 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use varuna_plan::WorkerId;
 
-/// Elements that may wait in one box: 1 GiB. A sender that runs further ahead waits in its connection.
-const ELEMENTS_MAX: usize = 1 << 28;
+/// Elements of one sender that may wait: 512 MiB. A sender that runs further ahead waits in its connection. The bound is
+/// each sender's own: what is waited for next may come from another one, which must not be held up.
+const ELEMENTS_MAX: usize = 1 << 27;
+
+/// Why a message was not put in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PutError {
+    /// The generation is over here.
+    Over,
+    /// Too much of this sender's waited until the deadline.
+    Full,
+}
 
 #[derive(Default)]
 struct State {
     messages: BTreeMap<(WorkerId, Tag), Vec<f32>>,
-    elements: usize,
+    /// Elements in `messages`, by sender.
+    elements: BTreeMap<WorkerId, usize>,
     closed: BTreeSet<WorkerId>,
     aborted: bool,
     poked: bool,
 }
 
 /// Messages by sender and tag, with waiting, abort and closed senders.
-#[derive(Default)]
 pub struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
+    elements_max: usize,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        Mailbox::bounded(ELEMENTS_MAX)
+    }
+}
+
+impl State {
+    fn held(&self, from: WorkerId) -> usize {
+        self.elements.get(&from).copied().unwrap_or(0)
+    }
+
+    fn remove(&mut self, key: &(WorkerId, Tag)) -> Option<Vec<f32>> {
+        let message = self.messages.remove(key)?;
+        if let Some(held) = self.elements.get_mut(&key.0) {
+            *held -= message.len();
+        }
+        Some(message)
+    }
 }
 
 impl Mailbox {
+    /// A box in which at most so many elements of each sender wait, and one message more.
+    #[must_use]
+    pub fn bounded(elements_max: usize) -> Mailbox {
+        Mailbox {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            elements_max,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves the maps whole: every change is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message in; waits while the box is full. Returns false when the generation is over here.
-    pub fn put(&self, from: WorkerId, tag: Tag, payload: Vec<f32>) -> bool {
+    /// Puts a message in; waits while too much of this sender's is there, until `deadline` (none = until the generation is
+    /// over). A second message of the same sender and tag replaces the first.
+    ///
+    /// # Errors
+    /// See [`PutError`].
+    pub fn put(
+        &self,
+        from: WorkerId,
+        tag: Tag,
+        payload: Vec<f32>,
+        deadline: Option<Instant>,
+    ) -> Result<(), PutError> {
         let mut state = self.lock();
-        while state.elements > ELEMENTS_MAX && !state.aborted {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        while state.held(from) > self.elements_max && !state.aborted {
+            let now = Instant::now();
+            state = match deadline {
+                Some(d) if now >= d => return Err(PutError::Full),
+                Some(d) => {
+                    self.changed
+                        .wait_timeout(state, d - now)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
         if state.aborted {
-            return false;
+            return Err(PutError::Over);
         }
-        state.elements += payload.len();
+        state.remove(&(from, tag));
+        *state.elements.entry(from).or_default() += payload.len();
         state.messages.insert((from, tag), payload);
         self.changed.notify_all();
-        true
+        Ok(())
     }
 
     /// The sender will send no more.
@@ -57,7 +119,7 @@ impl Mailbox {
         let mut state = self.lock();
         state.aborted = true;
         state.messages.clear();
-        state.elements = 0;
+        state.elements.clear();
         self.changed.notify_all();
     }
 
@@ -78,7 +140,9 @@ impl Mailbox {
     /// # Errors
     /// Aborted, the sender is closed, or nothing came until the deadline.
     pub fn take(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
-        self.wait(&[(from, tag)], deadline, false)?.map(|(_, m)| m).ok_or(LinkError::Aborted)
+        self.wait(&[(from, tag)], deadline, false)?
+            .map(|(_, m)| m)
+            .ok_or(LinkError::Aborted)
     }
 
     /// Takes whichever comes first; `None` after a poke.
@@ -104,9 +168,11 @@ impl Mailbox {
             if state.aborted {
                 return Err(LinkError::Aborted);
             }
-            let found = wanted.iter().enumerate().find_map(|(i, key)| state.messages.remove(key).map(|m| (i, m)));
+            let found = wanted
+                .iter()
+                .enumerate()
+                .find_map(|(i, key)| state.remove(key).map(|m| (i, m)));
             if let Some((i, message)) = found {
-                state.elements -= message.len();
                 self.changed.notify_all();
                 return Ok(Some((i, message)));
             }
@@ -119,7 +185,10 @@ impl Mailbox {
             let now = Instant::now();
             if now >= deadline {
                 return match wanted.first() {
-                    Some((from, tag)) => Err(LinkError::Deadline { from: *from, tag: *tag }),
+                    Some((from, tag)) => Err(LinkError::Deadline {
+                        from: *from,
+                        tag: *tag,
+                    }),
                     None => Ok(None),
                 };
             }
@@ -129,5 +198,76 @@ impl Mailbox {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::Duration;
+    use varuna_plan::Step;
+
+    fn tag(micro_batch: u32) -> Tag {
+        Tag::Activation {
+            step: Step(0),
+            micro_batch,
+        }
+    }
+
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn a_sender_that_runs_ahead_waits_and_does_not_hold_up_another() {
+        let (a, b) = (WorkerId(1), WorkerId(2));
+        let mailbox = Arc::new(Mailbox::bounded(4));
+        let put = |from, micro_batch| mailbox.put(from, tag(micro_batch), vec![0.0; 5], Some(Instant::now()));
+        assert_eq!(put(a, 0), Ok(()));
+        assert_eq!(put(a, 1), Err(PutError::Full));
+        assert_eq!(put(b, 1), Ok(()), "the other sender has room");
+        let own = Arc::clone(&mailbox);
+        let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![1.0; 5], Some(later())));
+        assert_eq!(mailbox.take(a, tag(0), later()), Ok(vec![0.0; 5]));
+        assert_eq!(waiter.join().unwrap(), Ok(()), "room was made");
+        assert_eq!(mailbox.take(a, tag(1), later()), Ok(vec![1.0; 5]));
+        assert_eq!(put(a, 2), Ok(()));
+    }
+
+    #[test]
+    fn a_repeated_message_is_counted_once() {
+        let (mailbox, a) = (Mailbox::bounded(4), WorkerId(1));
+        for _ in 0..3 {
+            assert_eq!(mailbox.put(a, tag(0), vec![0.0; 4], Some(Instant::now())), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_fence_ends_the_wait_for_room() {
+        let (mailbox, a) = (Arc::new(Mailbox::bounded(0)), WorkerId(1));
+        mailbox.put(a, tag(0), vec![0.0], None).unwrap();
+        let own = Arc::clone(&mailbox);
+        let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![0.0], None));
+        mailbox.abort();
+        assert_eq!(waiter.join().unwrap(), Err(PutError::Over));
+    }
+
+    #[test]
+    fn what_came_before_the_end_is_still_taken() {
+        let (mailbox, a) = (Mailbox::default(), WorkerId(1));
+        mailbox.put(a, tag(0), vec![2.0], None).unwrap();
+        mailbox.close(a);
+        assert_eq!(mailbox.take(a, tag(0), later()), Ok(vec![2.0]));
+        assert_eq!(mailbox.take(a, tag(1), later()), Err(LinkError::Closed(a)));
+    }
+
+    #[test]
+    fn a_poke_wakes_who_waits_for_nothing() {
+        let mailbox = Arc::new(Mailbox::default());
+        let own = Arc::clone(&mailbox);
+        let waiter = std::thread::spawn(move || own.take_any(&[], later()));
+        mailbox.poke();
+        assert_eq!(waiter.join().unwrap(), Ok(None));
     }
 }
