@@ -1,0 +1,54 @@
+# Varuna's commands. CI runs the same targets and nothing else.
+.DEFAULT_GOAL := help
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery clean
+
+CARGO ?= cargo
+CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
+# A new folder each time: nothing that exists is overwritten.
+RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing (as root, on Debian) and fetch the pinned libtorch; quick when all is there
+	@scripts/setup.sh
+
+build: setup ## Build everything, quickly (dev profile)
+	$(CARGO) build --workspace --locked
+
+release: setup ## Build everything, optimised
+	$(CARGO) build --workspace --locked --release
+
+test: build ## Run all tests: the core by seeds, parity, real workers that are really killed
+	$(CARGO) test --workspace --locked
+
+core: ## Test the pure core only (needs no libtorch; seconds)
+	$(CARGO) test --locked $(CORE)
+
+sim: ## Run the simulated world: thousands of seeds with crashes, partitions, delays
+	$(CARGO) test --locked -p varuna-sim
+
+lint: setup ## Check the format, and clippy without any warning
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+fmt: ## Format the sources
+	$(CARGO) fmt --all
+
+data: release ## Make the dataset of the examples
+	@test -e .cache/data/kjv.idx || target/release/varuna data build --tokenizer byte --output .cache/data/kjv examples/data/text/kjv.txt.gz
+
+demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
+	target/release/varuna-demo --run-dir $(RUN_DIR)
+
+bench-engine: release ## One process, against PyTorch eager
+	bench/engine.sh
+
+bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
+	bench/pipeline.sh
+
+bench-recovery: data ## kill -9 to the next step, against torchrun
+	bench/recovery.sh
+
+clean: ## Remove build outputs (libtorch and datasets stay)
+	$(CARGO) clean
