@@ -1,1 +1,68 @@
-//! The coordinator shell: gRPC server, record, event log, metrics.
+//! The coordinator shell: carries the words of workers to the protocol's [`Coordinator`](varuna_protocol::Coordinator) and
+//! its effects to workers, the record, the run folder and whoever watches.
+//!
+//! One task owns the machine; everything else reaches it through one bounded channel. This crate decides nothing: which plan,
+//! which generation, what is lost is decided in `crates/`.
+
+mod driver;
+pub mod folder;
+mod server;
+pub mod store;
+
+pub use driver::{Control, Options, ScaleRequest, View, serve};
+pub use folder::RunFolder;
+pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
+
+use varuna_api::Job;
+use varuna_plan::cost::{Costs, Device, GptSizes};
+use varuna_plan::{Constraints, CostPlanner};
+
+/// Why a coordinator cannot work.
+#[derive(Debug, thiserror::Error)]
+pub enum CoordinatorError {
+    /// The address is taken or not ours.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The run folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] folder::FolderError),
+    /// The record cannot be read.
+    #[error(transparent)]
+    Store(#[from] store::StoreError),
+    /// The server ended by itself.
+    #[error("the gRPC server failed: {0}")]
+    Server(#[from] tonic::transport::Error),
+    /// No entropy for the secrets of generations.
+    #[error("the operating system gives no random bytes: {0}")]
+    Entropy(std::io::Error),
+}
+
+/// The planner for a job: its sizes on an estimated CPU core, within the job's limits.
+#[must_use]
+pub fn planner(job: &Job) -> CostPlanner {
+    let m = &job.model;
+    let sizes = GptSizes {
+        layers: m.layers,
+        hidden: m.hidden_size.into(),
+        sequence: m.sequence_length.into(),
+        vocabulary: m.vocabulary_size.into(),
+        tied: m.tied_head,
+    };
+    CostPlanner {
+        costs: Costs::estimate(sizes, Device::CPU_CORE),
+        constraints: Constraints {
+            min_workers: job.elasticity.min_workers,
+            max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),
+            micro_batch_size: job.pipeline.micro_batch_size,
+            min_depth: job.pipeline.min_depth,
+            max_depth: Some(job.pipeline.max_depth),
+            schedule: job.pipeline.schedule,
+            device_memory_bytes: job.workers.device_memory_bytes,
+        },
+    }
+}
