@@ -216,6 +216,7 @@ impl Coordinator {
             timing.connect_next
         };
         let late = now > self.since.after(patience);
+        let step = Duration::from_nanos(plan.deadline_ns); // the switch waits for a commit
         if may_cancel && (lost || late) {
             self.change_after = now.after(timing.change_delay * 3);
             self.considered = None;
@@ -236,7 +237,7 @@ impl Coordinator {
                 },
                 effects,
             );
-        } else if dead || now > self.since.after(timing.launch) || (lost && self.armed == g) {
+        } else if dead || now > self.since.after(timing.launch + step) || (lost && self.armed == g) {
             self.fence(now, format!("the change to generation {g} failed"), effects);
         }
     }

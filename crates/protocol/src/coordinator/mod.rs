@@ -89,6 +89,7 @@ pub struct Coordinator {
     workers: BTreeMap<WorkerId, Worker>,
     bad: BadLinks,
     max_workers: Option<usize>,
+    from_seed: bool,
     best: StateId,
     published: Published,
     // the generation in force
@@ -132,6 +133,7 @@ impl Coordinator {
             workers: BTreeMap::new(),
             bad: BadLinks::default(),
             max_workers: None,
+            from_seed: false,
             best: StateId::INITIAL,
             published,
             gone: Generation(0),
@@ -160,6 +162,14 @@ impl Coordinator {
     #[must_use]
     pub fn with_mutant(mut self, mutant: Option<crate::mutant::Mutant>) -> Self {
         self.mutant = mutant;
+        self
+    }
+
+    /// Allows a recovery to give up all committed steps and begin anew from the seed, where nothing else is left. Without it such
+    /// a run ends with [`Outcome::StateLost`]: hours of training are not thrown away behind the user's back.
+    #[must_use]
+    pub fn may_begin_anew(mut self) -> Self {
+        self.from_seed = true;
         self
     }
 

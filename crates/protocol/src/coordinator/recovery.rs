@@ -119,7 +119,8 @@ impl Coordinator {
             .flat_map(|i| i.units.values())
             .any(|id| *id != StateId::INITIAL);
         let fresh = !moved && !held && !self.published.anything() && self.best == StateId::INITIAL;
-        if fresh && !list.contains(&StateId::INITIAL) {
+        list.retain(|id| *id != StateId::INITIAL);
+        if fresh || self.from_seed {
             list.push(StateId::INITIAL);
         }
         Some(list)

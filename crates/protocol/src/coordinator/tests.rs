@@ -105,7 +105,10 @@ impl Rig {
                     let record = self.store.clone();
                     self.put(CoordinatorInput::Record(record));
                 }
-                CoordinatorEffect::ListCheckpoints => self.put(CoordinatorInput::Checkpoints(vec![])),
+                CoordinatorEffect::ListCheckpoints => {
+                    // the initial state does not count once a step was committed, whoever lists it
+                    self.put(CoordinatorInput::Checkpoints(vec![StateId::INITIAL]));
+                }
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Finish(outcome) => self.finished = Some(outcome),
             }

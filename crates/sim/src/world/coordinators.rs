@@ -31,7 +31,7 @@ impl World {
             secret_seed,
         };
         let planner = Box::new(RandomPlanner::new(seed, self.cap));
-        let machine = Coordinator::new(config, planner);
+        let machine = Coordinator::new(config, planner).may_begin_anew();
         #[cfg(feature = "mutants")]
         let machine = machine.with_mutant(self.mutant);
         self.leaders.push(Leader {

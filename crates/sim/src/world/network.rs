@@ -84,14 +84,13 @@ impl World {
     ) -> Result<(), Violation> {
         let lax = self.bug(Mutant::SkipFenceCheck);
         let worker = &mut self.workers[index(to)];
-        if !worker.open.contains(&generation) && !lax {
+        let open = worker.open.contains(&generation);
+        if !open && (load == Load::Dial || !lax) {
             return Ok(()); // refused, or closed
         }
         match load {
             Load::Dial => {
-                if worker.open.contains(&generation) {
-                    self.send_peer(to, from, generation, Load::Accepted);
-                }
+                self.send_peer(to, from, generation, Load::Accepted);
                 Ok(())
             }
             Load::Accepted => {
