@@ -1,4 +1,5 @@
 //! The data plane over real sockets: who may connect, what arrives, and how ends are noticed.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};

@@ -8,7 +8,7 @@ use varuna_plan::WorkerId;
 
 /// Elements of one sender that may wait: 512 MiB. A sender that runs further ahead waits in its connection. The bound is
 /// each sender's own: what is waited for next may come from another one, which must not be held up.
-const ELEMENTS_MAX: usize = 1 << 27;
+pub const ELEMENTS_MAX: usize = 1 << 27;
 
 /// Why a message was not put in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -84,7 +84,11 @@ pub trait Link: Send + Sync {
     ///
     /// # Errors
     /// See [`LinkError`]; a closed connection counts only while its peer is waited for.
-    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError>;
+    fn recv_any(
+        &self,
+        wanted: &[(WorkerId, Tag)],
+        deadline: Instant,
+    ) -> Result<Option<(usize, Vec<f32>)>, LinkError>;
 
     /// Wakes the thread that waits in [`Link::recv_any`].
     fn poke(&self);

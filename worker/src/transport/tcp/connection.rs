@@ -1,13 +1,15 @@
 //! The threads of connections: accepting and sorting in, dialling and writing out.
 
-use super::frame::{Frame, Hello, Refusal, StateHeader, read_answer, write_answer};
+use super::frame::{
+    Frame, Hello, Refusal, StateHeader, read_answer, read_confirmation, write_answer, write_confirmation,
+};
 use super::queue::Queue;
 use super::{Incoming, Open, PeerEvent, Shared, locked};
-use std::io::{self, BufReader};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{self, BufReader, Read};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varuna_plan::WorkerId;
 
 /// A peer that does not say hello, or does not answer it, for so long is given up.
@@ -15,16 +17,33 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two attempts to dial; doubles up to the second. A peer refuses until it knows the plan, typically for milliseconds.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
+/// Connections that may be at their hello at once; more are dropped (their dialers try again).
+const GREETINGS_MAX: usize = 256;
+/// Pause after a failed accept: without file descriptors it would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
 pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
     for socket in listener.incoming() {
         if shared.over.load(Ordering::SeqCst) {
             return;
         }
-        let Ok(socket) = socket else { continue };
-        let own = Arc::clone(shared);
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        let Some(greeting) = Greeting::begin(shared) else {
+            continue;
+        };
         let spawned = std::thread::Builder::new().name("peer-in".into()).spawn(move || {
-            if let Err(error) = serve(&own, socket) {
-                tracing::debug!(%error, "a connection was not taken in");
+            let own = Arc::clone(&greeting.0);
+            match greet(greeting, &socket) {
+                Ok(Some((from, open))) => serve(&own, &open, from, &socket),
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "a connection was not taken in"),
             }
         });
         if let Err(error) = spawned {
@@ -33,38 +52,82 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
     }
 }
 
-/// Judges a hello, then sorts frames in until the connection ends.
-fn serve(shared: &Shared, mut socket: TcpStream) -> io::Result<()> {
+/// Counts a connection among those that are at their hello.
+struct Greeting(Arc<Shared>);
+
+impl Greeting {
+    fn begin(shared: &Arc<Shared>) -> Option<Greeting> {
+        let greeting = Greeting(Arc::clone(shared));
+        (shared.greeting.fetch_add(1, Ordering::SeqCst) < GREETINGS_MAX).then_some(greeting)
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.0.greeting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Reads until an instant, however slowly the other side writes.
+struct Until<'a>(&'a TcpStream, Instant);
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.1.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.0.set_read_timeout(Some(left))?;
+        self.0.read(buffer)
+    }
+}
+
+/// Judges a hello; whose it is, once the dialer has taken the acceptance up.
+fn greet(greeting: Greeting, mut socket: &TcpStream) -> io::Result<Option<(WorkerId, Arc<Open>)>> {
+    let shared = &*greeting.0;
     socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(HELLO_PATIENCE))?;
-    let judged = Hello::read(&mut socket)?.and_then(|hello| {
+    let mut input = Until(socket, Instant::now() + HELLO_PATIENCE);
+    let judged = Hello::read(&mut input)?.and_then(|hello| {
         let open = shared.open(hello.generation).ok_or(Refusal::Generation)?;
-        let expected = Hello::prove(&open.secret, hello.generation, hello.from, shared.me);
-        let right = hello.to == shared.me && expected == hello.proof;
-        if right { Ok((hello.from, open)) } else { Err(Refusal::Secret) }
+        let right = hello.to == shared.me && hello.proves(&open.secret);
+        if right {
+            Ok((hello.from, open))
+        } else {
+            Err(Refusal::Secret)
+        }
     });
     let (from, open) = match judged {
         Ok(peer) => peer,
-        Err(refusal) => return write_answer(&mut socket, Err(refusal)),
+        Err(refusal) => return write_answer(&mut socket, Err(refusal)).map(|()| None),
     };
-    if !open.keep(&socket) {
-        return write_answer(&mut socket, Err(Refusal::Generation));
-    }
     write_answer(&mut socket, Ok(()))?;
+    read_confirmation(&mut input)?;
+    if !open.take_in(from, socket) {
+        return Ok(None);
+    }
     socket.set_read_timeout(None)?;
-    let ended = sort_in(shared, &open, from, socket);
+    Ok(Some((from, open)))
+}
+
+/// Sorts frames in until the connection ends.
+fn serve(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) {
+    let ended = sort_in(shared, open, from, socket);
     tracing::debug!(generation = %open.generation, %from, why = ?ended.err(), "a peer's connection ended");
-    report_loss(shared, &open, from);
-    Ok(())
+    // The generation keeps a handle of its own: without this the peer would not see the end of what is given up here.
+    let _ = socket.shutdown(Shutdown::Both);
+    report_loss(shared, open, from);
 }
 
 fn report_loss(shared: &Shared, open: &Open, peer: WorkerId) {
     if open.lost(peer) {
-        (shared.tell)(PeerEvent::Closed { generation: open.generation, peer });
+        (shared.tell)(PeerEvent::Closed {
+            generation: open.generation,
+            peer,
+        });
     }
 }
 
-fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: TcpStream) -> io::Result<()> {
+fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> io::Result<()> {
     let generation = open.generation;
     let mut input = BufReader::with_capacity(1 << 16, socket);
     let mut state: Option<Incoming> = None;
@@ -76,23 +139,35 @@ fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: TcpStream) -> i
             }
             Frame::Message(bytes) => {
                 let message = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-                (shared.tell)(PeerEvent::Message { generation, from, message });
+                (shared.tell)(PeerEvent::Message {
+                    generation,
+                    from,
+                    message,
+                });
             }
             Frame::State(bytes) => {
                 let header: StateHeader = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-                state = Some(Incoming { header, data: Vec::new() });
+                state = Some(Incoming::new(header)?);
             }
-            Frame::Part(part) => {
+            Frame::Part(unit, step, part) => {
                 let Some(incoming) = state.as_mut() else {
                     return Err(io::Error::other("a part without its header"));
                 };
-                incoming.data.extend_from_slice(&part);
-                let unit = incoming.header.unit;
-                (shared.tell)(PeerEvent::StateProgress { generation, from, unit });
+                incoming.extend(unit, step, &part)?;
+                (shared.tell)(PeerEvent::StateProgress {
+                    generation,
+                    from,
+                    unit,
+                });
             }
         }
         if let Some(Incoming { header, data }) = state.take_if(|s| s.whole()) {
-            (shared.tell)(PeerEvent::State { generation, from, header, data });
+            (shared.tell)(PeerEvent::State {
+                generation,
+                from,
+                header,
+                data,
+            });
         }
     }
 }
@@ -105,14 +180,23 @@ pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, addre
         match dial(shared, open, peer, address) {
             Ok(Ok(socket)) => return watch(shared, open, peer, socket),
             Ok(Err(Refusal::Generation)) => {}
-            Ok(Err(why)) => return (shared.tell)(PeerEvent::Refused { generation, peer, why }),
+            Ok(Err(why)) => {
+                return (shared.tell)(PeerEvent::Refused {
+                    generation,
+                    peer,
+                    why,
+                });
+            }
             Err(error) => tracing::debug!(%error, %generation, %peer, address, "a dial failed"),
         }
         let peers = locked(&open.peers);
         if peers.over {
             return;
         }
-        let waited = open.closing.wait_timeout(peers, backoff).unwrap_or_else(PoisonError::into_inner);
+        let waited = open
+            .closing
+            .wait_timeout(peers, backoff)
+            .unwrap_or_else(PoisonError::into_inner);
         if waited.0.over {
             return;
         }
@@ -120,35 +204,65 @@ pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, addre
     }
 }
 
-fn dial(shared: &Shared, open: &Open, peer: WorkerId, address: &str) -> io::Result<Result<TcpStream, Refusal>> {
-    let resolved = address.to_socket_addrs()?.next();
-    let resolved = resolved.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the address names no host"))?;
-    let mut socket = TcpStream::connect_timeout(&resolved, HELLO_PATIENCE)?;
+fn dial(
+    shared: &Shared,
+    open: &Open,
+    peer: WorkerId,
+    address: &str,
+) -> io::Result<Result<TcpStream, Refusal>> {
+    let mut socket = connect(address)?;
     socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(HELLO_PATIENCE))?;
     let proof = Hello::prove(&open.secret, open.generation, shared.me, peer);
-    Hello { generation: open.generation, from: shared.me, to: peer, proof }.write(&mut socket)?;
-    let answer = read_answer(&mut socket)?;
+    Hello {
+        generation: open.generation,
+        from: shared.me,
+        to: peer,
+        proof,
+    }
+    .write(&mut socket)?;
+    let answer = read_answer(&mut Until(&socket, Instant::now() + HELLO_PATIENCE))?;
+    if answer.is_ok() {
+        write_confirmation(&mut socket)?;
+    }
     socket.set_read_timeout(None)?;
     Ok(answer.map(|()| socket))
+}
+
+/// The first of the name's addresses that answers (`localhost` has two, and a worker listens on one).
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
+    for resolved in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&resolved, HELLO_PATIENCE) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// Starts the writer, then waits for the end: the acceptor never sends anything more.
 fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStream) {
     let generation = open.generation;
+    if !open.keep(&socket) {
+        return;
+    }
     let queue = Arc::new(Queue::default());
     let started = socket.try_clone().and_then(|writer| {
         let queue = Arc::clone(&queue);
-        std::thread::Builder::new().name("peer-out".into()).spawn(move || write_out(&queue, writer))
+        std::thread::Builder::new()
+            .name("peer-out".into())
+            .spawn(move || write_out(&queue, writer))
     });
-    if started.is_err() || !open.keep(&socket) {
-        return;
+    match started {
+        Ok(_) => {
+            locked(&open.peers).outgoing.insert(peer, Arc::clone(&queue));
+            (shared.tell)(PeerEvent::Connected { generation, peer });
+            let _ = socket.read(&mut [0u8]);
+        }
+        Err(error) => tracing::error!(%error, %peer, "cannot start a thread to write to a peer"),
     }
-    locked(&open.peers).outgoing.insert(peer, Arc::clone(&queue));
-    (shared.tell)(PeerEvent::Connected { generation, peer });
-    let mut byte = [0u8];
-    let _ = io::Read::read(&mut socket, &mut byte);
     queue.close();
+    let _ = socket.shutdown(Shutdown::Both);
     report_loss(shared, open, peer);
 }
 
@@ -160,5 +274,5 @@ fn write_out(queue: &Queue, mut socket: TcpStream) {
     }
     queue.close();
     // The other side sees the end at once, and so does our own watcher.
-    let _ = socket.shutdown(std::net::Shutdown::Both);
+    let _ = socket.shutdown(Shutdown::Both);
 }

@@ -1,4 +1,6 @@
-//! What goes over a connection: a hello with its answer, then frames from the dialer to the acceptor.
+//! What goes over a connection: a hello, its answer and the answer's confirmation, then frames from the dialer to the acceptor.
+//!
+//! Without the confirmation an acceptor could not tell a connection that ended from one that its dialer never took up.
 //!
 //! All numbers are little-endian. A frame is a header of 32 bytes (kind u32, unit or micro-batch u32, round u32, zero u32,
 //! step u64, payload length in bytes u64) and its payload.
@@ -7,7 +9,7 @@ use super::super::Tag;
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
 /// First bytes of every connection.
@@ -16,6 +18,10 @@ const MAGIC: [u8; 4] = *b"VRNA";
 pub const VERSION: u32 = 1;
 /// Longest payload taken: a boundary activation of 256 Mi elements. Anything longer is not ours.
 const PAYLOAD_MAX: u64 = 1 << 30;
+/// Longest protocol message or state header taken.
+const ENCODED_MAX: u64 = 1 << 24;
+/// What the dialer sends once it has been accepted.
+const CONFIRMATION: u8 = 0xC5;
 /// Bytes of a hello.
 const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32;
 
@@ -47,11 +53,15 @@ impl Hello {
     /// HMAC-SHA256 of (generation, from, to) under the generation's secret: the secret itself never travels.
     #[must_use]
     pub fn prove(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes keys of any length");
-        for number in [generation.0, from.0, to.0] {
-            mac.update(&number.to_le_bytes());
-        }
-        mac.finalize().into_bytes().into()
+        mac(secret, generation, from, to).finalize().into_bytes().into()
+    }
+
+    /// Whether the proof is that of this secret (in constant time).
+    #[must_use]
+    pub fn proves(&self, secret: &str) -> bool {
+        mac(secret, self.generation, self.from, self.to)
+            .verify_slice(&self.proof)
+            .is_ok()
     }
 
     /// Sends it.
@@ -84,8 +94,46 @@ impl Hello {
         }
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let proof = std::array::from_fn(|i| bytes[32 + i]);
-        let hello = Hello { generation: Generation(number(8)), from: WorkerId(number(16)), to: WorkerId(number(24)), proof };
+        let hello = Hello {
+            generation: Generation(number(8)),
+            from: WorkerId(number(16)),
+            to: WorkerId(number(24)),
+            proof,
+        };
         Ok(Ok(hello))
+    }
+}
+
+fn mac(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes keys of any length");
+    for number in [generation.0, from.0, to.0] {
+        mac.update(&number.to_le_bytes());
+    }
+    mac
+}
+
+/// Confirms that an acceptance has arrived.
+///
+/// # Errors
+/// The connection is broken.
+pub fn write_confirmation(out: &mut impl Write) -> io::Result<()> {
+    out.write_all(&[CONFIRMATION])
+}
+
+/// Waits for the confirmation.
+///
+/// # Errors
+/// The connection is broken or given up, or something else comes (`InvalidData`).
+pub fn read_confirmation(input: &mut impl Read) -> io::Result<()> {
+    let mut byte = [0u8];
+    input.read_exact(&mut byte)?;
+    if byte[0] == CONFIRMATION {
+        Ok(())
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{} is no confirmation", byte[0]),
+        ))
     }
 }
 
@@ -114,7 +162,10 @@ pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
         1 => Ok(Err(Refusal::Generation)),
         2 => Ok(Err(Refusal::Secret)),
         3 => Ok(Err(Refusal::Version)),
-        other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("answer {other}"))),
+        other => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("answer {other}"),
+        )),
     }
 }
 
@@ -142,8 +193,8 @@ pub enum Frame {
     Message(Vec<u8>),
     /// A state follows, header encoded.
     State(Vec<u8>),
-    /// A part of the announced state.
-    Part(Vec<f32>),
+    /// A part of the announced state, which it names by unit and step.
+    Part(Unit, Step, Vec<f32>),
 }
 
 impl Frame {
@@ -155,7 +206,7 @@ impl Frame {
 
     fn payload(&self) -> &[u8] {
         match self {
-            Frame::Tensor(_, values) | Frame::Part(values) => bytemuck::cast_slice(values),
+            Frame::Tensor(_, values) | Frame::Part(_, _, values) => bytemuck::cast_slice(values),
             Frame::Message(bytes) | Frame::State(bytes) => bytes,
         }
     }
@@ -171,7 +222,7 @@ impl Frame {
             Frame::Tensor(Tag::Ring { step, unit, round }, _) => (3, unit.0, *round, step.0),
             Frame::Message(_) => (4, 0, 0, 0),
             Frame::State(_) => (5, 0, 0, 0),
-            Frame::Part(_) => (6, 0, 0, 0),
+            Frame::Part(unit, step, _) => (6, unit.0, 0, step.0),
         };
         let payload = self.payload();
         let mut header = [0u8; 32];
@@ -180,8 +231,7 @@ impl Frame {
         header[8..12].copy_from_slice(&round.to_le_bytes());
         header[16..24].copy_from_slice(&step.to_le_bytes());
         header[24..32].copy_from_slice(&(payload.len() as u64).to_le_bytes());
-        out.write_all(&header)?;
-        out.write_all(payload)
+        write_both(out, &header, payload)
     }
 
     /// Takes one in.
@@ -195,32 +245,71 @@ impl Frame {
         let large = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let (kind, first, round, step, length) = (small(0), small(4), small(8), Step(large(16)), large(24));
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        if length > PAYLOAD_MAX {
-            return Err(invalid(format!("a payload of {length} bytes; at most {PAYLOAD_MAX} are allowed")));
+        let most = if matches!(kind, 4 | 5) {
+            ENCODED_MAX
+        } else {
+            PAYLOAD_MAX
+        };
+        if length > most {
+            return Err(invalid(format!(
+                "a payload of {length} bytes; at most {most} are allowed"
+            )));
         }
         let length = usize::try_from(length).map_err(|_| invalid("a payload beyond memory".into()))?;
         let tag = match kind {
-            1 => Some(Tag::Activation { step, micro_batch: first }),
-            2 => Some(Tag::Gradient { step, micro_batch: first }),
-            3 => Some(Tag::Ring { step, unit: Unit(first), round }),
+            1 => Some(Tag::Activation {
+                step,
+                micro_batch: first,
+            }),
+            2 => Some(Tag::Gradient {
+                step,
+                micro_batch: first,
+            }),
+            3 => Some(Tag::Ring {
+                step,
+                unit: Unit(first),
+                round,
+            }),
             4..=6 => None,
             other => return Err(invalid(format!("frame kind {other}"))),
         };
         match (tag, kind) {
             (Some(tag), _) => Ok(Frame::Tensor(tag, floats(input, length)?)),
-            (None, 6) => Ok(Frame::Part(floats(input, length)?)),
+            (None, 6) => Ok(Frame::Part(Unit(first), step, floats(input, length)?)),
             (None, kind) => {
                 let mut bytes = vec![0u8; length];
                 input.read_exact(&mut bytes)?;
-                Ok(if kind == 4 { Frame::Message(bytes) } else { Frame::State(bytes) })
+                Ok(if kind == 4 {
+                    Frame::Message(bytes)
+                } else {
+                    Frame::State(bytes)
+                })
             }
         }
     }
 }
 
+/// Header and payload in one call where the system takes them whole: they would otherwise leave as two packets.
+fn write_both(out: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result<()> {
+    let mut written = 0;
+    while written < header.len() {
+        let parts = [IoSlice::new(&header[written..]), IoSlice::new(payload)];
+        match out.write_vectored(&parts) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => written += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    out.write_all(&payload[written - header.len()..])
+}
+
 fn floats(input: &mut impl Read, bytes: usize) -> io::Result<Vec<f32>> {
     if !bytes.is_multiple_of(4) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{bytes} bytes are no floats")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("{bytes} bytes are no floats"),
+        ));
     }
     let mut values = vec![0f32; bytes / 4];
     input.read_exact(bytemuck::cast_slice_mut(&mut values))?;
@@ -234,12 +323,31 @@ mod tests {
     #[test]
     fn frames_and_hellos_survive_the_wire() {
         let frames = [
-            Frame::Tensor(Tag::Activation { step: Step(9), micro_batch: 3 }, vec![1.5, -0.0, f32::MAX]),
-            Frame::Tensor(Tag::Gradient { step: Step(u64::MAX), micro_batch: 0 }, vec![]),
-            Frame::Tensor(Tag::Ring { step: Step(1), unit: Unit(7), round: 5 }, vec![0.25; 17]),
+            Frame::Tensor(
+                Tag::Activation {
+                    step: Step(9),
+                    micro_batch: 3,
+                },
+                vec![1.5, -0.0, f32::MAX],
+            ),
+            Frame::Tensor(
+                Tag::Gradient {
+                    step: Step(u64::MAX),
+                    micro_batch: 0,
+                },
+                vec![],
+            ),
+            Frame::Tensor(
+                Tag::Ring {
+                    step: Step(1),
+                    unit: Unit(7),
+                    round: 5,
+                },
+                vec![0.25; 17],
+            ),
             Frame::Message(vec![1, 2, 3]),
             Frame::State(vec![]),
-            Frame::Part(vec![2.0]),
+            Frame::Part(Unit(2), Step(6), vec![2.0]),
         ];
         let mut wire = Vec::new();
         for frame in &frames {
@@ -252,7 +360,12 @@ mod tests {
         let proof = Hello::prove("s", Generation(3), WorkerId(1), WorkerId(2));
         assert_ne!(proof, Hello::prove("t", Generation(3), WorkerId(1), WorkerId(2)));
         assert_ne!(proof, Hello::prove("s", Generation(4), WorkerId(1), WorkerId(2)));
-        let hello = Hello { generation: Generation(3), from: WorkerId(1), to: WorkerId(2), proof };
+        let hello = Hello {
+            generation: Generation(3),
+            from: WorkerId(1),
+            to: WorkerId(2),
+            proof,
+        };
         let mut wire = Vec::new();
         hello.write(&mut wire).unwrap();
         assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Ok(hello));
@@ -265,9 +378,15 @@ mod tests {
         let mut header = [0u8; 32];
         header[0] = 1;
         header[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(Frame::read(&mut header.as_slice()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            Frame::read(&mut header.as_slice()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         header[24..32].copy_from_slice(&3u64.to_le_bytes());
-        assert_eq!(Frame::read(&mut header.as_slice()).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(
+            Frame::read(&mut header.as_slice()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         assert!(Hello::read(&mut [7u8; 64].as_slice()).is_err());
     }
 }

@@ -8,7 +8,7 @@ mod connection;
 pub mod frame;
 mod queue;
 
-use super::mailbox::Mailbox;
+use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
 use connection::{accept_loop, dial_loop};
 use frame::{Frame, StateHeader};
@@ -16,14 +16,11 @@ use queue::{Queue, QueueError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use varuna_plan::{Generation, Unit, WorkerId};
+use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
-
-/// Elements of one part of a state on its way: 1 MiB, so that urgent frames wait for a millisecond at most.
-const PART: usize = 1 << 18;
 
 /// What the mesh tells the agent.
 #[derive(Debug)]
@@ -34,13 +31,30 @@ pub enum PeerEvent {
     /// A connection of an open generation ended; once for each peer.
     Closed { generation: Generation, peer: WorkerId },
     /// A protocol message.
-    Message { generation: Generation, from: WorkerId, message: PeerMessage },
+    Message {
+        generation: Generation,
+        from: WorkerId,
+        message: PeerMessage,
+    },
     /// A part of a state has come.
-    StateProgress { generation: Generation, from: WorkerId, unit: Unit },
+    StateProgress {
+        generation: Generation,
+        from: WorkerId,
+        unit: Unit,
+    },
     /// A whole state has come.
-    State { generation: Generation, from: WorkerId, header: StateHeader, data: Vec<f32> },
+    State {
+        generation: Generation,
+        from: WorkerId,
+        header: StateHeader,
+        data: Vec<f32>,
+    },
     /// A peer refuses this worker for good.
-    Refused { generation: Generation, peer: WorkerId, why: frame::Refusal },
+    Refused {
+        generation: Generation,
+        peer: WorkerId,
+        why: frame::Refusal,
+    },
 }
 
 /// One worker's connections of all generations.
@@ -54,6 +68,9 @@ struct Shared {
     generations: Mutex<BTreeMap<Generation, Arc<Open>>>,
     tell: Box<dyn Fn(PeerEvent) + Send + Sync>,
     over: AtomicBool,
+    elements_max: usize,
+    /// Connections that have not said a proper hello yet.
+    greeting: AtomicUsize,
 }
 
 /// A generation that is open here.
@@ -70,6 +87,8 @@ struct Open {
 struct Peers {
     outgoing: BTreeMap<WorkerId, Arc<Queue>>,
     dialled: BTreeSet<WorkerId>,
+    /// Whose connection was taken in: at most one each in a generation.
+    incoming: BTreeSet<WorkerId>,
     closed: BTreeSet<WorkerId>,
     /// Handles for shutting down, whoever else reads or writes them.
     sockets: Vec<TcpStream>,
@@ -102,24 +121,34 @@ impl Open {
 
     /// Remembers a socket for [`Open::close`]; false when the generation is over already.
     fn keep(&self, socket: &TcpStream) -> bool {
-        let mut peers = locked(&self.peers);
-        match socket.try_clone() {
-            Ok(clone) if !peers.over => {
-                peers.sockets.push(clone);
-                true
-            }
-            _ => false,
-        }
+        keep(&mut locked(&self.peers), socket)
     }
 
-    /// Marks a peer's connection as ended; true the first time, while the generation is open.
+    /// Takes a peer's connection in; false when the generation is over or has one of this peer already.
+    fn take_in(&self, from: WorkerId, socket: &TcpStream) -> bool {
+        let mut peers = locked(&self.peers);
+        peers.incoming.insert(from) && keep(&mut peers, socket)
+    }
+
+    /// Marks a peer's connection as ended; true the first time, while the generation is open and not fenced (a fence ends
+    /// the connections itself, which says nothing about the peers).
     fn lost(&self, peer: WorkerId) -> bool {
         self.mailbox.close(peer);
         let mut peers = locked(&self.peers);
         if let Some(queue) = peers.outgoing.get(&peer) {
             queue.close();
         }
-        !peers.over && peers.closed.insert(peer)
+        !peers.over && !self.mailbox.is_aborted() && peers.closed.insert(peer)
+    }
+}
+
+fn keep(peers: &mut Peers, socket: &TcpStream) -> bool {
+    match socket.try_clone() {
+        Ok(clone) if !peers.over => {
+            peers.sockets.push(clone);
+            true
+        }
+        _ => false,
     }
 }
 
@@ -133,12 +162,36 @@ impl Mesh {
         bind: impl ToSocketAddrs,
         tell: impl Fn(PeerEvent) + Send + Sync + 'static,
     ) -> io::Result<Mesh> {
+        Mesh::listen_bounded(me, bind, ELEMENTS_MAX, tell)
+    }
+
+    /// As [`Mesh::listen`], with at most so many elements of each peer and generation waiting to be received, and one
+    /// message more.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub fn listen_bounded(
+        me: WorkerId,
+        bind: impl ToSocketAddrs,
+        elements_max: usize,
+        tell: impl Fn(PeerEvent) + Send + Sync + 'static,
+    ) -> io::Result<Mesh> {
         let listener = TcpListener::bind(bind)?;
         let address = listener.local_addr()?;
         let generations = Mutex::default();
-        let shared = Arc::new(Shared { me, generations, tell: Box::new(tell), over: AtomicBool::new(false) });
+        let (over, greeting) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let shared = Arc::new(Shared {
+            me,
+            generations,
+            tell: Box::new(tell),
+            over,
+            greeting,
+            elements_max,
+        });
         let own = Arc::clone(&shared);
-        std::thread::Builder::new().name("accept".into()).spawn(move || accept_loop(&own, &listener))?;
+        std::thread::Builder::new()
+            .name("accept".into())
+            .spawn(move || accept_loop(&own, &listener))?;
         Ok(Mesh { shared, address })
     }
 
@@ -150,20 +203,24 @@ impl Mesh {
 
     /// Accepts connections of a generation from now on.
     pub fn open(&self, generation: Generation, secret: &str) {
-        locked(&self.shared.generations).entry(generation).or_insert_with(|| {
-            Arc::new(Open {
-                generation,
-                secret: secret.to_owned(),
-                mailbox: Mailbox::default(),
-                peers: Mutex::default(),
-                closing: Condvar::new(),
-            })
-        });
+        locked(&self.shared.generations)
+            .entry(generation)
+            .or_insert_with(|| {
+                Arc::new(Open {
+                    generation,
+                    secret: secret.to_owned(),
+                    mailbox: Mailbox::bounded(self.shared.elements_max),
+                    peers: Mutex::default(),
+                    closing: Condvar::new(),
+                })
+            });
     }
 
     /// Dials a peer until it accepts or the generation is closed; at most one dial for each peer.
     pub fn dial(&self, generation: Generation, peer: WorkerId, address: &str) {
-        let Some(open) = self.shared.open(generation) else { return };
+        let Some(open) = self.shared.open(generation) else {
+            return;
+        };
         if !locked(&open.peers).dialled.insert(peer) {
             return;
         }
@@ -186,32 +243,39 @@ impl Mesh {
     /// The data plane of an open generation.
     #[must_use]
     pub fn link(&self, generation: Generation) -> Option<Arc<dyn Link>> {
-        Some(Arc::new(TcpLink { open: self.shared.open(generation)? }))
+        Some(Arc::new(TcpLink {
+            open: self.shared.open(generation)?,
+        }))
     }
 
     /// Sends a protocol message; dropped where there is no connection (the protocol repeats what matters).
     pub fn send_message(&self, generation: Generation, to: WorkerId, message: &PeerMessage) {
-        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else { return };
+        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
+            return;
+        };
         match postcard::to_stdvec(message) {
             Ok(bytes) => queue.push_message(bytes),
             Err(error) => tracing::error!(%error, "cannot encode a message to a peer"),
         }
     }
 
-    /// Sends a unit's state in the background, behind everything urgent. Dropped where there is no connection.
+    /// Sends a unit's state in the background, behind everything urgent and behind earlier states, in parts of 1 MiB. Dropped
+    /// where there is no connection. `header.elements` is the length of `data`.
     pub fn send_state(&self, generation: Generation, to: WorkerId, header: StateHeader, data: Vec<f32>) {
-        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else { return };
-        let send = move || {
-            let Ok(encoded) = postcard::to_stdvec(&header) else { return };
-            let parts = data.chunks(PART).map(|part| Frame::Part(part.to_vec()));
-            for frame in std::iter::once(Frame::State(encoded)).chain(parts) {
-                if queue.push(frame, false, None).is_err() {
-                    return;
+        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
+            return;
+        };
+        let header = StateHeader {
+            elements: data.len() as u64,
+            ..header
+        };
+        match postcard::to_stdvec(&header) {
+            Ok(encoded) => {
+                if !queue.push_state(encoded, header, data) {
+                    tracing::error!(%to, unit = %header.unit, "too many states wait for this peer; one is dropped");
                 }
             }
-        };
-        if let Err(error) = std::thread::Builder::new().name("send-state".into()).spawn(send) {
-            tracing::error!(%error, "cannot start a thread to send state");
+            Err(error) => tracing::error!(%error, "cannot encode the header of a state"),
         }
     }
 }
@@ -243,18 +307,24 @@ impl Link for TcpLink {
             return Err(LinkError::Aborted);
         }
         let queue = self.open.queue(to).ok_or(LinkError::Unknown(to))?;
-        queue.push(Frame::Tensor(tag, payload), true, Some(deadline)).map_err(|e| match e {
-            QueueError::Closed if self.open.mailbox.is_aborted() => LinkError::Aborted,
-            QueueError::Closed => LinkError::Closed(to),
-            QueueError::Deadline => LinkError::Deadline { from: to, tag },
-        })
+        queue
+            .push(Frame::Tensor(tag, payload), deadline)
+            .map_err(|e| match e {
+                QueueError::Closed if self.open.mailbox.is_aborted() => LinkError::Aborted,
+                QueueError::Closed => LinkError::Closed(to),
+                QueueError::Deadline => LinkError::Deadline { from: to, tag },
+            })
     }
 
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
         self.open.mailbox.take(from, tag, deadline)
     }
 
-    fn recv_any(&self, wanted: &[(WorkerId, Tag)], deadline: Instant) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    fn recv_any(
+        &self,
+        wanted: &[(WorkerId, Tag)],
+        deadline: Instant,
+    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
         self.open.mailbox.take_any(wanted, deadline)
     }
 
@@ -277,8 +347,34 @@ struct Incoming {
 }
 
 impl Incoming {
+    fn new(header: StateHeader) -> io::Result<Incoming> {
+        let mut data = Vec::new();
+        usize::try_from(header.elements)
+            .ok()
+            .and_then(|n| data.try_reserve_exact(n).ok())
+            .ok_or_else(|| {
+                io::Error::other(format!(
+                    "a state of {} elements is beyond memory",
+                    header.elements
+                ))
+            })?;
+        Ok(Incoming { header, data })
+    }
+
+    /// Takes a part in; it must be of this state and fit.
+    fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> io::Result<()> {
+        let fits = self.data.len() as u64 + part.len() as u64 <= self.header.elements;
+        if (unit, step) != (self.header.unit, self.header.id.step) || !fits {
+            let StateHeader { unit: own, id, .. } = self.header;
+            return Err(io::Error::other(format!(
+                "a part of unit {unit} at step {step} within unit {own} at {id}"
+            )));
+        }
+        self.data.extend_from_slice(part);
+        Ok(())
+    }
+
     fn whole(&self) -> bool {
-        self.data.len() as u64 >= self.header.elements
+        self.data.len() as u64 == self.header.elements
     }
 }
-

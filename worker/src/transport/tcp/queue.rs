@@ -1,12 +1,17 @@
-//! Frames on their way out of one connection: urgent ones (tensors, messages) overtake bulk (state for peers).
+//! Frames on their way out of one connection: urgent ones (tensors, messages) overtake the parts of state transfers. Transfers
+//! go one after another, never mixed: the receiver assembles one state at a time.
 
-use super::frame::Frame;
+use super::frame::{Frame, StateHeader};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Bytes that may wait of each kind; a sender that runs further ahead waits.
+/// Bytes of urgent frames that may wait; a sender that runs further ahead waits.
 const BYTES_MAX: usize = 64 << 20;
+/// Transfers that may wait: more than any layout has units.
+const TRANSFERS_MAX: usize = 4096;
+/// Elements of one part of a state on its way: 1 MiB, so that urgent frames wait for a millisecond at most.
+const PART: usize = 1 << 18;
 
 /// Why a frame was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,12 +22,41 @@ pub(super) enum QueueError {
     Deadline,
 }
 
+/// One unit's state on its way out.
+struct Transfer {
+    header: StateHeader,
+    data: Vec<f32>,
+    /// Elements gone; the header went before the first.
+    sent: usize,
+}
+
 #[derive(Default)]
 struct State {
     urgent: VecDeque<Frame>,
-    bulk: VecDeque<Frame>,
-    bytes: [usize; 2],
+    urgent_bytes: usize,
+    /// Encoded headers wait with their transfers, in order.
+    transfers: VecDeque<(Option<Vec<u8>>, Transfer)>,
     closed: bool,
+}
+
+impl State {
+    /// The next frame of the first transfer.
+    fn next_part(&mut self) -> Option<Frame> {
+        let (header, transfer) = self.transfers.front_mut()?;
+        let frame = match header.take() {
+            Some(encoded) => Frame::State(encoded),
+            None => {
+                let end = transfer.data.len().min(transfer.sent + PART);
+                let part = transfer.data[transfer.sent..end].to_vec();
+                transfer.sent = end;
+                Frame::Part(transfer.header.unit, transfer.header.id.step, part)
+            }
+        };
+        if transfer.sent == transfer.data.len() {
+            self.transfers.pop_front();
+        }
+        Some(frame)
+    }
 }
 
 #[derive(Default)]
@@ -36,23 +70,25 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a frame in, waiting while too much waits before it (until `deadline`; none = until it is closed).
-    pub(super) fn push(&self, frame: Frame, urgent: bool, deadline: Option<Instant>) -> Result<(), QueueError> {
-        let kind = usize::from(!urgent);
+    /// Puts a tensor in, waiting while too much waits before it, until `deadline`.
+    pub(super) fn push(&self, frame: Frame, deadline: Instant) -> Result<(), QueueError> {
         let mut state = self.lock();
-        while state.bytes[kind] > BYTES_MAX && !state.closed {
+        while state.urgent_bytes > BYTES_MAX && !state.closed {
             let now = Instant::now();
-            state = match deadline {
-                Some(d) if now >= d => return Err(QueueError::Deadline),
-                Some(d) => self.changed.wait_timeout(state, d - now).unwrap_or_else(PoisonError::into_inner).0,
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+            if now >= deadline {
+                return Err(QueueError::Deadline);
+            }
+            state = self
+                .changed
+                .wait_timeout(state, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         if state.closed {
             return Err(QueueError::Closed);
         }
-        state.bytes[kind] += frame.bytes();
-        if urgent { state.urgent.push_back(frame) } else { state.bulk.push_back(frame) }
+        state.urgent_bytes += frame.bytes();
+        state.urgent.push_back(frame);
         self.changed.notify_all();
         Ok(())
     }
@@ -61,10 +97,32 @@ impl Queue {
     pub(super) fn push_message(&self, bytes: Vec<u8>) {
         let mut state = self.lock();
         if !state.closed {
-            state.bytes[0] += bytes.len();
+            state.urgent_bytes += bytes.len();
             state.urgent.push_back(Frame::Message(bytes));
             self.changed.notify_all();
         }
+    }
+
+    /// Puts a whole transfer in, behind those that wait. False when there are too many.
+    pub(super) fn push_state(&self, encoded: Vec<u8>, header: StateHeader, data: Vec<f32>) -> bool {
+        let mut state = self.lock();
+        if state.closed {
+            // As with messages: whoever waits for it learns of the closed connection.
+            return true;
+        }
+        if state.transfers.len() >= TRANSFERS_MAX {
+            return false;
+        }
+        state.transfers.push_back((
+            Some(encoded),
+            Transfer {
+                header,
+                data,
+                sent: 0,
+            },
+        ));
+        self.changed.notify_all();
+        true
     }
 
     /// The next frame; `None` once the connection is closed.
@@ -74,10 +132,12 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            let next = state.urgent.pop_front().map(|f| (0, f));
-            if let Some((kind, frame)) = next.or_else(|| state.bulk.pop_front().map(|f| (1, f))) {
-                state.bytes[kind] -= frame.bytes();
+            if let Some(frame) = state.urgent.pop_front() {
+                state.urgent_bytes -= frame.bytes();
                 self.changed.notify_all();
+                return Some(frame);
+            }
+            if let Some(frame) = state.next_part() {
                 return Some(frame);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +149,57 @@ impl Queue {
         let mut state = self.lock();
         state.closed = true;
         state.urgent.clear();
-        state.bulk.clear();
+        state.transfers.clear();
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use varuna_plan::{StateId, Step, Unit};
+
+    fn transfer(queue: &Queue, unit: u32, elements: usize) {
+        let (id, data) = (StateId::INITIAL, vec![unit as f32; elements]);
+        let header = StateHeader {
+            unit: Unit(unit),
+            id,
+            decision: None,
+            adam_steps: 0,
+            elements: elements as u64,
+        };
+        assert!(queue.push_state(vec![u8::try_from(unit).unwrap()], header, data));
+    }
+
+    #[test]
+    fn tensors_overtake_transfers_and_transfers_never_mix() {
+        let queue = Queue::default();
+        transfer(&queue, 1, PART + 1);
+        transfer(&queue, 2, 0);
+        transfer(&queue, 3, 1);
+        assert_eq!(queue.pop(), Some(Frame::State(vec![1])));
+        queue.push_message(vec![9]);
+        assert_eq!(queue.pop(), Some(Frame::Message(vec![9])));
+        assert_eq!(queue.pop(), Some(Frame::Part(Unit(1), Step(0), vec![1.0; PART])));
+        assert_eq!(queue.pop(), Some(Frame::Part(Unit(1), Step(0), vec![1.0])));
+        assert_eq!(queue.pop(), Some(Frame::State(vec![2])));
+        assert_eq!(queue.pop(), Some(Frame::State(vec![3])));
+        assert_eq!(queue.pop(), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
+    }
+
+    #[test]
+    fn a_full_queue_is_waited_for_until_the_deadline_and_a_transfer_does_not_fill_it() {
+        let queue = Queue::default();
+        let tensor = || Frame::Part(Unit(0), Step(0), vec![0.0; BYTES_MAX / 4 + 1]);
+        let soon = || Instant::now() + Duration::from_millis(5);
+        transfer(&queue, 1, BYTES_MAX / 2);
+        assert_eq!(queue.push(tensor(), soon()), Ok(()));
+        assert_eq!(queue.push(tensor(), soon()), Err(QueueError::Deadline));
+        assert!(queue.pop().is_some());
+        assert_eq!(queue.push(tensor(), soon()), Ok(()));
+        queue.close();
+        assert_eq!(queue.push(tensor(), soon()), Err(QueueError::Closed));
+        assert_eq!(queue.pop(), None);
     }
 }

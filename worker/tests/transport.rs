@@ -1,0 +1,485 @@
+//! The data plane where it is hard: transfers side by side, what is refused, dead processes, and rings under disorder.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
+use varuna_worker::transport::ring::Reducer;
+use varuna_worker::transport::tcp::frame::{
+    Frame, Hello, Refusal, StateHeader, read_answer, write_confirmation,
+};
+use varuna_worker::transport::tcp::{Mesh, PeerEvent};
+use varuna_worker::transport::{Link, LinkError, Tag};
+
+const G: Generation = Generation(3);
+const SECRET: &str = "secret";
+
+struct Peer {
+    id: WorkerId,
+    mesh: Mesh,
+    events: Receiver<PeerEvent>,
+}
+
+fn peer(id: u64) -> Peer {
+    bounded_peer(id, 1 << 27)
+}
+
+/// Takes in so many elements of each sender that wait to be received.
+fn bounded_peer(id: u64, elements: usize) -> Peer {
+    let (tell, events) = channel();
+    let tell = std::sync::Mutex::new(tell);
+    let told = move |event| drop(tell.lock().unwrap().send(event));
+    let mesh = Mesh::listen_bounded(WorkerId(id), "127.0.0.1:0", elements, told).unwrap();
+    Peer {
+        id: WorkerId(id),
+        mesh,
+        events,
+    }
+}
+
+impl Peer {
+    fn wait<T>(&self, mut of: impl FnMut(PeerEvent) -> Option<T>) -> T {
+        loop {
+            let event = self
+                .events
+                .recv_timeout(Duration::from_secs(20))
+                .expect("the event comes");
+            if let Some(found) = of(event) {
+                return found;
+            }
+        }
+    }
+    fn connected(&self, to: Generation) {
+        self.wait(|e| matches!(e, PeerEvent::Connected { generation, .. } if generation == to).then_some(()));
+    }
+    fn closed(&self, who: WorkerId) {
+        self.wait(|e| matches!(e, PeerEvent::Closed { generation: G, peer } if peer == who).then_some(()));
+    }
+    fn dial(&self, to: &Peer, generation: Generation) {
+        self.mesh.dial(generation, to.id, &to.mesh.address().to_string());
+    }
+    fn link(&self) -> Arc<dyn Link> {
+        self.mesh.link(G).unwrap()
+    }
+}
+
+/// Connects all to each other in one generation.
+fn connect(peers: &[Peer], generation: Generation) {
+    for a in peers {
+        a.mesh.open(generation, SECRET);
+        peers
+            .iter()
+            .filter(|b| b.id != a.id)
+            .for_each(|b| a.dial(b, generation));
+    }
+    for a in peers {
+        (1..peers.len()).for_each(|_| a.connected(generation));
+    }
+}
+
+fn mesh(count: u64) -> Vec<Peer> {
+    let peers: Vec<Peer> = (1..=count).map(peer).collect();
+    connect(&peers, G);
+    peers
+}
+
+/// Two peers that take in 16 MiB, and a message size of which 40 do not fit into all that lies between them.
+fn tight_pair() -> (Vec<Peer>, usize) {
+    let peers: Vec<Peer> = (1..=2).map(|id| bounded_peer(id, 4 << 20)).collect();
+    connect(&peers, G);
+    (peers, 1 << 20)
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn activation(micro_batch: u32) -> Tag {
+    Tag::Activation {
+        step: Step(1),
+        micro_batch,
+    }
+}
+
+/// A connection made by hand, after its hello was answered.
+fn by_hand(
+    to: &Peer,
+    from: WorkerId,
+    generation: Generation,
+    secret: &str,
+) -> (TcpStream, Result<(), Refusal>) {
+    let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
+    let proof = Hello::prove(secret, generation, from, to.id);
+    Hello {
+        generation,
+        from,
+        to: to.id,
+        proof,
+    }
+    .write(&mut socket)
+    .unwrap();
+    let answer = read_answer(&mut socket).unwrap();
+    (socket, answer)
+}
+
+fn ended(mut socket: TcpStream) -> bool {
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    match socket.read(&mut [0u8]) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    // More than may wait in a connection, so that the transfers contend.
+    let sizes: Vec<usize> = (0..32)
+        .map(|i| [700_003, 0, 1_300_000, 1][i % 4] * (1 + i % 3))
+        .collect();
+    for (unit, size) in sizes.iter().enumerate() {
+        let unit = u32::try_from(unit).unwrap();
+        let header = StateHeader {
+            unit: Unit(unit),
+            id: StateId::INITIAL,
+            decision: None,
+            adam_steps: u64::from(unit),
+            elements: *size as u64,
+        };
+        a.mesh.send_state(G, b.id, header, vec![unit as f32; *size]);
+    }
+    // A tensor overtakes them.
+    a.link().send(b.id, activation(0), vec![7.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![7.0]));
+    for (unit, size) in sizes.iter().enumerate() {
+        let (header, data) = b.wait(|e| match e {
+            PeerEvent::State { header, data, .. } => Some((header, data)),
+            _ => None,
+        });
+        assert_eq!((header.unit.index(), header.adam_steps), (unit, unit as u64));
+        assert!(
+            data.len() == *size && data.iter().all(|v| *v == unit as f32),
+            "unit {unit}"
+        );
+    }
+}
+
+#[test]
+fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let answer = |from, generation, secret| by_hand(&b, from, generation, secret).1;
+    assert_eq!(answer(WorkerId(1), G, SECRET), Ok(()));
+    assert_eq!(answer(WorkerId(1), G, "other"), Err(Refusal::Secret));
+    assert_eq!(
+        answer(WorkerId(1), Generation(2), SECRET),
+        Err(Refusal::Generation),
+        "a zombie"
+    );
+    // A proof made for another pair does not serve.
+    let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
+    let proof = Hello::prove(SECRET, G, WorkerId(1), WorkerId(9));
+    let hello = Hello {
+        generation: G,
+        from: WorkerId(1),
+        to: b.id,
+        proof,
+    };
+    hello.write(&mut socket).unwrap();
+    assert_eq!(read_answer(&mut socket).unwrap(), Err(Refusal::Secret));
+    // Once the generation is closed, its secret opens nothing.
+    b.mesh.close(G);
+    assert_eq!(answer(WorkerId(1), G, SECRET), Err(Refusal::Generation));
+}
+
+#[test]
+fn a_connection_that_its_dialer_gave_up_is_no_loss_of_the_peer() {
+    let (a, b) = (peer(1), peer(2));
+    b.mesh.open(G, SECRET);
+    let (socket, answer) = by_hand(&b, a.id, G, SECRET);
+    assert_eq!(answer, Ok(()));
+    drop(socket);
+    connect_one_way(&a, &b);
+    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    assert!(b.events.try_recv().is_err(), "nothing has closed");
+}
+
+fn connect_one_way(a: &Peer, b: &Peer) {
+    a.mesh.open(G, SECRET);
+    a.dial(b, G);
+    a.connected(G);
+}
+
+#[test]
+fn a_second_connection_of_a_connected_peer_carries_nothing() {
+    let (a, b) = (peer(1), peer(2));
+    b.mesh.open(G, SECRET);
+    connect_one_way(&a, &b);
+    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    let (mut replayed, _) = by_hand(&b, a.id, G, SECRET);
+    let _ = write_confirmation(&mut replayed);
+    let _ = Frame::Tensor(activation(1), vec![666.0]).write(&mut replayed);
+    assert!(ended(replayed));
+    a.link().send(b.id, activation(1), vec![2.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![2.0]));
+    assert!(b.events.try_recv().is_err(), "the true connection lives");
+}
+
+#[test]
+fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let part = Frame::Part(Unit(0), Step(0), vec![1.0]);
+    let (mut socket, answer) = by_hand(&b, WorkerId(1), G, SECRET);
+    assert_eq!(answer, Ok(()));
+    write_confirmation(&mut socket).unwrap();
+    part.write(&mut socket).unwrap();
+    assert!(ended(socket), "a part without a header is refused");
+    b.closed(WorkerId(1));
+    let mut stranger = TcpStream::connect(b.mesh.address()).unwrap();
+    stranger.write_all(&[b'G'; 64]).unwrap();
+    assert!(ended(stranger));
+}
+
+#[test]
+fn two_generations_live_side_by_side_and_end_one_by_one() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    let next = Generation(4);
+    connect(&peers, next);
+    let (old, new) = (b.link(), b.mesh.link(next).unwrap());
+    a.link().send(b.id, activation(0), vec![3.0], later()).unwrap();
+    a.mesh
+        .link(next)
+        .unwrap()
+        .send(b.id, activation(0), vec![4.0], later())
+        .unwrap();
+    assert_eq!(new.recv(a.id, activation(0), later()), Ok(vec![4.0]));
+    assert_eq!(old.recv(a.id, activation(0), later()), Ok(vec![3.0]));
+    a.mesh.close(G);
+    b.closed(a.id);
+    assert_eq!(
+        old.recv(a.id, activation(1), later()),
+        Err(LinkError::Closed(a.id))
+    );
+    a.mesh
+        .link(next)
+        .unwrap()
+        .send(b.id, activation(1), vec![5.0], later())
+        .unwrap();
+    assert_eq!(new.recv(a.id, activation(1), later()), Ok(vec![5.0]));
+}
+
+#[test]
+fn a_fence_wakes_every_wait_at_once_and_accuses_nobody() {
+    let (peers, _) = tight_pair();
+    let (a, b) = (&peers[0], &peers[1]);
+    let barrier = Arc::new(Barrier::new(3));
+    let waiting = |what: fn(&dyn Link, WorkerId) -> LinkError| {
+        let (link, from, barrier) = (a.link(), b.id, Arc::clone(&barrier));
+        std::thread::spawn(move || {
+            barrier.wait();
+            (what(&*link, from), Instant::now())
+        })
+    };
+    let receiver = waiting(|link, from| link.recv(from, activation(0), later()).unwrap_err());
+    // b's box and both queues fill: nobody takes anything out.
+    let sender = waiting(|link, to| {
+        let mut sent = 0;
+        loop {
+            if let Err(error) = link.send(to, activation(sent), vec![0.0; 1 << 20], later()) {
+                return error;
+            }
+            sent += 1;
+            assert!(
+                sent < 40,
+                "the sender is bounded: 40 messages of 4 MiB are more than may wait"
+            );
+        }
+    });
+    barrier.wait();
+    let told = Instant::now();
+    a.link().abort();
+    for thread in [receiver, sender] {
+        let (error, woken) = thread.join().unwrap();
+        assert_eq!(error, LinkError::Aborted);
+        assert!(woken.saturating_duration_since(told) < Duration::from_millis(50) * SLACK);
+    }
+    b.closed(a.id);
+    assert!(a.events.try_recv().is_err(), "b has done nothing wrong");
+}
+
+/// A test machine may be busy with other tests.
+const SLACK: u32 = 10;
+
+#[test]
+fn a_sender_is_held_back_by_a_receiver_that_takes_nothing() {
+    let (peers, elements) = tight_pair();
+    let (a, b) = (&peers[0], &peers[1]);
+    let link = a.link();
+    let mut sent = 0u32;
+    let refused = loop {
+        let soon = Instant::now() + Duration::from_millis(300);
+        match link.send(b.id, activation(sent), vec![sent as f32; elements], soon) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+        assert!(sent < 40, "bounded");
+    };
+    assert_eq!(
+        refused,
+        LinkError::Deadline {
+            from: b.id,
+            tag: activation(sent)
+        }
+    );
+    for k in 0..sent {
+        let payload = b.link().recv(a.id, activation(k), later()).unwrap();
+        assert!(payload.len() == elements && payload[0] == k as f32);
+    }
+    link.send(b.id, activation(sent), vec![1.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(sent), later()), Ok(vec![1.0]));
+}
+
+/// Not a test of its own: the process that `a_killed_process_is_noticed_at_once` kills.
+#[test]
+fn the_process_that_is_killed() {
+    let Ok(address) = std::env::var("VARUNA_TEST_DIAL") else {
+        return;
+    };
+    let child = peer(2);
+    child.mesh.open(G, SECRET);
+    child.mesh.dial(G, WorkerId(1), &address);
+    child.connected(G);
+    println!("LISTENS {}", child.mesh.address());
+    // Lives until it is killed, or its parent is gone.
+    let _ = std::io::stdin().read(&mut [0u8]);
+}
+
+#[test]
+fn a_killed_process_is_noticed_at_once() {
+    let a = peer(1);
+    a.mesh.open(G, SECRET);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_process_that_is_killed", "--nocapture"])
+        .env("VARUNA_TEST_DIAL", a.mesh.address().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let address = lines
+        .map_while(Result::ok)
+        .find_map(|l| l.split_once("LISTENS ").map(|(_, a)| a.to_owned()))
+        .unwrap();
+    let from = WorkerId(2);
+    a.mesh.dial(G, from, &address);
+    a.connected(G);
+    let link = a.link();
+    let waiter = std::thread::spawn(move || (link.recv(from, activation(0), later()), Instant::now()));
+    let killed = Instant::now();
+    child.kill().unwrap();
+    let (outcome, woken) = waiter.join().unwrap();
+    assert_eq!(outcome, Err(LinkError::Closed(from)));
+    a.closed(from);
+    child.wait().unwrap();
+    println!("noticed after {:?}", woken - killed);
+    assert!(woken - killed < Duration::from_millis(100) * SLACK);
+    assert!(a.events.try_recv().is_err(), "told once");
+}
+
+#[test]
+fn a_half_closed_connection_counts_as_closed() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let (mut socket, _) = by_hand(&b, WorkerId(1), G, SECRET);
+    write_confirmation(&mut socket).unwrap();
+    Frame::Tensor(activation(0), vec![1.0])
+        .write(&mut socket)
+        .unwrap();
+    assert_eq!(b.link().recv(WorkerId(1), activation(0), later()), Ok(vec![1.0]));
+    socket.shutdown(Shutdown::Write).unwrap();
+    b.closed(WorkerId(1));
+}
+
+/// Reduces units over sockets; each member begins them in its own rotation. Returns each member's results by unit.
+fn reduce(peers: &[Peer], step: Step, sizes: &'static [usize]) -> Vec<Vec<Vec<f32>>> {
+    let ids: Vec<WorkerId> = peers.iter().map(|p| p.id).collect();
+    let one = |p: &Peer| {
+        let (link, ids, me) = (p.link(), ids.clone(), p.id);
+        move || {
+            let mut reducer = Reducer::start(link, me).unwrap();
+            for i in 0..sizes.len() {
+                let unit = (i + me.0 as usize) % sizes.len();
+                let values: Vec<f32> = (0..sizes[unit])
+                    .map(|k| 0.1 * me.0 as f32 + (k % 89) as f32)
+                    .collect();
+                reducer.begin(step, Unit(unit as u32), ids.clone(), values, later());
+            }
+            let mut out = vec![Vec::new(); sizes.len()];
+            for _ in 0..sizes.len() {
+                let (unit, values) = reducer.wait().unwrap();
+                out[unit.index()] = values;
+            }
+            out
+        }
+    };
+    let threads: Vec<_> = peers.iter().map(|p| std::thread::spawn(one(p))).collect();
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+#[test]
+fn rings_of_any_size_give_all_members_the_same_bits_over_sockets() {
+    const SIZES: &[usize] = &[0, 1, 7919, 300_007, 64, 65_536];
+    for count in [1, 2, 3, 5, 6] {
+        let peers = mesh(count);
+        for step in 0..2 {
+            let all = reduce(&peers, Step(step), SIZES);
+            assert!(all.iter().all(|out| out == &all[0]), "{count} members");
+            for (unit, size) in SIZES.iter().enumerate() {
+                assert_eq!(all[0][unit].len(), *size);
+                let wrong = all[0][unit].iter().enumerate().find(|(k, v)| {
+                    let exact: f64 = (1..=count).map(|i| 0.1 * i as f64 + (k % 89) as f64).sum();
+                    (f64::from(**v) - exact).abs() > 1e-3
+                });
+                assert_eq!(wrong, None, "unit {unit}, {count} members");
+            }
+        }
+    }
+}
+
+/// Prints how fast the transport is here (`--nocapture`, release build); asserts nothing about time.
+#[test]
+fn throughput_and_latency_are_printed() {
+    const UNITS: &[usize] = &[2_000_000; 4];
+    let peers = mesh(2);
+    let (a, b) = (peers[0].link(), peers[1].link());
+    let (ia, ib) = (peers[0].id, peers[1].id);
+    let echo = std::thread::spawn(move || {
+        for k in 0..200 {
+            let payload = b.recv(ia, activation(k), later()).unwrap();
+            b.send(ia, activation(k), payload, later()).unwrap();
+        }
+    });
+    let start = Instant::now();
+    for k in 0..200 {
+        a.send(ib, activation(k), vec![0.0; 16], later()).unwrap();
+        a.recv(ib, activation(k), later()).unwrap();
+    }
+    println!("round trip {:?}", start.elapsed() / 200);
+    echo.join().unwrap();
+    let mut best = Duration::MAX;
+    for step in 0..3 {
+        let start = Instant::now();
+        reduce(&peers, Step(step), UNITS);
+        best = best.min(start.elapsed());
+    }
+    println!("ring of 2, 4 units of 8 MB: {best:?}");
+}
