@@ -16,7 +16,7 @@ const ACTS: [(f64, ActKind); 3] = [(0.25, ActKind::Kill), (0.5, ActKind::Join), 
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out all acts while the run goes on.
-pub fn drive(run: &mut Child, varuna: &Path, folder: &Path, workers: usize, seed: u64) -> Result<Vec<Act>> {
+pub(crate) fn drive(run: &mut Child, varuna: &Path, folder: &Path, workers: usize, seed: u64) -> Result<Vec<Act>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut acts = Vec::new();
     let mut count = workers;

@@ -41,7 +41,7 @@ impl Scale {
 }
 
 /// The whole picture.
-pub fn draw(story: &Story) -> String {
+pub(crate) fn draw(story: &Story) -> String {
     let scale = Scale::new(story);
     let mut loss = String::new();
     let mut workers = String::new();

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the chaos driver can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ActKind {
+pub(crate) enum ActKind {
     /// kill -9 of one worker.
     Kill,
     /// One more worker.
@@ -16,76 +16,76 @@ pub enum ActKind {
 }
 
 /// Something the chaos driver did.
-pub struct Act {
+pub(crate) struct Act {
     /// Of which kind.
-    pub kind: ActKind,
+    pub(crate) kind: ActKind,
     /// In words.
-    pub what: String,
+    pub(crate) what: String,
     /// When, milliseconds since 1970.
-    pub time_ms: u64,
+    pub(crate) time_ms: u64,
 }
 
 /// One line of `metrics.jsonl`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Metric {
+pub(crate) struct Metric {
     /// Steps done.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Training loss.
-    pub loss: f64,
+    pub(crate) loss: f64,
     /// When it was committed, milliseconds since 1970.
-    pub time_ms: u64,
+    pub(crate) time_ms: u64,
     /// Members of the plan that ran it.
-    pub workers: u64,
+    pub(crate) workers: u64,
     /// The plan's short form.
-    pub plan: String,
+    pub(crate) plan: String,
 }
 
 /// A worker in `status.json`.
 #[derive(Deserialize)]
-pub struct Worker {
+pub(crate) struct Worker {
     /// Given at its start.
-    pub name: String,
+    pub(crate) name: String,
     /// Its process.
-    pub pid: i32,
+    pub(crate) pid: i32,
     /// Where it stands.
-    pub phase: String,
+    pub(crate) phase: String,
 }
 
 /// What of `status.json` is needed here.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub(crate) struct Status {
     /// Steps done.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Steps of the job.
-    pub last_step: u64,
+    pub(crate) last_step: u64,
     /// All attached workers.
-    pub workers: Vec<Worker>,
+    pub(crate) workers: Vec<Worker>,
 }
 
 /// The status, once the run has published one.
-pub fn status(folder: &Path) -> Option<Status> {
+pub(crate) fn status(folder: &Path) -> Option<Status> {
     serde_json::from_str(&std::fs::read_to_string(folder.join("status.json")).ok()?).ok()
 }
 
 /// Milliseconds since 1970.
-pub fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A run from its first to its last step.
-pub struct Story {
+pub(crate) struct Story {
     /// Committed steps in the order of their publication.
-    pub metrics: Vec<Metric>,
+    pub(crate) metrics: Vec<Metric>,
     /// What was done to it.
-    pub acts: Vec<Act>,
+    pub(crate) acts: Vec<Act>,
 }
 
 impl Story {
     /// Reads the run folder of a run that has ended.
-    pub fn read(folder: &Path, acts: Vec<Act>) -> Result<Story> {
+    pub(crate) fn read(folder: &Path, acts: Vec<Act>) -> Result<Story> {
         let path = folder.join("metrics.jsonl");
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let metrics: Vec<Metric> = text
@@ -97,21 +97,21 @@ impl Story {
     }
 
     /// Committed steps that were run again, or are missing from the sequence 1, 2, 3, ...
-    pub fn steps_lost(&self) -> u64 {
+    pub(crate) fn steps_lost(&self) -> u64 {
         let expected = 1..=self.metrics.len() as u64;
         self.metrics.iter().zip(expected).filter(|(m, k)| m.step != *k).count() as u64
     }
 
     /// The longest time between two committed steps, in seconds.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
-    pub fn longest_gap_s(&self) -> f64 {
+    pub(crate) fn longest_gap_s(&self) -> f64 {
         let gaps = self.metrics.windows(2).map(|w| w[1].time_ms.saturating_sub(w[0].time_ms));
         gaps.max().unwrap_or(0) as f64 / 1e3
     }
 
     /// Median time between two committed steps, in seconds.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
-    pub fn median_step_s(&self) -> f64 {
+    pub(crate) fn median_step_s(&self) -> f64 {
         let mut gaps: Vec<u64> =
             self.metrics.windows(2).map(|w| w[1].time_ms.saturating_sub(w[0].time_ms)).collect();
         gaps.sort_unstable();
@@ -119,7 +119,7 @@ impl Story {
     }
 
     /// The closing lines of the demo.
-    pub fn report(&self, svg: &Path) -> String {
+    pub(crate) fn report(&self, svg: &Path) -> String {
         let (first, last) = (&self.metrics[0], &self.metrics[self.metrics.len() - 1]);
         let mut text = String::from("\nWhat happened\n");
         for act in &self.acts {

@@ -59,7 +59,7 @@ fn a_worker_killed_while_a_recovery_is_under_way_costs_no_step() {
     let workers = run.wait_for_workers(4);
     signal(workers[0].pid, Signal::SIGKILL);
     run.wait_for("the fence of the first recovery", |run| {
-        run.events().iter().any(|e| e["kind"] == "fenced").then_some(())
+        run.events().iter().any(|e| e["event"] == "fenced").then_some(())
     });
     signal(workers[2].pid, Signal::SIGKILL);
     run.wait_for_workers(2);
@@ -73,7 +73,7 @@ fn a_joining_worker_is_taken_in_without_a_recovery() {
     let scaled = run.varuna(&["scale", "RUN", "3"]);
     assert!(scaled.status.success(), "{}", String::from_utf8_lossy(&scaled.stderr));
     run.wait_for_workers(3);
-    let fences = run.events().iter().filter(|e| e["kind"] == "fenced").count();
+    let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
     assert_eq!(fences, 0, "growth is a planned change\n{}", run.story());
     finish(run);
 }
@@ -85,7 +85,7 @@ fn a_worker_with_notice_is_planned_around_before_it_goes() {
     let workers = run.wait_for_workers(3);
     signal(workers[2].pid, Signal::SIGTERM);
     run.wait_for_workers(2);
-    let fences = run.events().iter().filter(|e| e["kind"] == "fenced").count();
+    let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
     assert_eq!(fences, 0, "a drain is a planned change\n{}", run.story());
     finish(run);
 }
@@ -112,7 +112,7 @@ fn below_the_minimum_training_waits_and_goes_on_when_a_worker_joins() {
     let workers = run.wait_for_workers(2);
     signal(workers[0].pid, Signal::SIGKILL);
     run.wait_for("the word that workers are missing", |run| {
-        run.events().iter().any(|e| e["kind"] == "belowMinimum").then_some(())
+        run.events().iter().any(|e| e["event"] == "belowMinimum").then_some(())
     });
     assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
     finish(run);
@@ -125,7 +125,7 @@ fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_co
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 4, "{}", run.story());
-    let lost = run.events().into_iter().find(|e| e["kind"] == "lost");
+    let lost = run.events().into_iter().find(|e| e["event"] == "lost");
     let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.story()));
     assert!(lost["units"].as_array().is_some_and(|u| !u.is_empty()), "{lost}");
 }

@@ -1,0 +1,75 @@
+//! `varuna coordinator`: a coordinator without workers of its own, and what it shares with `varuna run`.
+
+use crate::failure::Failure;
+use crate::job::{self, JobFile};
+use crate::progress::Progress;
+use std::path::{Path, PathBuf};
+use tokio::sync::mpsc::Sender;
+use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
+
+/// Coordinates workers that are started by hand or elsewhere.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The job file.
+    #[arg(long)]
+    job: PathBuf,
+    /// Where to listen (host:port; port 0 = any free one).
+    #[arg(long, default_value = "127.0.0.1:7070")]
+    bind: String,
+    /// The run folder; a folder with an earlier coordinator's record is taken over.
+    #[arg(long)]
+    run_dir: PathBuf,
+    /// The run's token; workers and commands must know it.
+    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
+    token: String,
+}
+
+/// Starts a coordinator on a run folder.
+pub(crate) async fn start(
+    file: JobFile,
+    folder: &Path,
+    bind: String,
+    token: String,
+    data_fingerprint: String,
+    scale: Option<Sender<ScaleRequest>>,
+) -> Result<Control, Failure> {
+    let folder = RunFolder::open(folder, &file.text)?;
+    let JobFile { job, text } = file;
+    let timing = Timing::default();
+    let options = Options { job, job_text: text, data_fingerprint, bind, token, timing, scale };
+    Ok(serve(options, folder).await?)
+}
+
+/// A runtime for the commands that need one.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::Internal(format!("cannot start: {e}")))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let file = job::read(&arguments.job)?;
+    let layout = file.job.model.layout();
+    let steps = file.job.training.steps;
+    // The data may lie with the workers only; they compare fingerprints among each other where it is known here.
+    let fingerprint = job::check_data(&file.job).unwrap_or_default();
+    let outcome = runtime()?.block_on(async {
+        let (bind, token) = (arguments.bind.clone(), arguments.token.clone());
+        let mut control = start(file, &arguments.run_dir, bind, token, fingerprint, None).await?;
+        println!("coordinator at {}", control.address);
+        let mut progress = Progress::new(steps);
+        loop {
+            tokio::select! {
+                outcome = &mut control.outcome => {
+                    progress.end();
+                    return outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
+                }
+                Ok(()) = control.view.changed() => progress.show(&control.view.borrow_and_update().clone()),
+                Ok(()) = tokio::signal::ctrl_c() => { let _ = control.stop.send(()).await; },
+            }
+        }
+    })?;
+    Failure::of_outcome(&outcome, &layout)
+}

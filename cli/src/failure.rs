@@ -1,0 +1,95 @@
+//! Why a command failed, and the exit code that says so.
+
+use std::process::ExitCode;
+use varuna_coordinator::folder::FolderError;
+use varuna_coordinator::{CoordinatorError, Outcome};
+use varuna_plan::{Layout, Unit};
+
+/// A failed command. The texts are for the user.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// What the user gave cannot be used.
+    #[error("{0}")]
+    Input(String),
+    /// A run folder or a port is in use.
+    #[error("{0}")]
+    Busy(String),
+    /// Training state is gone.
+    #[error("the last holder of {0} is gone, and there is no checkpoint: the run cannot go on")]
+    StateLost(String),
+    /// The user ended it.
+    #[error("stopped by the user")]
+    Stopped,
+    /// Everything else.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Failure {
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Failure::Internal(_) => 1,
+            Failure::Input(_) => 2,
+            Failure::Busy(_) => 3,
+            Failure::StateLost(_) => 4,
+            Failure::Stopped => 130,
+        })
+    }
+
+    /// How a coordinator's run ended.
+    pub(crate) fn of_outcome(outcome: &Outcome, layout: &Layout) -> Result<(), Failure> {
+        match outcome {
+            Outcome::Done => Ok(()),
+            Outcome::Stopped => Err(Failure::Stopped),
+            Outcome::Deposed => Err(Failure::Busy("another coordinator has taken over this run".into())),
+            Outcome::StateLost { units } => Err(Failure::StateLost(name_units(units, layout))),
+        }
+    }
+}
+
+/// `segments 0, 3 and the tied embedding`.
+fn name_units(units: &[Unit], layout: &Layout) -> String {
+    let tied = layout.tied_unit();
+    let segments: Vec<String> = units.iter().filter(|u| Some(**u) != tied).map(ToString::to_string).collect();
+    let mut parts = Vec::new();
+    match segments.as_slice() {
+        [] => {}
+        [one] => parts.push(format!("segment {one}")),
+        many => parts.push(format!("segments {}", many.join(", "))),
+    }
+    if units.iter().any(|u| Some(*u) == tied) {
+        parts.push("the tied embedding".into());
+    }
+    parts.join(" and ")
+}
+
+impl From<FolderError> for Failure {
+    fn from(error: FolderError) -> Self {
+        match error {
+            FolderError::Held(_) => Failure::Busy(error.to_string()),
+            FolderError::OtherJob(_) | FolderError::Io { .. } => Failure::Input(error.to_string()),
+        }
+    }
+}
+
+impl From<CoordinatorError> for Failure {
+    fn from(error: CoordinatorError) -> Self {
+        match error {
+            CoordinatorError::Listen { .. } => Failure::Busy(error.to_string()),
+            CoordinatorError::Folder(error) => error.into(),
+            other => Failure::Internal(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_units_are_named_in_words() {
+        let layout = Layout { segments: 4, tied: true };
+        assert_eq!(name_units(&[Unit(1), Unit(3), Unit(4)], &layout), "segments 1, 3 and the tied embedding");
+        assert_eq!(name_units(&[Unit(0)], &layout), "segment 0");
+    }
+}

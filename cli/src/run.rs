@@ -1,0 +1,148 @@
+//! `varuna run`: a coordinator in this process, workers as children.
+
+use crate::children::{Children, worker_program};
+use crate::coordinator::{runtime, start};
+use crate::failure::Failure;
+use crate::job;
+use crate::progress::Progress;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::{Receiver, channel};
+use varuna_coordinator::{Control, Outcome, ScaleRequest};
+
+/// Workers that were released get so long to end.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Trains a job on this machine. The first Ctrl-C stops in order, the second at once.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The job file: the same YAML that a cluster takes.
+    job: PathBuf,
+    /// Worker processes to start.
+    #[arg(long, short = 'n', default_value_t = 2)]
+    workers: usize,
+    /// The run folder; runs/NAME-TIME by default.
+    #[arg(long)]
+    run_dir: Option<PathBuf>,
+    /// Where to listen for workers (host:port; port 0 = any free one).
+    #[arg(long, default_value = "127.0.0.1:0")]
+    bind: String,
+    /// The worker program, where it does not lie beside this one.
+    #[arg(long, env = "VARUNA_WORKER")]
+    worker_binary: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let file = job::read(&arguments.job)?;
+    let fingerprint = job::check_data(&file.job)?;
+    let least = file.job.elasticity.min_workers.max(file.job.pipeline.min_depth) as usize;
+    if arguments.workers == 0 {
+        return Err(Failure::Input("--workers: 0 — at least 1".into()));
+    }
+    if arguments.workers < least {
+        eprintln!("varuna: the job needs at least {least} workers; training waits until more join");
+    }
+    let program = worker_program(arguments.worker_binary.as_deref())?;
+    let folder = arguments.run_dir.clone().unwrap_or_else(|| default_folder(&file.job.name));
+    let layout = file.job.model.layout();
+    let token = token()?;
+    let outcome = runtime()?.block_on(async {
+        let (scale, requests) = channel(1);
+        let steps = file.job.training.steps;
+        let control = start(file, &folder, arguments.bind.clone(), token.clone(), fingerprint, Some(scale)).await?;
+        println!("run folder {}", folder.display());
+        let children = Children::new(program, control.address.to_string(), token, folder.join("workers"));
+        let run = Run { control, children, progress: Progress::new(steps), leaving: 0 };
+        run.supervise(arguments.workers, requests).await
+    })?;
+    Failure::of_outcome(&outcome, &layout)
+}
+
+fn default_folder(name: &str) -> PathBuf {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    PathBuf::from("runs").join(format!("{name}-{}", since.as_secs()))
+}
+
+/// 128 random bits in hex.
+fn token() -> Result<String, Failure> {
+    use std::io::Read;
+    let mut bytes = [0u8; 16];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
+    read.map_err(|e| Failure::Internal(format!("no random bytes: {e}")))?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+struct Run {
+    control: Control,
+    children: Children,
+    progress: Progress,
+    /// Workers that had notice and have not ended yet.
+    leaving: usize,
+}
+
+impl Run {
+    async fn supervise(mut self, workers: usize, mut requests: Receiver<ScaleRequest>) -> Result<Outcome, Failure> {
+        for _ in 0..workers {
+            self.children.start()?;
+        }
+        let mut interrupts = 0;
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut self.control.outcome => {
+                    break outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
+                }
+                Ok(()) = self.control.view.changed() => {
+                    let view = self.control.view.borrow_and_update().clone();
+                    self.progress.show(&view);
+                }
+                (name, status) = self.children.ended() => {
+                    self.leaving = self.leaving.saturating_sub(1);
+                    let how = status.map_or_else(|e| e.to_string(), |s| s.to_string());
+                    self.progress.say(&format!("worker {name} has ended: {how}"));
+                }
+                Some(request) = requests.recv() => {
+                    let answer = self.scale(request.workers as usize);
+                    // Whoever asked may have gone.
+                    drop(request.answer.send(answer));
+                }
+                Ok(()) = tokio::signal::ctrl_c() => {
+                    interrupts += 1;
+                    if interrupts > 1 {
+                        break Ok(Outcome::Stopped);
+                    }
+                    self.progress.say("stopping; Ctrl-C again to end at once");
+                    let _ = self.control.stop.send(()).await;
+                }
+            }
+        };
+        let view = self.control.view.borrow().clone();
+        self.progress.show(&view);
+        self.progress.end();
+        if outcome.is_ok() && interrupts < 2 {
+            let leave = async {
+                while self.children.count() > 0 {
+                    let _ = self.children.ended().await;
+                }
+            };
+            // What has not ended by itself is killed below.
+            let _ = tokio::time::timeout(FAREWELL, leave).await;
+        }
+        self.children.kill_all().await;
+        outcome
+    }
+
+    fn scale(&mut self, wanted: usize) -> Result<String, String> {
+        if wanted == 0 {
+            return Err("0 workers cannot train; stop the run with Ctrl-C".into());
+        }
+        let staying = self.children.count() - self.leaving.min(self.children.count());
+        for _ in staying..wanted {
+            self.children.start().map_err(|e| e.to_string())?;
+        }
+        for _ in wanted..staying {
+            self.children.drain_newest(self.leaving).ok_or("a worker takes no notice")?;
+            self.leaving += 1;
+        }
+        Ok(format!("from {staying} to {wanted} workers"))
+    }
+}
