@@ -59,15 +59,23 @@ impl Evidence<'_> {
         self.answers.values().flat_map(|i| i.units.values().copied())
     }
 
-    /// The decision of an interrupted step, unless a worker that ran it had not put in its norm (then nobody committed), or the
-    /// prepared units do not make up the model.
+    /// The decision of an interrupted step. None if a worker that ran it had neither put in its norm (then nobody committed by
+    /// himself) nor is prepared all the same (then finishing costs nothing), or if the prepared units do not make up the model.
     fn finish(&self, generation: Generation, step: Step) -> Option<Decision> {
         let here = |i: &&Inventory| {
             i.ran
                 .is_some_and(|r| (r.generation, r.step) == (generation, step))
         };
         let answers: Vec<&Inventory> = self.answers.values().filter(here).collect();
-        if !answers.iter().all(|i| i.ran.is_some_and(|r| r.norm_put_in)) {
+        let prepared = |i: &Inventory, unit: &Unit| {
+            let p = i.prepared.get(unit);
+            p.is_some_and(|p| (p.run_gen, p.step) == (generation, step))
+        };
+        let ready = |i: &&Inventory| {
+            let put_in = i.ran.is_some_and(|r| r.norm_put_in);
+            put_in || (!i.units.is_empty() && i.units.keys().all(|u| prepared(i, u)))
+        };
+        if !answers.iter().all(ready) {
             return None;
         }
         let mut parts: BTreeMap<Unit, UnitNorm> = BTreeMap::new();

@@ -710,6 +710,13 @@ mod resuming {
         assert_eq!(resume(answers, None, &[]), Some(state(1, 5)));
     }
 
+    #[test]
+    fn a_step_that_all_who_ran_it_are_prepared_for_is_finished_since_that_costs_nothing() {
+        let parent = [state(1, 5); 2];
+        let answers = vec![answer(&parent, &[0, 1], false)];
+        assert_eq!(resume(answers, None, &[]), Some(decided().id));
+    }
+
     /// Generation 1 reduced step 5; a recovery decided to finish it, somebody applied it and died. Now a worker answers that
     /// had not put in its norm: alone it would prove that nobody committed.
     #[test]

@@ -5,9 +5,12 @@ use varuna_plan::{Plan, StateId, WorkerId};
 use varuna_protocol::Member;
 
 impl Ghosts {
+    /// Once a restore has superseded the plan that carried the decision, whoever comes back merely prepared may be ignored; whoever
+    /// comes back with the state itself may not.
+    ///
     /// `member` gives a worker's machine while it lives.
     pub(crate) fn nothing_lost<'a>(
-        &self,
+        &mut self,
         plan: &Plan,
         base: StateId,
         member: impl Fn(WorkerId) -> Option<&'a Member>,
@@ -25,18 +28,20 @@ impl Ghosts {
             let rolls = |p: &varuna_protocol::Prepared| {
                 p.run_gen == top.run_gen && p.step.next() == top.step && parent == held
             };
-            held.is_some() && member.prepared().get(&unit).is_some_and(rolls)
+            !self.given_up && held.is_some() && member.prepared().get(&unit).is_some_and(rolls)
         };
         let all = plan
             .layout
             .all_units()
             .all(|u| plan.evidence.iter().any(|w| covers(u, *w)));
-        if all && (base.run_gen, base.step) < (top.run_gen, top.step) {
+        let back = (base.run_gen, base.step) < (top.run_gen, top.step);
+        if all && back {
             return broken(
                 'c',
                 format!("plan {} resumes at {base}, {top} was there", plan.generation),
             );
         }
+        self.given_up |= back;
         Ok(())
     }
 }

@@ -32,12 +32,19 @@ pub(crate) struct Ghosts {
     pub(crate) parent: BTreeMap<StateId, StateId>,
     pub(crate) plans: BTreeMap<Generation, Arc<Plan>>,
     /// The greatest state that any worker ever had.
-    pub(crate) top: Option<StateId>,
+    top: Option<StateId>,
+    /// A persisted plan went back behind `top`: its holders had not answered.
+    given_up: bool,
     /// State that a worker had and did not give up by the rules.
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }
 
 impl Ghosts {
+    /// The greatest state of a step that anybody ever had.
+    pub(crate) fn newest_at(&self, step: Step) -> Option<StateId> {
+        self.at_step.values().rev().find(|id| id.step == step).copied()
+    }
+
     /// The history of a state goes back to the first step, one step at a time (d).
     pub(crate) fn ancestry(&self, mut id: StateId) -> Result<(), Violation> {
         while id != StateId::INITIAL {

@@ -17,7 +17,7 @@ impl Ghosts {
         if reduced.foreign || reduced.generation != generation {
             return broken('e', format!("{worker:?} used a tensor of another generation"));
         }
-        self.top = self.top.max(Some(decision.id));
+        self.reached(decision.id);
         let parent = *self.parent.entry(decision.id).or_insert(decision.parent);
         if decision.parent.step.next() != decision.id.step || parent != decision.parent {
             return broken('d', format!("{} -> {}", decision.parent, decision.id));

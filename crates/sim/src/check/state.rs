@@ -16,7 +16,7 @@ impl Ghosts {
         if known != id {
             return broken('b', format!("two states of one step: {known} and {id}"));
         }
-        self.top = self.top.max(Some(id));
+        self.reached(id);
         self.had.insert((worker, unit), id);
         let initial = initial_bits(unit);
         let expected = if id == StateId::INITIAL {
@@ -28,6 +28,14 @@ impl Ghosts {
             return broken('b', format!("{worker:?} {unit:?} differs at {id}"));
         }
         Ok(())
+    }
+
+    /// Somebody has this state.
+    pub(super) fn reached(&mut self, id: StateId) {
+        if self.top < Some(id) {
+            self.top = Some(id);
+            self.given_up = false;
+        }
     }
 
     /// Given up by the rules, at Go.

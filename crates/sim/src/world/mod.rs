@@ -275,10 +275,7 @@ impl World {
     fn finish(&mut self) -> Result<(), Violation> {
         let last = self.last_step;
         let saved = self.manifests.iter().rev().find(|m| m.step == last).copied();
-        let reported = self
-            .ghosts
-            .top
-            .filter(|t| t.step == last && !self.final_checkpoint);
+        let reported = self.ghosts.newest_at(last).filter(|_| !self.final_checkpoint);
         let reached = saved.or(reported);
         let Some(reached) = reached else {
             return broken('c', "done without the last step".into());
