@@ -15,16 +15,32 @@ use varuna_plan::{Step, Unit, WorkerId};
 /// How long the thread sleeps in the link when it has nothing to wait for; a poke wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
 
+/// Elements of a chunk, about: 1 MiB. Larger units go round in pieces, so that a piece is summed while others travel.
+const CHUNK: usize = 1 << 18;
+/// Pieces of one unit on their way at once; bounds what waits at the neighbours.
+const WINDOW: usize = 8;
+
 /// One unit on its way round.
 struct Ring<B> {
     step: Step,
     unit: Unit,
     group: Vec<WorkerId>,
     position: usize,
-    /// Rounds received so far, of 2(D-1).
-    round: usize,
     buffer: B,
     deadline: Instant,
+    /// Into how many pieces the buffer is cut; every member cuts alike.
+    pieces: usize,
+    /// The first piece that has not begun. Pieces begin in order, so that the first one anywhere is in all windows.
+    next: usize,
+    active: Vec<Piece>,
+}
+
+/// A part of the buffer that goes round by itself.
+#[derive(Clone, Copy)]
+struct Piece {
+    index: usize,
+    /// Rounds received so far, of 2(D-1).
+    round: usize,
 }
 
 /// Reduces the units of one worker; the buffers come back with the sums. Dropping it ends its thread once the link is aborted
@@ -68,15 +84,7 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
             .iter()
             .position(|w| *w == self.me)
             .expect("a holder is in its own group");
-        let ring = Ring {
-            step,
-            unit,
-            group,
-            position,
-            round: 0,
-            buffer,
-            deadline,
-        };
+        let ring = Ring::new(step, unit, group, position, buffer, deadline);
         if let Some(jobs) = &self.jobs {
             // A failure here means that the thread has ended with an error, which `wait` returns.
             let _ = jobs.send(ring);
@@ -135,7 +143,7 @@ fn advance<B: AsMut<[f32]>>(
     loop {
         match inbox.try_recv() {
             Ok(mut ring) if ring.group.len() > 1 => {
-                ring.send(link, 0)?;
+                ring.fill(link)?;
                 rings.push(ring);
             }
             Ok(ring) => drop(outbox.send(Ok((ring.unit, ring.buffer)))),
@@ -143,7 +151,15 @@ fn advance<B: AsMut<[f32]>>(
             Err(std::sync::mpsc::TryRecvError::Disconnected) => return Ok(false),
         }
     }
-    let wanted: Vec<(WorkerId, Tag)> = rings.iter().map(Ring::awaited).collect();
+    let places: Vec<(usize, usize)> = rings
+        .iter()
+        .enumerate()
+        .flat_map(|(r, ring)| (0..ring.active.len()).map(move |p| (r, p)))
+        .collect();
+    let wanted: Vec<(WorkerId, Tag)> = places
+        .iter()
+        .map(|(r, p)| rings[*r].awaited(rings[*r].active[*p]))
+        .collect();
     let deadline = rings
         .iter()
         .map(|r| r.deadline)
@@ -152,14 +168,37 @@ fn advance<B: AsMut<[f32]>>(
     let Some((i, payload)) = link.recv_any(&wanted, deadline)? else {
         return Ok(true);
     };
-    if rings[i].receive(link, &payload)? {
-        let ring = rings.swap_remove(i);
+    let (r, place) = places[i];
+    if rings[r].receive(link, place, &payload)? {
+        let ring = rings.swap_remove(r);
         let _ = outbox.send(Ok((ring.unit, ring.buffer)));
     }
     Ok(true)
 }
 
 impl<B: AsMut<[f32]>> Ring<B> {
+    fn new(
+        step: Step,
+        unit: Unit,
+        group: Vec<WorkerId>,
+        position: usize,
+        mut buffer: B,
+        deadline: Instant,
+    ) -> Self {
+        let pieces = buffer.as_mut().len().div_ceil(CHUNK * group.len()).max(1);
+        Ring {
+            step,
+            unit,
+            group,
+            position,
+            buffer,
+            deadline,
+            pieces,
+            next: 0,
+            active: Vec::new(),
+        }
+    }
+
     fn size(&self) -> usize {
         self.group.len()
     }
@@ -168,7 +207,23 @@ impl<B: AsMut<[f32]>> Ring<B> {
         2 * (self.size() - 1)
     }
 
-    fn tag(&self, round: usize) -> Tag {
+    /// Begins pieces while the window has room.
+    fn fill(&mut self, link: &dyn Link) -> Result<(), LinkError> {
+        while self.next < self.pieces && self.active.len() < WINDOW {
+            let piece = Piece {
+                index: self.next,
+                round: 0,
+            };
+            self.next += 1;
+            self.send(link, piece)?;
+            self.active.push(piece);
+        }
+        Ok(())
+    }
+
+    /// The rounds of all pieces are numbered through.
+    fn tag(&self, piece: Piece) -> Tag {
+        let round = piece.index * self.rounds() + piece.round;
         Tag::Ring {
             step: self.step,
             unit: self.unit,
@@ -176,36 +231,39 @@ impl<B: AsMut<[f32]>> Ring<B> {
         }
     }
 
-    fn awaited(&self) -> (WorkerId, Tag) {
+    fn awaited(&self, piece: Piece) -> (WorkerId, Tag) {
         (
             self.group[(self.position + self.size() - 1) % self.size()],
-            self.tag(self.round),
+            self.tag(piece),
         )
     }
 
-    /// The chunk that this worker sends in a round; it receives the one before it.
-    fn chunk(&mut self, round: usize, back: usize) -> Range<usize> {
-        let (n, size) = (self.buffer.as_mut().len(), self.size());
+    /// The chunk that this worker sends in the piece's present round (`back` = 0); it receives the one before it (1).
+    fn chunk(&mut self, piece: Piece, back: usize) -> Range<usize> {
+        let (n, size, round) = (self.buffer.as_mut().len(), self.size(), piece.round);
+        let (start, end) = (piece.index * n / self.pieces, (piece.index + 1) * n / self.pieces);
         // All-gather starts with the chunk that reduce-scatter has completed here, (position + 1).
         let index = (self.position + 2 * size - round % (size - 1) - back + round / (size - 1)) % size;
-        index * n / size..(index + 1) * n / size
+        let length = end - start;
+        start + index * length / size..start + (index + 1) * length / size
     }
 
-    fn send(&mut self, link: &dyn Link, round: usize) -> Result<(), LinkError> {
-        let chunk = self.chunk(round, 0);
+    fn send(&mut self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
+        let chunk = self.chunk(piece, 0);
         let payload = self.buffer.as_mut()[chunk].to_vec();
         let right = self.group[(self.position + 1) % self.size()];
-        link.send(right, self.tag(round), payload, self.deadline)
+        link.send(right, self.tag(piece), payload, self.deadline)
     }
 
-    /// Takes one round's message in and passes on; true when the unit is complete.
-    fn receive(&mut self, link: &dyn Link, payload: &[f32]) -> Result<bool, LinkError> {
-        let chunk = self.chunk(self.round, 1);
-        let gathers = self.round + 1 >= self.size();
+    /// Takes one round's message for an active piece in and passes on; true when the unit is complete.
+    fn receive(&mut self, link: &dyn Link, place: usize, payload: &[f32]) -> Result<bool, LinkError> {
+        let mut piece = self.active[place];
+        let chunk = self.chunk(piece, 1);
+        let gathers = piece.round + 1 >= self.size();
         let own = &mut self.buffer.as_mut()[chunk];
         if own.len() != payload.len() {
             // Only a peer of another model could send this; the sum would be nonsense.
-            return Err(LinkError::Closed(self.awaited().0));
+            return Err(LinkError::Closed(self.awaited(piece).0));
         }
         if gathers {
             own.copy_from_slice(payload);
@@ -214,11 +272,15 @@ impl<B: AsMut<[f32]>> Ring<B> {
                 *a += b;
             }
         }
-        self.round += 1;
-        if self.round < self.rounds() {
-            self.send(link, self.round)?;
+        piece.round += 1;
+        if piece.round < self.rounds() {
+            self.active[place] = piece;
+            self.send(link, piece)?;
+        } else {
+            self.active.swap_remove(place);
+            self.fill(link)?;
         }
-        Ok(self.round == self.rounds())
+        Ok(self.active.is_empty())
     }
 }
 
@@ -283,6 +345,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_unit_of_more_pieces_than_the_window_is_reduced_whole() {
+        let size = CHUNK * 2 * (WINDOW + 2) + 5;
+        let all = reduce(2, &[size, 3]);
+        assert_eq!(all[0], all[1]);
+        let wrong = (0..size).find(|k| {
+            let expected = (k % 97) as f32 * 2.0 + 0.5;
+            (all[0][0][*k] - expected).abs() > 1e-3
+        });
+        assert_eq!(wrong, None);
     }
 
     #[test]
