@@ -23,13 +23,20 @@ fn peer(id: u64) -> Peer {
     let (tell, events) = channel();
     let tell = std::sync::Mutex::new(tell);
     let told = move |event| drop(tell.lock().unwrap().send(event));
-    Peer { id: WorkerId(id), mesh: Mesh::listen(WorkerId(id), "127.0.0.1:0", told).unwrap(), events }
+    Peer {
+        id: WorkerId(id),
+        mesh: Mesh::listen(WorkerId(id), "127.0.0.1:0", told).unwrap(),
+        events,
+    }
 }
 
 impl Peer {
     fn wait<T>(&self, mut of: impl FnMut(PeerEvent) -> Option<T>) -> T {
         loop {
-            let event = self.events.recv_timeout(Duration::from_secs(20)).expect("the event comes");
+            let event = self
+                .events
+                .recv_timeout(Duration::from_secs(20))
+                .expect("the event comes");
             if let Some(found) = of(event) {
                 return found;
             }
@@ -63,7 +70,10 @@ fn later() -> Instant {
 }
 
 fn activation(micro_batch: u32) -> Tag {
-    Tag::Activation { step: Step(1), micro_batch }
+    Tag::Activation {
+        step: Step(1),
+        micro_batch,
+    }
 }
 
 #[test]
@@ -71,12 +81,23 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);
     let big: Vec<f32> = (0..1_000_000u32).map(|i| i as f32).collect();
-    let header =
-        StateHeader { unit: Unit(4), id: StateId::INITIAL, decision: None, adam_steps: 9, elements: big.len() as u64 };
+    let header = StateHeader {
+        unit: Unit(4),
+        id: StateId::INITIAL,
+        decision: None,
+        adam_steps: 9,
+        elements: big.len() as u64,
+    };
     a.mesh.send_state(G, b.id, header, big.clone());
-    a.link().send(b.id, activation(1), vec![1.0, 2.0], later()).unwrap();
+    a.link()
+        .send(b.id, activation(1), vec![1.0, 2.0], later())
+        .unwrap();
     a.link().send(b.id, activation(0), vec![], later()).unwrap();
-    let message = PeerMessage::Norm(Norms { step: Step(1), owned: vec![], armed: Generation(0) });
+    let message = PeerMessage::Norm(Norms {
+        step: Step(1),
+        owned: vec![],
+        armed: Generation(0),
+    });
     a.mesh.send_message(G, b.id, &message);
     assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![]));
     assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![1.0, 2.0]));
@@ -104,7 +125,13 @@ fn the_ring_reduces_over_sockets() {
             std::thread::spawn(move || {
                 let mut reducer = Reducer::start(link, me).unwrap();
                 for unit in [me.0 as u32 % 2, 1 - me.0 as u32 % 2] {
-                    reducer.begin(Step(1), Unit(unit), ids.clone(), vec![me.0 as f32 + unit as f32; 1001], later());
+                    reducer.begin(
+                        Step(1),
+                        Unit(unit),
+                        ids.clone(),
+                        vec![me.0 as f32 + unit as f32; 1001],
+                        later(),
+                    );
                 }
                 let mut done = [reducer.wait().unwrap(), reducer.wait().unwrap()];
                 done.sort_by_key(|(u, _)| *u);
@@ -124,7 +151,13 @@ fn strangers_and_workers_of_another_generation_are_refused() {
     b.mesh.open(G, "secret");
     a.mesh.open(G, "guessed");
     a.mesh.dial(G, b.id, &b.mesh.address().to_string());
-    let why = a.wait(|e| if let PeerEvent::Refused { why, .. } = e { Some(why) } else { None });
+    let why = a.wait(|e| {
+        if let PeerEvent::Refused { why, .. } = e {
+            Some(why)
+        } else {
+            None
+        }
+    });
     assert_eq!(why, Refusal::Secret);
     // Another generation is not refused for good: it may become known. It does here.
     let next = Generation(4);
@@ -156,7 +189,10 @@ fn a_fence_ends_every_wait_and_closing_a_generation_tells_the_peers() {
     let waiter = std::thread::spawn(move || link.recv(from, activation(0), later()));
     a.link().abort();
     assert_eq!(waiter.join().unwrap(), Err(LinkError::Aborted));
-    assert_eq!(a.link().send(b.id, activation(0), vec![], later()), Err(LinkError::Aborted));
+    assert_eq!(
+        a.link().send(b.id, activation(0), vec![], later()),
+        Err(LinkError::Aborted)
+    );
     a.mesh.close(G);
     b.wait(|e| matches!(e, PeerEvent::Closed { generation: G, .. }).then_some(()));
     assert!(a.mesh.link(G).is_none());
@@ -167,5 +203,11 @@ fn a_silent_peer_is_waited_for_until_the_deadline() {
     let peers = mesh(2);
     let soon = Instant::now() + Duration::from_millis(30);
     let outcome = peers[0].link().recv(peers[1].id, activation(0), soon);
-    assert_eq!(outcome, Err(LinkError::Deadline { from: peers[1].id, tag: activation(0) }));
+    assert_eq!(
+        outcome,
+        Err(LinkError::Deadline {
+            from: peers[1].id,
+            tag: activation(0)
+        })
+    );
 }
