@@ -8,7 +8,7 @@ use tch::Tensor;
 use varuna_api::{Adam, Model};
 use varuna_plan::Unit;
 use varuna_plan::state::mix;
-use varuna_torch::{AdamStep, FlatBuffer, TorchError, adamw, fill_normal, set_grad};
+use varuna_torch::{AdamStep, FlatBuffer, LeaseError, TorchError, adamw, fill_normal, set_grad};
 
 /// Elements behind the gradients: the sums of training and evaluation loss ride along with the reduction.
 pub const TAIL: usize = 2;
@@ -31,6 +31,8 @@ pub struct UnitBuffers {
     first: Tensor,
     second: Tensor,
     gradients: Tensor,
+    /// The memory behind weights, first and second moments: what travels.
+    memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
     /// Parameters in elements; those that decay come first.
@@ -52,7 +54,8 @@ impl UnitBuffers {
         let list = parameters::of_unit(model, unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL);
-        let (weights, gradients) = (FlatBuffer::zeros(total).tensor()?, gradient_memory.tensor()?);
+        let memory = [(); 3].map(|()| FlatBuffer::zeros(total));
+        let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
         let mut at = 0;
         let mut leaves = Vec::new();
         for p in &list {
@@ -66,9 +69,10 @@ impl UnitBuffers {
         Ok(UnitBuffers {
             parameters: leaves,
             weights,
-            first: FlatBuffer::zeros(total).tensor()?,
-            second: FlatBuffer::zeros(total).tensor()?,
+            first: memory[1].tensor()?,
+            second: memory[2].tensor()?,
             gradients,
+            memory,
             gradient_memory,
             elements: at,
             decaying: size(decaying),
@@ -98,14 +102,18 @@ impl UnitBuffers {
     }
 
     /// A copy to send.
-    #[must_use]
-    pub fn export(&self) -> UnitState {
-        let n = usize::try_from(self.elements).unwrap_or(0);
-        let mut data = vec![0.0; 3 * n];
-        for (part, of) in data.chunks_exact_mut(n.max(1)).zip([&self.weights, &self.first, &self.second]) {
-            of.copy_data(part, n);
+    ///
+    /// # Errors
+    /// The state is lent to somebody.
+    pub fn export(&self) -> Result<UnitState, LeaseError> {
+        let mut data = Vec::with_capacity(self.memory.iter().map(FlatBuffer::len).sum());
+        for part in &self.memory {
+            data.extend_from_slice(part.lease()?.as_ref());
         }
-        UnitState { adam_steps: self.adam_steps, data }
+        Ok(UnitState {
+            adam_steps: self.adam_steps,
+            data,
+        })
     }
 
     /// Takes over what a peer sent.
@@ -113,16 +121,31 @@ impl UnitBuffers {
     /// # Errors
     /// The sizes differ.
     pub fn import(&mut self, state: &UnitState) -> Result<(), TorchError> {
-        let n = usize::try_from(self.elements).unwrap_or(0);
+        let n = self.memory[0].len();
         if state.data.len() != 3 * n {
-            return Err(TorchError(format!("state of {} elements for a unit of 3 x {n}", state.data.len())));
+            return Err(TorchError(format!(
+                "state of {} elements for a unit of 3 x {n}",
+                state.data.len()
+            )));
         }
-        let _guard = tch::no_grad_guard();
-        for (part, of) in state.data.chunks_exact(n.max(1)).zip([&mut self.weights, &mut self.first, &mut self.second]) {
-            of.copy_(&Tensor::from_slice(part));
+        for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
+            let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
+            lease.as_mut().copy_from_slice(part);
         }
         self.adam_steps = state.adam_steps;
         Ok(())
+    }
+
+    /// A hash of the parameters' bits.
+    ///
+    /// # Errors
+    /// The state is lent to somebody.
+    pub fn parameters_digest(&self) -> Result<u64, LeaseError> {
+        let lease = self.memory[0].lease()?;
+        Ok(lease
+            .as_ref()
+            .iter()
+            .fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
     }
 
     /// Zeroes gradients and tail; one call, the buffers stay.
@@ -140,9 +163,10 @@ impl UnitBuffers {
             let _ = self.gradients.g_mul_scalar_(clip);
         }
         self.adam_steps += 1;
-        for (start, length, decay) in
-            [(0, self.decaying, adam.weight_decay), (self.decaying, self.elements - self.decaying, 0.0)]
-        {
+        for (start, length, decay) in [
+            (0, self.decaying, adam.weight_decay),
+            (self.decaying, self.elements - self.decaying, 0.0),
+        ] {
             if length == 0 {
                 continue;
             }
@@ -155,7 +179,13 @@ impl UnitBuffers {
                 decay,
                 epsilon: adam.epsilon,
             };
-            adamw(&part(&self.weights), &part(&self.gradients), &part(&self.first), &part(&self.second), step)?;
+            adamw(
+                &part(&self.weights),
+                &part(&self.gradients),
+                &part(&self.first),
+                &part(&self.second),
+                step,
+            )?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Any plan trains like the unsplit model: engines in threads of one process, over local links.
 
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
 use common::{Case, assert_close, run, shape, single};
@@ -8,13 +9,20 @@ use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec};
 const STEPS: u64 = 22;
 
 fn one_forward_one_backward(warmup_factor: f64) -> ScheduleSpec {
-    ScheduleSpec { kind: ScheduleKind::OneForwardOneBackward { warmup_factor }, recompute: Recompute::None }
+    ScheduleSpec {
+        kind: ScheduleKind::OneForwardOneBackward { warmup_factor },
+        recompute: Recompute::None,
+    }
 }
 
 #[test]
 fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
     for tied in [false, true] {
-        let case = Case { tied, dropout: 0.0, ..Case::default() };
+        let case = Case {
+            tied,
+            dropout: 0.0,
+            ..Case::default()
+        };
         let ours = run(&case, &single(&case), STEPS);
         let plain = common::plain(&case, STEPS);
         assert_close(&plain, &ours, 1e-5, &format!("tied {tied}"));
@@ -33,7 +41,10 @@ fn the_same_plan_twice_gives_the_same_bits() {
 #[test]
 fn every_plan_draws_the_curve_of_the_unsplit_model() {
     for tied in [false, true] {
-        let case = Case { tied, ..Case::default() };
+        let case = Case {
+            tied,
+            ..Case::default()
+        };
         let unsplit = run(&case, &single(&case), STEPS);
         let plans = [
             ("two stages", shape(&case, &[&[2, 2]], &[8], 2)),
@@ -41,8 +52,14 @@ fn every_plan_draws_the_curve_of_the_unsplit_model() {
             ("two pipelines", shape(&case, &[&[4], &[4]], &[4, 4], 2)),
             ("two by two", shape(&case, &[&[2, 2], &[2, 2]], &[4, 4], 1)),
             ("unequal depths", shape(&case, &[&[3, 1], &[4]], &[5, 3], 2)),
-            ("unequal cuts and shares", shape(&case, &[&[1, 1, 2], &[2, 2]], &[3, 5], 2)),
-            ("a stage for each segment", shape(&case, &[&[1, 1, 1, 1]], &[8], 3)),
+            (
+                "unequal cuts and shares",
+                shape(&case, &[&[1, 1, 2], &[2, 2]], &[3, 5], 2),
+            ),
+            (
+                "a stage for each segment",
+                shape(&case, &[&[1, 1, 1, 1]], &[8], 3),
+            ),
         ];
         for (name, plan) in plans {
             let split = run(&case, &plan, STEPS);
@@ -55,20 +72,38 @@ fn every_plan_draws_the_curve_of_the_unsplit_model() {
 fn every_schedule_draws_the_same_curve() {
     let case = Case::default();
     let unsplit = run(&case, &single(&case), STEPS);
-    let gpipe = ScheduleSpec { kind: ScheduleKind::Gpipe, recompute: Recompute::None };
-    for schedule in [gpipe, one_forward_one_backward(1.0), one_forward_one_backward(2.0)] {
+    let gpipe = ScheduleSpec {
+        kind: ScheduleKind::Gpipe,
+        recompute: Recompute::None,
+    };
+    for schedule in [
+        gpipe,
+        one_forward_one_backward(1.0),
+        one_forward_one_backward(2.0),
+    ] {
         let mut plan = shape(&case, &[&[1, 2, 1], &[2, 2]], &[4, 4], 1);
         plan.schedule = schedule;
-        assert_close(&unsplit, &run(&case, &plan, STEPS), 1e-5, &format!("{schedule:?}"));
+        assert_close(
+            &unsplit,
+            &run(&case, &plan, STEPS),
+            1e-5,
+            &format!("{schedule:?}"),
+        );
     }
 }
 
 #[test]
 fn recompute_gives_the_very_bits_of_keeping_everything() {
     let case = Case::default();
-    for kind in [ScheduleKind::Gpipe, ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 }] {
+    for kind in [
+        ScheduleKind::Gpipe,
+        ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 },
+    ] {
         let mut plan = shape(&case, &[&[2, 1, 1]], &[8], 1);
-        plan.schedule = ScheduleSpec { kind, recompute: Recompute::None };
+        plan.schedule = ScheduleSpec {
+            kind,
+            recompute: Recompute::None,
+        };
         let keeps = run(&case, &plan, STEPS);
         plan.schedule.recompute = Recompute::Full;
         let recomputes = run(&case, &plan, STEPS);
@@ -79,7 +114,10 @@ fn recompute_gives_the_very_bits_of_keeping_everything() {
 
 #[test]
 fn evaluation_under_every_plan_sees_the_same_held_out_loss() {
-    let case = Case { evaluate: true, ..Case::default() };
+    let case = Case {
+        evaluate: true,
+        ..Case::default()
+    };
     let unsplit = run(&case, &single(&case), 9);
     let split = run(&case, &shape(&case, &[&[2, 2], &[4]], &[5, 3], 2), 9);
     let steps: Vec<usize> = unsplit.evaluations.iter().map(|(s, _)| *s).collect();

@@ -3,7 +3,9 @@
 fn main() {
     println!("cargo:rerun-if-changed=shim.cpp");
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch lies");
-    let root = std::path::Path::new(&lib).parent().expect("libtorch's lib folder has a parent");
+    let root = std::path::Path::new(&lib)
+        .parent()
+        .expect("libtorch's lib folder has a parent");
     cc::Build::new()
         .cpp(true)
         .std("c++17")

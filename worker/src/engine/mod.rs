@@ -73,8 +73,8 @@ pub enum EngineError {
     /// The plan gives this worker nothing to do.
     #[error("worker {0} has no stage in the plan")]
     NoStage(WorkerId),
-    /// A buffer is still with the reduction.
-    #[error("the gradient of unit {0} is still being reduced")]
+    /// A buffer is still with the reduction, or with whoever reads it.
+    #[error("a buffer of unit {0} is still lent out")]
     Leased(Unit),
     /// The reduction's thread did not start.
     #[error("cannot start the reduction's thread: {0}")]
@@ -126,7 +126,10 @@ impl Engine {
     /// An engine without state.
     #[must_use]
     pub fn new(config: EngineConfig) -> Engine {
-        Engine { config, units: BTreeMap::new() }
+        Engine {
+            config,
+            units: BTreeMap::new(),
+        }
     }
 
     /// Makes the unit's first state from the job's seed: the same bits on every worker.
@@ -144,7 +147,9 @@ impl Engine {
     /// # Errors
     /// The unit is not held.
     pub fn export(&self, unit: Unit) -> Result<UnitState, EngineError> {
-        Ok(self.held_unit(unit)?.export())
+        self.held_unit(unit)?
+            .export()
+            .map_err(|_| EngineError::Leased(unit))
     }
 
     /// Takes over a unit's state.
@@ -181,7 +186,15 @@ impl Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
-        let result = step::run(&self.config, &mut self.units, &mut prepared, plan, step, link, deadline);
+        let result = step::run(
+            &self.config,
+            &mut self.units,
+            &mut prepared,
+            plan,
+            step,
+            link,
+            deadline,
+        );
         prepared.sort_by_key(|(u, _)| *u);
         match result {
             Ok(timings) => Ok(StepReport { prepared, timings }),
@@ -201,9 +214,15 @@ impl Engine {
         let training = &self.config.training;
         let rate = training.learning_rate.at(decision.parent.step.0);
         let norm = decision.norm2.sqrt();
-        let clip = training.optimizer.clip_norm.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        let clip = training
+            .optimizer
+            .clip_norm
+            .map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         for unit in units {
             let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
+            if buffers.gradient_memory.is_leased() {
+                return Err(EngineError::Leased(*unit));
+            }
             buffers.apply(&training.optimizer, rate, clip)?;
         }
         Ok(())
@@ -216,7 +235,21 @@ impl Engine {
     pub fn parameters(&self, unit: Unit) -> Result<Vec<(&'static str, tch::Tensor)>, EngineError> {
         let held = self.held_unit(unit)?;
         let names = parameters::of_unit(&self.config.model, unit);
-        Ok(names.iter().zip(&held.parameters).map(|(p, t)| (p.name, t.detach().copy())).collect())
+        Ok(names
+            .iter()
+            .zip(&held.parameters)
+            .map(|(p, t)| (p.name, t.detach().copy()))
+            .collect())
+    }
+
+    /// A hash of the unit's parameters: equal hashes mean equal bits, but for chance.
+    ///
+    /// # Errors
+    /// The unit is not held.
+    pub fn parameters_digest(&self, unit: Unit) -> Result<u64, EngineError> {
+        self.held_unit(unit)?
+            .parameters_digest()
+            .map_err(|_| EngineError::Leased(unit))
     }
 
     fn held_unit(&self, unit: Unit) -> Result<&UnitBuffers, EngineError> {

@@ -53,11 +53,18 @@ pub(super) fn run(
     deadline: Instant,
 ) -> Result<StepTimings, EngineError> {
     let start = Instant::now();
-    let (i, j) = plan.shape.place(config.me).ok_or(EngineError::NoStage(config.me))?;
+    let (i, j) = plan
+        .shape
+        .place(config.me)
+        .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
     let stage = pipeline.stages[j].segments;
     for unit in plan.layout.units_of(stage) {
-        units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?.zero_gradients();
+        let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+        if buffers.gradient_memory.is_leased() {
+            return Err(EngineError::Leased(unit));
+        }
+        buffers.zero_gradients();
     }
     let mut run = Run {
         config,
@@ -75,33 +82,63 @@ pub(super) fn run(
         timings: StepTimings::default(),
     };
     run.evaluate(units)?;
-    let micro_batches = u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
+    let micro_batches =
+        u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
     let list = generate(&plan.shape.schedule, pipeline.stages.len(), j, micro_batches);
-    let mut reducer = Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
-    for (position, instruction) in list.iter().enumerate() {
-        match *instruction {
-            Instruction::Forward(m) => run.forward(units, m, is_recomputed(&list, position))?,
-            Instruction::Recompute(m) => run.recompute(units, m)?,
-            Instruction::Backward(m) => {
-                let last = m + 1 == micro_batches;
-                run.backward(m, |segment, run| {
-                    if last { run.reduce(units, segment, &mut reducer) } else { Ok(()) }
-                })?;
-            }
-        }
+    let mut reducer =
+        Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
+    let result = run.interpret(units, &list, &mut reducer);
+    let count = plan.layout.units_of(stage).len();
+    if let Err(error) = result.and_then(|()| run.collect(&mut reducer, count, prepared)) {
+        // A recovery may still finish the step if these and the other workers' cover the model.
+        prepared.extend(
+            reducer
+                .stop()
+                .into_iter()
+                .map(|(unit, lease)| (unit, run.norm(unit, lease.as_ref()))),
+        );
+        return Err(error);
     }
-    run.collect(&mut reducer, plan.layout.units_of(stage).len(), prepared)?;
     run.timings.total = start.elapsed();
     Ok(run.timings)
 }
 
 impl Run<'_> {
+    /// Carries out the stage's list; a unit goes to the reduction as soon as its last backward has ended.
+    fn interpret(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        list: &[Instruction],
+        reducer: &mut Reducer<Lease>,
+    ) -> Result<(), EngineError> {
+        let last_backward = list.iter().rposition(|i| matches!(i, Instruction::Backward(_)));
+        for (position, instruction) in list.iter().enumerate() {
+            match *instruction {
+                Instruction::Forward(m) => self.forward(units, m, is_recomputed(list, position))?,
+                Instruction::Recompute(m) => self.recompute(units, m)?,
+                Instruction::Backward(m) => {
+                    let last = Some(position) == last_backward;
+                    self.backward(m, |segment, run| {
+                        if last {
+                            run.reduce(units, segment, reducer)
+                        } else {
+                            Ok(())
+                        }
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The samples of a micro-batch, as numbers of the seeded order.
     fn sample_numbers(&self, micro_batch: u32) -> Vec<u64> {
         let size = u64::from(self.plan.shape.micro_batch_size);
         let start = self.samples.start + u64::from(micro_batch) * size;
         let first = self.step.0 * self.config.training.global_batch_size;
-        (start..(start + size).min(self.samples.end)).map(|offset| first + offset).collect()
+        (start..(start + size).min(self.samples.end))
+            .map(|offset| first + offset)
+            .collect()
     }
 
     /// Tokens of some samples: (inputs, targets), each (b, t).
@@ -110,7 +147,11 @@ impl Run<'_> {
         let mut all = vec![0i64; samples.len() * (t + 1)];
         for (row, sample) in all.chunks_exact_mut(t + 1).zip(samples) {
             let of = &self.config.samples;
-            if held_out { of.held_out(*sample, row) } else { of.train(*sample, row) }?;
+            if held_out {
+                of.held_out(*sample, row)
+            } else {
+                of.train(*sample, row)
+            }?;
         }
         let length = i64::from(self.config.model.sequence_length);
         let rows = Tensor::from_slice(&all).view([-1, length + 1]);
@@ -118,7 +159,10 @@ impl Run<'_> {
     }
 
     fn boundary(&self, values: Vec<f32>) -> Result<Tensor, EngineError> {
-        let (t, d) = (i64::from(self.config.model.sequence_length), i64::from(self.config.model.hidden_size));
+        let (t, d) = (
+            i64::from(self.config.model.sequence_length),
+            i64::from(self.config.model.hidden_size),
+        );
         let elements = i64::try_from(values.len()).unwrap_or(0);
         Ok(tensor_from_vec(values, &[elements / (t * d), t, d])?)
     }
@@ -141,12 +185,23 @@ impl Run<'_> {
     fn input(&mut self, micro_batch: u32) -> Result<Tensor, EngineError> {
         match self.previous {
             None => Ok(self.tokens(&self.sample_numbers(micro_batch), false)?.0),
-            Some(worker) => self.receive(worker, Tag::Activation { step: self.step, micro_batch }),
+            Some(worker) => self.receive(
+                worker,
+                Tag::Activation {
+                    step: self.step,
+                    micro_batch,
+                },
+            ),
         }
     }
 
     /// All segments of the stage, cut from each other.
-    fn graph(&self, units: &BTreeMap<Unit, UnitBuffers>, input: Tensor, numbers: &[u64]) -> Vec<(Tensor, Tensor)> {
+    fn graph(
+        &self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        input: Tensor,
+        numbers: &[u64],
+    ) -> Vec<(Tensor, Tensor)> {
         let training = &self.config.training;
         let dropout = Dropout {
             probability: self.config.model.dropout,
@@ -157,7 +212,11 @@ impl Run<'_> {
         let mut x = input;
         let mut graph = Vec::new();
         for segment in self.stage.start..self.stage.end {
-            let input = if segment == 0 { x } else { x.detach().set_requires_grad(true) };
+            let input = if segment == 0 {
+                x
+            } else {
+                x.detach().set_requires_grad(true)
+            };
             let output = forward(&self.config.model, segment, units, &input, &dropout);
             x = output.shallow_clone();
             graph.push((input, output));
@@ -185,12 +244,23 @@ impl Run<'_> {
         self.stash.insert(micro_batch, stash);
         self.timings.forward += start.elapsed();
         if let (Some(worker), Some(output)) = (self.next, output) {
-            self.send(worker, Tag::Activation { step: self.step, micro_batch }, &output)?;
+            self.send(
+                worker,
+                Tag::Activation {
+                    step: self.step,
+                    micro_batch,
+                },
+                &output,
+            )?;
         }
         Ok(())
     }
 
-    fn recompute(&mut self, units: &BTreeMap<Unit, UnitBuffers>, micro_batch: u32) -> Result<(), EngineError> {
+    fn recompute(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        micro_batch: u32,
+    ) -> Result<(), EngineError> {
         let start = Instant::now();
         if let Some(Stash::Input(input)) = self.stash.remove(&micro_batch) {
             let graph = self.graph(units, input, &self.sample_numbers(micro_batch));
@@ -210,7 +280,13 @@ impl Run<'_> {
             unreachable!("the schedule checker proved a forward or recompute before each backward");
         };
         let mut gradient = match self.next {
-            Some(worker) => Some(self.receive(worker, Tag::Gradient { step: self.step, micro_batch })?),
+            Some(worker) => Some(self.receive(
+                worker,
+                Tag::Gradient {
+                    step: self.step,
+                    micro_batch,
+                },
+            )?),
             None => None,
         };
         for segment in (self.stage.start..self.stage.end).rev() {
@@ -228,7 +304,14 @@ impl Run<'_> {
             finished(segment, self)?;
         }
         if let (Some(worker), Some(g)) = (self.previous, gradient) {
-            self.send(worker, Tag::Gradient { step: self.step, micro_batch }, &g)?;
+            self.send(
+                worker,
+                Tag::Gradient {
+                    step: self.step,
+                    micro_batch,
+                },
+                &g,
+            )?;
         }
         Ok(())
     }
@@ -254,12 +337,18 @@ impl Run<'_> {
         reducer: &mut Reducer<Lease>,
     ) -> Result<(), EngineError> {
         for unit in units_finished_by(&self.config.model, self.stage, segment) {
-            let memory = &units.get(&unit).ok_or(EngineError::NotHeld(unit))?.gradient_memory;
+            let memory = &units
+                .get(&unit)
+                .ok_or(EngineError::NotHeld(unit))?
+                .gradient_memory;
             let mut lease = memory.lease().map_err(|_| EngineError::Leased(unit))?;
             if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
                 let values = lease.as_mut();
                 let tail = values.len() - TAIL;
-                #[expect(clippy::cast_possible_truncation, reason = "the gradients are single precision, too")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "the gradients are single precision, too"
+                )]
                 values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
             }
             reducer.begin(self.step, unit, self.plan.holders(unit), lease, self.deadline);
@@ -288,7 +377,12 @@ impl Run<'_> {
         let norm2 = sum_of_squares(gradient);
         let carries = unit.0 + 1 == self.plan.layout.segments;
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
-        UnitNorm { norm2, overflow: !norm2.is_finite(), loss: f64::from(tail[0]), eval_loss }
+        UnitNorm {
+            norm2,
+            overflow: !norm2.is_finite(),
+            loss: f64::from(tail[0]),
+            eval_loss,
+        }
     }
 
     /// Whether this step begins with an evaluation.
@@ -299,7 +393,13 @@ impl Run<'_> {
 
     /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
     fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
-        let Some(evaluation) = self.config.training.evaluation.as_ref().filter(|_| self.evaluates()) else {
+        let Some(evaluation) = self
+            .config
+            .training
+            .evaluation
+            .as_ref()
+            .filter(|_| self.evaluates())
+        else {
             return Ok(());
         };
         let total = evaluation.samples.min(self.config.samples.held_out_len());
@@ -308,8 +408,12 @@ impl Run<'_> {
         let numbers: Vec<u64> = share.collect();
         let _guard = tch::no_grad_guard();
         let mut sum = 0.0;
-        for (i, chunk) in (EVALUATION..).zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize)) {
-            let tag = Tag::Activation { step: self.step, micro_batch: i };
+        for (i, chunk) in (EVALUATION..).zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
+        {
+            let tag = Tag::Activation {
+                step: self.step,
+                micro_batch: i,
+            };
             let mut x = match self.previous {
                 None => self.tokens(chunk, true)?.0,
                 Some(worker) => self.receive(worker, tag)?,

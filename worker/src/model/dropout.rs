@@ -1,8 +1,9 @@
 //! Dropout whose mask belongs to the sample: the same under every plan, rank and micro-batch size.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_plan::Step;
 use varuna_plan::state::mix;
+use varuna_torch::fill_bernoulli;
 
 /// Dropout of one micro-batch; or none, in evaluation.
 pub struct Dropout<'a> {
@@ -18,41 +19,48 @@ pub struct Dropout<'a> {
 
 impl Dropout<'_> {
     /// No dropout at all.
-    pub const OFF: Dropout<'static> = Dropout { probability: 0.0, seed: 0, step: Step(0), samples: &[] };
+    pub const OFF: Dropout<'static> = Dropout {
+        probability: 0.0,
+        seed: 0,
+        step: Step(0),
+        samples: &[],
+    };
 
     /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `site` tells apart several masks of a segment.
     ///
     /// # Panics
-    /// Never for a probability in 0..1, which the job file ensures.
-    #[must_use]
+    /// Never for a probability in 0..1, which the job file ensures, and as many samples as `x_btd` has.
     pub fn apply(&self, x_btd: &Tensor, segment: u32, site: u64) -> Tensor {
         if self.probability <= 0.0 {
             return x_btd.shallow_clone();
         }
         let keep = 1.0 - self.probability;
-        let shape = &x_btd.size()[1..];
-        let masks: Vec<Tensor> = self
-            .samples
-            .iter()
-            .map(|sample| {
-                let parts = [self.step.0, *sample, u64::from(segment), site];
-                let seed = parts.into_iter().fold(self.seed, mix);
-                varuna_torch::bernoulli(shape, seed, keep).expect("a probability in 0..1")
-            })
-            .collect();
-        x_btd * (Tensor::stack(&masks, 0) / keep)
+        let mut mask_btd = Tensor::empty(x_btd.size(), (Kind::Float, x_btd.device()));
+        for (row, sample) in (0..).zip(self.samples) {
+            let parts = [self.step.0, *sample, u64::from(segment), site];
+            let seed = parts.into_iter().fold(self.seed, mix);
+            fill_bernoulli(&mask_btd.get(row), seed, keep).expect("a probability in 0..1");
+        }
+        let _ = mask_btd.g_mul_scalar_(1.0 / keep);
+        x_btd * mask_btd
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::{Device, Kind};
+    use tch::Device;
 
     fn drop(samples: &[u64], step: u64, segment: u32) -> Tensor {
         #[expect(clippy::cast_possible_wrap, reason = "small")]
         let x = Tensor::ones([samples.len() as i64, 4, 16], (Kind::Float, Device::Cpu));
-        Dropout { probability: 0.5, seed: 9, step: Step(step), samples }.apply(&x, segment, 0)
+        Dropout {
+            probability: 0.5,
+            seed: 9,
+            step: Step(step),
+            samples,
+        }
+        .apply(&x, segment, 0)
     }
 
     #[test]

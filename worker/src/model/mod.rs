@@ -19,7 +19,6 @@ const EPSILON: f64 = 1e-5;
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
 /// Returns the boundary activation (b, t, d), or the logits (b, t, v) after the last segment.
-#[must_use]
 pub fn forward(
     model: &Model,
     segment: u32,
@@ -46,7 +45,13 @@ pub fn forward(
     };
     let width = [i64::from(model.hidden_size)];
     x_btd
-        .layer_norm(width, Some(&own[head::NORM_WEIGHT]), Some(&own[head::NORM_BIAS]), EPSILON, true)
+        .layer_norm(
+            width,
+            Some(&own[head::NORM_WEIGHT]),
+            Some(&own[head::NORM_BIAS]),
+            EPSILON,
+            true,
+        )
         .linear(table_vd, None::<&Tensor>)
 }
 
@@ -55,7 +60,13 @@ fn block_forward(model: &Model, p: &[Tensor], x_btd: &Tensor, dropout: &Dropout<
     let (b, t, d) = (size[0], size[1], size[2]);
     let heads = i64::from(model.heads);
     let qkv = x_btd
-        .layer_norm([d], Some(&p[block::NORM1_WEIGHT]), Some(&p[block::NORM1_BIAS]), EPSILON, true)
+        .layer_norm(
+            [d],
+            Some(&p[block::NORM1_WEIGHT]),
+            Some(&p[block::NORM1_BIAS]),
+            EPSILON,
+            true,
+        )
         .linear(&p[block::QKV_WEIGHT], Some(&p[block::QKV_BIAS]))
         .view([b, t, 3, heads, d / heads])
         .permute([2, 0, 3, 1, 4]);
@@ -67,7 +78,13 @@ fn block_forward(model: &Model, p: &[Tensor], x_btd: &Tensor, dropout: &Dropout<
         .linear(&p[block::PROJECTION_WEIGHT], Some(&p[block::PROJECTION_BIAS]));
     let x_btd = x_btd + dropout.apply(&a_btd, segment, 0);
     let m_btd = x_btd
-        .layer_norm([d], Some(&p[block::NORM2_WEIGHT]), Some(&p[block::NORM2_BIAS]), EPSILON, true)
+        .layer_norm(
+            [d],
+            Some(&p[block::NORM2_WEIGHT]),
+            Some(&p[block::NORM2_BIAS]),
+            EPSILON,
+            true,
+        )
         .linear(&p[block::UP_WEIGHT], Some(&p[block::UP_BIAS]))
         .gelu("tanh")
         .linear(&p[block::DOWN_WEIGHT], Some(&p[block::DOWN_BIAS]));
@@ -75,7 +92,6 @@ fn block_forward(model: &Model, p: &[Tensor], x_btd: &Tensor, dropout: &Dropout<
 }
 
 /// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).
-#[must_use]
 pub fn loss(logits_btv: &Tensor, targets_bt: &Tensor) -> Tensor {
     let vocabulary = logits_btv.size().last().copied().unwrap_or(1);
     let (logits, targets) = (logits_btv.view([-1, vocabulary]), targets_bt.reshape([-1]));

@@ -34,7 +34,10 @@ impl Parameter {
     /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.shape.iter().map(|s| usize::try_from(*s).unwrap_or(0)).product()
+        self.shape
+            .iter()
+            .map(|s| usize::try_from(*s).unwrap_or(0))
+            .product()
     }
 }
 
@@ -76,22 +79,34 @@ pub mod head {
 /// All parameters of a unit: those that decay first, so that each kind is one contiguous range of the flat buffers.
 #[must_use]
 pub fn of_unit(model: &Model, unit: Unit) -> Vec<Parameter> {
-    let (d, t, v) =
-        (i64::from(model.hidden_size), i64::from(model.sequence_length), i64::from(model.vocabulary_size));
+    let (d, t, v) = (
+        i64::from(model.hidden_size),
+        i64::from(model.sequence_length),
+        i64::from(model.vocabulary_size),
+    );
     let matrix = |name, shape: &[i64], deviation| Parameter {
         name,
         shape: shape.to_vec(),
         initial: Initial::Normal(deviation),
         decays: true,
     };
-    let vector = |name, size, initial| Parameter { name, shape: vec![size], initial, decays: false };
+    let vector = |name, size, initial| Parameter {
+        name,
+        shape: vec![size],
+        initial,
+        decays: false,
+    };
     let table = matrix("wte.weight", &[v, d], DEVIATION);
     if Some(unit) == model.layout().tied_unit() {
         return vec![table];
     }
     if unit.0 == 0 {
         let positions = matrix("wpe.weight", &[t, d], DEVIATION);
-        return if model.tied_head { vec![positions] } else { vec![table, positions] };
+        return if model.tied_head {
+            vec![positions]
+        } else {
+            vec![table, positions]
+        };
     }
     if unit.0 <= model.layers {
         // Residual projections are scaled down by the number of residual additions (Radford et al. 2019).
@@ -112,8 +127,16 @@ pub fn of_unit(model: &Model, unit: Unit) -> Vec<Parameter> {
         ];
     }
     // A tied head keeps an empty place for the table, so that the indices stay.
-    let own = if model.tied_head { matrix("lm_head.weight", &[0, d], DEVIATION) } else { matrix("lm_head.weight", &[v, d], DEVIATION) };
-    vec![own, vector("ln_f.weight", d, Initial::Ones), vector("ln_f.bias", d, Initial::Zeros)]
+    let own = if model.tied_head {
+        matrix("lm_head.weight", &[0, d], DEVIATION)
+    } else {
+        matrix("lm_head.weight", &[v, d], DEVIATION)
+    };
+    vec![
+        own,
+        vector("ln_f.weight", d, Initial::Ones),
+        vector("ln_f.bias", d, Initial::Zeros),
+    ]
 }
 
 #[cfg(test)]
@@ -134,9 +157,16 @@ mod tests {
             };
             for unit in model.layout().all_units() {
                 let count: usize = of_unit(&model, unit).iter().map(Parameter::elements).sum();
-                assert_eq!(count as u64, model.unit_parameters(unit.0), "unit {unit} tied {tied_head}");
+                assert_eq!(
+                    count as u64,
+                    model.unit_parameters(unit.0),
+                    "unit {unit} tied {tied_head}"
+                );
                 let decays: Vec<bool> = of_unit(&model, unit).iter().map(|p| p.decays).collect();
-                assert!(decays.is_sorted_by(|a, b| a >= b), "decaying parameters come first");
+                assert!(
+                    decays.is_sorted_by(|a, b| a >= b),
+                    "decaying parameters come first"
+                );
             }
         }
     }

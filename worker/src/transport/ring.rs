@@ -99,15 +99,27 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
     pub fn wait(&mut self) -> Result<(Unit, B), LinkError> {
         self.done.recv().unwrap_or(Err(LinkError::Aborted))
     }
+
+    /// Gives up what is on its way; returns the units that were completely reduced and not yet taken by `wait`.
+    pub fn stop(mut self) -> Vec<(Unit, B)> {
+        self.end_thread();
+        self.done.try_iter().flatten().collect()
+    }
 }
 
-impl<B> Drop for Reducer<B> {
-    fn drop(&mut self) {
+impl<B> Reducer<B> {
+    fn end_thread(&mut self) {
         self.jobs = None;
         self.link.poke();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+impl<B> Drop for Reducer<B> {
+    fn drop(&mut self) {
+        self.end_thread();
     }
 }
 

@@ -1,4 +1,5 @@
 //! A small model, synthetic text, engines in threads, and the reference in plain libtorch.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,8 +8,8 @@ use tch::Tensor;
 use varuna_api::{Adam, Evaluation, LearningRate, Model, Training};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
-    Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
-    SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
+    Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
@@ -24,7 +25,11 @@ pub(crate) struct Case {
 
 impl Default for Case {
     fn default() -> Self {
-        Case { tied: true, dropout: 0.1, evaluate: false }
+        Case {
+            tied: true,
+            dropout: 0.1,
+            evaluate: false,
+        }
     }
 }
 
@@ -47,9 +52,23 @@ impl Case {
             global_batch_size: BATCH,
             steps: 100,
             seed: 5,
-            optimizer: Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, clip_norm: Some(0.5) },
-            learning_rate: LearningRate { peak: 3e-3, min: 1e-4, warmup_steps: 4, decay_steps: 100 },
-            evaluation: self.evaluate.then_some(Evaluation { interval_steps: 4, samples: 6 }),
+            optimizer: Adam {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                clip_norm: Some(0.5),
+            },
+            learning_rate: LearningRate {
+                peak: 3e-3,
+                min: 1e-4,
+                warmup_steps: 4,
+                decay_steps: 100,
+            },
+            evaluation: self.evaluate.then_some(Evaluation {
+                interval_steps: 4,
+                samples: 6,
+            }),
         }
     }
 }
@@ -89,11 +108,23 @@ pub(crate) fn shape(_case: &Case, depths: &[&[u32]], samples: &[u64], micro_batc
         let stages = stages.iter().map(|n| {
             worker += 1;
             start += n;
-            Stage { worker: WorkerId(worker), segments: SegmentRange { start: start - n, end: start } }
+            Stage {
+                worker: WorkerId(worker),
+                segments: SegmentRange {
+                    start: start - n,
+                    end: start,
+                },
+            }
         });
         let stages = stages.collect();
         first += count;
-        Pipeline { stages, samples: SampleRange { start: first - count, end: first } }
+        Pipeline {
+            stages,
+            samples: SampleRange {
+                start: first - count,
+                end: first,
+            },
+        }
     });
     Shape {
         pipelines: pipelines.collect(),
@@ -122,18 +153,21 @@ pub(crate) struct Trained {
     pub(crate) parameters: BTreeMap<Unit, Vec<f32>>,
 }
 
-/// Trains with a shape: a thread for each worker, the norm exchange through a shared table.
-pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
+/// A first plan of this shape.
+pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
     let layout = case.model().layout();
-    let members = shape.members();
     let plan = Plan {
         generation: Generation(1),
         parent: Generation(0),
-        base: Base::Fixed { id: StateId::INITIAL, decision: None, checkpoint: true },
+        base: Base::Fixed {
+            id: StateId::INITIAL,
+            decision: None,
+            checkpoint: true,
+        },
         layout,
         shape: shape.clone(),
         sources: vec![vec![]; layout.units()],
-        addresses: members.iter().map(|w| (*w, String::new())).collect(),
+        addresses: shape.members().iter().map(|w| (*w, String::new())).collect(),
         deadline_ns: 0,
         relay: false,
         secret: String::new(),
@@ -141,36 +175,52 @@ pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
         reason: String::new(),
     };
     varuna_plan::check::check_plan(&plan, BATCH).unwrap();
+    plan
+}
+
+/// An engine without state.
+pub(crate) fn engine(case: &Case, me: WorkerId) -> Engine {
+    Engine::new(EngineConfig {
+        me,
+        model: case.model(),
+        training: case.training(),
+        samples: Arc::new(Counting),
+    })
+}
+
+/// Far enough for any step here.
+pub(crate) fn later() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Trains with a shape: a thread for each worker, the norm exchange through a shared table.
+pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
+    let members = shape.members();
+    let plan = plan(case, shape);
     let mesh = LocalMesh::new(&members);
     let exchange = Arc::new(Exchange::new(members.len()));
     let threads: Vec<_> = members
         .iter()
         .map(|me| {
-            let config = EngineConfig {
-                me: *me,
-                model: case.model(),
-                training: case.training(),
-                samples: Arc::new(Counting),
-            };
-            let (plan, link, exchange) = (plan.clone(), mesh.link(*me), Arc::clone(&exchange));
+            let (me, mut engine) = (*me, engine(case, *me));
+            let (plan, link, exchange) = (plan.clone(), mesh.link(me), Arc::clone(&exchange));
             std::thread::spawn(move || {
                 tch::set_num_threads(1);
-                let me = config.me;
-                let mut engine = Engine::new(config);
                 for unit in plan.units(me) {
                     engine.initialise(unit).unwrap();
                 }
                 let mut trained = Trained::default();
                 let mut at = StateId::INITIAL;
                 for step in 0..steps {
-                    let deadline = Instant::now() + Duration::from_secs(60);
-                    let report = engine.run_step(&plan, at.step, &link, deadline).unwrap();
+                    let report = engine.run_step(&plan, at.step, &link, later()).unwrap();
                     let parts = exchange.all(step, &report.prepared);
                     let decision = Decision::conclude(at, plan.generation, &parts, None);
                     engine.apply(&decision, &plan.units(me)).unwrap();
                     at = decision.id;
                     trained.losses.push(decision.loss);
-                    trained.evaluations.extend(decision.eval_loss.map(|l| (usize::try_from(step).unwrap(), l)));
+                    trained
+                        .evaluations
+                        .extend(decision.eval_loss.map(|l| (usize::try_from(step).unwrap(), l)));
                 }
                 for unit in engine.held() {
                     trained.parameters.insert(unit, engine.export(unit).unwrap().data);
@@ -193,16 +243,23 @@ pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
     whole
 }
 
+type Put = (usize, BTreeMap<Unit, UnitNorm>);
+
 /// The norm exchange: everyone puts in what it has prepared, everyone gets all units in order.
 struct Exchange {
     members: usize,
-    steps: std::sync::Mutex<BTreeMap<u64, (usize, BTreeMap<Unit, UnitNorm>)>>,
+    /// By step: how many have put in, and what.
+    steps: std::sync::Mutex<BTreeMap<u64, Put>>,
     changed: std::sync::Condvar,
 }
 
 impl Exchange {
     fn new(members: usize) -> Self {
-        Exchange { members, steps: std::sync::Mutex::default(), changed: std::sync::Condvar::new() }
+        Exchange {
+            members,
+            steps: std::sync::Mutex::default(),
+            changed: std::sync::Condvar::new(),
+        }
     }
 
     fn all(&self, step: u64, prepared: &[(Unit, UnitNorm)]) -> Vec<UnitNorm> {
@@ -211,7 +268,10 @@ impl Exchange {
         entry.0 += 1;
         for (unit, norm) in prepared {
             if let Some(other) = entry.1.insert(*unit, *norm) {
-                assert_eq!(other, *norm, "all holders of unit {unit} reduced to the same bits");
+                assert_eq!(
+                    other, *norm,
+                    "all holders of unit {unit} reduced to the same bits"
+                );
             }
         }
         self.changed.notify_all();
@@ -229,7 +289,10 @@ impl Exchange {
 pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
     assert_eq!(a.losses.len(), b.losses.len());
     for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {
-        assert!((x - y).abs() <= tolerance * x.abs(), "{what}: loss at step {step}: {x} and {y}");
+        assert!(
+            (x - y).abs() <= tolerance * x.abs(),
+            "{what}: loss at step {step}: {x} and {y}"
+        );
     }
     for (unit, x) in &a.parameters {
         let y = &b.parameters[unit];
@@ -240,7 +303,10 @@ pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str)
             size += f64::from(*p).powi(2);
         }
         let off = (difference / size.max(1e-30)).sqrt();
-        assert!(off <= tolerance, "{what}: parameters of unit {unit} are {off:.1e} off");
+        assert!(
+            off <= tolerance,
+            "{what}: parameters of unit {unit} are {off:.1e} off"
+        );
     }
 }
 
@@ -248,12 +314,7 @@ pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str)
 pub(crate) fn plain(case: &Case, steps: u64) -> Trained {
     assert!(case.dropout == 0.0, "plain libtorch draws other masks");
     let (model, training) = (case.model(), case.training());
-    let mut engine = Engine::new(EngineConfig {
-        me: WorkerId(1),
-        model: model.clone(),
-        training: training.clone(),
-        samples: Arc::new(Counting),
-    });
+    let mut engine = engine(case, WorkerId(1));
     let mut leaves: Vec<(Unit, Tensor, bool)> = Vec::new();
     for unit in model.layout().all_units() {
         engine.initialise(unit).unwrap();
@@ -278,7 +339,10 @@ pub(crate) fn plain(case: &Case, steps: u64) -> Trained {
         let loss = logits.view([-1, 40]).cross_entropy_for_logits(&targets);
         losses.push(loss.double_value(&[]));
         loss.backward();
-        let norm2: f64 = leaves.iter().map(|(_, p, _)| p.grad().square().sum(tch::Kind::Double).double_value(&[])).sum();
+        let norm2: f64 = leaves
+            .iter()
+            .map(|(_, p, _)| p.grad().square().sum(tch::Kind::Double).double_value(&[]))
+            .sum();
         let clip = (0.5 / (norm2.sqrt() + 1e-6)).min(1.0);
         let rate = training.learning_rate.at(step);
         let t = i32::try_from(step).unwrap() + 1;
@@ -287,7 +351,10 @@ pub(crate) fn plain(case: &Case, steps: u64) -> Trained {
             let g = p.grad() * clip;
             first[i] = &first[i] * 0.9 + &g * 0.1;
             second[i] = &second[i] * 0.95 + &g * &g * 0.05;
-            let (m, v) = (&first[i] / (1.0 - 0.9f64.powi(t)), &second[i] / (1.0 - 0.95f64.powi(t)));
+            let (m, v) = (
+                &first[i] / (1.0 - 0.9f64.powi(t)),
+                &second[i] / (1.0 - 0.95f64.powi(t)),
+            );
             if *decays {
                 *p *= 1.0 - rate * 0.1;
             }
@@ -304,28 +371,53 @@ pub(crate) fn plain(case: &Case, steps: u64) -> Trained {
     for values in parameters.values_mut() {
         values.resize(values.len() * 3, 0.0);
     }
-    Trained { losses, evaluations: vec![], parameters }
+    Trained {
+        losses,
+        evaluations: vec![],
+        parameters,
+    }
 }
 
 fn plain_forward(model: &Model, leaves: &[(Unit, Tensor, bool)], tokens: &Tensor) -> Tensor {
-    let of = |unit: u32| -> Vec<&Tensor> { leaves.iter().filter(|(u, _, _)| u.0 == unit).map(|(_, t, _)| t).collect() };
+    let of = |unit: u32| -> Vec<&Tensor> {
+        leaves
+            .iter()
+            .filter(|(u, _, _)| u.0 == unit)
+            .map(|(_, t, _)| t)
+            .collect()
+    };
     let (embedding, head) = (of(0), of(model.layers + 1));
-    let (table, positions) =
-        if model.tied_head { (of(model.layers + 2)[0], embedding[0]) } else { (embedding[0], embedding[1]) };
+    let (table, positions) = if model.tied_head {
+        (of(model.layers + 2)[0], embedding[0])
+    } else {
+        (embedding[0], embedding[1])
+    };
     let d = i64::from(model.hidden_size);
     let heads = i64::from(model.heads);
     let mut x = Tensor::embedding(table, tokens, -1, false, false) + positions;
     let (b, t) = (x.size()[0], x.size()[1]);
-    let mask = Tensor::ones([t, t], (tch::Kind::Float, tch::Device::Cpu)).tril(0).eq(0.0);
+    let mask = Tensor::ones([t, t], (tch::Kind::Float, tch::Device::Cpu))
+        .tril(0)
+        .eq(0.0);
     for layer in 1..=model.layers {
         let p = of(layer);
-        let qkv = x.layer_norm([d], Some(p[4]), Some(p[5]), 1e-5, true).linear(p[0], Some(p[6]));
-        let part = |i: i64| qkv.narrow(2, i * d, d).view([b, t, heads, d / heads]).transpose(1, 2);
+        let qkv = x
+            .layer_norm([d], Some(p[4]), Some(p[5]), 1e-5, true)
+            .linear(p[0], Some(p[6]));
+        let part = |i: i64| {
+            qkv.narrow(2, i * d, d)
+                .view([b, t, heads, d / heads])
+                .transpose(1, 2)
+        };
         let scores = part(0).matmul(&part(1).transpose(2, 3)) / ((d / heads) as f64).sqrt();
-        let weights = scores.masked_fill(&mask, f64::NEG_INFINITY).softmax(-1, tch::Kind::Float);
+        let weights = scores
+            .masked_fill(&mask, f64::NEG_INFINITY)
+            .softmax(-1, tch::Kind::Float);
         let a = weights.matmul(&part(2)).transpose(1, 2).reshape([b, t, d]);
-        x = x + a.linear(p[1], Some(p[7]));
-        let up = x.layer_norm([d], Some(p[8]), Some(p[9]), 1e-5, true).linear(p[2], Some(p[10]));
+        x = &x + a.linear(p[1], Some(p[7]));
+        let up = x
+            .layer_norm([d], Some(p[8]), Some(p[9]), 1e-5, true)
+            .linear(p[2], Some(p[10]));
         x = &x + up.gelu("tanh").linear(p[3], Some(p[11]));
     }
     let norm = &head[head.len() - 2..];

@@ -1,20 +1,20 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range.
 
 use crate::{TorchError, from_memory};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tch::Tensor;
 
-/// One cache line; the unit of allocation, so that the memory is aligned for vector instructions.
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct Line(#[expect(dead_code, reason = "read and written through pointers")] [f32; 16]);
+/// One cache line, so that the memory is aligned for vector instructions.
+const ALIGNMENT: usize = 64;
 
 /// Owned through a raw pointer, because tensors and leases alias it in turn.
 struct Memory {
-    lines: *mut Line,
-    line_count: usize,
+    start: NonNull<f32>,
+    layout: Layout,
     len: usize,
     leased: AtomicBool,
 }
@@ -26,16 +26,30 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn data(&self) -> *mut f32 {
-        self.lines.cast()
+    /// Pages that nobody has touched yet cost nothing: the system gives them zeroed.
+    fn zeros(len: usize) -> Memory {
+        let bytes = len
+            .max(1)
+            .checked_mul(size_of::<f32>())
+            .expect("a buffer's size fits into usize");
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("a buffer's size fits into isize");
+        // SAFETY: the size is not zero.
+        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        Memory {
+            start: start.cast(),
+            layout,
+            len,
+            leased: AtomicBool::new(false),
+        }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let lines = std::ptr::slice_from_raw_parts_mut(self.lines, self.line_count);
-        // SAFETY: made by Box::into_raw in `zeros` with this length; every tensor and lease holds an Arc, so none is left.
-        drop(unsafe { Box::from_raw(lines) });
+        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc, so none is left.
+        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
     }
 }
 
@@ -54,9 +68,9 @@ impl FlatBuffer {
     /// `len` zeros.
     #[must_use]
     pub fn zeros(len: usize) -> FlatBuffer {
-        let line_count = len.div_ceil(16).max(1);
-        let lines = Box::into_raw(vec![Line([0.0; 16]); line_count].into_boxed_slice()).cast();
-        FlatBuffer { memory: Arc::new(Memory { lines, line_count, len, leased: AtomicBool::new(false) }) }
+        FlatBuffer {
+            memory: Arc::new(Memory::zeros(len)),
+        }
     }
 
     /// Number of elements.
@@ -82,11 +96,17 @@ impl FlatBuffer {
         }
         let len = i64::try_from(self.memory.len).map_err(|_| TorchError("too many elements".into()))?;
         let context = Arc::into_raw(Arc::clone(&self.memory)).cast_mut().cast();
-        from_memory(self.memory.data(), &[len], release, context)
+        from_memory(self.memory.start.as_ptr(), &[len], release, context)
+    }
+
+    /// Whether a lease is out: its holder alone may touch the memory now.
+    #[must_use]
+    pub fn is_leased(&self) -> bool {
+        self.memory.leased.load(Ordering::Acquire)
     }
 
     /// Exclusive access for as long as the lease lives. As with two tch tensors over one storage, it is on the caller that
-    /// no tensor operation touches the buffer meanwhile; a second lease is refused.
+    /// no tensor operation touches the buffer meanwhile (ask [`FlatBuffer::is_leased`]); a second lease is refused.
     ///
     /// # Errors
     /// Leased already.
@@ -94,7 +114,9 @@ impl FlatBuffer {
         if self.memory.leased.swap(true, Ordering::Acquire) {
             return Err(LeaseError);
         }
-        Ok(Lease { memory: Arc::clone(&self.memory) })
+        Ok(Lease {
+            memory: Arc::clone(&self.memory),
+        })
     }
 }
 
@@ -106,14 +128,14 @@ pub struct Lease {
 impl AsRef<[f32]> for Lease {
     fn as_ref(&self) -> &[f32] {
         // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is the only access (see `lease`).
-        unsafe { std::slice::from_raw_parts(self.memory.data(), self.memory.len) }
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.memory.len) }
     }
 }
 
 impl AsMut<[f32]> for Lease {
     fn as_mut(&mut self) -> &mut [f32] {
         // SAFETY: as above, and `&mut self` makes this the only slice.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.data(), self.memory.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.len) }
     }
 }
 
@@ -144,7 +166,11 @@ mod tests {
         assert!(buffer.lease().is_ok());
         let view = whole.narrow(0, 3, 1);
         drop((buffer, whole));
-        assert_eq!(Vec::<f32>::try_from(view).unwrap(), [7.0], "a view keeps the memory alive");
+        assert_eq!(
+            Vec::<f32>::try_from(view).unwrap(),
+            [7.0],
+            "a view keeps the memory alive"
+        );
     }
 
     #[test]
@@ -152,7 +178,7 @@ mod tests {
         for len in [0, 1, 16, 17] {
             let buffer = FlatBuffer::zeros(len);
             assert_eq!(buffer.len(), len);
-            assert_eq!(buffer.memory.data() as usize % 64, 0);
+            assert_eq!(buffer.memory.start.as_ptr() as usize % 64, 0);
         }
     }
 }

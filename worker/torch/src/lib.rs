@@ -69,7 +69,11 @@ fn handle(tensor: &Tensor) -> Handle {
 /// Lengths differ, shapes differ, or nothing requires a gradient.
 pub fn backward(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<(), TorchError> {
     if outputs.len() != gradients.len() {
-        return Err(TorchError(format!("{} outputs but {} gradients", outputs.len(), gradients.len())));
+        return Err(TorchError(format!(
+            "{} outputs but {} gradients",
+            outputs.len(),
+            gradients.len()
+        )));
     }
     let (outputs, gradients) = (handles(outputs), handles(gradients));
     let count = c_int::try_from(outputs.len()).map_err(|_| TorchError("too many outputs".into()))?;
@@ -83,7 +87,11 @@ pub fn backward(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<(), TorchE
 /// Shapes or kinds differ.
 pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
     if tensor.size() != gradient.size() {
-        return Err(TorchError(format!("gradient of {:?} for {:?}", gradient.size(), tensor.size())));
+        return Err(TorchError(format!(
+            "gradient of {:?} for {:?}",
+            gradient.size(),
+            tensor.size()
+        )));
     }
     // SAFETY: two live handles; the shim copies the reference-counted tensor.
     checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
@@ -123,7 +131,14 @@ pub fn adamw(
     }
     #[expect(clippy::cast_precision_loss, reason = "step counts stay far below 2^53")]
     let count = Tensor::full([0i64; 0], step.count as f64, (Kind::Float, tch::Device::Cpu));
-    let AdamStep { rate, beta1, beta2, decay, epsilon, .. } = step;
+    let AdamStep {
+        rate,
+        beta1,
+        beta2,
+        decay,
+        epsilon,
+        ..
+    } = step;
     // SAFETY: five live handles, borrowed for the call; sizes were compared above.
     checked(unsafe {
         vt_adamw(
@@ -141,15 +156,13 @@ pub fn adamw(
     })
 }
 
-/// Ones with probability `keep`, else zeros, of this shape, from a generator that `seed` alone determines.
+/// Fills a tensor with ones (probability `keep`) and zeros from a generator that `seed` alone determines.
 ///
 /// # Errors
 /// `keep` is not a probability.
-pub fn bernoulli(shape: &[i64], seed: u64, keep: f64) -> Result<Tensor, TorchError> {
-    let mask = Tensor::empty(shape, (Kind::Float, tch::Device::Cpu));
-    // SAFETY: a live handle to a tensor that nobody else has.
-    checked(unsafe { vt_bernoulli(handle(&mask), seed, keep) })?;
-    Ok(mask)
+pub fn fill_bernoulli(tensor: &Tensor, seed: u64, keep: f64) -> Result<(), TorchError> {
+    // SAFETY: a live handle, borrowed for the call.
+    checked(unsafe { vt_bernoulli(handle(tensor), seed, keep) })
 }
 
 /// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines.
@@ -172,7 +185,10 @@ pub fn tensor_from_vec(values: Vec<f32>, shape: &[i64]) -> Result<Tensor, TorchE
     }
     let elements: i64 = shape.iter().product();
     if usize::try_from(elements) != Ok(values.len()) {
-        return Err(TorchError(format!("{} values for the shape {shape:?}", values.len())));
+        return Err(TorchError(format!(
+            "{} values for the shape {shape:?}",
+            values.len()
+        )));
     }
     let mut owner = Box::new(values);
     let data = owner.as_mut_ptr();
@@ -212,14 +228,18 @@ mod tests {
 
     #[test]
     fn masks_and_normals_follow_their_seed_alone() {
-        let a = bernoulli(&[64, 8], 7, 0.9).unwrap();
+        let mask = |seed| {
+            let mask = Tensor::empty([64, 8], CPU);
+            fill_bernoulli(&mask, seed, 0.9).unwrap();
+            mask
+        };
+        let a = mask(7);
         tch::manual_seed(1);
-        let b = bernoulli(&[64, 8], 7, 0.9).unwrap();
-        assert_eq!(a, b);
-        assert_ne!(a, bernoulli(&[64, 8], 8, 0.9).unwrap());
+        assert_eq!(a, mask(7));
+        assert_ne!(a, mask(8));
         let kept = f64::try_from(a.mean(Kind::Double)).unwrap();
         assert!((0.8..1.0).contains(&kept), "{kept}");
-        assert!(bernoulli(&[2], 0, 1.5).is_err());
+        assert!(fill_bernoulli(&a, 0, 1.5).is_err());
         let (n, m) = (Tensor::zeros([1000], CPU), Tensor::zeros([1000], CPU));
         fill_normal(&n, 3, 0.02).unwrap();
         fill_normal(&m, 3, 0.02).unwrap();
@@ -242,11 +262,21 @@ mod tests {
         let w = Tensor::from_slice(&[1.0f32, -2.0]);
         let g = Tensor::from_slice(&[0.5f32, 0.5]);
         let (m, v) = (Tensor::zeros([2], CPU), Tensor::zeros([2], CPU));
-        let step = AdamStep { count: 1, rate: 0.1, beta1: 0.9, beta2: 0.99, decay: 0.1, epsilon: 1e-8 };
+        let step = AdamStep {
+            count: 1,
+            rate: 0.1,
+            beta1: 0.9,
+            beta2: 0.99,
+            decay: 0.1,
+            epsilon: 1e-8,
+        };
         adamw(&w, &g, &m, &v, step).unwrap();
         // decay: w -= 0.1 * 0.1 * w; then w -= 0.1 * m_hat / sqrt(v_hat) with m_hat = g, v_hat = g^2 at the first step
         let got = Vec::<f32>::try_from(&w).unwrap();
-        assert!((got[0] - 0.89).abs() < 1e-6 && (got[1] + 2.08).abs() < 1e-6, "{got:?}");
+        assert!(
+            (got[0] - 0.89).abs() < 1e-6 && (got[1] + 2.08).abs() < 1e-6,
+            "{got:?}"
+        );
         assert!(adamw(&w, &g, &m, &Tensor::zeros([3], CPU), step).is_err());
     }
 }

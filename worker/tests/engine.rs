@@ -1,0 +1,215 @@
+//! The engine among failures: what a broken step leaves, and state that moves.
+#![expect(clippy::unwrap_used, reason = "this is a test")]
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{Case, engine, later, plan, shape, single};
+use std::time::Instant;
+use varuna_plan::{Decision, Plan, StateId, Step, Unit, WorkerId};
+use varuna_worker::engine::{Engine, EngineError};
+use varuna_worker::transport::local::LocalMesh;
+use varuna_worker::transport::{LinkError, Tag};
+
+const ONE: WorkerId = WorkerId(1);
+const TWO: WorkerId = WorkerId(2);
+
+fn initialised(case: &Case, me: WorkerId, plan: &Plan) -> Engine {
+    let mut engine = engine(case, me);
+    for unit in plan.units(me) {
+        engine.initialise(unit).unwrap();
+    }
+    engine
+}
+
+fn digests(engine: &Engine) -> Vec<u64> {
+    engine
+        .held()
+        .iter()
+        .map(|u| engine.parameters_digest(*u).unwrap())
+        .collect()
+}
+
+/// Trains alone from a state; returns the last one.
+fn train_alone(engine: &mut Engine, plan: &Plan, mut at: StateId, steps: u64) -> StateId {
+    let link = LocalMesh::new(&[ONE]).link(ONE);
+    for _ in 0..steps {
+        let report = engine.run_step(plan, at.step, &link, later()).unwrap();
+        let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+        let decision = Decision::conclude(at, plan.generation, &parts, None);
+        engine.apply(&decision, &plan.units(ONE)).unwrap();
+        at = decision.id;
+    }
+    at
+}
+
+#[test]
+fn a_broken_step_leaves_the_weights_alone_and_runs_again_to_the_same_bits() {
+    let case = Case::default();
+    let two = plan(&case, &shape(&case, &[&[4], &[4]], &[4, 4], 2));
+    let mut broken = initialised(&case, ONE, &two);
+    let before = digests(&broken);
+    let mesh = LocalMesh::new(&[ONE, TWO]);
+    mesh.kill(TWO);
+    let failure = broken
+        .run_step(&two, Step(0), &mesh.link(ONE), later())
+        .unwrap_err();
+    assert_eq!(failure.error, EngineError::Link(LinkError::Closed(TWO)));
+    assert!(
+        failure.prepared.is_empty(),
+        "no unit can be reduced without its other holder"
+    );
+    assert_eq!(digests(&broken), before);
+
+    let alone = plan(&case, &single(&case));
+    let mut fresh = initialised(&case, ONE, &alone);
+    train_alone(&mut broken, &alone, StateId::INITIAL, 3);
+    train_alone(&mut fresh, &alone, StateId::INITIAL, 3);
+    assert_eq!(digests(&broken), digests(&fresh));
+    assert_ne!(digests(&fresh), before);
+}
+
+#[test]
+fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied() {
+    let case = Case {
+        tied: false,
+        ..Case::default()
+    };
+    // One micro-batch: the last stage has reduced its units before it finds that the first stage is dead.
+    let plan = plan(&case, &shape(&case, &[&[2, 2]], &[8], 8));
+    let mesh = LocalMesh::new(&[ONE, TWO]);
+    let tag = Tag::Activation {
+        step: Step(0),
+        micro_batch: 0,
+    };
+    let activation: Vec<f32> = (0..8 * 16 * 32u16).map(|i| f32::from(i % 89) * 0.01).collect();
+    mesh.link(ONE).send(TWO, tag, activation, later()).unwrap();
+    mesh.kill(ONE);
+    let mut engine = initialised(&case, TWO, &plan);
+    let before = digests(&engine);
+    let failure = engine
+        .run_step(&plan, Step(0), &mesh.link(TWO), later())
+        .unwrap_err();
+    assert_eq!(failure.error, EngineError::Link(LinkError::Closed(ONE)));
+    let units: Vec<Unit> = failure.prepared.iter().map(|(u, _)| *u).collect();
+    assert_eq!(units, [Unit(2), Unit(3)]);
+    assert!(
+        failure
+            .prepared
+            .iter()
+            .all(|(_, norm)| norm.norm2 > 0.0 && !norm.overflow)
+    );
+    assert!(
+        failure.prepared[1].1.loss > 1.0,
+        "the loss rides with the last segment"
+    );
+    assert_eq!(digests(&engine), before);
+
+    let parts: Vec<_> = failure.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
+    engine.apply(&decision, &units).unwrap();
+    assert!(digests(&engine).iter().zip(&before).all(|(a, b)| a != b));
+}
+
+#[test]
+fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
+    let case = Case::default();
+    let plan = plan(&case, &shape(&case, &[&[2, 2]], &[8], 4));
+    let mesh = LocalMesh::new(&[ONE, TWO]);
+    let mut engine = initialised(&case, TWO, &plan);
+    let failure = engine
+        .run_step(&plan, Step(0), &mesh.link(TWO), Instant::now())
+        .unwrap_err();
+    let tag = Tag::Activation {
+        step: Step(0),
+        micro_batch: 0,
+    };
+    assert_eq!(
+        failure.error,
+        EngineError::Link(LinkError::Deadline { from: ONE, tag })
+    );
+
+    let link = mesh.link(TWO);
+    let running = std::thread::spawn(move || engine.run_step(&plan, Step(0), &link, later()));
+    // Before the engine waits or while it does: either way it ends long before its deadline.
+    mesh.link(TWO).abort();
+    assert_eq!(
+        running.join().unwrap().unwrap_err().error,
+        EngineError::Link(LinkError::Aborted)
+    );
+}
+
+#[test]
+fn state_that_moved_trains_on_as_if_it_had_stayed() {
+    let case = Case::default();
+    let plan = plan(&case, &single(&case));
+    let mut stays = initialised(&case, ONE, &plan);
+    let at = train_alone(&mut stays, &plan, StateId::INITIAL, 3);
+    let mut moved = engine(&case, ONE);
+    for unit in stays.held() {
+        let state = stays.export(unit).unwrap();
+        assert_eq!(state.adam_steps, 3);
+        moved.import(unit, &state).unwrap();
+        assert_eq!(moved.export(unit).unwrap(), state);
+    }
+    assert_eq!(
+        train_alone(&mut stays, &plan, at, 3),
+        train_alone(&mut moved, &plan, at, 3)
+    );
+    for unit in stays.held() {
+        assert_eq!(
+            stays.export(unit).unwrap(),
+            moved.export(unit).unwrap(),
+            "unit {unit}"
+        );
+    }
+    let mut short = stays.export(Unit(1)).unwrap();
+    short.data.pop();
+    assert!(matches!(
+        moved.import(Unit(1), &short),
+        Err(EngineError::Torch(_))
+    ));
+}
+
+#[test]
+fn a_step_that_overflowed_changes_nothing() {
+    let case = Case::default();
+    let plan = plan(&case, &single(&case));
+    let mut engine = initialised(&case, ONE, &plan);
+    let link = LocalMesh::new(&[ONE]).link(ONE);
+    let mut parts: Vec<_> = engine
+        .run_step(&plan, Step(0), &link, later())
+        .unwrap()
+        .prepared
+        .iter()
+        .map(|(_, norm)| *norm)
+        .collect();
+    parts[2].overflow = true;
+    let before: Vec<_> = engine.held().iter().map(|u| engine.export(*u).unwrap()).collect();
+    let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
+    engine.apply(&decision, &plan.units(ONE)).unwrap();
+    let after: Vec<_> = engine.held().iter().map(|u| engine.export(*u).unwrap()).collect();
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_step_needs_a_stage_and_the_state_of_its_units() {
+    let case = Case::default();
+    let plan = plan(&case, &single(&case));
+    let mesh = LocalMesh::new(&[ONE, TWO]);
+    let failure = engine(&case, TWO)
+        .run_step(&plan, Step(0), &mesh.link(TWO), later())
+        .unwrap_err();
+    assert_eq!(failure.error, EngineError::NoStage(TWO));
+    let mut partial = initialised(&case, ONE, &plan);
+    partial.free(&[Unit(0), Unit(1)]);
+    assert_eq!(partial.held(), [Unit(0), Unit(1)]);
+    let failure = partial
+        .run_step(&plan, Step(0), &mesh.link(ONE), later())
+        .unwrap_err();
+    assert_eq!(failure.error, EngineError::NotHeld(Unit(2)));
+    assert_eq!(
+        partial.export(Unit(3)).unwrap_err(),
+        EngineError::NotHeld(Unit(3))
+    );
+}
