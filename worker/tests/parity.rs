@@ -24,7 +24,7 @@ fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
             ..Case::default()
         };
         let ours = run(&case, &single(&case), STEPS);
-        let plain = common::plain(&case, STEPS);
+        let plain = common::plain::train(&case, STEPS);
         assert_close(&plain, &ours, 1e-5, &format!("tied {tied}"));
     }
 }

@@ -1,11 +1,14 @@
 //! One step on one stage: the interpreter of the schedule's instruction list.
 
+mod evaluation;
+mod reduction;
+
 use super::{EngineConfig, EngineError, StepTimings};
 use crate::model::dropout::Dropout;
-use crate::model::{forward, loss, units_finished_by};
-use crate::state::{TAIL, UnitBuffers};
+use crate::model::{forward, loss};
+use crate::state::UnitBuffers;
 use crate::transport::ring::Reducer;
-use crate::transport::{EVALUATION, Link, Tag};
+use crate::transport::{Link, Tag};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -328,122 +331,4 @@ impl Run<'_> {
         self.loss += mean.double_value(&[]) * weight;
         Ok(())
     }
-
-    /// Hands the gradients that `segment` has finished to the reduction.
-    fn reduce(
-        &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
-        segment: u32,
-        reducer: &mut Reducer<Lease>,
-    ) -> Result<(), EngineError> {
-        for unit in units_finished_by(&self.config.model, self.stage, segment) {
-            let memory = &units
-                .get(&unit)
-                .ok_or(EngineError::NotHeld(unit))?
-                .gradient_memory;
-            let mut lease = memory.lease().map_err(|_| EngineError::Leased(unit))?;
-            if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
-                let values = lease.as_mut();
-                let tail = values.len() - TAIL;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "the gradients are single precision, too"
-                )]
-                values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
-            }
-            reducer.begin(self.step, unit, self.plan.holders(unit), lease, self.deadline);
-        }
-        Ok(())
-    }
-
-    /// Waits for all reductions.
-    fn collect(
-        &mut self,
-        reducer: &mut Reducer<Lease>,
-        count: usize,
-        prepared: &mut Vec<(Unit, UnitNorm)>,
-    ) -> Result<(), EngineError> {
-        let start = Instant::now();
-        for _ in 0..count {
-            let (unit, lease) = reducer.wait()?;
-            prepared.push((unit, self.norm(unit, lease.as_ref())));
-        }
-        self.timings.reduce = start.elapsed();
-        Ok(())
-    }
-
-    fn norm(&self, unit: Unit, reduced: &[f32]) -> UnitNorm {
-        let (gradient, tail) = reduced.split_at(reduced.len() - TAIL);
-        let norm2 = sum_of_squares(gradient);
-        let carries = unit.0 + 1 == self.plan.layout.segments;
-        let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
-        UnitNorm {
-            norm2,
-            overflow: !norm2.is_finite(),
-            loss: f64::from(tail[0]),
-            eval_loss,
-        }
-    }
-
-    /// Whether this step begins with an evaluation.
-    fn evaluates(&self) -> bool {
-        let due = |e: &varuna_api::Evaluation| self.step.0.is_multiple_of(e.interval_steps.max(1));
-        self.config.training.evaluation.as_ref().is_some_and(due) && self.config.samples.held_out_len() > 0
-    }
-
-    /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
-    fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
-        let Some(evaluation) = self
-            .config
-            .training
-            .evaluation
-            .as_ref()
-            .filter(|_| self.evaluates())
-        else {
-            return Ok(());
-        };
-        let total = evaluation.samples.min(self.config.samples.held_out_len());
-        let batch = self.config.training.global_batch_size;
-        let share = self.samples.start * total / batch..self.samples.end * total / batch;
-        let numbers: Vec<u64> = share.collect();
-        let _guard = tch::no_grad_guard();
-        let mut sum = 0.0;
-        for (i, chunk) in (EVALUATION..).zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
-        {
-            let tag = Tag::Activation {
-                step: self.step,
-                micro_batch: i,
-            };
-            let mut x = match self.previous {
-                None => self.tokens(chunk, true)?.0,
-                Some(worker) => self.receive(worker, tag)?,
-            };
-            for segment in self.stage.start..self.stage.end {
-                x = forward(&self.config.model, segment, units, &x, &Dropout::OFF);
-            }
-            match self.next {
-                Some(worker) => self.send(worker, tag, &x)?,
-                #[expect(clippy::cast_precision_loss, reason = "sample counts are small")]
-                None => {
-                    let targets = self.tokens(chunk, true)?.1;
-                    sum += loss(&x, &targets).double_value(&[]) * chunk.len() as f64 / total as f64;
-                }
-            }
-        }
-        self.eval_loss = Some(sum);
-        Ok(())
-    }
-}
-
-/// Sum of squares in double precision, in a fixed order of eight partial sums: the same bits everywhere, and vectorised.
-fn sum_of_squares(values: &[f32]) -> f64 {
-    let mut sums = [0.0f64; 8];
-    let (whole, rest) = values.as_chunks::<8>();
-    for chunk in whole {
-        for (sum, v) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(*v) * f64::from(*v);
-        }
-    }
-    let rest: f64 = rest.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    sums.iter().sum::<f64>() + rest
 }

@@ -1,0 +1,83 @@
+//! From a stage's gradients to the reduced ones and their norms.
+
+use super::super::EngineError;
+use super::Run;
+use crate::model::units_finished_by;
+use crate::state::{TAIL, UnitBuffers};
+use crate::transport::ring::Reducer;
+use std::collections::BTreeMap;
+use std::time::Instant;
+use varuna_plan::Unit;
+use varuna_plan::state::UnitNorm;
+use varuna_torch::Lease;
+
+impl Run<'_> {
+    /// Hands the gradients that `segment` has finished to the reduction.
+    pub(super) fn reduce(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        segment: u32,
+        reducer: &mut Reducer<Lease>,
+    ) -> Result<(), EngineError> {
+        for unit in units_finished_by(&self.config.model, self.stage, segment) {
+            let memory = &units
+                .get(&unit)
+                .ok_or(EngineError::NotHeld(unit))?
+                .gradient_memory;
+            let mut lease = memory.lease().map_err(|_| EngineError::Leased(unit))?;
+            if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
+                let values = lease.as_mut();
+                let tail = values.len() - TAIL;
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "the gradients are single precision, too"
+                )]
+                values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
+            }
+            reducer.begin(self.step, unit, self.plan.holders(unit), lease, self.deadline);
+        }
+        Ok(())
+    }
+
+    /// Waits for all reductions.
+    pub(super) fn collect(
+        &mut self,
+        reducer: &mut Reducer<Lease>,
+        count: usize,
+        prepared: &mut Vec<(Unit, UnitNorm)>,
+    ) -> Result<(), EngineError> {
+        let start = Instant::now();
+        for _ in 0..count {
+            let (unit, lease) = reducer.wait()?;
+            prepared.push((unit, self.norm(unit, lease.as_ref())));
+        }
+        self.timings.reduce = start.elapsed();
+        Ok(())
+    }
+
+    pub(super) fn norm(&self, unit: Unit, reduced: &[f32]) -> UnitNorm {
+        let (gradient, tail) = reduced.split_at(reduced.len() - TAIL);
+        let norm2 = sum_of_squares(gradient);
+        let carries = unit.0 + 1 == self.plan.layout.segments;
+        let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
+        UnitNorm {
+            norm2,
+            overflow: !norm2.is_finite(),
+            loss: f64::from(tail[0]),
+            eval_loss,
+        }
+    }
+}
+
+/// Sum of squares in double precision, in a fixed order of eight partial sums: the same bits everywhere, and vectorised.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let mut sums = [0.0f64; 8];
+    let (whole, rest) = values.as_chunks::<8>();
+    for chunk in whole {
+        for (sum, v) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(*v) * f64::from(*v);
+        }
+    }
+    let rest: f64 = rest.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    sums.iter().sum::<f64>() + rest
+}
