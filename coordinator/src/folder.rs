@@ -4,11 +4,11 @@
 //! committed step), `status.json` (the present), `job.yaml`, `coordinator.json` (where the coordinator listens), `workers/` (logs).
 //! Trouble with diary and metrics is said once and never stops training.
 
-use crate::store::replace;
+use crate::store::{Durability, PRIVATE, PUBLIC, replace};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use varuna_plan::{Generation, Plan, StateId, Step};
@@ -40,12 +40,14 @@ pub enum FolderError {
 pub struct Metric {
     /// Steps done.
     pub step: Step,
-    /// Mean training loss of the step.
+    /// Mean training loss of the step; `null` in the file where it is not a finite number.
+    #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// Mean loss on the held-out split, where this step began with an evaluation.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub eval_loss: Option<f64>,
-    /// L2 norm of the gradient before clipping.
+    /// L2 norm of the gradient before clipping; `null` in the file where it is not a finite number.
+    #[serde(deserialize_with = "null_is_nan")]
     pub gradient_norm: f64,
     /// The optimizer skipped this step.
     pub overflow: bool,
@@ -63,6 +65,11 @@ pub struct Metric {
     pub time_ms: u64,
     /// Identity of the state reached.
     pub state: StateId,
+}
+
+/// JSON has no word for a number that is not finite, and plotting tools want none: a diverged step's loss is `null`.
+fn null_is_nan<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(d)?.unwrap_or(f64::NAN))
 }
 
 /// `coordinator.json`: how to reach the coordinator of a run.
@@ -108,7 +115,11 @@ impl RunFolder {
             std::fs::create_dir_all(&folder).map_err(io("make", &folder))?;
         }
         let lock_path = path.join("lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path);
         let lock = lock.map_err(io("open", &lock_path))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -120,17 +131,24 @@ impl RunFolder {
             Ok(text) if text != job => return Err(FolderError::OtherJob(path.to_owned())),
             Ok(_) => {}
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                replace(&job_path, job, true).map_err(io("write", &job_path))?;
+                replace(&job_path, job, PUBLIC, Durability::Synced).map_err(io("write", &job_path))?;
             }
             Err(source) => return Err(io("read", &job_path)(source)),
         }
         let append = |name: &str| {
             let path = path.join(name);
-            OpenOptions::new().create(true).append(true).open(&path).map_err(io("open", &path))
+            open_log(&path).map_err(io("open", &path))
         };
         let last = last_metric(&path.join("metrics.jsonl"));
         let (events, metrics) = (append("events.jsonl")?, append("metrics.jsonl")?);
-        Ok(RunFolder { path: path.to_owned(), _lock: lock, events, metrics, last, complained: false })
+        Ok(RunFolder {
+            path: path.to_owned(),
+            _lock: lock,
+            events,
+            metrics,
+            last,
+            complained: false,
+        })
     }
 
     /// The folder.
@@ -150,15 +168,14 @@ impl RunFolder {
     /// # Errors
     /// The file system refuses.
     pub fn write_contact(&self, contact: &Contact) -> Result<(), FolderError> {
-        use std::os::unix::fs::OpenOptionsExt;
         let path = self.path.join("coordinator.json");
-        let partial = self.path.join("coordinator.json.partial");
-        let io = |source| FolderError::Io { action: "write", path: path.clone(), source };
+        let io = |source| FolderError::Io {
+            action: "write",
+            path: path.clone(),
+            source,
+        };
         let text = serde_json::to_string_pretty(contact).map_err(|e| io(e.into()))?;
-        let mut options = OpenOptions::new();
-        let mut file = options.create(true).write(true).truncate(true).mode(0o600).open(&partial).map_err(io)?;
-        file.write_all(text.as_bytes()).map_err(io)?;
-        std::fs::rename(&partial, &path).map_err(io)
+        replace(&path, &text, PRIVATE, Durability::Cached).map_err(io)
     }
 
     /// Adds an entry to the diary.
@@ -166,7 +183,7 @@ impl RunFolder {
         if let Some(fields) = entry.as_object_mut() {
             fields.insert("timeMs".into(), now_ms().into());
         }
-        let result = writeln!(self.events, "{entry}");
+        let result = self.events.write_all(format!("{entry}\n").as_bytes());
         self.complain("events.jsonl", result);
     }
 
@@ -177,28 +194,39 @@ impl RunFolder {
         }
         let result = serde_json::to_string(&metric)
             .map_err(std::io::Error::from)
-            .and_then(|line| writeln!(self.metrics, "{line}"));
+            .and_then(|line| self.metrics.write_all(format!("{line}\n").as_bytes()));
         self.complain("metrics.jsonl", result);
         self.last = Some(metric);
     }
 
     /// Keeps a plan for people; the record is what counts.
     pub fn plan(&mut self, plan: &Plan) {
-        let path = self.path.join("plans").join(format!("g{:06}.json", plan.generation.0));
+        let path = self
+            .path
+            .join("plans")
+            .join(format!("g{:06}.json", plan.generation.0));
         if path.exists() {
             return;
         }
         // The secret opens connections of the generation: it does not belong into a file that people pass on.
-        let public = Plan { secret: String::new(), ..plan.clone() };
+        let public = Plan {
+            secret: String::new(),
+            ..plan.clone()
+        };
         let result = serde_json::to_string_pretty(&public)
             .map_err(std::io::Error::from)
-            .and_then(|text| replace(&path, &text, false));
+            .and_then(|text| replace(&path, &text, PUBLIC, Durability::Cached));
         self.complain("plans/", result);
     }
 
     /// Replaces `status.json`.
     pub fn status(&mut self, status: &Value) {
-        let result = replace(&self.path.join("status.json"), &status.to_string(), false);
+        let result = replace(
+            &self.path.join("status.json"),
+            &status.to_string(),
+            PUBLIC,
+            Durability::Cached,
+        );
         self.complain("status.json", result);
     }
 
@@ -214,10 +242,35 @@ impl RunFolder {
     }
 }
 
+/// Opens a file of lines for appending. A coordinator that was killed may have left half a line, which would spoil the next.
+fn open_log(path: &Path) -> std::io::Result<File> {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .append(true)
+        .open(path)?;
+    let mut at = file.metadata()?.len();
+    let mut byte = [0];
+    while at > 0 {
+        file.seek(SeekFrom::Start(at - 1))?;
+        file.read_exact(&mut byte)?;
+        if byte == *b"\n" {
+            break;
+        }
+        at -= 1;
+    }
+    file.set_len(at)?;
+    Ok(file)
+}
+
 /// The last whole line; a coordinator that was killed may have left half of one.
 fn last_metric(path: &Path) -> Option<Metric> {
     let lines = BufReader::new(File::open(path).ok()?).lines();
-    lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()).last()
+    lines
+        .map_while(Result::ok)
+        .filter_map(|line| serde_json::from_str(&line).ok())
+        .last()
 }
 
 #[cfg(test)]
@@ -238,7 +291,11 @@ mod tests {
             tokens: 64,
             step_ms: 10.0,
             time_ms: 1,
-            state: StateId { run_gen: Generation(1), step: Step(step), chain: Chain(step) },
+            state: StateId {
+                run_gen: Generation(1),
+                step: Step(step),
+                chain: Chain(step),
+            },
         }
     }
 
@@ -247,9 +304,15 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("run");
         let held = RunFolder::open(&path, "job a").unwrap();
-        assert!(matches!(RunFolder::open(&path, "job a"), Err(FolderError::Held(_))));
+        assert!(matches!(
+            RunFolder::open(&path, "job a"),
+            Err(FolderError::Held(_))
+        ));
         drop(held);
-        assert!(matches!(RunFolder::open(&path, "job b"), Err(FolderError::OtherJob(_))));
+        assert!(matches!(
+            RunFolder::open(&path, "job b"),
+            Err(FolderError::OtherJob(_))
+        ));
         assert!(RunFolder::open(&path, "job a").is_ok());
     }
 
@@ -263,11 +326,51 @@ mod tests {
         drop(first);
         let file = temp.path().join("metrics.jsonl");
         let whole = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, format!("{whole}{{\"step\":4,\"lo")).unwrap();
         let mut second = RunFolder::open(temp.path(), "job").unwrap();
         assert_eq!(second.last().map(|m| m.step), Some(Step(3)));
         second.metric(metric(3));
         second.metric(metric(4));
         let lines = std::fs::read_to_string(&file).unwrap();
-        assert_eq!(lines.lines().count(), 4, "{whole}{lines}");
+        let steps: Vec<u64> = lines
+            .lines()
+            .map(|l| serde_json::from_str::<Metric>(l).unwrap().step.0)
+            .collect();
+        assert_eq!(steps, [1, 2, 3, 4], "{lines}");
+    }
+
+    #[test]
+    fn a_diverged_step_is_published_and_remembered_like_any_other() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut first = RunFolder::open(temp.path(), "job").unwrap();
+        first.metric(metric(1));
+        first.metric(Metric {
+            loss: f64::NAN,
+            gradient_norm: f64::INFINITY,
+            overflow: true,
+            ..metric(2)
+        });
+        drop(first);
+        let second = RunFolder::open(temp.path(), "job").unwrap();
+        assert_eq!(second.last().map(|m| m.state), Some(metric(2).state));
+    }
+
+    #[test]
+    fn secrets_are_kept_out_of_what_others_may_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let temp = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(temp.path(), "job").unwrap();
+        folder
+            .write_contact(&Contact {
+                address: "a:1".into(),
+                token: "t".into(),
+                pid: 1,
+            })
+            .unwrap();
+        let mode = std::fs::metadata(temp.path().join("coordinator.json"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 }

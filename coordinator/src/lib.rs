@@ -6,11 +6,13 @@
 
 mod driver;
 pub mod folder;
+mod serve;
 mod server;
 pub mod store;
+mod words;
 
-pub use driver::{Control, Options, ScaleRequest, View, serve};
 pub use folder::RunFolder;
+pub use serve::{Control, Options, ScaleRequest, View, serve};
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
 
 use varuna_api::Job;

@@ -4,6 +4,7 @@ use crate::driver::{Inbound, StreamNumber};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
@@ -11,9 +12,13 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 use varuna_plan::WorkerId;
 use varuna_wire::v1::coordinator_server::Coordinator;
-use varuna_wire::v1::{Down, ScaleReply, ScaleRequest, StatusReply, StatusRequest, StopReply, StopRequest, Up};
+use varuna_wire::v1::{
+    Down, ScaleReply, ScaleRequest, StatusReply, StatusRequest, StopReply, StopRequest, Up,
+};
 use varuna_wire::{Downward, Hello, Upward};
 
+/// A stream that does not say Hello for so long is closed.
+const HELLO: Duration = Duration::from_secs(5);
 /// Orders that may wait for one worker; one that takes none for so long is cut off.
 const ORDERS: usize = 256;
 
@@ -29,11 +34,18 @@ fn gone() -> Status {
 }
 
 impl Service {
-    #[expect(clippy::result_large_err, reason = "tonic's own error")]
     fn authorise(&self, token: &str) -> Result<(), Status> {
         let same = token.len() == self.token.len()
-            && token.bytes().zip(self.token.bytes()).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
-        if same { Ok(()) } else { Err(Status::unauthenticated("the token is not this run's")) }
+            && token
+                .bytes()
+                .zip(self.token.bytes())
+                .fold(0, |d, (a, b)| d | (a ^ b))
+                == 0;
+        if same {
+            Ok(())
+        } else {
+            Err(Status::unauthenticated("the token is not this run's"))
+        }
     }
 
     /// Why a worker is not taken in, and whether trying again is of no use.
@@ -49,7 +61,15 @@ impl Service {
         let worker = hello.worker;
         let number = StreamNumber(self.streams.fetch_add(1, Ordering::Relaxed));
         let inbound = self.inbound.clone();
-        if inbound.send(Inbound::Attached { number, hello, orders: orders.clone() }).await.is_err() {
+        if inbound
+            .send(Inbound::Attached {
+                number,
+                hello,
+                orders: orders.clone(),
+            })
+            .await
+            .is_err()
+        {
             return;
         }
         tokio::spawn(async move {
@@ -62,14 +82,23 @@ impl Service {
 }
 
 /// Passes on what a worker says until its stream ends; returns why.
-async fn follow(ups: &mut Streaming<Up>, worker: WorkerId, number: StreamNumber, inbound: &Sender<Inbound>) -> String {
+async fn follow(
+    ups: &mut Streaming<Up>,
+    worker: WorkerId,
+    number: StreamNumber,
+    inbound: &Sender<Inbound>,
+) -> String {
     loop {
         match ups.next().await {
             None => return "closed".into(),
             Some(Err(status)) => return status.message().to_owned(),
             Some(Ok(up)) => match Upward::from_wire(up) {
                 Ok(word) => {
-                    if inbound.send(Inbound::Said { worker, number, word }).await.is_err() {
+                    if inbound
+                        .send(Inbound::Said { worker, number, word })
+                        .await
+                        .is_err()
+                    {
                         return "the run is ending".into();
                     }
                 }
@@ -86,7 +115,11 @@ impl Coordinator for Service {
     async fn attach(&self, request: Request<Streaming<Up>>) -> Result<Response<Self::AttachStream>, Status> {
         let mut ups = request.into_inner();
         let (orders, stream) = channel(ORDERS);
-        let first = ups.next().await.transpose()?.ok_or_else(|| Status::invalid_argument("no Hello"))?;
+        let first = tokio::time::timeout(HELLO, ups.next()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no Hello came"))?;
+        let first = first
+            .transpose()?
+            .ok_or_else(|| Status::invalid_argument("no Hello"))?;
         let refusal = match Upward::from_wire(first) {
             Ok(Upward::Hello(hello)) => match self.objection(&hello) {
                 Some(refusal) => Some(refusal),
@@ -110,7 +143,10 @@ impl Coordinator for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         self.authorise(&request.get_ref().token)?;
         let (tell, answer) = oneshot::channel();
-        self.inbound.send(Inbound::Status(tell)).await.map_err(|_| gone())?;
+        self.inbound
+            .send(Inbound::Status(tell))
+            .await
+            .map_err(|_| gone())?;
         let json = answer.await.map_err(|_| gone())?;
         Ok(Response::new(StatusReply { json }))
     }
@@ -119,8 +155,14 @@ impl Coordinator for Service {
         let request = request.into_inner();
         self.authorise(&request.token)?;
         let (tell, answer) = oneshot::channel();
-        self.inbound.send(Inbound::Scale(request.workers, tell)).await.map_err(|_| gone())?;
-        let message = answer.await.map_err(|_| gone())?.map_err(Status::failed_precondition)?;
+        self.inbound
+            .send(Inbound::Scale(request.workers, tell))
+            .await
+            .map_err(|_| gone())?;
+        let message = answer
+            .await
+            .map_err(|_| gone())?
+            .map_err(Status::failed_precondition)?;
         Ok(Response::new(ScaleReply { message }))
     }
 

@@ -1,0 +1,72 @@
+//! What a run is doing, as a document for tools and as lines for people.
+
+use crate::driver::Attached;
+use crate::folder::RunFolder;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use varuna_api::Job;
+use varuna_plan::WorkerId;
+use varuna_protocol::coordinator::Snapshot;
+use varuna_wire::StepMetrics;
+
+/// The content of `status.json`.
+pub(crate) fn status_document(
+    snapshot: &Snapshot,
+    job: &Job,
+    folder: &RunFolder,
+    streams: &BTreeMap<WorkerId, Attached>,
+) -> Value {
+    let mut status = serde_json::to_value(snapshot).unwrap_or_default();
+    let workers: Vec<Value> = snapshot
+        .workers
+        .iter()
+        .filter(|w| w.up)
+        .map(|worker| {
+            let mut value = serde_json::to_value(worker).unwrap_or_default();
+            if let (Some(fields), Some(stream)) = (value.as_object_mut(), streams.get(&worker.id)) {
+                fields.insert("pid".into(), stream.hello.pid.into());
+                fields.insert("host".into(), stream.hello.host.clone().into());
+                fields.insert("device".into(), stream.hello.device.clone().into());
+                fields.insert(
+                    "timings".into(),
+                    stream.timings.as_ref().map_or(Value::Null, timings),
+                );
+            }
+            value
+        })
+        .collect();
+    if let Some(fields) = status.as_object_mut() {
+        fields.insert("job".into(), job.name.clone().into());
+        fields.insert("loss".into(), folder.last().map(|m| m.loss).into());
+        fields.insert("workers".into(), workers.into());
+    }
+    status
+}
+
+fn timings(t: &StepMetrics) -> Value {
+    json!({
+        "step": t.step, "stepMs": t.step_ms, "forwardMs": t.forward_ms, "backwardMs": t.backward_ms,
+        "recomputeMs": t.recompute_ms, "waitMs": t.wait_ms, "reduceMs": t.reduce_ms, "applyMs": t.apply_ms,
+    })
+}
+
+/// A diary entry as one line for people.
+pub(crate) fn words(entry: &Value) -> String {
+    let Some(fields) = entry.as_object() else {
+        return entry.to_string();
+    };
+    let kind = fields.get("event").and_then(Value::as_str).unwrap_or("event");
+    let rest = fields
+        .iter()
+        .filter(|(key, _)| *key != "event" && *key != "worker");
+    let rest: Vec<String> = rest
+        .map(|(key, value)| match value {
+            Value::String(text) => format!("{key}={text}"),
+            Value::Object(_) => format!("{key}={}", value.get("step").unwrap_or(value)),
+            Value::Array(items) => format!("{key}={}", items.len()),
+            Value::Number(n) if n.is_f64() => format!("{key}={:.1}", n.as_f64().unwrap_or_default()),
+            other => format!("{key}={other}"),
+        })
+        .collect();
+    format!("{kind} {}", rest.join(" "))
+}
