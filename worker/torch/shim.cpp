@@ -5,9 +5,12 @@
 #include <ATen/core/grad_mode.h>
 #include <string>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <vector>
 
 typedef at::Tensor* Handle;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 static thread_local std::string message;
 
 template <typename Body>
@@ -30,6 +33,52 @@ static std::vector<at::Tensor> list(Handle* handles, int count) {
   return tensors;
 }
 
+// y = x w' + b, whose backward adds the gradients of w and b to the given tensors within the product (BLAS's beta), instead of
+// making them anew and adding them in a second pass.
+struct Linear : torch::autograd::Function<Linear> {
+  // An optional, because an undefined tensor among the arguments is an error.
+  typedef std::optional<at::Tensor> Maybe;
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w, const Maybe& b,
+                            const at::Tensor& w_gradient, const Maybe& b_gradient) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({x, w});
+    context->saved_data["w_gradient"] = w_gradient;
+    if (b_gradient) context->saved_data["b_gradient"] = *b_gradient;
+    return at::linear(x, w, b);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto &x = saved[0], &w = saved[1];
+    const auto y_gradient = gradients[0].reshape({-1, w.size(0)});
+    context->saved_data["w_gradient"].toTensor().addmm_(y_gradient.t(), x.reshape({-1, w.size(1)}));
+    const auto b_gradient = context->saved_data.find("b_gradient");
+    if (b_gradient != context->saved_data.end()) b_gradient->second.toTensor().add_(y_gradient.sum(0));
+    at::Tensor x_gradient;
+    if (context->needs_input_grad(0)) x_gradient = y_gradient.mm(w).view(x.sizes());
+    return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// Rows of a table; the backward adds to the rows that were looked up, in order, and touches no others.
+struct Lookup : torch::autograd::Function<Lookup> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& table, const at::Tensor& rows,
+                            const at::Tensor& gradient) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({rows});
+    context->saved_data["gradient"] = gradient;
+    return at::embedding(table, rows);
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto rows = context->get_saved_variables()[0].reshape({-1});
+    auto gradient = context->saved_data["gradient"].toTensor();
+    gradient.index_add_(0, rows, gradients[0].reshape({-1, gradient.size(1)}));
+    return {at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 extern "C" {
 
 const char* vt_error() { return message.c_str(); }
@@ -42,6 +91,19 @@ int vt_backward(Handle* outputs, Handle* gradients, int count) {
 // tensor.grad = gradient: autograd then accumulates into it in place.
 int vt_set_grad(Handle tensor, Handle gradient) {
   return guarded([&] { tensor->mutable_grad() = *gradient; });
+}
+
+// See Linear; b may be null. The gradients are those that vt_set_grad gave.
+int vt_linear(Handle x, Handle w, Handle b, Handle* out) {
+  return guarded([&] {
+    const auto bias = b ? Linear::Maybe(*b) : std::nullopt, gradient = b ? Linear::Maybe(b->grad()) : std::nullopt;
+    *out = new at::Tensor(Linear::apply(*x, *w, bias, w->grad(), gradient));
+  });
+}
+
+// See Lookup. The gradient is the one that vt_set_grad gave.
+int vt_lookup(Handle table, Handle rows, Handle* out) {
+  return guarded([&] { *out = new at::Tensor(Lookup::apply(*table, *rows, table->grad())); });
 }
 
 // One fused AdamW step on one flat tensor; `step` is a float32 scalar that the caller has already advanced.

@@ -204,7 +204,7 @@ impl Run<'_> {
         units: &BTreeMap<Unit, UnitBuffers>,
         input: Tensor,
         numbers: &[u64],
-    ) -> Vec<(Tensor, Tensor)> {
+    ) -> Result<Vec<(Tensor, Tensor)>, EngineError> {
         let training = &self.config.training;
         let dropout = Dropout {
             probability: self.config.model.dropout,
@@ -220,11 +220,11 @@ impl Run<'_> {
             } else {
                 x.detach().set_requires_grad(true)
             };
-            let output = forward(&self.config.model, segment, units, &input, &dropout);
+            let output = forward(&self.config.model, segment, units, &input, &dropout)?;
             x = output.shallow_clone();
             graph.push((input, output));
         }
-        graph
+        Ok(graph)
     }
 
     fn forward(
@@ -238,10 +238,10 @@ impl Run<'_> {
         let start = Instant::now();
         let (output, stash) = if recomputed {
             let _guard = tch::no_grad_guard();
-            let graph = self.graph(units, input.shallow_clone(), &numbers);
+            let graph = self.graph(units, input.shallow_clone(), &numbers)?;
             (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Input(input))
         } else {
-            let graph = self.graph(units, input, &numbers);
+            let graph = self.graph(units, input, &numbers)?;
             (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Graph(graph))
         };
         self.stash.insert(micro_batch, stash);
@@ -266,7 +266,7 @@ impl Run<'_> {
     ) -> Result<(), EngineError> {
         let start = Instant::now();
         if let Some(Stash::Input(input)) = self.stash.remove(&micro_batch) {
-            let graph = self.graph(units, input, &self.sample_numbers(micro_batch));
+            let graph = self.graph(units, input, &self.sample_numbers(micro_batch))?;
             self.stash.insert(micro_batch, Stash::Graph(graph));
         }
         self.timings.recompute += start.elapsed();

@@ -13,19 +13,23 @@ use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::Model;
 use varuna_plan::{SegmentRange, Unit};
+use varuna_torch::{TorchError, linear, lookup};
 
 /// GPT-2's layer norm epsilon.
 const EPSILON: f64 = 1e-5;
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
 /// Returns the boundary activation (b, t, d), or the logits (b, t, v) after the last segment.
+///
+/// # Errors
+/// A token is outside the vocabulary, or libtorch refuses.
 pub fn forward(
     model: &Model,
     segment: u32,
     units: &BTreeMap<Unit, UnitBuffers>,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
-) -> Tensor {
+) -> Result<Tensor, TorchError> {
     let own = &units[&Unit(segment)].parameters;
     let tied = model.layout().tied_unit();
     if segment == 0 {
@@ -33,8 +37,7 @@ pub fn forward(
             Some(unit) => (&units[&unit].parameters[0], &own[embedding::POSITIONS_WHEN_TIED]),
             None => (&own[embedding::TOKENS], &own[embedding::POSITIONS]),
         };
-        let tokens_btd = Tensor::embedding(table_vd, x_btd, -1, false, false);
-        return dropout.apply(&(tokens_btd + positions_td), segment, 0);
+        return Ok(dropout.apply(&(lookup(table_vd, x_btd)? + positions_td), segment, 0));
     }
     if segment <= model.layers {
         return block_forward(model, own, x_btd, dropout, segment);
@@ -43,52 +46,46 @@ pub fn forward(
         Some(unit) => &units[&unit].parameters[0],
         None => &own[head::TABLE],
     };
-    let width = [i64::from(model.hidden_size)];
-    x_btd
-        .layer_norm(
-            width,
-            Some(&own[head::NORM_WEIGHT]),
-            Some(&own[head::NORM_BIAS]),
-            EPSILON,
-            true,
-        )
-        .linear(table_vd, None::<&Tensor>)
+    linear(
+        &norm(x_btd, &own[head::NORM_WEIGHT], &own[head::NORM_BIAS]),
+        table_vd,
+        None,
+    )
 }
 
-fn block_forward(model: &Model, p: &[Tensor], x_btd: &Tensor, dropout: &Dropout<'_>, segment: u32) -> Tensor {
+/// Layer norm over the width.
+fn norm(x_btd: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+    x_btd.layer_norm(weight.size(), Some(weight), Some(bias), EPSILON, true)
+}
+
+fn block_forward(
+    model: &Model,
+    p: &[Tensor],
+    x_btd: &Tensor,
+    dropout: &Dropout<'_>,
+    segment: u32,
+) -> Result<Tensor, TorchError> {
     let size = x_btd.size();
     let (b, t, d) = (size[0], size[1], size[2]);
     let heads = i64::from(model.heads);
-    let qkv = x_btd
-        .layer_norm(
-            [d],
-            Some(&p[block::NORM1_WEIGHT]),
-            Some(&p[block::NORM1_BIAS]),
-            EPSILON,
-            true,
-        )
-        .linear(&p[block::QKV_WEIGHT], Some(&p[block::QKV_BIAS]))
+    let normed = norm(x_btd, &p[block::NORM1_WEIGHT], &p[block::NORM1_BIAS]);
+    let qkv = linear(&normed, &p[block::QKV_WEIGHT], Some(&p[block::QKV_BIAS]))?
         .view([b, t, 3, heads, d / heads])
         .permute([2, 0, 3, 1, 4]);
     let (q, k, v) = (qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
     // Attention dropout stays 0: on a CPU anything else leaves the flash path.
-    let a_btd = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
-        .transpose(1, 2)
-        .reshape([b, t, d])
-        .linear(&p[block::PROJECTION_WEIGHT], Some(&p[block::PROJECTION_BIAS]));
+    let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
+        .transpose(1, 2);
+    let a_btd = linear(
+        &attended.reshape([b, t, d]),
+        &p[block::PROJECTION_WEIGHT],
+        Some(&p[block::PROJECTION_BIAS]),
+    )?;
     let x_btd = x_btd + dropout.apply(&a_btd, segment, 0);
-    let m_btd = x_btd
-        .layer_norm(
-            [d],
-            Some(&p[block::NORM2_WEIGHT]),
-            Some(&p[block::NORM2_BIAS]),
-            EPSILON,
-            true,
-        )
-        .linear(&p[block::UP_WEIGHT], Some(&p[block::UP_BIAS]))
-        .gelu("tanh")
-        .linear(&p[block::DOWN_WEIGHT], Some(&p[block::DOWN_BIAS]));
-    &x_btd + dropout.apply(&m_btd, segment, 1)
+    let normed = norm(&x_btd, &p[block::NORM2_WEIGHT], &p[block::NORM2_BIAS]);
+    let up = linear(&normed, &p[block::UP_WEIGHT], Some(&p[block::UP_BIAS]))?.gelu("tanh");
+    let m_btd = linear(&up, &p[block::DOWN_WEIGHT], Some(&p[block::DOWN_BIAS]))?;
+    Ok(&x_btd + dropout.apply(&m_btd, segment, 1))
 }
 
 /// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).

@@ -29,6 +29,8 @@ unsafe extern "C" {
         decay: f64,
         epsilon: f64,
     ) -> c_int;
+    fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
+    fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
     fn vt_bernoulli(tensor: Handle, seed: u64, keep: f64) -> c_int;
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
     fn vt_from_memory(
@@ -95,6 +97,41 @@ pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
     }
     // SAFETY: two live handles; the shim copies the reference-counted tensor.
     checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
+}
+
+/// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`] must have set, within the matrix product:
+/// nothing of the weight's size is made anew and added in a second pass.
+///
+/// # Errors
+/// The shapes do not fit, or a parameter has no gradient.
+pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
+    if !w.grad().defined() || b.is_some_and(|b| !b.grad().defined()) {
+        return Err(TorchError(
+            "a linear layer over parameters without gradients".into(),
+        ));
+    }
+    let mut out: Handle = std::ptr::null_mut();
+    let bias = b.map_or(std::ptr::null_mut(), handle);
+    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none.
+    checked(unsafe { vt_linear(handle(x), handle(w), bias, &raw mut out) })?;
+    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// Rows of a table (v, d) by number. Its backward adds to the gradient's rows that were looked up and touches no others;
+/// [`set_grad`] must have set that gradient.
+///
+/// # Errors
+/// A row is out of range, or the table has no gradient.
+pub fn lookup(table: &Tensor, rows: &Tensor) -> Result<Tensor, TorchError> {
+    if !table.grad().defined() {
+        return Err(TorchError("a lookup in a table without a gradient".into()));
+    }
+    let mut out: Handle = std::ptr::null_mut();
+    // SAFETY: live handles, borrowed for the call.
+    checked(unsafe { vt_lookup(handle(table), handle(rows), &raw mut out) })?;
+    // SAFETY: as in `linear`.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
 /// The numbers of one AdamW step (Loshchilov & Hutter 2019).
@@ -224,6 +261,50 @@ mod tests {
         backward(&[&y], &[&g]).unwrap();
         assert_eq!(Vec::<f32>::try_from(x.grad()).unwrap(), [2.0, 40.0, 600.0]);
         assert!(backward(&[&y], &[]).is_err());
+    }
+
+    #[test]
+    fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
+        tch::manual_seed(4);
+        let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).set_requires_grad(true);
+        let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
+        let run = |fused: bool, table: &Tensor, w: &Tensor, b: &Tensor| {
+            let y = if fused {
+                linear(&lookup(table, &rows).unwrap(), w, Some(b)).unwrap()
+            } else {
+                Tensor::embedding(table, &rows, -1, false, false).linear(w, Some(b))
+            };
+            backward(&[&y], &[&y.detach()]).unwrap();
+            y
+        };
+        let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
+        assert!(
+            linear(&table, &w, None).is_err() && lookup(&table, &rows).is_err(),
+            "there are no gradients yet"
+        );
+        let plain = run(false, &table, &w, &b);
+        let own: Vec<Tensor> = [&table, &w, &b]
+            .map(|t| t.detach().copy().set_requires_grad(true))
+            .into();
+        for t in &own {
+            set_grad(t, &Tensor::full_like(&t.detach(), 1.0)).unwrap();
+        }
+        assert_eq!(run(true, &own[0], &own[1], &own[2]), plain);
+        for (ours, theirs) in own.iter().zip([&table, &w, &b]) {
+            let off = (ours.grad() - theirs.grad() - 1.0).abs().max().double_value(&[]);
+            assert!(off < 1e-5, "{off}");
+        }
+        assert!(lookup(&own[0], &Tensor::from_slice(&[9i64])).is_err());
+        let x = leaf(&[2, 3]);
+        let y = linear(&x, &own[1], None).unwrap();
+        backward(&[&y], &[&Tensor::ones([2, 4], CPU)]).unwrap();
+        assert_eq!(x.grad(), Tensor::ones([2, 4], CPU).matmul(&own[1].detach()));
+        let _guard = tch::no_grad_guard();
+        assert!(
+            !linear(&Tensor::ones([2, 3], CPU), &own[1], None)
+                .unwrap()
+                .requires_grad()
+        );
     }
 
     #[test]

@@ -44,7 +44,7 @@ impl Run<'_> {
                 Some(worker) => self.receive(worker, tag)?,
             };
             for segment in self.stage.start..self.stage.end {
-                x = forward(&self.config.model, segment, units, &x, &Dropout::OFF);
+                x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;
             }
             match self.next {
                 Some(worker) => self.send(worker, tag, &x)?,
