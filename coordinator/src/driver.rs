@@ -2,6 +2,7 @@
 
 use crate::CoordinatorError;
 use crate::folder::{Metric, RunFolder, now_ms};
+use crate::in_order::InOrder;
 use crate::serve::{Options, ScaleRequest, View};
 use crate::store::{FileStore, RecordStore};
 use crate::words::{status_document, words};
@@ -65,6 +66,7 @@ pub(crate) struct Driver {
     options: Options,
     store: FileStore,
     folder: RunFolder,
+    order: InOrder,
     streams: BTreeMap<WorkerId, Attached>,
     publish: watch::Sender<View>,
     view: View,
@@ -103,11 +105,13 @@ impl Driver {
         };
         let machine = Coordinator::new(config, Box::new(crate::planner(&options.job)));
         let now = Instant::now();
+        let order = InOrder::after(folder.last().map_or(Step(0), |m| m.step));
         Ok(Driver {
             machine,
             options,
             store,
             folder,
+            order,
             streams: BTreeMap::new(),
             publish,
             view: View::default(),
@@ -128,6 +132,11 @@ impl Driver {
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 _ = ticks.tick() => self.feed(CoordinatorInput::Tick),
             }
+            let due = match self.outcome {
+                None => self.order.overdue(Instant::now()),
+                Some(_) => self.order.rest(),
+            };
+            self.publish_steps(due);
             if self.published_at.elapsed() >= PUBLISH || self.outcome.is_some() {
                 self.show();
             }
@@ -291,6 +300,13 @@ impl Driver {
         sent
     }
 
+    fn publish_steps(&mut self, due: Vec<Metric>) {
+        for metric in due {
+            self.folder.metric(metric.clone());
+            self.view.metric = Some(metric);
+        }
+    }
+
     fn tell(&mut self, event: &Event) {
         if let Event::Committed {
             id,
@@ -319,8 +335,8 @@ impl Driver {
                 state: *id,
             };
             self.step_at = Instant::now();
-            self.folder.metric(metric.clone());
-            self.view.metric = Some(metric);
+            let due = self.order.offer(Instant::now(), metric);
+            self.publish_steps(due);
             return;
         }
         let entry = serde_json::to_value(event).unwrap_or_default();

@@ -274,11 +274,11 @@ fn last_metric(path: &Path) -> Option<Metric> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use varuna_plan::state::Chain;
 
-    fn metric(step: u64) -> Metric {
+    pub(crate) fn metric(step: u64) -> Metric {
         Metric {
             step: Step(step),
             loss: 1.5,

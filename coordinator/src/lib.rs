@@ -6,6 +6,7 @@
 
 mod driver;
 pub mod folder;
+mod in_order;
 mod serve;
 mod server;
 pub mod store;

@@ -88,7 +88,8 @@ impl Default for JobFile {
 
 impl JobFile {
     fn yaml(&self, data: &Path) -> String {
-        let JobFile { steps, min_workers, min_depth, hidden } = self;
+        let JobFile { steps, min_depth, hidden, .. } = self;
+        let min_workers = self.min_workers.max(*min_depth);
         format!(
             "apiVersion: varuna.dev/v1alpha1
 kind: VarunaJob

@@ -1,0 +1,428 @@
+//! Workers without an engine: the real `Member` and the real stream to the coordinator around a data plane in memory and
+//! a model whose state is one number for each unit. What a step makes of a state is fixed, so a lost, repeated or
+//! mixed-up step shows.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, channel, unbounded_channel};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use varuna_api::Job;
+use varuna_plan::state::{UnitNorm, mix};
+use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, WorkerId};
+use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
+use varuna_wire::{Downward, Hello, Upward};
+
+/// How often a member sees the clock, and dials are tried.
+const TICK: Duration = Duration::from_millis(5);
+/// How long a step takes.
+const STEP: Duration = Duration::from_millis(3);
+
+/// The loss of the step that starts from `step` steps done.
+pub(crate) fn loss_of(step: Step) -> f64 {
+    10.0 / (f64::from(u32::try_from(step.0).expect("few steps")) + 4.0)
+}
+
+/// A unit's part of the norm exchange: the loss rides with the last segment.
+fn norm_of(layout: Layout, unit: Unit, step: Step) -> UnitNorm {
+    let loss = if unit.0 + 1 == layout.segments {
+        loss_of(step)
+    } else {
+        0.0
+    };
+    UnitNorm {
+        norm2: f64::from(unit.0 + 1),
+        overflow: false,
+        loss,
+        eval_loss: None,
+    }
+}
+
+/// The data plane of all workers of a test, and what they must agree on.
+#[derive(Clone, Default)]
+pub(crate) struct Net(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    inboxes: BTreeMap<WorkerId, UnboundedSender<Said>>,
+    /// Who accepts dials of which generation, opened with which secret.
+    open: BTreeMap<(WorkerId, Generation), String>,
+    connections: BTreeSet<(Generation, WorkerId, WorkerId)>,
+    /// Equal state ids mean equal bits, on every worker.
+    bits: BTreeMap<(StateId, Unit), u64>,
+    newest: Step,
+}
+
+/// What reaches a worker over the data plane.
+enum Said {
+    Input(MemberInput),
+    State {
+        unit: Unit,
+        id: StateId,
+        bits: u64,
+        input: MemberInput,
+    },
+}
+
+impl Net {
+    fn with<T>(&self, f: impl FnOnce(&mut Inner) -> T) -> T {
+        f(&mut self.0.lock().expect("no worker has failed"))
+    }
+
+    /// The most steps that any worker has done.
+    pub(crate) fn newest(&self) -> Step {
+        self.with(|n| n.newest)
+    }
+
+    fn close(&self, me: WorkerId, which: impl Fn(Generation) -> bool) {
+        self.with(|n| {
+            n.open.retain(|(w, g), _| *w != me || !which(*g));
+            let ends = |c: &(Generation, WorkerId, WorkerId)| (c.1 == me || c.2 == me) && which(c.0);
+            let gone: Vec<_> = n.connections.iter().copied().filter(ends).collect();
+            for (generation, a, b) in gone {
+                n.connections.remove(&(generation, a, b));
+                let other = if a == me { b } else { a };
+                if let Some(inbox) = n.inboxes.get(&other) {
+                    let _ = inbox.send(Said::Input(MemberInput::Closed { generation, peer: me }));
+                }
+            }
+        });
+    }
+
+    fn dial(&self, generation: Generation, me: WorkerId, peer: WorkerId) -> bool {
+        self.with(|n| {
+            let secret = n.open.get(&(peer, generation));
+            let accepted = secret.is_some() && secret == n.open.get(&(me, generation));
+            if accepted {
+                n.connections.insert((generation, me, peer));
+            }
+            accepted
+        })
+    }
+
+    fn deliver(&self, generation: Generation, from: WorkerId, to: WorkerId, said: Said) {
+        self.with(|n| {
+            let joined = n.connections.contains(&(generation, from, to))
+                || n.connections.contains(&(generation, to, from));
+            if let Some(inbox) = n.inboxes.get(&to).filter(|_| joined) {
+                let _ = inbox.send(said);
+            }
+        });
+    }
+
+    fn agree(&self, id: StateId, unit: Unit, bits: u64) {
+        self.with(|n| {
+            n.newest = n.newest.max(id.step);
+            let known = *n.bits.entry((id, unit)).or_insert(bits);
+            assert_eq!(
+                known, bits,
+                "unit {unit} at {id} has other bits on another worker"
+            );
+        });
+    }
+}
+
+/// A running fake worker.
+pub(crate) struct Fake {
+    pub(crate) id: WorkerId,
+    net: Net,
+    task: JoinHandle<()>,
+}
+
+impl Fake {
+    /// Starts one.
+    pub(crate) fn start(net: &Net, job: &Job, coordinator: String, token: &str, number: u64) -> Fake {
+        let id = WorkerId(number);
+        let (inbox, said) = unbounded_channel();
+        net.with(|n| n.inboxes.insert(id, inbox));
+        let config = MemberConfig {
+            id,
+            layout: job.model.layout(),
+            last_step: Step(job.training.steps),
+            checkpoint_every: None,
+            timing: MemberTiming {
+                heartbeat: Duration::from_millis(200),
+                ..MemberTiming::default()
+            },
+        };
+        let worker = Worker {
+            member: Member::new(config),
+            layout: config.layout,
+            me: id,
+            net: net.clone(),
+            start: Instant::now(),
+            held: BTreeMap::new(),
+            staged: BTreeMap::new(),
+            dials: BTreeSet::new(),
+            running: None,
+            up: None,
+            released: false,
+        };
+        let task = tokio::spawn(worker.live(hello(number, token), coordinator, said));
+        Fake {
+            id,
+            net: net.clone(),
+            task,
+        }
+    }
+
+    /// kill -9.
+    pub(crate) fn kill(self) {
+        self.task.abort();
+        self.net.with(|n| n.inboxes.remove(&self.id));
+        self.net.close(self.id, |_| true);
+    }
+
+    /// Waits until the worker was released.
+    pub(crate) async fn released(self) {
+        self.task.await.expect("the worker has not failed");
+    }
+}
+
+/// What worker `number` says of itself.
+pub(crate) fn hello(number: u64, token: &str) -> Hello {
+    Hello {
+        worker: WorkerId(number),
+        name: format!("w{number}"),
+        address: format!("fake:{number}"),
+        node: "here".into(),
+        host: "here".into(),
+        pid: 1,
+        memory_bytes: None,
+        device: "none".into(),
+        token: token.into(),
+        speed: 1.0,
+        job_hash: String::new(),
+    }
+}
+
+/// The two directions of one stream.
+struct Stream {
+    up: tokio::sync::mpsc::Sender<varuna_wire::v1::Up>,
+    down: tonic::Streaming<varuna_wire::v1::Down>,
+}
+
+async fn attach(hello: &Hello, coordinator: &str) -> Option<Stream> {
+    let mut client = varuna_wire::connect(coordinator).await.ok()?;
+    let (up, requests) = channel(8192);
+    up.send(Upward::Hello(hello.clone()).to_wire()).await.ok()?;
+    let down = client
+        .attach(ReceiverStream::new(requests))
+        .await
+        .ok()?
+        .into_inner();
+    Some(Stream { up, down })
+}
+
+struct Worker {
+    member: Member,
+    layout: Layout,
+    me: WorkerId,
+    net: Net,
+    start: Instant,
+    held: BTreeMap<Unit, u64>,
+    staged: BTreeMap<(Unit, StateId), u64>,
+    dials: BTreeSet<(Generation, WorkerId)>,
+    running: Option<(tokio::time::Instant, Arc<Plan>, Step)>,
+    up: Option<tokio::sync::mpsc::Sender<varuna_wire::v1::Up>>,
+    released: bool,
+}
+
+/// The next word on the stream; none when it has ended, never where there is no stream.
+async fn next(down: &mut Option<tonic::Streaming<varuna_wire::v1::Down>>) -> Option<(u64, Downward)> {
+    match down {
+        Some(stream) => Downward::from_wire(stream.message().await.ok().flatten()?).ok(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Worker {
+    async fn live(mut self, hello: Hello, coordinator: String, mut said: UnboundedReceiver<Said>) {
+        let mut ticks = tokio::time::interval(TICK);
+        let mut down = None;
+        while !self.released {
+            let until = self.running.as_ref().map(|r| r.0);
+            tokio::select! {
+                Some(said) = said.recv() => self.said(said),
+                word = next(&mut down) => match word {
+                    Some((_, Downward::Welcome(_))) => self.feed(MemberInput::Stream),
+                    Some((term, Downward::Order(order))) => self.feed(MemberInput::Order { term, order }),
+                    Some((_, Downward::Refused { reason, .. })) => panic!("refused: {reason}"),
+                    None => (self.up, down) = (None, None),
+                },
+                () = sleep_until(until) => self.finish_step(),
+                _ = ticks.tick() => {
+                    if down.is_none() && let Some(stream) = attach(&hello, &coordinator).await {
+                        (self.up, down) = (Some(stream.up), Some(stream.down));
+                    }
+                    self.tick();
+                }
+            }
+        }
+        self.net.close(self.me, |_| true);
+    }
+
+    fn tick(&mut self) {
+        for (generation, peer) in self.dials.clone() {
+            if self.net.dial(generation, self.me, peer) {
+                self.dials.remove(&(generation, peer));
+                self.feed(MemberInput::Connected { generation, peer });
+            }
+        }
+        self.feed(MemberInput::Tick);
+    }
+
+    fn said(&mut self, said: Said) {
+        match said {
+            Said::Input(input) => self.feed(input),
+            Said::State {
+                unit,
+                id,
+                bits,
+                input,
+            } => {
+                self.staged.insert((unit, id), bits);
+                self.feed(input);
+            }
+        }
+    }
+
+    fn finish_step(&mut self) {
+        if let Some((_, plan, step)) = self.running.take() {
+            let norm = |unit| (unit, norm_of(self.layout, unit, step));
+            let units = plan.units(self.me).into_iter().map(norm).collect();
+            self.feed(MemberInput::Prepared {
+                generation: plan.generation,
+                step,
+                units,
+            });
+        }
+    }
+
+    fn feed(&mut self, input: MemberInput) {
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let now = Time(u64::try_from(self.start.elapsed().as_nanos()).expect("a short test"));
+            let mut effects = vec![];
+            self.member.handle(now, input, &mut effects);
+            for effect in effects {
+                inputs.extend(self.carry_out(effect));
+            }
+        }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one arm for each effect")]
+    fn carry_out(&mut self, effect: MemberEffect) -> Vec<MemberInput> {
+        let me = self.me;
+        match effect {
+            MemberEffect::Accepted(plan) => {
+                assert!(
+                    !plan.secret.is_empty(),
+                    "a plan without a secret opens connections to anyone"
+                );
+                self.net
+                    .with(|n| n.open.insert((me, plan.generation), plan.secret.clone()));
+            }
+            MemberEffect::Connect { generation, peer, .. } => drop(self.dials.insert((generation, peer))),
+            MemberEffect::Disconnect { generation } => {
+                self.dials.retain(|(g, _)| *g != generation);
+                self.net.close(me, |g| g == generation);
+            }
+            MemberEffect::Send {
+                generation,
+                to,
+                message,
+            } => {
+                let input = MemberInput::Peer {
+                    generation,
+                    from: me,
+                    message,
+                };
+                self.net.deliver(generation, me, to, Said::Input(input));
+            }
+            MemberEffect::Serve {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => {
+                let input = MemberInput::Fetched {
+                    generation,
+                    from: me,
+                    unit,
+                    id,
+                    decision,
+                };
+                let bits = self.held[&unit];
+                self.net.deliver(
+                    generation,
+                    me,
+                    to,
+                    Said::State {
+                        unit,
+                        id,
+                        bits,
+                        input,
+                    },
+                );
+            }
+            MemberEffect::Report(report) => {
+                if let Some(up) = &self.up {
+                    let _ = up.try_send(Upward::Report(report).to_wire());
+                }
+            }
+            MemberEffect::Load {
+                id: StateId::INITIAL,
+                unit,
+            } => {
+                self.held.insert(unit, u64::from(unit.0));
+                return vec![MemberInput::Loaded {
+                    unit,
+                    id: StateId::INITIAL,
+                }];
+            }
+            MemberEffect::Load { .. } | MemberEffect::Put { .. } => {}
+            MemberEffect::Adopt { unit, id } => {
+                let bits = self
+                    .staged
+                    .remove(&(unit, id))
+                    .expect("only what is staged is adopted");
+                self.held.insert(unit, bits);
+                self.net.agree(id, unit, bits);
+                return vec![MemberInput::Loaded { unit, id }];
+            }
+            MemberEffect::Run { plan, step } => {
+                self.running = Some((tokio::time::Instant::now() + STEP, plan, step));
+            }
+            MemberEffect::Abort => {
+                self.running = None;
+                return vec![MemberInput::Stopped { prepared: vec![] }];
+            }
+            MemberEffect::Apply { decision, units } => return self.apply(&decision, &units),
+            MemberEffect::Free { keep } => {
+                self.held.retain(|unit, _| keep.contains(unit));
+                self.staged.clear();
+            }
+            MemberEffect::Exit => self.released = true,
+        }
+        vec![]
+    }
+
+    fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Vec<MemberInput> {
+        for unit in units {
+            let bits = self.held.get_mut(unit).expect("only what is held is applied to");
+            *bits = mix(*bits, decision.parent.step.0);
+            self.net.agree(decision.id, *unit, *bits);
+        }
+        vec![MemberInput::Applied { id: decision.id }]
+    }
+}

@@ -1,0 +1,408 @@
+//! The coordinator's shell over real gRPC, with workers that have everything but an engine.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+mod fake;
+
+use fake::{Fake, Net, hello, loss_of};
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::sync::mpsc::channel;
+use tokio_stream::wrappers::ReceiverStream;
+use varuna_api::{Job, parse_job};
+use varuna_coordinator::folder::Metric;
+use varuna_coordinator::{Control, CoordinatorError, Options, Outcome, RunFolder, Timing, View, serve};
+use varuna_plan::{Plan, Step};
+use varuna_wire::v1::{ScaleRequest, StatusRequest};
+use varuna_wire::{Downward, Hello, Upward};
+
+const TOKEN: &str = "a-token";
+const STEPS: u64 = 150;
+/// Far longer than anything here takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two stages at least, so that every worker holds a part of the model only.
+const JOB: &str = "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {name: fake}
+spec:
+  model: {layers: 4, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}
+  data: {path: nowhere}
+  training: {globalBatchSize: 8, microBatchSize: 1, steps: 150, seed: 1, optimizer: {learningRate: 0.001}}
+  pipeline: {minDepth: 2}
+  elasticity: {minWorkers: 2}
+";
+
+fn job() -> Job {
+    parse_job(JOB).unwrap()
+}
+
+fn options(bind: String) -> Options {
+    let ms = Duration::from_millis;
+    Options {
+        job: job(),
+        job_text: JOB.into(),
+        data_fingerprint: String::new(),
+        bind,
+        token: TOKEN.into(),
+        timing: Timing {
+            settle: ms(2_000),
+            gather: ms(500),
+            watch: ms(200),
+            ..Timing::default()
+        },
+        scale: None,
+    }
+}
+
+struct Run {
+    temp: TempDir,
+    control: Control,
+    net: Net,
+    workers: Vec<Fake>,
+}
+
+impl Run {
+    async fn start(workers: u64) -> Run {
+        let temp = TempDir::new().unwrap();
+        let control = coordinate(temp.path(), "127.0.0.1:0".into()).await;
+        let mut run = Run {
+            temp,
+            control,
+            net: Net::default(),
+            workers: vec![],
+        };
+        for number in 1..=workers {
+            run.join(number);
+        }
+        run
+    }
+
+    fn address(&self) -> String {
+        self.control.address.to_string()
+    }
+
+    fn join(&mut self, number: u64) {
+        let worker = Fake::start(&self.net, &job(), self.address(), TOKEN, number);
+        self.workers.push(worker);
+    }
+
+    async fn wait_for(&mut self, what: &str, condition: impl FnMut(&View) -> bool) {
+        let waited = tokio::time::timeout(PATIENCE, self.control.view.wait_for(condition)).await;
+        waited
+            .unwrap_or_else(|_| panic!("not in time: {what}"))
+            .expect("the coordinator lives");
+    }
+
+    async fn wait_for_step(&mut self, step: u64) {
+        self.wait_for(&format!("step {step}"), |v| {
+            v.metric.as_ref().is_some_and(|m| m.step >= Step(step))
+        })
+        .await;
+    }
+
+    /// Waits for the end; every worker must be released, every step published once, with the loss of an undisturbed run.
+    async fn finish(self) -> TempDir {
+        let outcome = tokio::time::timeout(PATIENCE, self.control.outcome)
+            .await
+            .expect("the run ends");
+        assert_eq!(outcome.unwrap().unwrap(), Outcome::Done);
+        for worker in self.workers {
+            tokio::time::timeout(PATIENCE, worker.released())
+                .await
+                .expect("every worker is released");
+        }
+        let metrics: Vec<Metric> = lines(&self.temp.path().join("metrics.jsonl"));
+        let steps: Vec<u64> = metrics.iter().map(|m| m.step.0).collect();
+        assert_eq!(
+            steps,
+            (1..=STEPS).collect::<Vec<_>>(),
+            "every step is published once, in order"
+        );
+        for metric in metrics {
+            assert_eq!(
+                metric.loss,
+                loss_of(Step(metric.step.0 - 1)),
+                "step {}",
+                metric.step
+            );
+        }
+        self.temp
+    }
+}
+
+async fn coordinate(folder: &Path, bind: String) -> Control {
+    let folder = RunFolder::open(folder, JOB).unwrap();
+    serve(options(bind), folder).await.unwrap()
+}
+
+fn lines<T: for<'de> serde::Deserialize<'de>>(path: &Path) -> Vec<T> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
+        .collect()
+}
+
+fn generations(view: &View) -> u64 {
+    view.snapshot.as_ref().map_or(0, |s| s.generation.0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_workers_train_to_the_end_and_are_released() {
+    let temp = Run::start(4).await.finish().await;
+    let record: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(temp.path().join("record.json")).unwrap()).unwrap();
+    assert_eq!(record["done"], true);
+    let text = std::fs::read_to_string(temp.path().join("plans/g000001.json")).unwrap();
+    let plan: Plan = serde_json::from_str(&text).unwrap();
+    assert_eq!(plan.secret, "", "secrets stay in the record");
+    assert!(plan.shape.pipelines.iter().all(|p| p.stages.len() >= 2));
+    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    for kind in ["workerJoined", "planned", "running", "done"] {
+        assert!(
+            events.iter().any(|e| e["event"] == kind && e["timeMs"].is_u64()),
+            "no {kind} in {events:?}"
+        );
+    }
+    assert!(temp.path().join("status.json").is_file());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_worker_costs_no_step() {
+    let mut run = Run::start(4).await;
+    run.wait_for_step(20).await;
+    let before = generations(&run.control.view.borrow());
+    run.workers.remove(1).kill();
+    run.wait_for("a plan without the dropped worker", |v| generations(v) > before)
+        .await;
+    let temp = run.finish().await;
+    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    assert!(
+        events
+            .iter()
+            .any(|e| e["event"] == "workerLost" && e["name"] == "w2"),
+        "{events:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_joining_worker_is_taken_in_without_a_recovery() {
+    let mut run = Run::start(2).await;
+    run.wait_for_step(10).await;
+    let before = generations(&run.control.view.borrow());
+    run.join(3);
+    run.join(4);
+    run.wait_for("a plan with the joined workers", |v| generations(v) > before)
+        .await;
+    let temp = run.finish().await;
+    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let fences = events
+        .iter()
+        .filter(|e| e["event"] == "fenced" && e["upto"].as_u64() > Some(0))
+        .count();
+    assert_eq!(fences, 0, "{events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn training_goes_on_while_the_coordinator_is_away_and_its_successor_misses_no_step() {
+    let mut run = Run::start(4).await;
+    run.wait_for_step(20).await;
+    let address = run.address();
+    run.control.outcome.abort();
+    let _ = (&mut run.control.outcome).await;
+    let away = run.net.newest();
+    let wait = async {
+        while run.net.newest() < Step(away.0 + 10) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait)
+        .await
+        .expect("training goes on without a coordinator");
+    run.control = coordinate(run.temp.path(), address).await;
+    let temp = run.finish().await;
+    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let terms: Vec<_> = events
+        .iter()
+        .filter(|e| e["event"] == "tookOver")
+        .map(|e| e["term"].clone())
+        .collect();
+    assert_eq!(terms, [1, 2]);
+    let recovered = events
+        .iter()
+        .any(|e| e["event"] == "fenced" && e["upto"].as_u64() > Some(0));
+    assert!(!recovered, "a new coordinator disturbs nobody: {events:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
+    let temp = TempDir::new().unwrap();
+    // In the way of the file that takes the record's place, and not to be removed like one.
+    let obstacle = temp.path().join("record.json.partial");
+    std::fs::create_dir_all(obstacle.join("full")).unwrap();
+    let control = coordinate(temp.path(), "127.0.0.1:0".into()).await;
+    let mut run = Run {
+        temp,
+        control,
+        net: Net::default(),
+        workers: vec![],
+    };
+    run.join(1);
+    run.join(2);
+    run.wait_for("the failed write is told", |v| {
+        v.diary.iter().any(|(_, t)| t.starts_with("writeFailed"))
+    })
+    .await;
+    assert!(
+        !run.temp.path().join("plans/g000001.json").exists(),
+        "no plan is told of before it is persisted"
+    );
+    std::fs::remove_dir_all(obstacle).unwrap();
+    run.finish().await;
+}
+
+/// What the coordinator answers to a hello.
+async fn answer(address: &str, hello: Hello) -> Downward {
+    answer_to(address, Upward::Hello(hello).to_wire()).await
+}
+
+async fn answer_to(address: &str, first: varuna_wire::v1::Up) -> Downward {
+    let mut client = varuna_wire::connect(address).await.unwrap();
+    let (up, requests) = channel(1);
+    up.send(first).await.unwrap();
+    let mut down = client
+        .attach(ReceiverStream::new(requests))
+        .await
+        .unwrap()
+        .into_inner();
+    Downward::from_wire(down.message().await.unwrap().unwrap())
+        .unwrap()
+        .1
+}
+
+fn reason(answer: &Downward) -> &str {
+    match answer {
+        Downward::Refused {
+            reason,
+            is_final: true,
+        } => reason,
+        other => panic!("not a final refusal: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
+    let run = Run::start(0).await;
+    let address = run.address();
+    let wrong = answer(&address, hello(1, "wrong")).await;
+    assert!(reason(&wrong).contains("token"));
+    let other = answer(
+        &address,
+        Hello {
+            job_hash: "other".into(),
+            ..hello(1, TOKEN)
+        },
+    )
+    .await;
+    assert!(reason(&other).contains("another job"));
+    let mut newer = Upward::Hello(hello(1, TOKEN)).to_wire();
+    if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut newer.message {
+        hello.protocol_version = 2;
+    }
+    let newer = answer_to(&address, newer).await;
+    assert!(reason(&newer).contains("version 2"));
+    let impatient = answer_to(&address, varuna_wire::v1::Up::default()).await;
+    assert!(reason(&impatient).contains("missing"));
+    let Downward::Welcome(welcome) = answer(&address, hello(1, TOKEN)).await else {
+        panic!("not taken in")
+    };
+    assert_eq!((welcome.job.as_str(), welcome.job_hash), (JOB, job().spec_hash()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_workers_newest_stream_counts() {
+    let run = Run::start(0).await;
+    let mut client = varuna_wire::connect(&run.address()).await.unwrap();
+    let mut streams = vec![];
+    for _ in 0..2 {
+        let (up, requests) = channel(4);
+        up.send(Upward::Hello(hello(1, TOKEN)).to_wire()).await.unwrap();
+        let mut down = client
+            .attach(ReceiverStream::new(requests))
+            .await
+            .unwrap()
+            .into_inner();
+        let first = Downward::from_wire(down.message().await.unwrap().unwrap())
+            .unwrap()
+            .1;
+        assert!(matches!(first, Downward::Welcome(_)));
+        streams.push((up, down));
+    }
+    let (_up, old) = &mut streams[0];
+    let ended = async { while let Ok(Some(_)) = old.message().await {} };
+    tokio::time::timeout(PATIENCE, ended)
+        .await
+        .expect("the older stream is closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_need_the_token_and_a_standalone_coordinator_starts_no_workers() {
+    let run = Run::start(0).await;
+    let mut client = varuna_wire::connect(&run.address()).await.unwrap();
+    let refused = client
+        .status(StatusRequest {
+            token: "wrong".into(),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    let status = client
+        .status(StatusRequest { token: TOKEN.into() })
+        .await
+        .unwrap()
+        .into_inner();
+    let status: serde_json::Value = serde_json::from_str(&status.json).unwrap();
+    assert_eq!(
+        (&status["job"], &status["lastStep"]),
+        (&"fake".into(), &STEPS.into())
+    );
+    let refused = client
+        .scale(ScaleRequest {
+            workers: 3,
+            token: TOKEN.into(),
+        })
+        .await
+        .unwrap_err();
+    assert!(refused.message().contains("by hand"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopping_releases_the_workers_and_says_so() {
+    let mut run = Run::start(2).await;
+    run.wait_for_step(5).await;
+    run.control.stop.send(()).await.unwrap();
+    let outcome = tokio::time::timeout(PATIENCE, run.control.outcome)
+        .await
+        .expect("the run ends");
+    assert_eq!(outcome.unwrap().unwrap(), Outcome::Stopped);
+    for worker in run.workers {
+        tokio::time::timeout(PATIENCE, worker.released())
+            .await
+            .expect("every worker is released");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_in_use_is_told_by_its_address() {
+    let run = Run::start(0).await;
+    let other = TempDir::new().unwrap();
+    let folder = RunFolder::open(other.path(), JOB).unwrap();
+    let error = serve(options(run.address()), folder)
+        .await
+        .err()
+        .expect("one listener a port");
+    assert!(matches!(&error, CoordinatorError::Listen { .. }));
+    assert!(error.to_string().contains(&run.address()), "{error}");
+}
