@@ -1,15 +1,22 @@
 //! Worker processes of a run on this machine.
+//!
+//! None of them outlives the run, whatever ends it: a worker is started by way of this program's hidden command
+//! `with-parent`, which asks the kernel to kill it when the run's process ends (also by kill -9) and then becomes the worker.
 
 use crate::failure::Failure;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getppid};
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::{Child, Command};
 
 /// The children of `varuna run`, in the order of their start.
 pub(crate) struct Children {
+    /// This program.
+    own: PathBuf,
     program: PathBuf,
     coordinator: String,
     token: String,
@@ -18,34 +25,85 @@ pub(crate) struct Children {
     running: Vec<(String, Child)>,
 }
 
+/// Starts a worker program that ends with the process that started it.
+#[derive(clap::Args)]
+pub(crate) struct WithParent {
+    /// Process id of the run.
+    parent: i32,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    command: Vec<std::ffi::OsString>,
+}
+
+/// Becomes the worker; returns only where that fails.
+pub(crate) fn with_parent(arguments: &WithParent) -> Result<(), Failure> {
+    set_pdeathsig(Signal::SIGKILL)
+        .map_err(|e| Failure::Internal(format!("cannot tie a worker to its run: {e}")))?;
+    // The run may have ended before the kernel was asked.
+    if getppid() != Pid::from_raw(arguments.parent) {
+        return Err(Failure::Internal(
+            "the run that started this worker has ended".into(),
+        ));
+    }
+    let (program, rest) = arguments.command.split_first().ok_or(Failure::Stopped)?;
+    let error = std::process::Command::new(program).args(rest).exec();
+    Err(Failure::Internal(format!(
+        "cannot start {}: {error}",
+        program.display()
+    )))
+}
+
 /// Finds `varuna-worker`: named, or beside this program.
 pub(crate) fn worker_program(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    let own = std::env::current_exe().map_err(|e| Failure::Internal(format!("cannot find this program: {e}")))?;
+    let own = own_program()?;
     let path = named.map_or_else(|| own.with_file_name("varuna-worker"), Path::to_owned);
     if path.is_file() {
         Ok(path)
     } else {
-        Err(Failure::Input(format!("{} is not there: name the worker with --worker-binary", path.display())))
+        Err(Failure::Input(format!(
+            "{} is not there: name the worker with --worker-binary",
+            path.display()
+        )))
     }
 }
 
+fn own_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|e| Failure::Internal(format!("cannot find this program: {e}")))
+}
+
 impl Children {
-    pub(crate) fn new(program: PathBuf, coordinator: String, token: String, logs: PathBuf) -> Children {
-        Children { program, coordinator, token, logs, started: 0, running: Vec::new() }
+    pub(crate) fn new(
+        program: PathBuf,
+        coordinator: String,
+        token: String,
+        logs: PathBuf,
+    ) -> Result<Children, Failure> {
+        let own = own_program()?;
+        Ok(Children {
+            own,
+            program,
+            coordinator,
+            token,
+            logs,
+            started: 0,
+            running: Vec::new(),
+        })
     }
 
-    /// Starts one more.
+    /// Starts one more. To be called on the main thread: the kernel counts the end of the thread that started a child as the
+    /// end of its parent.
     pub(crate) fn start(&mut self) -> Result<(), Failure> {
         let name = format!("w{}", self.started);
         let log = self.logs.join(format!("{name}.log"));
         let open = || File::options().create(true).append(true).open(&log);
         let files = open().and_then(|file| Ok((file.try_clone()?, file)));
         let (out, err) = files.map_err(|e| Failure::Input(format!("cannot write {}: {e}", log.display())))?;
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(&self.own);
         command
+            .args(["with-parent", &std::process::id().to_string()])
+            .arg(&self.program)
             .args(["--coordinator", &self.coordinator, "--name", &name])
             .env("VARUNA_TOKEN", &self.token)
-            .env("VARUNA_PARENT", std::process::id().to_string())
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
@@ -63,6 +121,18 @@ impl Children {
     /// How many run.
     pub(crate) fn count(&self) -> usize {
         self.running.len()
+    }
+
+    /// The last line of a worker's log.
+    pub(crate) fn last_words(&self, name: &str) -> String {
+        let log = self.logs.join(format!("{name}.log"));
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        let line = text
+            .lines()
+            .rev()
+            .find(|l| !l.trim().is_empty())
+            .unwrap_or("nothing");
+        format!("{line} ({})", log.display())
     }
 
     /// Gives notice to the newest one.

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::job::{self, JobFile};
 use crate::progress::Progress;
+use crate::signals::Interrupts;
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc::Sender;
 use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
@@ -36,7 +37,15 @@ pub(crate) async fn start(
     let folder = RunFolder::open(folder, &file.text)?;
     let JobFile { job, text } = file;
     let timing = Timing::default();
-    let options = Options { job, job_text: text, data_fingerprint, bind, token, timing, scale };
+    let options = Options {
+        job,
+        job_text: text,
+        data_fingerprint,
+        bind,
+        token,
+        timing,
+        scale,
+    };
     Ok(serve(options, folder).await?)
 }
 
@@ -60,6 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut control = start(file, &arguments.run_dir, bind, token, fingerprint, None).await?;
         println!("coordinator at {}", control.address);
         let mut progress = Progress::new(steps);
+        let mut interrupts = Interrupts::listen()?;
         loop {
             tokio::select! {
                 outcome = &mut control.outcome => {
@@ -67,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     return outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
                 }
                 Ok(()) = control.view.changed() => progress.show(&control.view.borrow_and_update().clone()),
-                Ok(()) = tokio::signal::ctrl_c() => { let _ = control.stop.send(()).await; },
+                () = interrupts.next() => { let _ = control.stop.send(()).await; },
             }
         }
     })?;

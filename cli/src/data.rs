@@ -38,10 +38,20 @@ enum Command {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let bad = |error: varuna_data::DataError| Failure::Input(error.to_string());
     match &arguments.command {
-        Command::Build { inputs, output, tokenizer, overwrite } => {
+        Command::Build {
+            inputs,
+            output,
+            tokenizer,
+            overwrite,
+        } => {
             let tokenizer: Tokenizer = tokenizer.parse().map_err(bad)?;
             let (inputs, output) = (inputs.clone(), output.clone());
-            let request = Build { inputs, output, tokenizer, overwrite: *overwrite };
+            let request = Build {
+                inputs,
+                output,
+                tokenizer,
+                overwrite: *overwrite,
+            };
             let summary = build(&request).map_err(bad)?;
             println!(
                 "{}: {} tokens of {} ({} documents, {} bytes of text)",
@@ -63,7 +73,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 info.token_bytes
             );
             if let Some(s) = info.sidecar {
-                println!("tokenizer {}  vocabulary {}  sha256 {}", s.tokenizer, s.vocabulary, s.sha256);
+                println!(
+                    "tokenizer {}  vocabulary {}  sha256 {}",
+                    s.tokenizer, s.vocabulary, s.sha256
+                );
             }
         }
     }

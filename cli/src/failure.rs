@@ -1,5 +1,6 @@
 //! Why a command failed, and the exit code that says so.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 use varuna_coordinator::folder::FolderError;
 use varuna_coordinator::{CoordinatorError, Outcome};
@@ -41,7 +42,9 @@ impl Failure {
         match outcome {
             Outcome::Done => Ok(()),
             Outcome::Stopped => Err(Failure::Stopped),
-            Outcome::Deposed => Err(Failure::Busy("another coordinator has taken over this run".into())),
+            Outcome::Deposed => Err(Failure::Busy(
+                "another coordinator has taken over this run".into(),
+            )),
             Outcome::StateLost { units } => Err(Failure::StateLost(name_units(units, layout))),
         }
     }
@@ -50,7 +53,11 @@ impl Failure {
 /// `segments 0, 3 and the tied embedding`.
 fn name_units(units: &[Unit], layout: &Layout) -> String {
     let tied = layout.tied_unit();
-    let segments: Vec<String> = units.iter().filter(|u| Some(**u) != tied).map(ToString::to_string).collect();
+    let segments: Vec<String> = units
+        .iter()
+        .filter(|u| Some(**u) != tied)
+        .map(ToString::to_string)
+        .collect();
     let mut parts = Vec::new();
     match segments.as_slice() {
         [] => {}
@@ -75,7 +82,10 @@ impl From<FolderError> for Failure {
 impl From<CoordinatorError> for Failure {
     fn from(error: CoordinatorError) -> Self {
         match error {
-            CoordinatorError::Listen { .. } => Failure::Busy(error.to_string()),
+            CoordinatorError::Listen { ref source, .. } if source.kind() == ErrorKind::AddrInUse => {
+                Failure::Busy(error.to_string())
+            }
+            CoordinatorError::Listen { .. } | CoordinatorError::Store(_) => Failure::Input(error.to_string()),
             CoordinatorError::Folder(error) => error.into(),
             other => Failure::Internal(other.to_string()),
         }
@@ -88,8 +98,14 @@ mod tests {
 
     #[test]
     fn lost_units_are_named_in_words() {
-        let layout = Layout { segments: 4, tied: true };
-        assert_eq!(name_units(&[Unit(1), Unit(3), Unit(4)], &layout), "segments 1, 3 and the tied embedding");
+        let layout = Layout {
+            segments: 4,
+            tied: true,
+        };
+        assert_eq!(
+            name_units(&[Unit(1), Unit(3), Unit(4)], &layout),
+            "segments 1, 3 and the tied embedding"
+        );
         assert_eq!(name_units(&[Unit(0)], &layout), "segment 0");
     }
 }

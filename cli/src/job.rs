@@ -21,9 +21,8 @@ pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
 
 /// Opens the job's dataset and checks that the model can take it; returns its fingerprint.
 pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
-    let bad = |error: varuna_data::DataError| {
-        Failure::Input(format!("spec.data.path {}: {error}", job.data.path))
-    };
+    let bad =
+        |error: varuna_data::DataError| Failure::Input(format!("spec.data.path {}: {error}", job.data.path));
     let data = TokenDataset::open(
         Path::new(&job.data.path),
         job.model.sequence_length,

@@ -9,6 +9,7 @@ mod plan;
 mod progress;
 mod remote;
 mod run;
+mod signals;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ enum Command {
     Plan(plan::Arguments),
     /// Build and inspect datasets.
     Data(data::Arguments),
+    #[command(hide = true)]
+    WithParent(children::WithParent),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Coordinator(arguments) => coordinator::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
+        Command::WithParent(arguments) => children::with_parent(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

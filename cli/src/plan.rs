@@ -24,7 +24,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let file = job::read(&arguments.job)?;
     let planner = varuna_coordinator::planner(&file.job);
     let ids: Vec<WorkerId> = (1..=arguments.workers).map(WorkerId).collect();
-    let worker = |id: &WorkerId| WorkerInfo { id: *id, memory_bytes: None, speed: 1.0, node: String::new() };
+    let worker = |id: &WorkerId| WorkerInfo {
+        id: *id,
+        memory_bytes: None,
+        speed: 1.0,
+        node: String::new(),
+    };
     let request = PlanRequest {
         workers: ids.iter().map(worker).collect(),
         layout: file.job.model.layout(),
@@ -32,7 +37,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         parent: None,
         held: BTreeMap::new(),
     };
-    let shape = planner.plan(&request).map_err(|why| Failure::Input(why.to_string()))?;
+    let shape = planner
+        .plan(&request)
+        .map_err(|why| Failure::Input(why.to_string()))?;
     check_shape(&shape, &request.layout, request.global_batch_size, &ids)
         .map_err(|e| Failure::Internal(format!("the planner made an unsound plan: {e}")))?;
     if arguments.json {
@@ -52,7 +59,11 @@ fn table(shape: &Shape) -> String {
         shape.micro_batch_size,
         p.step_ms,
         p.bubble * 100.0,
-        if p.calibrated { "" } else { "  (estimated, not calibrated)" }
+        if p.calibrated {
+            ""
+        } else {
+            "  (estimated, not calibrated)"
+        }
     );
     for (i, pipeline) in shape.pipelines.iter().enumerate() {
         let batches = pipeline.micro_batches(shape.micro_batch_size);
@@ -61,7 +72,10 @@ fn table(shape: &Shape) -> String {
             pipeline.samples.start, pipeline.samples.end
         ));
         for (j, stage) in pipeline.stages.iter().enumerate() {
-            text.push_str(&format!("  stage {j}: worker {} segments {}\n", stage.worker.0, stage.segments));
+            text.push_str(&format!(
+                "  stage {j}: worker {} segments {}\n",
+                stage.worker.0, stage.segments
+            ));
         }
         let batches = u32::try_from(batches).unwrap_or(u32::MAX);
         for line in schedule::text(&shape.schedule, pipeline.stages.len(), batches).lines() {

@@ -21,7 +21,14 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(last_step: u64) -> Progress {
         let live = std::io::stdout().is_terminal();
-        Progress { live, shown_at: None, shown_step: 0, shown_diary: 0, last_step, step_ms: None }
+        Progress {
+            live,
+            shown_at: None,
+            shown_step: 0,
+            shown_diary: 0,
+            last_step,
+            step_ms: None,
+        }
     }
 
     pub(crate) fn show(&mut self, view: &View) {
@@ -66,10 +73,14 @@ impl Progress {
     #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
     fn line(&mut self, view: &View) -> Option<String> {
         let metric = view.metric.as_ref()?;
-        let mean = self.step_ms.map_or(metric.step_ms, |old| 0.8 * old + 0.2 * metric.step_ms);
+        let mean = self
+            .step_ms
+            .map_or(metric.step_ms, |old| 0.8 * old + 0.2 * metric.step_ms);
         self.step_ms = Some(mean);
         let left = self.last_step.saturating_sub(metric.step.0) as f64 * mean / 1e3;
-        let eval = metric.eval_loss.map_or(String::new(), |l| format!("  eval {l:.4}"));
+        let eval = metric
+            .eval_loss
+            .map_or(String::new(), |l| format!("  eval {l:.4}"));
         Some(format!(
             "step {}/{}  loss {:.4}{eval}  {:.0} tok/s  {} workers {} g{}  ETA {}",
             metric.step,
@@ -84,8 +95,16 @@ impl Progress {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a display's precision")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a display's precision"
+)]
 fn clock(seconds: f64) -> String {
     let s = seconds.max(0.0) as u64;
-    if s >= 3600 { format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) } else { format!("{}:{:02}", s / 60, s % 60) }
+    if s >= 3600 {
+        format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
+    } else {
+        format!("{}:{:02}", s / 60, s % 60)
+    }
 }

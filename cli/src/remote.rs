@@ -28,7 +28,13 @@ pub(crate) struct StatusArguments {
 
 fn contact(run: &Path) -> Result<Contact, Failure> {
     let path = run.join("coordinator.json");
-    let bad = |why: String| Failure::Input(format!("{} is not a run folder: {}: {why}", run.display(), path.display()));
+    let bad = |why: String| {
+        Failure::Input(format!(
+            "{} is not a run folder: {}: {why}",
+            run.display(),
+            path.display()
+        ))
+    };
     let text = std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))?;
     serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
 }
@@ -42,7 +48,10 @@ async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
 pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
     let contact = contact(&arguments.run)?;
     runtime()?.block_on(async {
-        let request = ScaleRequest { workers: arguments.workers, token: contact.token.clone() };
+        let request = ScaleRequest {
+            workers: arguments.workers,
+            token: contact.token.clone(),
+        };
         let reply = reach(&contact).await?.scale(request).await;
         let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
         println!("{}", reply.into_inner().message);
@@ -55,7 +64,9 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     // A run that has ended left its last status.
     let last = std::fs::read_to_string(arguments.run.join("status.json"));
     let json = runtime()?.block_on(async {
-        let request = StatusRequest { token: contact.token.clone() };
+        let request = StatusRequest {
+            token: contact.token.clone(),
+        };
         match reach(&contact).await {
             Ok(mut client) => match client.status(request).await {
                 Ok(reply) => Ok(reply.into_inner().json),
@@ -75,24 +86,44 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
 
 fn text(status: &Value) -> String {
     let of = |key: &str| status.get(key).map_or(String::new(), plain);
-    let ms = |key: &str| status.get(key).and_then(Value::as_f64).map_or("-".into(), |v| format!("{v:.0} ms"));
+    let ms = |key: &str| {
+        status
+            .get(key)
+            .and_then(Value::as_f64)
+            .map_or("-".into(), |v| format!("{v:.0} ms"))
+    };
     let mut text = format!(
         "{}: {}  step {}/{}  loss {}\nplan {} (generation {})  step predicted {} observed {}\n",
         of("job"),
         of("mode"),
         of("step"),
         of("lastStep"),
-        status.get("loss").and_then(Value::as_f64).map_or("-".into(), |l| format!("{l:.4}")),
+        status
+            .get("loss")
+            .and_then(Value::as_f64)
+            .map_or("-".into(), |l| format!("{l:.4}")),
         of("plan"),
         of("generation"),
         ms("predictedMs"),
         ms("observedMs"),
     );
-    for worker in status.get("workers").and_then(Value::as_array).into_iter().flatten() {
+    for worker in status
+        .get("workers")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
         let of = |key: &str| worker.get(key).map_or(String::new(), plain);
-        let segments = worker.get("segments").filter(|s| !s.is_null()).map_or("-".into(), |s| {
-            format!("{}..{}", s.get("start").map_or(String::new(), plain), s.get("end").map_or(String::new(), plain))
-        });
+        let segments = worker
+            .get("segments")
+            .filter(|s| !s.is_null())
+            .map_or("-".into(), |s| {
+                format!(
+                    "{}..{}",
+                    s.get("start").map_or(String::new(), plain),
+                    s.get("end").map_or(String::new(), plain)
+                )
+            });
         text.push_str(&format!(
             "  {:<8} {:<8} pipeline {:<3} segments {:<8} step {:<6} pid {} on {}{}\n",
             of("name"),
@@ -102,7 +133,11 @@ fn text(status: &Value) -> String {
             of("step"),
             of("pid"),
             of("host"),
-            if worker.get("draining").and_then(Value::as_bool) == Some(true) { "  (leaving)" } else { "" },
+            if worker.get("draining").and_then(Value::as_bool) == Some(true) {
+                "  (leaving)"
+            } else {
+                ""
+            },
         ));
     }
     text

@@ -5,6 +5,7 @@ use crate::coordinator::{runtime, start};
 use crate::failure::Failure;
 use crate::job;
 use crate::progress::Progress;
+use crate::signals::Interrupts;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -43,16 +44,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         eprintln!("varuna: the job needs at least {least} workers; training waits until more join");
     }
     let program = worker_program(arguments.worker_binary.as_deref())?;
-    let folder = arguments.run_dir.clone().unwrap_or_else(|| default_folder(&file.job.name));
+    let folder = arguments
+        .run_dir
+        .clone()
+        .unwrap_or_else(|| default_folder(&file.job.name));
     let layout = file.job.model.layout();
     let token = token()?;
     let outcome = runtime()?.block_on(async {
         let (scale, requests) = channel(1);
         let steps = file.job.training.steps;
-        let control = start(file, &folder, arguments.bind.clone(), token.clone(), fingerprint, Some(scale)).await?;
+        let control = start(
+            file,
+            &folder,
+            arguments.bind.clone(),
+            token.clone(),
+            fingerprint,
+            Some(scale),
+        )
+        .await?;
         println!("run folder {}", folder.display());
-        let children = Children::new(program, control.address.to_string(), token, folder.join("workers"));
-        let run = Run { control, children, progress: Progress::new(steps), leaving: 0 };
+        let children = Children::new(
+            program,
+            control.address.to_string(),
+            token,
+            folder.join("workers"),
+        )?;
+        let run = Run {
+            control,
+            children,
+            progress: Progress::new(steps),
+            leaving: 0,
+        };
         run.supervise(arguments.workers, requests).await
     })?;
     Failure::of_outcome(&outcome, &layout)
@@ -81,7 +103,12 @@ struct Run {
 }
 
 impl Run {
-    async fn supervise(mut self, workers: usize, mut requests: Receiver<ScaleRequest>) -> Result<Outcome, Failure> {
+    async fn supervise(
+        mut self,
+        workers: usize,
+        mut requests: Receiver<ScaleRequest>,
+    ) -> Result<Outcome, Failure> {
+        let mut signals = Interrupts::listen()?;
         for _ in 0..workers {
             self.children.start()?;
         }
@@ -99,13 +126,19 @@ impl Run {
                     self.leaving = self.leaving.saturating_sub(1);
                     let how = status.map_or_else(|e| e.to_string(), |s| s.to_string());
                     self.progress.say(&format!("worker {name} has ended: {how}"));
+                    if self.never_began() {
+                        break Err(Failure::Internal(format!(
+                            "all workers ended before the first step; {name} said: {}",
+                            self.children.last_words(&name)
+                        )));
+                    }
                 }
                 Some(request) = requests.recv() => {
                     let answer = self.scale(request.workers as usize);
                     // Whoever asked may have gone.
                     drop(request.answer.send(answer));
                 }
-                Ok(()) = tokio::signal::ctrl_c() => {
+                () = signals.next() => {
                     interrupts += 1;
                     if interrupts > 1 {
                         break Ok(Outcome::Stopped);
@@ -131,6 +164,16 @@ impl Run {
         outcome
     }
 
+    /// No worker is left, none ever committed a step, and nobody asked for the end: waiting on would be for nothing.
+    fn never_began(&self) -> bool {
+        let view = self.control.view.borrow();
+        let stopping = view
+            .snapshot
+            .as_ref()
+            .is_some_and(|s| s.mode == "stopped" || s.mode == "ended");
+        self.children.count() == 0 && view.metric.is_none() && !stopping
+    }
+
     fn scale(&mut self, wanted: usize) -> Result<String, String> {
         if wanted == 0 {
             return Err("0 workers cannot train; stop the run with Ctrl-C".into());
@@ -140,7 +183,9 @@ impl Run {
             self.children.start().map_err(|e| e.to_string())?;
         }
         for _ in wanted..staying {
-            self.children.drain_newest(self.leaving).ok_or("a worker takes no notice")?;
+            self.children
+                .drain_newest(self.leaving)
+                .ok_or("a worker takes no notice")?;
             self.leaving += 1;
         }
         Ok(format!("from {staying} to {wanted} workers"))

@@ -16,7 +16,13 @@ const ACTS: [(f64, ActKind); 3] = [(0.25, ActKind::Kill), (0.5, ActKind::Join), 
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Carries out all acts while the run goes on.
-pub(crate) fn drive(run: &mut Child, varuna: &Path, folder: &Path, workers: usize, seed: u64) -> Result<Vec<Act>> {
+pub(crate) fn drive(
+    run: &mut Child,
+    varuna: &Path,
+    folder: &Path,
+    workers: usize,
+    seed: u64,
+) -> Result<Vec<Act>> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut acts = Vec::new();
     let mut count = workers;
@@ -44,13 +50,21 @@ pub(crate) fn drive(run: &mut Child, varuna: &Path, folder: &Path, workers: usiz
             }
         };
         println!("chaos: {what} at step {step}");
-        acts.push(Act { kind, what, time_ms: summary::now_ms() });
+        acts.push(Act {
+            kind,
+            what,
+            time_ms: summary::now_ms(),
+        });
     }
     Ok(acts)
 }
 
 fn scale(varuna: &Path, folder: &Path, workers: usize) -> Result<()> {
-    let status = Command::new(varuna).arg("scale").arg(folder).arg(workers.to_string()).status();
+    let status = Command::new(varuna)
+        .arg("scale")
+        .arg(folder)
+        .arg(workers.to_string())
+        .status();
     let status = status.context("cannot start varuna scale")?;
     ensure!(status.success(), "varuna scale ended with {status}");
     Ok(())
@@ -72,7 +86,11 @@ fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&summary::Status
                 moved = Instant::now();
             }
         }
-        ensure!(moved.elapsed() < PATIENCE, "no progress for {} s", PATIENCE.as_secs());
+        ensure!(
+            moved.elapsed() < PATIENCE,
+            "no progress for {} s",
+            PATIENCE.as_secs()
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }

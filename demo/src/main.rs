@@ -32,17 +32,31 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    ensure!(!arguments.run_dir.exists(), "the run folder {} exists already", arguments.run_dir.display());
+    ensure!(
+        !arguments.run_dir.exists(),
+        "the run folder {} exists already",
+        arguments.run_dir.display()
+    );
     let varuna = sibling("varuna")?;
     let mut run = start(&varuna, &arguments)?;
-    let acts = chaos::drive(&mut run, &varuna, &arguments.run_dir, arguments.workers, arguments.seed)?;
+    let acts = chaos::drive(
+        &mut run,
+        &varuna,
+        &arguments.run_dir,
+        arguments.workers,
+        arguments.seed,
+    )?;
     let status = wait(&mut run, Duration::from_secs(600))?;
     ensure!(status.success(), "the run ended with {status}");
     let story = summary::Story::read(&arguments.run_dir, acts)?;
     let svg = arguments.run_dir.join("demo.svg");
     std::fs::write(&svg, picture::draw(&story)).with_context(|| format!("cannot write {}", svg.display()))?;
     print!("{}", story.report(&svg));
-    ensure!(story.steps_lost() == 0, "{} committed steps were lost", story.steps_lost());
+    ensure!(
+        story.steps_lost() == 0,
+        "{} committed steps were lost",
+        story.steps_lost()
+    );
     Ok(())
 }
 
@@ -50,7 +64,11 @@ fn main() -> Result<()> {
 fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own path")?;
     let path = own.parent().unwrap_or(Path::new(".")).join(name);
-    ensure!(path.exists(), "{} is missing: build the workspace first", path.display());
+    ensure!(
+        path.exists(),
+        "{} is missing: build the workspace first",
+        path.display()
+    );
     Ok(path)
 }
 

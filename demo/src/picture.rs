@@ -27,7 +27,12 @@ impl Scale {
         let high = m.iter().map(|x| x.loss).fold(f64::MIN, f64::max);
         let low = m.iter().map(|x| x.loss).fold(f64::MAX, f64::min);
         let workers = m.iter().map(|x| x.workers).max().unwrap_or(1) as f64;
-        Scale { from_ms: first, span_ms: (last - first).max(1) as f64, loss: (low, (high - low).max(1e-9)), workers }
+        Scale {
+            from_ms: first,
+            span_ms: (last - first).max(1) as f64,
+            loss: (low, (high - low).max(1e-9)),
+            workers,
+        }
     }
     fn x(&self, time_ms: u64) -> f64 {
         LEFT + (WIDTH - LEFT - RIGHT) * (time_ms.saturating_sub(self.from_ms) as f64 / self.span_ms).min(1.0)
@@ -63,8 +68,14 @@ pub(crate) fn draw(story: &Story) -> String {
     );
     axes(&mut svg, &scale);
     acts(&mut svg, story, &scale);
-    let _ = writeln!(svg, "<polyline points=\"{loss}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>");
-    let _ = writeln!(svg, "<polyline points=\"{workers}\" fill=\"none\" stroke=\"#2e7d32\" stroke-width=\"2\"/>");
+    let _ = writeln!(
+        svg,
+        "<polyline points=\"{loss}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>"
+    );
+    let _ = writeln!(
+        svg,
+        "<polyline points=\"{workers}\" fill=\"none\" stroke=\"#2e7d32\" stroke-width=\"2\"/>"
+    );
     svg.push_str("</svg>\n");
     svg
 }
@@ -82,7 +93,11 @@ fn axes(svg: &mut String, scale: &Scale) {
             y + 4.0
         );
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a small count"
+    )]
     for n in 0..=scale.workers as u64 {
         let y = scale.workers_y(n);
         let _ = writeln!(
@@ -98,15 +113,27 @@ fn axes(svg: &mut String, scale: &Scale) {
         let share = f64::from(i) / 6.0;
         let x = LEFT + (right - LEFT) * share;
         let seconds = scale.span_ms / 1e3 * share;
-        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{seconds:.0} s</text>", bottom + 20.0);
+        let _ = writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{seconds:.0} s</text>",
+            bottom + 20.0
+        );
     }
-    let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{:.0}\">workers</text>", WORKERS.0 - 8.0);
+    let _ = writeln!(
+        svg,
+        "<text x=\"{LEFT}\" y=\"{:.0}\">workers</text>",
+        WORKERS.0 - 8.0
+    );
 }
 
 fn acts(svg: &mut String, story: &Story, scale: &Scale) {
     for act in &story.acts {
         let x = scale.x(act.time_ms);
-        let colour = if act.kind == ActKind::Kill { "#c62828" } else { "#2e7d32" };
+        let colour = if act.kind == ActKind::Kill {
+            "#c62828"
+        } else {
+            "#2e7d32"
+        };
         let _ = writeln!(
             svg,
             "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{}\" stroke=\"{colour}\" stroke-dasharray=\"4 3\"/>\

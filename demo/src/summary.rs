@@ -87,7 +87,8 @@ impl Story {
     /// Reads the run folder of a run that has ended.
     pub(crate) fn read(folder: &Path, acts: Vec<Act>) -> Result<Story> {
         let path = folder.join("metrics.jsonl");
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let metrics: Vec<Metric> = text
             .lines()
             .map(|l| serde_json::from_str(l).with_context(|| format!("{}: {l}", path.display())))
@@ -99,21 +100,31 @@ impl Story {
     /// Committed steps that were run again, or are missing from the sequence 1, 2, 3, ...
     pub(crate) fn steps_lost(&self) -> u64 {
         let expected = 1..=self.metrics.len() as u64;
-        self.metrics.iter().zip(expected).filter(|(m, k)| m.step != *k).count() as u64
+        self.metrics
+            .iter()
+            .zip(expected)
+            .filter(|(m, k)| m.step != *k)
+            .count() as u64
     }
 
     /// The longest time between two committed steps, in seconds.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
     pub(crate) fn longest_gap_s(&self) -> f64 {
-        let gaps = self.metrics.windows(2).map(|w| w[1].time_ms.saturating_sub(w[0].time_ms));
+        let gaps = self
+            .metrics
+            .windows(2)
+            .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms));
         gaps.max().unwrap_or(0) as f64 / 1e3
     }
 
     /// Median time between two committed steps, in seconds.
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
     pub(crate) fn median_step_s(&self) -> f64 {
-        let mut gaps: Vec<u64> =
-            self.metrics.windows(2).map(|w| w[1].time_ms.saturating_sub(w[0].time_ms)).collect();
+        let mut gaps: Vec<u64> = self
+            .metrics
+            .windows(2)
+            .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms))
+            .collect();
         gaps.sort_unstable();
         gaps.get(gaps.len() / 2).copied().unwrap_or(0) as f64 / 1e3
     }

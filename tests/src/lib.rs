@@ -61,9 +61,16 @@ pub struct StatusView {
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
-    let folder = test.parent().and_then(Path::parent).expect("tests lie in target/<profile>/deps");
+    let folder = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/<profile>/deps");
     let path = folder.join(name);
-    assert!(path.exists(), "{} is missing: run `cargo build --workspace` first", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo build --workspace` first",
+        path.display()
+    );
     path
 }
 
@@ -82,13 +89,23 @@ pub struct JobFile {
 
 impl Default for JobFile {
     fn default() -> Self {
-        JobFile { steps: 60, min_workers: 1, min_depth: 1, hidden: 64 }
+        JobFile {
+            steps: 60,
+            min_workers: 1,
+            min_depth: 1,
+            hidden: 64,
+        }
     }
 }
 
 impl JobFile {
     fn yaml(&self, data: &Path) -> String {
-        let JobFile { steps, min_depth, hidden, .. } = self;
+        let JobFile {
+            steps,
+            min_depth,
+            hidden,
+            ..
+        } = self;
         let min_workers = self.min_workers.max(*min_depth);
         format!(
             "apiVersion: varuna.dev/v1alpha1
@@ -189,7 +206,11 @@ impl Run {
             if let Ok(Some(status)) = self.child.try_wait() {
                 panic!("the run ended ({status}) before: {what}\n{}", self.story());
             }
-            assert!(start.elapsed() < PATIENCE, "not in time: {what}\n{}", self.story());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "not in time: {what}\n{}",
+                self.story()
+            );
             std::thread::sleep(GLANCE);
         }
     }
@@ -204,8 +225,12 @@ impl Run {
     /// Waits until exactly so many workers are running in one generation, and returns them in order of name.
     pub fn wait_for_workers(&mut self, count: usize) -> Vec<WorkerView> {
         self.wait_for(&format!("{count} running workers"), |run| {
-            let mut workers: Vec<WorkerView> =
-                run.status()?.workers.into_iter().filter(|w| w.phase == "Running").collect();
+            let mut workers: Vec<WorkerView> = run
+                .status()?
+                .workers
+                .into_iter()
+                .filter(|w| w.phase == "Running")
+                .collect();
             workers.sort_by(|a, b| a.name.cmp(&b.name));
             (workers.len() == count).then_some(workers)
         })
@@ -219,9 +244,15 @@ impl Run {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("the child is ours") {
-                return status.code().unwrap_or_else(|| panic!("{status}\n{}", self.story()));
+                return status
+                    .code()
+                    .unwrap_or_else(|| panic!("{status}\n{}", self.story()));
             }
-            assert!(start.elapsed() < PATIENCE, "the run does not end\n{}", self.story());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "the run does not end\n{}",
+                self.story()
+            );
             std::thread::sleep(GLANCE);
         }
     }
@@ -234,7 +265,10 @@ impl Run {
     pub fn varuna(&self, arguments: &[&str]) -> Output {
         let run = self.folder.to_str().expect("temporary folders are UTF-8");
         let arguments = arguments.iter().map(|a| if *a == "RUN" { run } else { a });
-        Command::new(program("varuna")).args(arguments).output().expect("varuna starts")
+        Command::new(program("varuna"))
+            .args(arguments)
+            .output()
+            .expect("varuna starts")
     }
 
     /// What a person needs to see of a run that failed.
@@ -244,7 +278,10 @@ impl Run {
         for event in self.events() {
             text.push_str(&format!("{event}\n"));
         }
-        let logs = std::fs::read_dir(self.folder.join("workers")).into_iter().flatten().flatten();
+        let logs = std::fs::read_dir(self.folder.join("workers"))
+            .into_iter()
+            .flatten()
+            .flatten();
         for log in logs {
             let all = std::fs::read_to_string(log.path()).unwrap_or_default();
             let tail: Vec<&str> = all.lines().rev().take(12).collect();
@@ -290,7 +327,11 @@ pub fn prepare(folder: &Path, job: &JobFile) -> PathBuf {
         .arg(&source)
         .output()
         .expect("varuna starts");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    assert!(
+        built.status.success(),
+        "{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
     let path = folder.join("job.yaml");
     std::fs::write(&path, job.yaml(&prefix)).expect("a writable folder");
     path
@@ -300,7 +341,10 @@ fn lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Vec<T> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     // The last line may be half written.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    whole.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}"))).collect()
+    whole
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
+        .collect()
 }
 
 /// Steps must be 1..=n, each once: nothing lost, nothing repeated; and the losses those of the undisturbed run.
@@ -310,15 +354,31 @@ fn lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Vec<T> {
 pub fn assert_same_curve(undisturbed: &[Metric], run: &[Metric], steps: u64) {
     let numbers: Vec<u64> = run.iter().map(|m| m.step).collect();
     let expected: Vec<u64> = (1..=steps).collect();
-    assert_eq!(numbers, expected, "every committed step is published once, in order");
+    assert_eq!(
+        numbers, expected,
+        "every committed step is published once, in order"
+    );
     for (a, b) in undisturbed.iter().zip(run) {
         let off = (a.loss - b.loss).abs() / a.loss.abs();
-        assert!(off <= 1e-5, "step {}: {} undisturbed, {} here ({off:.1e} off)", a.step, a.loss, b.loss);
+        assert!(
+            off <= 1e-5,
+            "step {}: {} undisturbed, {} here ({off:.1e} off)",
+            a.step,
+            a.loss,
+            b.loss
+        );
         match (a.eval_loss, b.eval_loss) {
             (None, None) => {}
-            (Some(x), Some(y)) => assert!((x - y).abs() <= 1e-5 * x.abs(), "evaluation at {}: {x} and {y}", a.step),
+            (Some(x), Some(y)) => assert!(
+                (x - y).abs() <= 1e-5 * x.abs(),
+                "evaluation at {}: {x} and {y}",
+                a.step
+            ),
             other => panic!("evaluation at step {}: {other:?}", a.step),
         }
     }
-    assert!(run.last().is_some_and(|m| m.loss < 0.8 * run[0].loss), "the model learns");
+    assert!(
+        run.last().is_some_and(|m| m.loss < 0.8 * run[0].loss),
+        "the model learns"
+    );
 }

@@ -116,7 +116,10 @@ fn notices() -> Result<Receiver<()>> {
 }
 
 fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
     let address = match &arguments.advertise {
         Some(host) => format!("{host}:{}", mesh.address().port()),
         None => mesh.address().to_string(),
@@ -141,7 +144,9 @@ async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) ->
     loop {
         match orders.recv().await {
             Some(UplinkEvent::Up(welcome)) => return Ok(welcome),
-            Some(UplinkEvent::Refused(reason)) => bail!("the coordinator at {coordinator} refused this worker: {reason}"),
+            Some(UplinkEvent::Refused(reason)) => {
+                bail!("the coordinator at {coordinator} refused this worker: {reason}")
+            }
             Some(UplinkEvent::Down | UplinkEvent::Order { .. }) => {}
             None => return Err(anyhow!("the stream to {coordinator} ended")),
         }
@@ -161,7 +166,9 @@ fn engine(arguments: &Arguments, me: WorkerId, job: &Job, welcome: &Welcome) -> 
     .with_context(|| format!("cannot use the dataset {prefix}"))?;
     let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
     if !theirs.is_empty() && own != *theirs {
-        bail!("the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})");
+        bail!(
+            "the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})"
+        );
     }
     Ok(Engine::new(EngineConfig {
         me,

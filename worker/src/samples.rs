@@ -7,7 +7,10 @@ use varuna_data::TokenDataset;
 pub struct DatasetSamples(pub TokenDataset);
 
 fn named(index: u64) -> impl FnOnce(varuna_data::DataError) -> SampleError {
-    move |error| SampleError { index, why: error.to_string() }
+    move |error| SampleError {
+        index,
+        why: error.to_string(),
+    }
 }
 
 impl Samples for DatasetSamples {

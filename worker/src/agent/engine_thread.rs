@@ -22,9 +22,17 @@ pub enum Command {
     /// Make the initial state of a unit from the job's seed. Answer: [`Event::Loaded`].
     Initialise { unit: Unit },
     /// Take over a unit's state that came from a peer. Answer: [`Event::Loaded`].
-    Adopt { unit: Unit, id: StateId, state: UnitState },
+    Adopt {
+        unit: Unit,
+        id: StateId,
+        state: UnitState,
+    },
     /// Run a step up to its reduced gradients. Answer: [`Event::Prepared`] or [`Event::StepFailed`].
-    Run { plan: Arc<Plan>, step: Step, link: Arc<dyn Link> },
+    Run {
+        plan: Arc<Plan>,
+        step: Step,
+        link: Arc<dyn Link>,
+    },
     /// Say that nothing runs any more. Answer: [`Event::Stopped`].
     Quiesce,
     /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
@@ -32,7 +40,13 @@ pub enum Command {
     /// Forget the state of all other units.
     Free { keep: Vec<Unit> },
     /// Copy a unit's state out for a peer. Answer: [`Event::Exported`].
-    Export { to: WorkerId, generation: Generation, unit: Unit, id: StateId, decision: Option<Decision> },
+    Export {
+        to: WorkerId,
+        generation: Generation,
+        unit: Unit,
+        id: StateId,
+        decision: Option<Decision>,
+    },
 }
 
 /// What the engine has done.
@@ -41,27 +55,44 @@ pub enum Event {
     /// A unit is at `id` now.
     Loaded { unit: Unit, id: StateId },
     /// All units of this worker are reduced for the step.
-    Prepared { generation: Generation, step: Step, units: Vec<(Unit, UnitNorm)>, timings: StepTimings },
+    Prepared {
+        generation: Generation,
+        step: Step,
+        units: Vec<(Unit, UnitNorm)>,
+        timings: StepTimings,
+    },
     /// The step broke for another reason than a fence.
-    StepFailed { generation: Generation, about: Option<WorkerId>, why: String },
+    StepFailed {
+        generation: Generation,
+        about: Option<WorkerId>,
+        why: String,
+    },
     /// Quiescent; the units of the last step that are completely reduced.
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
     Applied { decision: Decision, took: Duration },
     /// A copy for a peer.
-    Exported { to: WorkerId, generation: Generation, unit: Unit, id: StateId, decision: Option<Decision>, state: UnitState },
+    Exported {
+        to: WorkerId,
+        generation: Generation,
+        unit: Unit,
+        id: StateId,
+        decision: Option<Decision>,
+        state: UnitState,
+    },
     /// The engine cannot go on; the process must end, since its state is in doubt.
     Fatal(EngineError),
 }
 
 /// Starts the thread. `tell` is called on it for each event; it may block, but only briefly.
-pub fn start(
-    engine: Engine,
-    tell: impl Fn(Event) + Send + 'static,
-) -> std::io::Result<SyncSender<Command>> {
+pub fn start(engine: Engine, tell: impl Fn(Event) + Send + 'static) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
-        let mut thread = Thread { engine, prepared: Vec::new(), tell };
+        let mut thread = Thread {
+            engine,
+            prepared: Vec::new(),
+            tell,
+        };
         thread.serve(&inbox);
     })?;
     Ok(commands)
@@ -88,7 +119,10 @@ impl<T: Fn(Event)> Thread<T> {
         let event = match command {
             Command::Initialise { unit } => {
                 self.engine.initialise(unit)?;
-                Event::Loaded { unit, id: StateId::INITIAL }
+                Event::Loaded {
+                    unit,
+                    id: StateId::INITIAL,
+                }
             }
             Command::Adopt { unit, id, state } => {
                 self.engine.import(unit, &state)?;
@@ -96,21 +130,39 @@ impl<T: Fn(Event)> Thread<T> {
                 Event::Loaded { unit, id }
             }
             Command::Run { plan, step, link } => self.run(&plan, step, &link)?,
-            Command::Quiesce => Event::Stopped { prepared: self.prepared.clone() },
+            Command::Quiesce => Event::Stopped {
+                prepared: self.prepared.clone(),
+            },
             Command::Apply { decision, units } => {
                 let start = Instant::now();
                 self.engine.apply(&decision, &units)?;
                 self.prepared.retain(|(u, _)| !units.contains(u));
-                Event::Applied { decision, took: start.elapsed() }
+                Event::Applied {
+                    decision,
+                    took: start.elapsed(),
+                }
             }
             Command::Free { keep } => {
                 self.engine.free(&keep);
                 self.prepared.retain(|(u, _)| keep.contains(u));
                 return Ok(());
             }
-            Command::Export { to, generation, unit, id, decision } => {
+            Command::Export {
+                to,
+                generation,
+                unit,
+                id,
+                decision,
+            } => {
                 let state = self.engine.export(unit)?;
-                Event::Exported { to, generation, unit, id, decision, state }
+                Event::Exported {
+                    to,
+                    generation,
+                    unit,
+                    id,
+                    decision,
+                    state,
+                }
             }
         };
         (self.tell)(event);
@@ -124,7 +176,12 @@ impl<T: Fn(Event)> Thread<T> {
             Ok(report) => {
                 self.prepared.clone_from(&report.prepared);
                 let (units, timings) = (report.prepared, report.timings);
-                Ok(Event::Prepared { generation: plan.generation, step, units, timings })
+                Ok(Event::Prepared {
+                    generation: plan.generation,
+                    step,
+                    units,
+                    timings,
+                })
             }
             Err(failure) => {
                 self.prepared = failure.prepared;
@@ -135,7 +192,11 @@ impl<T: Fn(Event)> Thread<T> {
                     other => return Err(other),
                 };
                 let why = failure.error.to_string();
-                Ok(Event::StepFailed { generation: plan.generation, about, why })
+                Ok(Event::StepFailed {
+                    generation: plan.generation,
+                    about,
+                    why,
+                })
             }
         }
     }

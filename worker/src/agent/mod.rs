@@ -183,14 +183,37 @@ impl Agent {
     fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
         match effect {
             MemberEffect::Accepted(plan) => self.mesh.open(plan.generation, &plan.secret),
-            MemberEffect::Connect { generation, peer, address } => self.mesh.dial(generation, peer, &address),
+            MemberEffect::Connect {
+                generation,
+                peer,
+                address,
+            } => self.mesh.dial(generation, peer, &address),
             MemberEffect::Disconnect { generation } => self.mesh.close(generation),
-            MemberEffect::Send { generation, to, message } => self.mesh.send_message(generation, to, &message),
-            MemberEffect::Serve { generation, to, unit, id, decision } => {
-                self.command(Command::Export { to, generation, unit, id, decision })?;
+            MemberEffect::Send {
+                generation,
+                to,
+                message,
+            } => self.mesh.send_message(generation, to, &message),
+            MemberEffect::Serve {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => {
+                self.command(Command::Export {
+                    to,
+                    generation,
+                    unit,
+                    id,
+                    decision,
+                })?;
             }
             MemberEffect::Report(report) => self.report(report),
-            MemberEffect::Load { id: StateId::INITIAL, unit } => self.command(Command::Initialise { unit })?,
+            MemberEffect::Load {
+                id: StateId::INITIAL,
+                unit,
+            } => self.command(Command::Initialise { unit })?,
             // This build has no store: what is not held by a peer does not come from elsewhere.
             MemberEffect::Load { .. } | MemberEffect::Put { .. } => {}
             MemberEffect::Adopt { unit, id } => match self.staged.remove(&(unit, id)) {
@@ -221,16 +244,27 @@ impl Agent {
     ) -> Result<Option<MemberInput>, AgentError> {
         let generation = plan.generation;
         let Some(link) = self.mesh.link(generation) else {
-            return Ok(Some(MemberInput::StepFailed { generation, about: None }));
+            return Ok(Some(MemberInput::StepFailed {
+                generation,
+                about: None,
+            }));
         };
-        self.samples = plan.shape.place(self.me).map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
+        self.samples = plan
+            .shape
+            .place(self.me)
+            .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
         self.running = Some(Arc::clone(&link));
         self.command(Command::Run { plan, step, link })?;
         Ok(None)
     }
 
     fn report(&self, report: Report) {
-        if let Report::Suspect { generation, about, link } = &report {
+        if let Report::Suspect {
+            generation,
+            about,
+            link,
+        } = &report
+        {
             tracing::info!(%generation, %about, link, "suspects");
         }
         self.say(Upward::Report(report));
@@ -245,11 +279,24 @@ impl Agent {
     fn engine_said(&mut self, event: Event) -> Result<(), AgentError> {
         let input = match event {
             Event::Loaded { unit, id } => MemberInput::Loaded { unit, id },
-            Event::Prepared { generation, step, units, timings } => {
+            Event::Prepared {
+                generation,
+                step,
+                units,
+                timings,
+            } => {
                 self.timings = Some((generation, step, timings));
-                MemberInput::Prepared { generation, step, units }
+                MemberInput::Prepared {
+                    generation,
+                    step,
+                    units,
+                }
             }
-            Event::StepFailed { generation, about, why } => {
+            Event::StepFailed {
+                generation,
+                about,
+                why,
+            } => {
                 tracing::info!(%generation, why, "a step broke off");
                 MemberInput::StepFailed { generation, about }
             }
@@ -258,9 +305,22 @@ impl Agent {
                 self.say_metrics(took);
                 MemberInput::Applied { id: decision.id }
             }
-            Event::Exported { to, generation, unit, id, decision, state } => {
+            Event::Exported {
+                to,
+                generation,
+                unit,
+                id,
+                decision,
+                state,
+            } => {
                 let UnitState { adam_steps, data } = state;
-                let header = StateHeader { unit, id, decision, adam_steps, elements: data.len() as u64 };
+                let header = StateHeader {
+                    unit,
+                    id,
+                    decision,
+                    adam_steps,
+                    elements: data.len() as u64,
+                };
                 self.mesh.send_state(generation, to, header, data);
                 return Ok(());
             }
@@ -271,7 +331,9 @@ impl Agent {
 
     /// Where the time of the step that was just applied went.
     fn say_metrics(&mut self, apply: Duration) {
-        let Some((generation, step, t)) = self.timings.take() else { return };
+        let Some((generation, step, t)) = self.timings.take() else {
+            return;
+        };
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         self.say(Upward::Metrics(StepMetrics {
             generation,
@@ -291,16 +353,51 @@ impl Agent {
         let input = match event {
             PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },
             PeerEvent::Closed { generation, peer } => MemberInput::Closed { generation, peer },
-            PeerEvent::Message { generation, from, message } => MemberInput::Peer { generation, from, message },
-            PeerEvent::StateProgress { generation, from, unit } => {
-                MemberInput::FetchProgress { generation, from, unit }
-            }
-            PeerEvent::State { generation, from, header, data } => {
-                let StateHeader { unit, id, decision, adam_steps, .. } = header;
+            PeerEvent::Message {
+                generation,
+                from,
+                message,
+            } => MemberInput::Peer {
+                generation,
+                from,
+                message,
+            },
+            PeerEvent::StateProgress {
+                generation,
+                from,
+                unit,
+            } => MemberInput::FetchProgress {
+                generation,
+                from,
+                unit,
+            },
+            PeerEvent::State {
+                generation,
+                from,
+                header,
+                data,
+            } => {
+                let StateHeader {
+                    unit,
+                    id,
+                    decision,
+                    adam_steps,
+                    ..
+                } = header;
                 self.staged.insert((unit, id), UnitState { adam_steps, data });
-                MemberInput::Fetched { generation, from, unit, id, decision }
+                MemberInput::Fetched {
+                    generation,
+                    from,
+                    unit,
+                    id,
+                    decision,
+                }
             }
-            PeerEvent::Refused { generation, peer, why } => {
+            PeerEvent::Refused {
+                generation,
+                peer,
+                why,
+            } => {
                 tracing::warn!(%generation, %peer, ?why, "a peer refuses this worker");
                 return Ok(());
             }
@@ -310,9 +407,10 @@ impl Agent {
 
     fn coordinator_said(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
         match event {
-            UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => {
-                Err(AgentError::OtherJob { before: self.job_hash.clone(), now: welcome.job_hash })
-            }
+            UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => Err(AgentError::OtherJob {
+                before: self.job_hash.clone(),
+                now: welcome.job_hash,
+            }),
             UplinkEvent::Up(_) => {
                 self.attached = true;
                 self.feed(MemberInput::Stream)
