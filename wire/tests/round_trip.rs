@@ -258,7 +258,7 @@ fn order() -> impl Strategy<Value = Order> {
 
 /// Through the bytes, not only through the generated types.
 fn over_the_wire<M: prost::Message + Default>(message: &M) -> M {
-    M::decode(message.encode_to_vec().as_slice()).unwrap()
+    M::decode(message.encode_to_vec().as_slice()).expect("own bytes are readable")
 }
 
 proptest! {
@@ -416,6 +416,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn messages_with_missing_or_impossible_parts_are_refused() {
     use v1::up::Message as M;
     let bad = [

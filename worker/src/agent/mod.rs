@@ -4,12 +4,12 @@
 //! here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
 pub mod engine_thread;
+mod hear;
 pub mod uplink;
 
 use crate::engine::{Engine, EngineError, StepTimings};
 use crate::state::UnitState;
 use crate::transport::Link;
-use crate::transport::tcp::frame::StateHeader;
 use crate::transport::tcp::{Mesh, PeerEvent};
 use engine_thread::{Command, Event};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +21,7 @@ use uplink::UplinkEvent;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput};
 use varuna_protocol::{Report, Time};
-use varuna_wire::{StepMetrics, Upward};
+use varuna_wire::Upward;
 
 /// How often the machine sees the clock.
 const TICK: Duration = Duration::from_millis(20);
@@ -273,154 +273,6 @@ impl Agent {
     fn say(&self, word: Upward) {
         if self.attached && self.reports.try_send(word).is_err() {
             tracing::warn!("the coordinator does not take this worker's reports; one is dropped");
-        }
-    }
-
-    fn engine_said(&mut self, event: Event) -> Result<(), AgentError> {
-        let input = match event {
-            Event::Loaded { unit, id } => MemberInput::Loaded { unit, id },
-            Event::Prepared {
-                generation,
-                step,
-                units,
-                timings,
-            } => {
-                self.timings = Some((generation, step, timings));
-                MemberInput::Prepared {
-                    generation,
-                    step,
-                    units,
-                }
-            }
-            Event::StepFailed {
-                generation,
-                about,
-                why,
-            } => {
-                tracing::info!(%generation, why, "a step broke off");
-                MemberInput::StepFailed { generation, about }
-            }
-            Event::Stopped { prepared } => MemberInput::Stopped { prepared },
-            Event::Applied { decision, took } => {
-                self.say_metrics(took);
-                MemberInput::Applied { id: decision.id }
-            }
-            Event::Exported {
-                to,
-                generation,
-                unit,
-                id,
-                decision,
-                state,
-            } => {
-                let UnitState { adam_steps, data } = state;
-                let header = StateHeader {
-                    unit,
-                    id,
-                    decision,
-                    adam_steps,
-                    elements: data.len() as u64,
-                };
-                self.mesh.send_state(generation, to, header, data);
-                return Ok(());
-            }
-            Event::Fatal(error) => return Err(error.into()),
-        };
-        self.feed(input)
-    }
-
-    /// Where the time of the step that was just applied went.
-    fn say_metrics(&mut self, apply: Duration) {
-        let Some((generation, step, t)) = self.timings.take() else {
-            return;
-        };
-        let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        self.say(Upward::Metrics(StepMetrics {
-            generation,
-            step,
-            step_ms: ms(t.total + apply),
-            forward_ms: ms(t.forward),
-            backward_ms: ms(t.backward),
-            recompute_ms: ms(t.recompute),
-            wait_ms: ms(t.wait),
-            reduce_ms: ms(t.reduce),
-            apply_ms: ms(apply),
-            tokens: self.samples * self.tokens_per_sample,
-        }));
-    }
-
-    fn peer_said(&mut self, event: PeerEvent) -> Result<(), AgentError> {
-        let input = match event {
-            PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },
-            PeerEvent::Closed { generation, peer } => MemberInput::Closed { generation, peer },
-            PeerEvent::Message {
-                generation,
-                from,
-                message,
-            } => MemberInput::Peer {
-                generation,
-                from,
-                message,
-            },
-            PeerEvent::StateProgress {
-                generation,
-                from,
-                unit,
-            } => MemberInput::FetchProgress {
-                generation,
-                from,
-                unit,
-            },
-            PeerEvent::State {
-                generation,
-                from,
-                header,
-                data,
-            } => {
-                let StateHeader {
-                    unit,
-                    id,
-                    decision,
-                    adam_steps,
-                    ..
-                } = header;
-                self.staged.insert((unit, id), UnitState { adam_steps, data });
-                MemberInput::Fetched {
-                    generation,
-                    from,
-                    unit,
-                    id,
-                    decision,
-                }
-            }
-            PeerEvent::Refused {
-                generation,
-                peer,
-                why,
-            } => {
-                tracing::warn!(%generation, %peer, ?why, "a peer refuses this worker");
-                return Ok(());
-            }
-        };
-        self.feed(input)
-    }
-
-    fn coordinator_said(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
-        match event {
-            UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => Err(AgentError::OtherJob {
-                before: self.job_hash.clone(),
-                now: welcome.job_hash,
-            }),
-            UplinkEvent::Up(_) => {
-                self.attached = true;
-                self.feed(MemberInput::Stream)
-            }
-            UplinkEvent::Down => {
-                self.attached = false;
-                Ok(())
-            }
-            UplinkEvent::Order { term, order } => self.feed(MemberInput::Order { term, order }),
-            UplinkEvent::Refused(reason) => Err(AgentError::Refused(reason)),
         }
     }
 }

@@ -1,0 +1,422 @@
+//! What the command says and how it exits when what it is given cannot be used, and what it leaves behind when it ends.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Far longer than anything here takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const JOB: &str = "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {name: tiny}
+spec:
+  model: {layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 257}
+  data: {path: DATA}
+  training: {globalBatchSize: 8, microBatchSize: 2, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
+  pipeline: {minDepth: 1, maxDepth: 4}
+";
+
+/// A folder with a job and its dataset.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(TempDir::new().unwrap());
+        std::fs::write(place.path("text.txt"), "in the beginning ".repeat(60)).unwrap();
+        let text = place.path("text.txt");
+        let built = place.varuna(&["data", "build", "--tokenizer", "byte", "-o", &place.data(), &text]);
+        assert_eq!(built.status.code(), Some(0), "{}", said(&built));
+        place.job("job.yaml", |text| text);
+        place
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn data(&self) -> String {
+        self.path("data")
+    }
+
+    /// Writes the job with a change.
+    fn job(&self, name: &str, change: impl FnOnce(String) -> String) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, change(JOB.replace("DATA", &self.data()))).unwrap();
+        path
+    }
+
+    /// A worker program that is a shell script.
+    fn worker(&self, script: &str) -> String {
+        let path = self.path("worker.sh");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_varuna"));
+        command
+            .args(arguments)
+            .current_dir(self.0.path())
+            .stdin(Stdio::null());
+        command.env_remove("VARUNA_WORKER").env_remove("VARUNA_TOKEN");
+        command
+    }
+
+    fn varuna(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// The command must fail with this code, and say these things.
+    fn refuses(&self, arguments: &[&str], code: i32, parts: &[&str]) {
+        let output = self.varuna(arguments);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        for part in parts {
+            assert!(said.contains(part), "{arguments:?} does not say {part:?}: {said}");
+        }
+    }
+
+    /// A run whose workers write their process ids into `pids` and then wait for ever.
+    fn idle_run(&self, workers: usize) -> Child {
+        let pids = self.path("pids");
+        let worker = self.worker(&format!("echo $$ >> {pids}; exec sleep 1000"));
+        let job = self.path("job.yaml");
+        let count = workers.to_string();
+        let run = [
+            "run",
+            &job,
+            "-n",
+            &count,
+            "--run-dir",
+            &self.path("run"),
+            "--worker-binary",
+            &worker,
+        ];
+        let child = self
+            .command(&run)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_for("the workers' start", || self.pids().len() == workers);
+        child
+    }
+
+    fn pids(&self) -> Vec<i32> {
+        let text = std::fs::read_to_string(self.path("pids")).unwrap_or_default();
+        text.lines().map(|l| l.parse().unwrap()).collect()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn lives(pid: i32) -> bool {
+    // A killed process that nobody has waited for yet is a zombie: it does nothing any more.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = status.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
+    !state.is_empty() && !state.starts_with('Z')
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+}
+
+#[test]
+fn a_job_that_cannot_be_run_is_refused_with_every_field_its_value_and_what_is_allowed() {
+    let place = Place::new();
+    let plan = |job: &str, parts: &[&str]| place.refuses(&["plan", job, "-n", "2"], 2, parts);
+    plan("nowhere.yaml", &["nowhere.yaml", "cannot read"]);
+    let change = |from: &'static str, to: &'static str| {
+        place.job("bad.yaml", |text| {
+            assert!(text.contains(from));
+            text.replace(from, to)
+        })
+    };
+    plan(&change("hiddenSize", "hidenSize"), &["hidenSize"]);
+    plan(
+        &change("globalBatchSize: 8, ", ""),
+        &["spec.training.globalBatchSize: missing"],
+    );
+    plan(
+        &change("microBatchSize: 2", "microBatchSize: 3"),
+        &["spec.training.microBatchSize: 3", "divisor"],
+    );
+    plan(
+        &change("maxDepth: 4", "maxDepth: 5"),
+        &["spec.pipeline.maxDepth: 5", "1 to 4"],
+    );
+    plan(
+        &change("hiddenSize: 16, heads: 2", "hiddenSize: 16, heads: 3"),
+        &["heads"],
+    );
+    let two = place.job("bad.yaml", |t| {
+        t.replace("steps: 5", "steps: 0")
+            .replace("layers: 2", "layers: 0")
+    });
+    plan(&two, &["spec.training.steps: 0", "spec.model.layers: 0"]);
+}
+
+#[test]
+fn a_job_that_needs_more_workers_says_how_many() {
+    let place = Place::new();
+    let job = place.job("deep.yaml", |t| t.replace("minDepth: 1", "minDepth: 3"));
+    place.refuses(&["plan", &job, "-n", "2"], 2, &["3 workers"]);
+}
+
+#[test]
+fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
+    let place = Place::new();
+    let worker = place.worker(&format!("touch {}", place.path("started")));
+    let run = |job: &str, parts: &[&str]| {
+        let run_dir = place.path("run");
+        place.refuses(
+            &["run", job, "--run-dir", &run_dir, "--worker-binary", &worker],
+            2,
+            parts,
+        );
+        assert!(
+            !Path::new(&run_dir).exists(),
+            "nothing is made for a run that cannot be"
+        );
+    };
+    let small = place.job("small.yaml", |t| {
+        t.replace("vocabularySize: 257", "vocabularySize: 256")
+    });
+    run(&small, &["spec.data.path", "257", "256"]);
+    let missing = place.job("missing.yaml", |t| t.replace(&place.data(), "/nowhere/data"));
+    run(&missing, &["spec.data.path", "/nowhere/data.bin"]);
+    let bin = PathBuf::from(place.path("data.bin"));
+    let whole = std::fs::read(&bin).unwrap();
+    std::fs::write(&bin, &whole[..whole.len() / 2]).unwrap();
+    run(&place.path("job.yaml"), &["data.bin", "cut short"]);
+    place.refuses(&["data", "info", &place.data()], 2, &["data.bin", "cut short"]);
+    assert!(!Path::new(&place.path("started")).exists());
+}
+
+#[test]
+fn a_dataset_that_exists_is_not_overwritten_unless_asked() {
+    let place = Place::new();
+    let before = std::fs::read(place.path("data.bin")).unwrap();
+    std::fs::write(place.path("other.txt"), "other").unwrap();
+    let build = [
+        "data",
+        "build",
+        "--tokenizer",
+        "byte",
+        "-o",
+        &place.data(),
+        &place.path("other.txt"),
+    ];
+    place.refuses(&build, 2, &["data.bin", "exists"]);
+    assert_eq!(std::fs::read(place.path("data.bin")).unwrap(), before);
+    place.refuses(
+        &["data", "build", "--tokenizer", "words", "-o", "x", "other.txt"],
+        2,
+        &["words", "byte"],
+    );
+    assert_eq!(
+        place
+            .varuna(&[&build[..], &["--overwrite"]].concat())
+            .status
+            .code(),
+        Some(0)
+    );
+}
+
+#[test]
+fn wrong_arguments_exit_like_other_bad_input() {
+    let place = Place::new();
+    let job = place.path("job.yaml");
+    place.refuses(
+        &["run", &job, "--workers", "0"],
+        2,
+        &["--workers: 0", "at least 1"],
+    );
+    place.refuses(
+        &["run", &job, "--worker-binary", "/nowhere/w"],
+        2,
+        &["/nowhere/w", "--worker-binary"],
+    );
+    place.refuses(&["run", &job, "--wrokers", "2"], 2, &["--wrokers"]);
+    place.refuses(&["status", &place.path("nothing")], 2, &["is not a run folder"]);
+    place.refuses(
+        &["scale", &place.path("nothing"), "3"],
+        2,
+        &["is not a run folder"],
+    );
+    let worker = place.worker("exit 0");
+    let bind = ["run", &job, "--worker-binary", &worker, "--bind", "256.0.0.1:1"];
+    place.refuses(&bind, 2, &["256.0.0.1:1"]);
+}
+
+#[test]
+fn a_port_in_use_and_a_held_run_folder_have_their_own_exit_code() {
+    let place = Place::new();
+    let (job, worker) = (place.path("job.yaml"), place.worker("exit 0"));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let bind = [
+        "coordinator",
+        "--job",
+        &job,
+        "--run-dir",
+        &place.path("a"),
+        "--bind",
+        &address,
+    ];
+    place.refuses(&bind, 3, &["cannot listen on", &address]);
+    let mut run = place.idle_run(1);
+    let held = place.path("run");
+    place.refuses(
+        &["run", &job, "--run-dir", &held, "--worker-binary", &worker],
+        3,
+        &[&held, "held"],
+    );
+    let second = [
+        "coordinator",
+        "--job",
+        &job,
+        "--run-dir",
+        &held,
+        "--bind",
+        "127.0.0.1:0",
+    ];
+    place.refuses(&second, 3, &[&held, "held"]);
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let other = place.job("other.yaml", |t| t.replace("steps: 5", "steps: 6"));
+    let over = [
+        "coordinator",
+        "--job",
+        &other,
+        "--run-dir",
+        &held,
+        "--bind",
+        "127.0.0.1:0",
+    ];
+    place.refuses(&over, 2, &[&held, "another job"]);
+}
+
+#[test]
+fn a_plan_is_printed_with_its_schedule() {
+    let place = Place::new();
+    let output = place.varuna(&["plan", &place.path("job.yaml"), "-n", "3"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    for part in [
+        "plan ",
+        "pipeline 0: samples 0..",
+        "stage 0: worker ",
+        "stage 0: f0 ",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let output = place.varuna(&["plan", &place.path("job.yaml"), "-n", "3", "--json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(json["pipelines"].is_array());
+}
+
+#[test]
+fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
+    let place = Place::new();
+    let worker = place.worker("echo the device is on fire >&2; exit 7");
+    let run_dir = place.path("run");
+    let run = [
+        "run",
+        &place.path("job.yaml"),
+        "-n",
+        "2",
+        "--run-dir",
+        &run_dir,
+        "--worker-binary",
+        &worker,
+    ];
+    place.refuses(
+        &run,
+        1,
+        &[
+            "all workers ended before the first step",
+            "the device is on fire",
+            ".log",
+        ],
+    );
+}
+
+#[test]
+fn no_worker_outlives_a_run_that_is_killed() {
+    let place = Place::new();
+    let mut run = place.idle_run(2);
+    let pids = place.pids();
+    assert!(pids.iter().all(|pid| lives(*pid)));
+    signal(&run, Signal::SIGKILL);
+    run.wait().unwrap();
+    wait_for("the workers' end", || !pids.iter().any(|pid| lives(*pid)));
+}
+
+#[test]
+fn a_run_that_is_asked_to_end_takes_its_workers_along_and_says_so() {
+    for ask in [Signal::SIGTERM, Signal::SIGINT] {
+        let place = Place::new();
+        let mut run = place.idle_run(2);
+        let pids = place.pids();
+        signal(&run, ask);
+        assert_eq!(run.wait().unwrap().code(), Some(130), "{ask}");
+        assert!(!pids.iter().any(|pid| lives(*pid)), "{ask}: a worker is left");
+    }
+}
+
+#[test]
+fn a_running_run_is_scaled_and_looked_at_from_outside() {
+    let place = Place::new();
+    let mut run = place.idle_run(1);
+    let folder = place.path("run");
+    let scaled = place.varuna(&["scale", &folder, "3"]);
+    assert_eq!(scaled.status.code(), Some(0), "{}", said(&scaled));
+    wait_for("the new workers' start", || place.pids().len() == 3);
+    place.refuses(&["scale", &folder, "0"], 2, &["0 workers cannot train"]);
+    let status = place.varuna(&["status", &folder, "--json"]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!((&status["job"], &status["lastStep"]), (&"tiny".into(), &5.into()));
+    let pids = place.pids();
+    // Notice to the two newest; these workers take it as the end.
+    assert_eq!(place.varuna(&["scale", &folder, "1"]).status.code(), Some(0));
+    wait_for("the newest workers' end", || {
+        pids.iter().filter(|pid| lives(**pid)).count() == 1
+    });
+    signal(&run, Signal::SIGTERM);
+    signal_again(&mut run);
+    // What a run that has ended left behind can still be read.
+    let last = place.varuna(&["status", &folder]);
+    assert_eq!(last.status.code(), Some(0), "{}", said(&last));
+    assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
+}
+
+/// The second request ends a run at once.
+fn signal_again(run: &mut Child) {
+    let start = Instant::now();
+    while run.try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < PATIENCE, "the run does not end");
+        let _ = kill(Pid::from_raw(i32::try_from(run.id()).unwrap()), Signal::SIGTERM);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
