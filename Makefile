@@ -41,14 +41,14 @@ data: release ## Make the dataset of the examples
 demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
 	target/release/varuna-demo --run-dir $(RUN_DIR)
 
-bench-engine: release ## One process, against PyTorch eager
-	bench/engine.sh
+bench-engine: data ## One process, against PyTorch eager
+	python3 bench/engine.py
 
 bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
-	bench/pipeline.sh
+	python3 bench/pipeline.py
 
 bench-recovery: data ## kill -9 to the next step, against torchrun
-	bench/recovery.sh
+	python3 bench/recovery.py
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

@@ -13,7 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from model import LAYERS, Gpt, adamw, batch, loss_fn
+from model import Gpt, adamw, batch, loss_fn
+from shape import LAYERS
 
 # Without this, optimizer state cannot be loaded when the number of ranks changes.
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)

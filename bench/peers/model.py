@@ -1,4 +1,4 @@
-"""The GPT that the PyTorch side of every benchmark trains: the very model of bench/jobs/*.yaml.
+"""The GPT that the PyTorch side of every benchmark trains: the very model of bench/common.py's job.
 
 Learned positions, pre-norm blocks, GELU (tanh form), an untied head; the same initial distribution as the worker's.
 """
@@ -7,7 +7,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-LAYERS, HIDDEN, HEADS, SEQUENCE, VOCABULARY, BATCH = 6, 384, 6, 256, 8192, 8
+from shape import BATCH, BETAS, HEADS, HIDDEN, LAYERS, LEARNING_RATE, SEQUENCE, VOCABULARY, WEIGHT_DECAY
+
 
 
 class Block(nn.Module):
@@ -61,7 +62,7 @@ def loss_fn(logits, targets):
 
 
 def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
 
 def batch():

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from model import LAYERS, Gpt, adamw, batch, loss_fn
+from model import Gpt, adamw, batch, loss_fn
+from shape import LAYERS
 
 steps, micro, cut = map(int, sys.argv[1:4])
 torch.set_num_threads(1)

@@ -25,6 +25,14 @@ pub(crate) struct Arguments {
     token: String,
 }
 
+/// The workers that a coordinator's own process starts and stops.
+pub(crate) struct Crew {
+    /// How many there are at the start.
+    pub(crate) workers: usize,
+    /// Takes requests for another number.
+    pub(crate) scale: Sender<ScaleRequest>,
+}
+
 /// Starts a coordinator on a run folder.
 pub(crate) async fn start(
     file: JobFile,
@@ -32,7 +40,7 @@ pub(crate) async fn start(
     bind: String,
     token: String,
     data_fingerprint: String,
-    scale: Option<Sender<ScaleRequest>>,
+    crew: Option<Crew>,
 ) -> Result<Control, Failure> {
     let folder = RunFolder::open(folder, &file.text)?;
     let JobFile { job, text } = file;
@@ -43,8 +51,9 @@ pub(crate) async fn start(
         data_fingerprint,
         bind,
         token,
+        expected_workers: crew.as_ref().map(|c| c.workers),
         timing,
-        scale,
+        scale: crew.map(|c| c.scale),
     };
     Ok(serve(options, folder).await?)
 }

@@ -1,11 +1,14 @@
 //! What `varuna run` shows: a live line on a terminal, plain lines otherwise.
 
+use std::collections::VecDeque;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 use varuna_coordinator::View;
 
 /// Without a terminal, a line at most so often.
 const PLAIN: Duration = Duration::from_secs(2);
+/// Speed is shown as the mean over so many milliseconds.
+const PACE_MS: u64 = 10_000;
 
 /// Draws views.
 pub(crate) struct Progress {
@@ -14,8 +17,8 @@ pub(crate) struct Progress {
     shown_step: u64,
     shown_diary: u64,
     last_step: u64,
-    /// Exponentially weighted mean of the step time, milliseconds.
-    step_ms: Option<f64>,
+    /// Steps of the last seconds: when (milliseconds) and which.
+    pace: VecDeque<(u64, u64)>,
 }
 
 impl Progress {
@@ -27,7 +30,7 @@ impl Progress {
             shown_step: 0,
             shown_diary: 0,
             last_step,
-            step_ms: None,
+            pace: VecDeque::new(),
         }
     }
 
@@ -36,6 +39,9 @@ impl Progress {
         for (number, text) in view.diary.iter().filter(|(n, _)| *n > shown) {
             self.shown_diary = *number;
             self.say(text);
+        }
+        if let Some(metric) = &view.metric {
+            self.note(metric.time_ms, metric.step.0);
         }
         let step = view.metric.as_ref().map_or(0, |m| m.step.0);
         let due = self.live || self.shown_at.is_none_or(|t| t.elapsed() >= PLAIN) || step == self.last_step;
@@ -71,27 +77,38 @@ impl Progress {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
-    fn line(&mut self, view: &View) -> Option<String> {
+    fn line(&self, view: &View) -> Option<String> {
         let metric = view.metric.as_ref()?;
-        let mean = self
-            .step_ms
-            .map_or(metric.step_ms, |old| 0.8 * old + 0.2 * metric.step_ms);
-        self.step_ms = Some(mean);
-        let left = self.last_step.saturating_sub(metric.step.0) as f64 * mean / 1e3;
         let eval = metric
             .eval_loss
             .map_or(String::new(), |l| format!("  eval {l:.4}"));
+        let mean = self.step_ms();
+        let speed = mean.map_or(String::new(), |ms| {
+            format!("  {:.0} tok/s", metric.tokens as f64 / ms * 1e3)
+        });
+        let left = self.last_step.saturating_sub(metric.step.0) as f64;
+        let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
         Some(format!(
-            "step {}/{}  loss {:.4}{eval}  {:.0} tok/s  {} workers {} g{}  ETA {}",
-            metric.step,
-            self.last_step,
-            metric.loss,
-            metric.tokens as f64 / mean * 1e3,
-            metric.workers,
-            metric.plan,
-            metric.generation,
-            clock(left)
+            "step {}/{}  loss {:.4}{eval}{speed}  {} workers {} g{}{eta}",
+            metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
         ))
+    }
+
+    fn note(&mut self, time_ms: u64, step: u64) {
+        if self.pace.back().is_some_and(|(_, last)| *last >= step) {
+            return;
+        }
+        self.pace.push_back((time_ms, step));
+        while self.pace.len() > 2 && self.pace[1].0 + PACE_MS < time_ms {
+            self.pace.pop_front();
+        }
+    }
+
+    /// Mean step time of the last seconds, in milliseconds; none after the first step alone, which has no start.
+    #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
+    fn step_ms(&self) -> Option<f64> {
+        let ((first_ms, first), (last_ms, last)) = (self.pace.front()?, self.pace.back()?);
+        (last > first && last_ms > first_ms).then(|| (last_ms - first_ms) as f64 / (last - first) as f64)
     }
 }
 

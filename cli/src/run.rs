@@ -1,7 +1,7 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
 use crate::children::{Children, worker_program};
-use crate::coordinator::{runtime, start};
+use crate::coordinator::{Crew, runtime, start};
 use crate::failure::Failure;
 use crate::job;
 use crate::progress::Progress;
@@ -59,7 +59,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             arguments.bind.clone(),
             token.clone(),
             fingerprint,
-            Some(scale),
+            Some(Crew {
+                workers: arguments.workers,
+                scale,
+            }),
         )
         .await?;
         println!("run folder {}", folder.display());

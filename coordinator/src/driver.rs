@@ -99,6 +99,7 @@ impl Driver {
             last_step: Step(options.job.training.steps),
             min_workers: options.job.elasticity.min_workers as usize,
             timing: options.timing,
+            expected_workers: options.expected_workers,
             final_checkpoint: false,
             published: folder.last().map(|m| m.state),
             secret_seed: entropy()?,

@@ -39,6 +39,8 @@ pub struct Options {
     pub bind: String,
     /// The run's token; workers and commands must know it.
     pub token: String,
+    /// How many workers are started with the run, where that is known.
+    pub expected_workers: Option<usize>,
     /// Deadlines.
     pub timing: Timing,
     /// Who can start and stop workers, if anyone.

@@ -53,6 +53,7 @@ fn options(bind: String) -> Options {
             watch: ms(200),
             ..Timing::default()
         },
+        expected_workers: None,
         scale: None,
     }
 }

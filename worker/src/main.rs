@@ -51,15 +51,25 @@ struct Arguments {
     node: Option<String>,
 }
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> Result<()> {
+fn main() -> Result<()> {
+    varuna_torch::keep_freed_memory();
+    let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
-    let arguments = Arguments::parse();
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start")?
+        .block_on(work(&arguments))
+}
+
+/// Attaches, gets the job, and trains until this worker is released.
+async fn work(arguments: &Arguments) -> Result<()> {
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (tell, happenings) = channel(HAPPENINGS);
@@ -69,11 +79,11 @@ async fn main() -> Result<()> {
         let _ = told.blocking_send(Happening::Peer(event));
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
-    let hello = hello(&arguments, me, &mesh);
+    let hello = hello(arguments, me, &mesh);
     let (reports, mut orders) = uplink::start(arguments.coordinator.clone(), hello);
     let welcome = first_welcome(&mut orders, &arguments.coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
-    let engine = engine(&arguments, me, &job, &welcome)?;
+    let engine = engine(arguments, me, &job, &welcome)?;
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         id: me,
@@ -164,6 +174,8 @@ fn engine(arguments: &Arguments, me: WorkerId, job: &Job, welcome: &Welcome) -> 
         job.training.seed,
     )
     .with_context(|| format!("cannot use the dataset {prefix}"))?;
+    data.check_vocabulary(job.model.vocabulary_size)
+        .with_context(|| format!("cannot use the dataset {prefix}"))?;
     let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
     if !theirs.is_empty() && own != *theirs {
         bail!(

@@ -1,8 +1,12 @@
 // What tch lacks, as a flat C interface over libtorch's C++ headers.
-// Every function returns 0, or < 0 on failure; vt_error() then gives the message. Nothing is thrown through extern "C".
+// Every function that can fail returns 0, or < 0 on failure; vt_error() then gives the message. Nothing is thrown through extern "C".
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <climits>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <string>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -130,6 +134,16 @@ int vt_normal(Handle tensor, uint64_t seed, double deviation) {
     at::NoGradGuard no_grad;
     tensor->normal_(0.0, deviation, at::make_generator<at::CPUGeneratorImpl>(seed));
   });
+}
+
+// One heap that neither maps large blocks singly nor gives freed memory back to the system.
+void vt_keep_freed_memory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  // A thread's own heap has a limit below the size of large tensors, which would be mapped singly again.
+  mallopt(M_ARENA_MAX, 1);
+#endif
 }
 
 // A float32 tensor over memory that Rust owns; release(context) runs once, when the last view is gone.

@@ -15,6 +15,7 @@ type Handle = *mut torch_sys::C_tensor;
 
 unsafe extern "C" {
     fn vt_error() -> *const c_char;
+    fn vt_keep_freed_memory();
     fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
     fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
     fn vt_adamw(
@@ -55,6 +56,14 @@ fn checked(code: c_int) -> Result<(), TorchError> {
     // SAFETY: the shim returns a pointer to its thread-local, NUL-terminated message, valid until its next call here.
     let text = unsafe { CStr::from_ptr(vt_error()) }.to_string_lossy();
     Err(TorchError(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+/// From now on the allocator keeps what is freed for the next use. A training step frees and takes the same large blocks over and
+/// over; by default each would go back to the system and be zeroed, page by page, at its next use. To be called before the first
+/// tensor and the first thread; without effect outside glibc.
+pub fn keep_freed_memory() {
+    // SAFETY: sets three numbers of the C library's allocator; no pointer is involved.
+    unsafe { vt_keep_freed_memory() }
 }
 
 fn handles(tensors: &[&Tensor]) -> Vec<Handle> {

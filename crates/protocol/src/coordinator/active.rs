@@ -122,11 +122,19 @@ impl Coordinator {
                 }
             }
         }
+        let members = target.members();
+        let linked = |w: &WorkerId| {
+            self.status(*w)
+                .is_some_and(|s| s.generation == generation && s.connected)
+        };
+        if self.connected != generation && members.iter().all(linked) {
+            self.connected = generation;
+            effects.push(CoordinatorEffect::Event(Event::Connected { generation }));
+        }
         let ready = |w: &WorkerId| {
             self.status(*w)
                 .is_some_and(|s| s.generation == generation && s.phase >= Phase::Ready)
         };
-        let members = target.members();
         let early = bug!(self, GoEarly) && members.iter().any(ready);
         if first && !early && !members.iter().all(ready) {
             let deadline = Duration::from_nanos(target.deadline_ns);

@@ -108,6 +108,8 @@ pub struct CoordinatorConfig {
     pub last_step: Step,
     /// Fewest workers that may train.
     pub min_workers: usize,
+    /// How many workers were started with the run, where that is known: the first plan waits no longer than for these.
+    pub expected_workers: Option<usize>,
     /// Deadlines.
     pub timing: Timing,
     /// The run is done only when a complete checkpoint of the last step exists; else when its members report that step.

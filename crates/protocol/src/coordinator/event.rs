@@ -84,6 +84,11 @@ pub enum Event {
         /// Some state comes from a checkpoint (or, at the start, from the job's seed).
         restored: bool,
     },
+    /// All members of a plan that is being launched have connected to their peers; what they lack is on its way to them.
+    Connected {
+        /// The generation.
+        generation: Generation,
+    },
     /// Everyone is ready; training goes on.
     Running {
         /// The generation.

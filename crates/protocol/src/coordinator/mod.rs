@@ -94,6 +94,7 @@ pub struct Coordinator {
     published: Published,
     // the generation in force
     gone: Generation,
+    connected: Generation,
     armed: Generation,
     proposed: Generation,
     considered: Option<BTreeSet<WorkerId>>,
@@ -137,6 +138,7 @@ impl Coordinator {
             best: StateId::INITIAL,
             published,
             gone: Generation(0),
+            connected: Generation(0),
             armed: Generation(0),
             proposed: Generation(0),
             considered: None,

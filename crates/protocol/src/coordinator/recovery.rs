@@ -211,7 +211,8 @@ impl Coordinator {
         }
         if self.record.plan.is_none() {
             let since = *self.gathering.get_or_insert(now);
-            let full = self.max_workers.is_some_and(|most| pool.len() >= most);
+            let awaited = [self.max_workers, self.config.expected_workers];
+            let full = awaited.into_iter().flatten().any(|n| pool.len() >= n);
             if !full && now < since.after(self.config.timing.gather) {
                 return None;
             }

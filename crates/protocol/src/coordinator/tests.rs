@@ -65,6 +65,7 @@ fn config() -> CoordinatorConfig {
         last_step: Step(10),
         min_workers: 1,
         timing: Timing::model(),
+        expected_workers: None,
         final_checkpoint: false,
         published: None,
         secret_seed: [7; 16],

@@ -26,6 +26,7 @@ impl World {
             last_step: self.last_step,
             min_workers: self.min_workers(),
             timing: Timing::model(),
+            expected_workers: None,
             final_checkpoint: self.final_checkpoint,
             published: None,
             secret_seed,

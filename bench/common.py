@@ -1,0 +1,195 @@
+"""What the benchmarks share: the job, runs of both sides, medians, and the table in docs/benchmarks.md.
+
+Needs Python's standard library only; the PyTorch side runs in the environment that scripts/setup-peers.sh makes.
+"""
+
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / "bench/peers"
+sys.path.insert(0, str(PEERS))
+import shape  # noqa: E402  (lies with the PyTorch programs)
+
+VARUNA = ROOT / "target/release/varuna"
+DATA = ROOT / ".cache/data/kjv"
+# The first steps of each side warm up.
+WARM_UP = 2
+
+
+def peers_python():
+    """The Python that has PyTorch."""
+    made = subprocess.run([ROOT / "scripts/setup-peers.sh"], check=True, stdout=subprocess.PIPE, text=True)
+    return Path(made.stdout.strip().splitlines()[-1])
+
+
+def job(steps, micro_batch, threads=1, min_depth=1, max_depth=8, workers=(1, 8)):
+    """The job of peers/shape.py. JSON is YAML."""
+    beta1, beta2 = shape.BETAS
+    return {
+        "apiVersion": "varuna.dev/v1alpha1",
+        "kind": "VarunaJob",
+        "metadata": {"name": "bench"},
+        "spec": {
+            "model": {
+                "layers": shape.LAYERS,
+                "hiddenSize": shape.HIDDEN,
+                "heads": shape.HEADS,
+                "sequenceLength": shape.SEQUENCE,
+                "vocabularySize": shape.VOCABULARY,
+                "tiedHead": False,
+            },
+            "data": {"path": str(DATA)},
+            "training": {
+                "globalBatchSize": shape.BATCH,
+                "microBatchSize": micro_batch,
+                "steps": steps,
+                "seed": 1,
+                "optimizer": {
+                    "learningRate": shape.LEARNING_RATE,
+                    "beta1": beta1,
+                    "beta2": beta2,
+                    "weightDecay": shape.WEIGHT_DECAY,
+                    "warmupSteps": 0,
+                },
+            },
+            "pipeline": {
+                "schedule": "1f1b",
+                "recompute": "none",
+                "minDepth": min_depth,
+                "maxDepth": max_depth,
+            },
+            "elasticity": {"minWorkers": workers[0], "maxWorkers": workers[1]},
+            "workers": {"threads": threads},
+        },
+    }
+
+
+class Run:
+    """A `varuna run` in a folder of its own; ends with the `with` block."""
+
+    def __init__(self, manifest, workers):
+        self.scratch = tempfile.TemporaryDirectory(prefix="varuna-bench-")
+        self.folder = Path(self.scratch.name) / "run"
+        file = Path(self.scratch.name) / "job.yaml"
+        file.write_text(json.dumps(manifest))
+        command = [VARUNA, "run", file, "--workers", str(workers), "--run-dir", self.folder]
+        self.log = open(Path(self.scratch.name) / "log", "w+")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=ROOT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        self.log.close()
+        self.scratch.cleanup()
+
+    def wait(self):
+        if self.process.wait() != 0:
+            self.log.seek(0)
+            sys.exit(f"varuna run failed:\n{self.log.read()[-4000:]}")
+
+    def lines(self, name):
+        """The whole lines of one of the run folder's JSON-lines files."""
+        path = self.folder / name
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def status(self):
+        try:
+            return json.loads((self.folder / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+
+    def until(self, what, condition, patience=120):
+        """The first true value of the condition, asked every few milliseconds."""
+        end = time.time() + patience
+        while time.time() < end:
+            if self.process.poll() is not None:
+                self.log.seek(0)
+                sys.exit(f"the run ended while waiting for {what}:\n{self.log.read()[-4000:]}")
+            value = condition()
+            if value:
+                return value
+            time.sleep(0.005)
+        sys.exit(f"no {what} within {patience} s")
+
+
+def varuna_steps(manifest, workers):
+    """Runs a job to its end. Seconds of each step after the warm-up, and the plan."""
+    with Run(manifest, workers) as run:
+        run.wait()
+        metrics = run.lines("metrics.jsonl")
+    times = [m["timeMs"] / 1e3 for m in metrics]
+    seconds = [b - a for a, b in zip(times, times[1:])]
+    return seconds[WARM_UP - 1 :], metrics[-1]["plan"]
+
+
+def torch_steps(command):
+    """Runs a program of the peers. Seconds of each step after the warm-up."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+    done = subprocess.run(
+        command, cwd=PEERS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    found = re.search(r"^STEPS (.*)$", done.stdout, re.M)
+    if done.returncode or not found:
+        sys.exit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return [float(s) for s in found[1].split()]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+def percentile(values, p):
+    """The smallest value that at least p percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * p // 100) - 1)]
+
+
+def tokens_per_second(seconds):
+    return shape.BATCH * shape.SEQUENCE / median(seconds)
+
+
+def machine():
+    """One line on what this ran on."""
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
+    gib = int(memory[1]) / 2**20
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return (
+        f"{os.cpu_count()} x {cpu[1] if cpu else platform.machine()}, {gib:.0f} GiB, "
+        f"{platform.system()} {platform.release()}; libtorch and PyTorch 2.11.0; Varuna {commit.stdout.strip()}; "
+        f"{time.strftime('%Y-%m-%d')}"
+    )
+
+
+def model_line():
+    return (
+        f"GPT, {shape.LAYERS} layers, width {shape.HIDDEN}, {shape.HEADS} heads, sequence {shape.SEQUENCE}, "
+        f"vocabulary {shape.VOCABULARY}, untied; batch {shape.BATCH} ({shape.BATCH * shape.SEQUENCE} tokens a step), fp32, AdamW"
+    )
+
+
+def publish(name, body, results):
+    """Prints the table, puts it into docs/benchmarks.md in place of the last one, ends with the RESULT lines."""
+    body = f"{model_line()}.\nMachine: {machine()}.\n\n{body.strip()}\n"
+    path = ROOT / "docs/benchmarks.md"
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, rest = path.read_text().split(begin)
+    after = rest.split(end)[1]
+    path.write_text(f"{before}{begin}{body}{end}{after}")
+    print(body)
+    for key, value in results.items():
+        print(f"RESULT {key} {value}")
