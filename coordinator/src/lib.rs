@@ -64,7 +64,7 @@ pub fn planner(job: &Job) -> CostPlanner {
             micro_batch_size: job.pipeline.micro_batch_size,
             min_depth: job.pipeline.min_depth,
             max_depth: Some(job.pipeline.max_depth),
-            schedule: job.pipeline.schedule,
+            schedules: job.pipeline.schedules.clone(),
             device_memory_bytes: job.workers.device_memory_bytes,
         },
     }

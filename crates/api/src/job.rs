@@ -75,8 +75,8 @@ pub struct Data {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pipelines {
-    /// Order of the work on each stage.
-    pub schedule: ScheduleSpec,
+    /// Orders of the work on each stage that the planner may choose from, the preferred one first.
+    pub schedules: Vec<ScheduleSpec>,
     /// Samples in a micro-batch, where the job fixes it; divides the global batch.
     pub micro_batch_size: Option<u32>,
     /// Fewest stages of a pipeline, at least 1.

@@ -20,6 +20,8 @@ const WIDTH_MAX: u32 = 1 << 20;
 const VOCABULARY_MAX: u32 = 1 << 24;
 /// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
 const WARMUP_FACTOR_MAX: f64 = 16.0;
+/// Where the job file names none: twice the least warm-up takes up uneven stages and jitter, where its larger stash fits.
+const WARMUP_FACTORS: [f64; 2] = [2.0, 1.0];
 
 /// Reads, completes and checks a job file.
 ///
@@ -287,26 +289,32 @@ impl Check {
 
     fn pipeline(&mut self, written: manifest::PipelineSpec, model: &Model) -> Pipelines {
         let at = |field: &str| format!("spec.pipeline.{field}");
-        let factor = written.warmup_factor.unwrap_or(1.0);
-        let one_f_one_b = ScheduleKind::OneForwardOneBackward {
-            warmup_factor: self.within(&at("warmupFactor"), factor, 1.0..=WARMUP_FACTOR_MAX),
+        let factors = match written.warmup_factor {
+            Some(factor) => vec![self.within(&at("warmupFactor"), factor, 1.0..=WARMUP_FACTOR_MAX)],
+            None => WARMUP_FACTORS.to_vec(),
         };
-        let kinds = [("1f1b", one_f_one_b), ("gpipe", ScheduleKind::Gpipe)];
-        let kind = self.one_of(&at("schedule"), written.schedule, &kinds, Some(one_f_one_b));
-        let kind = kind.unwrap_or(one_f_one_b);
-        if kind == ScheduleKind::Gpipe && written.warmup_factor.is_some() {
+        let one_f_one_b = |warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor };
+        let names = [("1f1b", false), ("gpipe", true)];
+        let gpipe = self.one_of(&at("schedule"), written.schedule, &names, Some(false)) == Some(true);
+        if let (true, Some(factor)) = (gpipe, written.warmup_factor) {
             self.0.push(
                 &at("warmupFactor"),
                 factor,
                 "nothing with schedule gpipe, which has no warm-up",
             );
         }
-        let kinds = [("none", Recompute::None), ("full", Recompute::Full)];
-        let recompute = self.one_of(&at("recompute"), written.recompute, &kinds, Some(Recompute::None));
-        let schedule = ScheduleSpec {
-            kind,
-            recompute: recompute.unwrap_or(Recompute::None),
+        let kinds = if gpipe {
+            vec![ScheduleKind::Gpipe]
+        } else {
+            factors.into_iter().map(one_f_one_b).collect()
         };
+        let names = [("none", Recompute::None), ("full", Recompute::Full)];
+        let recompute = self.one_of(&at("recompute"), written.recompute, &names, Some(Recompute::None));
+        let recompute = recompute.unwrap_or(Recompute::None);
+        let schedules = kinds
+            .into_iter()
+            .map(|kind| ScheduleSpec { kind, recompute })
+            .collect();
         let segments = model.layout().segments;
         let mut depth = |field: &str, value: u32| {
             if value == 0 || value > segments {
@@ -325,7 +333,7 @@ impl Check {
             );
         }
         Pipelines {
-            schedule,
+            schedules,
             micro_batch_size: None,
             min_depth,
             max_depth,

@@ -75,8 +75,8 @@ pub struct Constraints {
     pub min_depth: u32,
     /// Most stages in a pipeline; none = the number of segments.
     pub max_depth: Option<u32>,
-    /// Order of work.
-    pub schedule: ScheduleSpec,
+    /// Orders of work to choose from; the first of those that promise the same step time is taken.
+    pub schedules: Vec<ScheduleSpec>,
     /// Memory that a worker may use; the smaller of this and what it reports counts.
     pub device_memory_bytes: Option<u64>,
 }
@@ -98,9 +98,12 @@ impl Planner for CostPlanner {
         let mut composers = Vec::new();
         for (i, pool) in pools.iter().enumerate() {
             let slowest = pool.iter().map(|w| pace(w.speed)).fold(f64::INFINITY, f64::min);
-            let composer = Composer::new(self, request, pool.len(), slowest, self.memory(pool));
-            found.extend(composer.candidates().into_iter().map(|c| (c, i)));
-            composers.push(composer);
+            for schedule in &self.constraints.schedules {
+                let composer =
+                    Composer::new(self, request, *schedule, pool.len(), slowest, self.memory(pool));
+                found.extend(composer.candidates().into_iter().map(|c| (c, i)));
+                composers.push((i, composer));
+            }
         }
         let Some(best) = found.iter().map(|(c, _)| c.step_ms).min_by(f64::total_cmp) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
@@ -268,7 +271,7 @@ impl CostPlanner {
             pipelines,
             spares: Vec::new(),
             micro_batch_size: candidate.micro_batch_size,
-            schedule: self.constraints.schedule,
+            schedule: candidate.schedule,
             predicted: Prediction {
                 step_ms: candidate.step_ms,
                 bubble: candidate.bubble,
@@ -293,7 +296,7 @@ impl CostPlanner {
         mut shape: Shape,
         workers: &[WorkerInfo],
         pools: &[Vec<WorkerInfo>],
-        composers: &[Composer],
+        composers: &[(usize, Composer)],
     ) -> Shape {
         let used: BTreeSet<WorkerId> = shape.members().into_iter().collect();
         let most = self.constraints.max_workers.max(1) as usize;
@@ -318,9 +321,11 @@ impl CostPlanner {
                 .enumerate()
                 .filter(|(_, pool)| pool.iter().any(|w| w.id == worker.id));
             let better = with.filter_map(|(i, _)| {
-                *beyond
-                    .entry(i)
-                    .or_insert_with(|| composers[i].best_beyond(used.len()))
+                *beyond.entry(i).or_insert_with(|| {
+                    let of_pool = composers.iter().filter(|(pool, _)| *pool == i);
+                    let found = of_pool.filter_map(|(_, c)| c.best_beyond(used.len()));
+                    found.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
+                })
             });
             match better.min_by(|a, b| a.1.total_cmp(&b.1)) {
                 Some((_, ms)) if ms < step => {
@@ -345,7 +350,8 @@ impl CostPlanner {
         let of = |p: &Pipeline| {
             let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
             let stage = |(s, stage): (usize, &Stage)| {
-                self.stage_bytes(stage.segments, (p.stages.len(), s), n, shape.micro_batch_size)
+                let at = (p.stages.len(), s);
+                self.stage_bytes(&shape.schedule, stage.segments, at, n, shape.micro_batch_size)
             };
             p.stages.iter().enumerate().map(stage).max().unwrap_or(0)
         };
@@ -353,8 +359,14 @@ impl CostPlanner {
     }
 
     /// Memory of stage `at.1` of a pipeline of `at.0` stages.
-    fn stage_bytes(&self, range: SegmentRange, at: (usize, usize), micro_batches: u32, micro: u32) -> u64 {
-        let schedule = &self.constraints.schedule;
+    fn stage_bytes(
+        &self,
+        schedule: &ScheduleSpec,
+        range: SegmentRange,
+        at: (usize, usize),
+        micro_batches: u32,
+        micro: u32,
+    ) -> u64 {
         let stash = stash_max(schedule, at.0, at.1, micro_batches);
         self.costs
             .memory_bytes(range, stash, micro, schedule.recompute == Recompute::Full)

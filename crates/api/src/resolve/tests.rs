@@ -54,6 +54,10 @@ fn errors(text: &str) -> Vec<String> {
         .collect()
 }
 
+fn kinds(job: &Job) -> Vec<ScheduleKind> {
+    job.pipeline.schedules.iter().map(|s| s.kind).collect()
+}
+
 #[test]
 fn a_minimal_job_gets_its_defaults() {
     let job = parse_job(MINIMAL).unwrap();
@@ -71,8 +75,8 @@ fn a_minimal_job_gets_its_defaults() {
         (1, None)
     );
     assert_eq!(
-        job.pipeline.schedule.kind,
-        ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 }
+        kinds(&job),
+        [2.0, 1.0].map(|warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor })
     );
     let rate = &job.training.learning_rate;
     assert_eq!(
@@ -132,10 +136,10 @@ fn every_field_about_the_training_that_is_written_is_taken() {
 fn every_field_about_the_run_that_is_written_is_taken() {
     let job = parse_job(FULL).unwrap();
     assert_eq!(
-        job.pipeline.schedule.kind,
-        ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 }
+        kinds(&job),
+        [ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 }]
     );
-    assert_eq!(job.pipeline.schedule.recompute, Recompute::Full);
+    assert_eq!(job.pipeline.schedules[0].recompute, Recompute::Full);
     assert_eq!(
         (
             job.pipeline.micro_batch_size,

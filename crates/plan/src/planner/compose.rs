@@ -1,7 +1,7 @@
 //! Compositions: how many pipelines of which depths, cut where, with which share of the batch.
 
 use super::{CostPlanner, PlanRequest};
-use crate::document::Recompute;
+use crate::document::{Recompute, ScheduleSpec};
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
 use crate::schedule::{generate, stash_max};
@@ -25,6 +25,7 @@ pub(super) struct CandidatePipeline {
 pub(super) struct Candidate {
     pub(super) pipelines: Vec<CandidatePipeline>,
     pub(super) micro_batch_size: u32,
+    pub(super) schedule: ScheduleSpec,
     pub(super) step_ms: f64,
     pub(super) bubble: f64,
 }
@@ -67,6 +68,7 @@ struct Share {
 pub(super) struct Composer<'a> {
     planner: &'a CostPlanner,
     request: &'a PlanRequest,
+    schedule: ScheduleSpec,
     workers: usize,
     /// All stages run at the pace of the slowest worker of the pool.
     slowest: f64,
@@ -79,6 +81,7 @@ impl<'a> Composer<'a> {
     pub(super) fn new(
         planner: &'a CostPlanner,
         request: &'a PlanRequest,
+        schedule: ScheduleSpec,
         workers: usize,
         slowest: f64,
         memory: Option<u64>,
@@ -87,6 +90,7 @@ impl<'a> Composer<'a> {
         let mut composer = Composer {
             planner,
             request,
+            schedule,
             workers,
             slowest,
             depths: BTreeMap::new(),
@@ -118,10 +122,10 @@ impl<'a> Composer<'a> {
         let widest = u32::try_from(self.workers).unwrap_or(u32::MAX);
         let deepest = c.max_depth.unwrap_or(segments).min(segments).min(widest);
         let batches = u32::try_from(self.batches(micro)).unwrap_or(u32::MAX);
-        let recompute = c.schedule.recompute == Recompute::Full;
+        let recompute = self.schedule.recompute == Recompute::Full;
         let cuts = partition_all(segments, deepest, |range, later| {
             // The stash depends on the stages behind this one only.
-            let stash = stash_max(&c.schedule, later as usize + 1, 0, batches);
+            let stash = stash_max(&self.schedule, later as usize + 1, 0, batches);
             let fits = memory.is_none_or(|m| costs.memory_bytes(range, stash, micro, recompute) <= m);
             fits.then(|| self.stage_ms(range, micro, later == 0))
         });
@@ -158,7 +162,7 @@ impl<'a> Composer<'a> {
     fn stage_ms(&self, range: SegmentRange, micro: u32, last: bool) -> f64 {
         let costs = &self.planner.costs;
         let forward = costs.forward_ms(range, micro);
-        let again = self.planner.constraints.schedule.recompute == Recompute::Full && !last;
+        let again = self.schedule.recompute == Recompute::Full && !last;
         let one = forward + costs.backward_ms(range, micro) + if again { forward } else { 0.0 };
         one / self.slowest
     }
@@ -324,6 +328,7 @@ impl<'a> Composer<'a> {
         Some(Candidate {
             pipelines,
             micro_batch_size: micro,
+            schedule: self.schedule,
             step_ms,
             bubble,
         })
@@ -340,7 +345,7 @@ impl<'a> Composer<'a> {
             .enumerate()
             .map(|(s, r)| self.times(*r, micro, s))
             .collect();
-        let spec = &self.planner.constraints.schedule;
+        let spec = &self.schedule;
         let lists: Vec<_> = (0..stages).map(|s| generate(spec, stages, s, n)).collect();
         let mut took = simulate(&lists, &times, n);
         let more = depth.period_ms * f64::from(batches - n);

@@ -80,7 +80,13 @@ pub(super) fn place(
     for (i, p) in candidate.pipelines.iter().enumerate() {
         let n = u32::try_from(p.samples.div_ceil(u64::from(candidate.micro_batch_size))).unwrap_or(u32::MAX);
         for (j, range) in p.stages.iter().enumerate() {
-            let need = planner.stage_bytes(*range, (p.stages.len(), j), n, candidate.micro_batch_size);
+            let need = planner.stage_bytes(
+                &candidate.schedule,
+                *range,
+                (p.stages.len(), j),
+                n,
+                candidate.micro_batch_size,
+            );
             places.push(((i, j), *range, need));
         }
     }

@@ -4,9 +4,20 @@ use crate::cost::{Device, GptSizes};
 use crate::document::{Recompute, ScheduleKind};
 use proptest::prelude::*;
 
+fn one_f_one_b(warmup_factor: f64) -> ScheduleSpec {
+    ScheduleSpec {
+        kind: ScheduleKind::OneForwardOneBackward { warmup_factor },
+        recompute: Recompute::None,
+    }
+}
+
 fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
+    planner_of(6, min_depth, memory)
+}
+
+fn planner_of(layers: u32, min_depth: u32, memory: Option<u64>) -> CostPlanner {
     let gpt = GptSizes {
-        layers: 6,
+        layers,
         hidden: 128,
         sequence: 128,
         vocabulary: 512,
@@ -20,10 +31,7 @@ fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
             micro_batch_size: None,
             min_depth,
             max_depth: None,
-            schedule: ScheduleSpec {
-                kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
-                recompute: Recompute::None,
-            },
+            schedules: vec![one_f_one_b(1.0)],
             device_memory_bytes: memory,
         },
     }
@@ -238,7 +246,7 @@ proptest! {
     ) {
         let mut planner = planner(1, None);
         if gpipe {
-            planner.constraints.schedule.kind = ScheduleKind::Gpipe;
+            planner.constraints.schedules[0].kind = ScheduleKind::Gpipe;
         }
         let mut request = request(&planner, workers.len() as u64, batch);
         for (worker, (speed, mib)) in request.workers.iter_mut().zip(workers) {
@@ -258,4 +266,29 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
+    let factor = |memory: Option<u64>| {
+        // Three blocks on the first stage, two on the second.
+        let mut planner = planner_of(5, 2, memory);
+        planner.constraints.max_depth = Some(2);
+        planner.constraints.micro_batch_size = Some(1);
+        planner.constraints.schedules = vec![one_f_one_b(2.0), one_f_one_b(1.0)];
+        let shape = planner.plan(&request(&planner, 2, 8)).ok()?;
+        let ScheduleKind::OneForwardOneBackward { warmup_factor } = shape.schedule.kind else {
+            return None;
+        };
+        Some((warmup_factor, shape.predicted.step_ms))
+    };
+    let (chosen, roomy) = factor(None).unwrap();
+    assert!((chosen - 2.0).abs() < f64::EPSILON);
+    // The least memory that any plan fits into leaves no room for the larger stash.
+    let least = (1u64..1 << 16)
+        .map(|k| k << 14)
+        .find(|m| factor(Some(*m)).is_some())
+        .unwrap();
+    let (chosen, tight) = factor(Some(least)).unwrap();
+    assert!((chosen - 1.0).abs() < f64::EPSILON && tight > roomy);
 }
