@@ -1,6 +1,6 @@
 """A two-stage pipeline under torchrun that checkpoints with DCP every few steps and resumes after a restart.
 
-WORK names a folder; WORK/steps.log gets a line "<unix time> <rank> <step>" after each step. EVERY = steps per checkpoint.
+WORK names a folder; WORK/steps.log gets a line "<unix time> <process id> <step>" after each step. EVERY = steps per checkpoint.
 """
 
 import os
@@ -21,7 +21,13 @@ OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 WORK, EVERY, CUT = os.environ["WORK"], int(os.environ.get("EVERY", "3")), 4
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+# An attempt of its own for each restart: with the store's plain keys, PyTorch 2.11's restarted workers find the dead one's address
+# and mostly need several more restarts.
+agent_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+attempt = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", agent_store)
+dist.init_process_group(
+    "gloo", store=attempt, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+)
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 model = Gpt() if world == 1 else (Gpt(0, CUT) if rank == 0 else Gpt(CUT, LAYERS))
@@ -51,7 +57,7 @@ while step < 1000:
         schedule.step(target=y, losses=[])
     optimizer.step()
     step += 1
-    log.write(f"{time.time():.4f} {rank} {step}\n")
+    log.write(f"{time.time():.4f} {os.getpid()} {step}\n")
     if step % EVERY == 0:
         model_state, optimizer_state = get_state_dict(model, optimizer, options=OPTIONS)
         folder = f"{WORK}/step-{step}"
