@@ -5,8 +5,42 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
 pub(crate) const STATE_BYTES: u64 = 16;
-/// Bytes of one element on the wire and in the stash.
-const ELEMENT_BYTES: u64 = 4;
+
+fn four_bytes() -> u64 {
+    4
+}
+
+/// How the runtime whose steps are predicted moves tensors between stages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Runtime {
+    /// Sends run beside compute, one full-duplex network interface a worker; a tied weight has one ring over all of its
+    /// holders. This project's worker.
+    #[default]
+    Overlapped,
+    /// Sender and receiver wait for each other, in program order, and nothing runs beside; a tied weight is summed between
+    /// the two ends of each pipeline before the ring over pipelines. Runtimes of blocking sends (`docs/planner.md`).
+    Rendezvous,
+}
+
+/// The two constants that make a profile agree with measured steps.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Calibration {
+    /// Factor on all compute times of the profile.
+    pub compute: f64,
+    /// Factor on the transfer of a boundary tensor (not on the gradient ring).
+    pub transfer: f64,
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Calibration {
+            compute: 1.0,
+            transfer: 1.0,
+        }
+    }
+}
 
 /// The cost of one segment. Times in milliseconds on a worker of speed 1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -26,6 +60,9 @@ pub struct SegmentCost {
     pub saved_bytes: u64,
     /// The segment's input of one sample, in bytes: what crosses the cut before it.
     pub input_bytes: u64,
+    /// Optimizer, once a step.
+    #[serde(default)]
+    pub optimizer_ms: f64,
 }
 
 /// A device and its links, for estimates.
@@ -40,6 +77,9 @@ pub struct Device {
     pub latency_ms: f64,
     /// Link bandwidth, bytes a second.
     pub bytes_per_s: f64,
+    /// Bytes of one element of an activation or gradient on the wire and in the stash.
+    #[serde(default = "four_bytes")]
+    pub element_bytes: u64,
 }
 
 impl Device {
@@ -49,6 +89,7 @@ impl Device {
         overhead_ms: 0.05,
         latency_ms: 0.1,
         bytes_per_s: 1.0e9,
+        element_bytes: 4,
     };
 }
 
@@ -64,6 +105,12 @@ pub struct Costs {
     pub device: Device,
     /// False while this is an analytic estimate.
     pub calibrated: bool,
+    /// How tensors move.
+    #[serde(default)]
+    pub runtime: Runtime,
+    /// What makes the times agree with measured steps.
+    #[serde(default)]
+    pub calibration: Calibration,
 }
 
 /// The sizes of a GPT, for [`Costs::estimate`].
@@ -95,7 +142,7 @@ impl Costs {
             tied,
         } = gpt;
         let ms = |flops: f64| flops / device.flops_per_s * 1e3;
-        let boundary = t * d * ELEMENT_BYTES;
+        let boundary = t * d * device.element_bytes;
         let table = v * d;
         let own_table = if tied { 0 } else { table };
         let segment = |flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
@@ -104,8 +151,9 @@ impl Costs {
             forward_fixed_ms: device.overhead_ms,
             backward_fixed_ms: 2.0 * device.overhead_ms,
             parameters,
-            saved_bytes: saved_elements * ELEMENT_BYTES,
+            saved_bytes: saved_elements * device.element_bytes,
             input_bytes,
+            optimizer_ms: 0.0,
         };
         let token = t as f64;
         let block_flops = token * (24.0 * (d * d) as f64 + 4.0 * (t * d) as f64);
@@ -125,6 +173,8 @@ impl Costs {
             tied_parameters: if tied { table } else { 0 },
             device,
             calibrated: false,
+            runtime: Runtime::Overlapped,
+            calibration: Calibration::default(),
         }
     }
 
@@ -145,19 +195,21 @@ impl Costs {
     /// Forward of a micro-batch of `samples` through a stage, milliseconds.
     #[must_use]
     pub fn forward_ms(&self, range: SegmentRange, samples: u32) -> f64 {
-        self.of(range)
-            .iter()
-            .map(|s| s.forward_fixed_ms + s.forward_ms * f64::from(samples))
-            .sum()
+        let of = |s: &SegmentCost| s.forward_fixed_ms + s.forward_ms * f64::from(samples);
+        self.of(range).iter().map(of).sum::<f64>() * self.calibration.compute
     }
 
     /// Backward of a micro-batch of `samples` through a stage, milliseconds.
     #[must_use]
     pub fn backward_ms(&self, range: SegmentRange, samples: u32) -> f64 {
-        self.of(range)
-            .iter()
-            .map(|s| s.backward_fixed_ms + s.backward_ms * f64::from(samples))
-            .sum()
+        let of = |s: &SegmentCost| s.backward_fixed_ms + s.backward_ms * f64::from(samples);
+        self.of(range).iter().map(of).sum::<f64>() * self.calibration.compute
+    }
+
+    /// Optimizer of a stage, milliseconds.
+    #[must_use]
+    pub fn optimizer_ms(&self, range: SegmentRange) -> f64 {
+        self.of(range).iter().map(|s| s.optimizer_ms).sum()
     }
 
     /// Parameters that a stage holds, the tied weight counted where it is held.
@@ -186,7 +238,7 @@ impl Costs {
     #[must_use]
     pub fn transfer_ms(&self, segment: u32, samples: u32) -> f64 {
         let bytes = self.segments.get(segment as usize).map_or(0, |s| s.input_bytes) * u64::from(samples);
-        self.device.latency_ms + bytes as f64 / self.device.bytes_per_s * 1e3
+        (self.device.latency_ms + bytes as f64 / self.device.bytes_per_s * 1e3) * self.calibration.transfer
     }
 
     /// Ring all-reduce of a stage's gradients among `holders`, milliseconds.
@@ -202,8 +254,13 @@ impl Costs {
             return 0.0;
         }
         let rounds = 2.0 * (holders - 1) as f64;
-        let bytes = (parameters * ELEMENT_BYTES) as f64;
-        rounds * self.device.latency_ms + rounds / holders as f64 * bytes / self.device.bytes_per_s * 1e3
+        rounds * self.device.latency_ms + rounds / holders as f64 * self.gradient_ms(parameters)
+    }
+
+    /// The gradients of so many parameters once over a link, without its latency, milliseconds.
+    #[must_use]
+    pub fn gradient_ms(&self, parameters: u64) -> f64 {
+        (parameters * self.device.element_bytes) as f64 / self.device.bytes_per_s * 1e3
     }
 }
 

@@ -166,14 +166,24 @@ impl Shape {
     /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise.
     #[must_use]
     pub fn summary(&self) -> String {
-        let depths: Vec<usize> = self.pipelines.iter().map(|p| p.stages.len()).collect();
-        match depths.first() {
-            Some(first) if depths.iter().all(|d| d == first) => format!("P{first}xD{}", depths.len()),
-            _ => depths
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join("+"),
+        summary_of(self.pipelines.iter().map(|p| p.stages.len()))
+    }
+}
+
+/// `P2xD4` for pipelines of one depth, runs of equal depths (`13x2+9`) otherwise.
+pub(crate) fn summary_of(depths: impl Iterator<Item = usize>) -> String {
+    let depths: Vec<usize> = depths.collect();
+    match depths.first() {
+        Some(first) if depths.iter().all(|d| d == first) => format!("P{first}xD{}", depths.len()),
+        _ => {
+            let runs = depths.chunk_by(|a, b| a == b).map(|run| match run {
+                [one] => one.to_string(),
+                // A few are said one by one, as `3+2+2`.
+                [depth, ..] if depths.len() <= 4 => vec![depth.to_string(); run.len()].join("+"),
+                [depth, ..] => format!("{depth}x{}", run.len()),
+                [] => String::new(),
+            });
+            runs.collect::<Vec<_>>().join("+")
         }
     }
 }

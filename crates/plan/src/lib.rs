@@ -4,21 +4,25 @@
 //! segments over workers, schedules as data, the planner, and the checkers that judge what those produce.
 //! It must never do I/O, read a clock, draw randomness or know libtorch, tokio or Kubernetes.
 
+pub mod calibrate;
 pub mod check;
 pub mod cost;
+pub mod device;
 pub mod document;
 pub mod ids;
 pub mod layout;
 pub mod partition;
 pub mod planner;
+pub mod profile;
 pub mod schedule;
 pub mod simulate;
 pub mod state;
+pub mod sync;
 
-pub use cost::{Costs, Device};
+pub use cost::{Calibration, Costs, Device, Runtime};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use layout::{Layout, SegmentRange};
-pub use planner::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
+pub use planner::{Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, WorkerInfo};
 pub use state::{Decision, StateId};

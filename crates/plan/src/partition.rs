@@ -1,5 +1,9 @@
 //! Min-max partition of contiguous segments over the stages of a pipeline.
 
+mod aware;
+
+pub(crate) use aware::Aware;
+
 use crate::layout::SegmentRange;
 use std::ops::Range;
 

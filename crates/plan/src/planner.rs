@@ -3,21 +3,32 @@
 //! Every number of pipelines and every pair of depths is scored in closed form, the best few are simulated. Pure and
 //! deterministic: the same request gives the same shape.
 
+mod candidate;
 mod compose;
+mod cut;
+mod explain;
+mod family;
 mod place;
+mod spares;
+mod tables;
 
 use crate::cost::Costs;
-use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Shape, Spare, Stage};
+use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Shape, Stage};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use crate::schedule::stash_max;
-use compose::{Candidate, Composer};
+use candidate::Candidate;
+use compose::Composer;
+use place::Pool;
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+pub use candidate::StepParts;
+pub use explain::{Explained, RunnerUp};
 
 /// Predictions closer than this count as equal; then redundancy and little movement decide.
-const EQUAL: f64 = 1.03;
+const EQUAL: f64 = 1.01;
 
 /// A worker that may be planned with.
 #[derive(Clone, PartialEq, Debug)]
@@ -92,28 +103,83 @@ pub struct CostPlanner {
 
 impl Planner for CostPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        Ok(self.search(request)?.shape)
+    }
+}
+
+/// What a search found.
+struct Search {
+    shape: Shape,
+    /// All simulated candidates, fastest first, and the one that the shape is made of.
+    found: Vec<Candidate>,
+    chosen: Candidate,
+    moved_bytes: u64,
+    /// Compositions scored in closed form.
+    scored: u64,
+}
+
+impl CostPlanner {
+    fn search(&self, request: &PlanRequest) -> Result<Search, Infeasible> {
         let workers = self.offered(request)?;
         let pools = self.pools(&workers);
         let mut found: Vec<(Candidate, usize)> = Vec::new();
         let mut composers = Vec::new();
         for (i, pool) in pools.iter().enumerate() {
             let slowest = pool.iter().map(|w| pace(w.speed)).fold(f64::INFINITY, f64::min);
-            for schedule in &self.constraints.schedules {
-                let composer =
-                    Composer::new(self, request, *schedule, pool.len(), slowest, self.memory(pool));
-                found.extend(composer.candidates().into_iter().map(|c| (c, i)));
-                composers.push((i, composer));
-            }
+            let composer = Composer::new(self, request, pool.len(), slowest, self.memory(pool));
+            found.extend(composer.candidates().into_iter().map(|c| (c, i)));
+            composers.push(composer);
         }
-        let Some(best) = found.iter().map(|(c, _)| c.step_ms).min_by(f64::total_cmp) else {
+        let least = |fits: &dyn Fn(&Candidate) -> bool| {
+            let fitting = found.iter().filter(|(c, _)| fits(c));
+            fitting.map(|(c, _)| c.step_ms).min_by(f64::total_cmp)
+        };
+        let Some(best) = least(&|_| true) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
         };
-        let near = found.iter().filter(|(c, _)| c.step_ms <= best * EQUAL);
-        let ranked = near.map(|(c, i)| self.place(c, request, &pools[*i]));
+        // One worker more must never make the step longer: what fewer workers reach is a limit too.
+        let fewer = least(&|c| c.workers() < workers.len()).unwrap_or(f64::INFINITY);
+        let limit = fewer.min(best * EQUAL).max(best);
+        let mut groups: BTreeMap<usize, Pool> = BTreeMap::new();
+        let near = found.iter().filter(|(c, _)| c.step_ms <= limit);
+        let ranked = near.map(|(c, i)| {
+            let pool = groups
+                .entry(*i)
+                .or_insert_with(|| Pool::new(self, request, &pools[*i]));
+            let placed = pool.place(self, c, &request.layout);
+            let single = c.pipelines.len() < 2;
+            let rank: Rank = (
+                placed.crowded,
+                single,
+                placed.moved_bytes,
+                c.step_ms,
+                placed.workers.len(),
+            );
+            (rank, c, placed)
+        });
         // The first of equals: pools go from all workers to few.
-        let chosen = ranked.min_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-        let (_, shape) = chosen.ok_or_else(|| Infeasible(self.why_not(request, workers.len())))?;
-        Ok(self.name_spares(shape, &workers, &pools, &composers))
+        let chosen = ranked.min_by(|(a, ..), (b, ..)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+        let Some((_, candidate, placed)) = chosen else {
+            return Err(Infeasible(self.why_not(request, workers.len())));
+        };
+        let shape = self.name_spares(
+            self.shape(candidate, &placed.workers),
+            &workers,
+            &pools,
+            &composers,
+        );
+        let (chosen, moved_bytes) = (candidate.clone(), placed.moved_bytes);
+        let scored = composers.iter().map(|c| c.scored).sum();
+        drop(composers);
+        let mut found: Vec<Candidate> = found.into_iter().map(|(c, _)| c).collect();
+        found.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
+        Ok(Search {
+            shape,
+            found,
+            chosen,
+            moved_bytes,
+            scored,
+        })
     }
 }
 
@@ -123,17 +189,6 @@ fn pace(speed: f64) -> f64 {
         1.05f64.powf((speed.ln() / 1.05f64.ln()).round())
     } else {
         1.0
-    }
-}
-
-/// At most four of the sorted values, first and last among them.
-fn levels<T: Copy + PartialEq>(mut sorted: Vec<T>) -> Vec<T> {
-    sorted.dedup();
-    let last = sorted.len() - 1;
-    if last < 4 {
-        sorted
-    } else {
-        (0..4).map(|i| sorted[i * last / 3]).collect()
     }
 }
 
@@ -167,40 +222,13 @@ impl CostPlanner {
         Ok(workers)
     }
 
-    /// Groups that a plan may be made for: all workers, then those with at least some memory and at least some speed. A
-    /// worker that is too small or too slow thus costs the plan itself, not everybody's memory or pace.
-    fn pools(&self, workers: &[WorkerInfo]) -> Vec<Vec<WorkerInfo>> {
-        let mut paces: Vec<f64> = workers.iter().map(|w| pace(w.speed)).collect();
-        paces.sort_by(f64::total_cmp);
-        let mut memories: Vec<u64> = workers.iter().map(|w| self.capacity(w)).collect();
-        memories.sort_unstable();
-        let mut pools: Vec<Vec<WorkerInfo>> = Vec::new();
-        for memory in levels(memories) {
-            for least in levels(paces.clone()) {
-                let fit = |w: &&WorkerInfo| self.capacity(w) >= memory && pace(w.speed) >= least;
-                let mut pool: Vec<WorkerInfo> = workers.iter().filter(fit).cloned().collect();
-                // With more workers than may train, the pace is that of the fastest of them.
-                let most = self.constraints.max_workers.max(1) as usize;
-                if pool.len() > most {
-                    let mut fastest: Vec<f64> = pool.iter().map(|w| pace(w.speed)).collect();
-                    fastest.sort_by(|a, b| b.total_cmp(a));
-                    pool.retain(|w| pace(w.speed) >= fastest[most - 1]);
-                }
-                if !pool.is_empty() && !pools.contains(&pool) {
-                    pools.push(pool);
-                }
-            }
-        }
-        pools
-    }
-
     fn capacity(&self, worker: &WorkerInfo) -> u64 {
         let both = [self.constraints.device_memory_bytes, worker.memory_bytes];
         both.into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// Memory of the smallest worker: what every stage must fit into.
-    fn memory(&self, workers: &[WorkerInfo]) -> Option<u64> {
+    fn memory(&self, workers: &[&WorkerInfo]) -> Option<u64> {
         workers
             .iter()
             .map(|w| self.capacity(w))
@@ -246,28 +274,28 @@ impl CostPlanner {
         }
     }
 
-    /// Puts workers on the places of a candidate so that the fewest bytes move.
-    fn place(&self, candidate: &Candidate, request: &PlanRequest, pool: &[WorkerInfo]) -> (Rank, Shape) {
-        let placed = place::place(self, candidate, request, pool);
+    /// The shape of a candidate with these workers on its places.
+    fn shape(&self, candidate: &Candidate, workers: &[WorkerId]) -> Shape {
         let mut start = 0;
-        let mut workers = placed.workers.iter();
-        let mut pipelines = Vec::new();
+        let mut workers = workers.iter();
+        let mut pipelines = Vec::with_capacity(candidate.pipelines.len());
         for p in &candidate.pipelines {
             let stages = p.stages.iter().zip(workers.by_ref());
-            let stages = stages
-                .map(|(segments, worker)| Stage {
-                    worker: *worker,
-                    segments: *segments,
-                })
-                .collect();
+            let stages = stages.map(|(segments, worker)| Stage {
+                worker: *worker,
+                segments: *segments,
+            });
             let samples = SampleRange {
                 start,
                 end: start + p.samples,
             };
             start = samples.end;
-            pipelines.push(Pipeline { stages, samples });
+            pipelines.push(Pipeline {
+                stages: stages.collect(),
+                samples,
+            });
         }
-        let shape = Shape {
+        Shape {
             pipelines,
             spares: Vec::new(),
             micro_batch_size: candidate.micro_batch_size,
@@ -277,72 +305,7 @@ impl CostPlanner {
                 bubble: candidate.bubble,
                 calibrated: self.costs.calibrated,
             },
-        };
-        let single = candidate.pipelines.len() < 2;
-        (
-            (
-                placed.crowded,
-                single,
-                placed.moved_bytes,
-                candidate.step_ms,
-                placed.workers.len(),
-            ),
-            shape,
-        )
-    }
-
-    fn name_spares(
-        &self,
-        mut shape: Shape,
-        workers: &[WorkerInfo],
-        pools: &[Vec<WorkerInfo>],
-        composers: &[(usize, Composer)],
-    ) -> Shape {
-        let used: BTreeSet<WorkerId> = shape.members().into_iter().collect();
-        let most = self.constraints.max_workers.max(1) as usize;
-        let need = self.largest_stage(&shape);
-        let step = shape.predicted.step_ms;
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let mut beyond: BTreeMap<usize, Option<(usize, f64)>> = BTreeMap::new();
-        let mut reason = |worker: &WorkerInfo| {
-            if used.len() >= most {
-                return format!("the job uses at most {most} workers (elasticity.maxWorkers)");
-            }
-            let has = self.capacity(worker);
-            if has < need {
-                return format!(
-                    "it has {} MiB of memory, a stage of this plan needs {} MiB",
-                    mib(has),
-                    mib(need)
-                );
-            }
-            let with = pools
-                .iter()
-                .enumerate()
-                .filter(|(_, pool)| pool.iter().any(|w| w.id == worker.id));
-            let better = with.filter_map(|(i, _)| {
-                *beyond.entry(i).or_insert_with(|| {
-                    let of_pool = composers.iter().filter(|(pool, _)| *pool == i);
-                    let found = of_pool.filter_map(|(_, c)| c.best_beyond(used.len()));
-                    found.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
-                })
-            });
-            match better.min_by(|a, b| a.1.total_cmp(&b.1)) {
-                Some((_, ms)) if ms < step => {
-                    format!("using it would shorten a step only from {step:.1} ms to {ms:.1} ms")
-                }
-                Some((_, ms)) => format!("using it would slow a step from {step:.1} ms to {ms:.1} ms"),
-                None => format!("no cut into pipelines uses more than {} workers", used.len()),
-            }
-        };
-        let idle = workers.iter().filter(|w| !used.contains(&w.id));
-        shape.spares = idle
-            .map(|w| Spare {
-                worker: w.id,
-                reason: reason(w),
-            })
-            .collect();
-        shape
+        }
     }
 
     /// Memory of the stage that needs most.

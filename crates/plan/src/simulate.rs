@@ -1,4 +1,11 @@
 //! One pipeline's step on paper: the instruction lists run against each other with compute and transfer times.
+//!
+//! Deterministic: noise comes in as a function. It must never judge a schedule ([`crate::schedule::check`] does) and knows
+//! nothing of the gradient rings that follow ([`crate::sync`]).
+
+mod rendezvous;
+
+pub use rendezvous::rendezvous;
 
 use crate::schedule::Instruction;
 
@@ -16,7 +23,7 @@ pub struct StageTimes {
 /// What a simulated step took.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Simulated {
-    /// When each stage has ended its last backward, milliseconds from the step's start.
+    /// When each stage has ended its last backward (rendezvous: or its last transfer), milliseconds from the step's start.
     pub ends_ms: Vec<f64>,
     /// Compute time of each stage.
     pub busy_ms: Vec<f64>,
@@ -30,107 +37,116 @@ impl Simulated {
     }
 }
 
-/// Runs the lists of all stages. Transfers overlap with compute; they take their time but block nobody.
-/// The lists must have passed [`crate::schedule::check::check`]; instructions that can never run are left out.
+/// What a stage or its network interface does in a [`Span`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum What {
+    /// Compute.
+    Compute(Instruction),
+    /// The activation of this micro-batch on its way to the next stage.
+    SendActivation(u32),
+    /// The gradient of this micro-batch on its way to the previous stage.
+    SendGradient(u32),
+}
+
+/// A stretch of a stage's time, milliseconds from the step's start.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Span {
+    /// Which stage.
+    pub stage: usize,
+    /// What it does.
+    pub what: What,
+    /// From here.
+    pub start_ms: f64,
+    /// To here.
+    pub end_ms: f64,
+}
+
+/// Runs the lists of all stages. Transfers overlap with compute; each stage sends one thing at a time, in the order in
+/// which it made them. The lists must have passed [`crate::schedule::check::check`]; instructions that can never run are
+/// left out.
 #[must_use]
 pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches: u32) -> Simulated {
+    run(lists, times, micro_batches, |_, ms| ms, |_| {})
+}
+
+/// The same with every duration passed through `noise(stage, ms)`, and every span told to `record`.
+pub fn run(
+    lists: &[Vec<Instruction>],
+    times: &[StageTimes],
+    micro_batches: u32,
+    mut noise: impl FnMut(usize, f64) -> f64,
+    mut record: impl FnMut(Span),
+) -> Simulated {
     let (stages, n) = (lists.len(), micro_batches as usize);
-    let mut forward = vec![vec![f64::NAN; n]; stages];
-    let mut backward = vec![vec![f64::NAN; n]; stages];
-    let (mut at, mut free, mut busy) = (vec![0; stages], vec![0.0f64; stages], vec![0.0f64; stages]);
+    // When the activation, or the gradient, of each micro-batch reaches each stage; not yet: infinite.
+    let mut activation = vec![f64::INFINITY; stages * n];
+    let mut gradient = vec![f64::INFINITY; stages * n];
+    activation[..n].fill(0.0);
+    gradient[stages.saturating_sub(1) * n..].fill(0.0);
+    let mut at = vec![0; stages];
+    let [mut free, mut sent, mut busy] = [(); 3].map(|()| vec![0.0f64; stages]);
     loop {
         let mut moved = false;
         for s in 0..stages {
             while let Some(instruction) = lists[s].get(at[s]) {
                 let (arrives, takes) = match *instruction {
-                    Instruction::Forward(_) if s == 0 => (0.0, times[s].forward_ms),
-                    Instruction::Forward(m) => (
-                        forward[s - 1][m as usize] + times[s].transfer_ms,
-                        times[s].forward_ms,
-                    ),
+                    Instruction::Forward(m) => (activation[s * n + m as usize], times[s].forward_ms),
                     Instruction::Recompute(_) => (0.0, times[s].forward_ms),
-                    Instruction::Backward(_) if s + 1 == stages => (0.0, times[s].backward_ms),
-                    Instruction::Backward(m) => (
-                        backward[s + 1][m as usize] + times[s + 1].transfer_ms,
-                        times[s].backward_ms,
-                    ),
+                    Instruction::Backward(m) => (gradient[s * n + m as usize], times[s].backward_ms),
                 };
-                if arrives.is_nan() {
+                if arrives.is_infinite() {
                     break;
                 }
-                free[s] = free[s].max(arrives) + takes;
+                let start_ms = free[s].max(arrives);
+                let takes = noise(s, takes);
+                free[s] = start_ms + takes;
                 busy[s] += takes;
-                match *instruction {
-                    Instruction::Forward(m) => forward[s][m as usize] = free[s],
-                    Instruction::Backward(m) => backward[s][m as usize] = free[s],
-                    Instruction::Recompute(_) => {}
-                }
-                at[s] += 1;
-                moved = true;
+                let mut tell = |what, start_ms, end_ms| {
+                    record(Span {
+                        stage: s,
+                        what,
+                        start_ms,
+                        end_ms,
+                    });
+                };
+                tell(What::Compute(*instruction), start_ms, free[s]);
+                let (to, transfer_ms, what, arrivals) = match *instruction {
+                    Instruction::Forward(m) if s + 1 < stages => {
+                        let what = What::SendActivation(m);
+                        (
+                            (s + 1) * n + m as usize,
+                            times[s + 1].transfer_ms,
+                            what,
+                            &mut activation,
+                        )
+                    }
+                    Instruction::Backward(m) if s > 0 => {
+                        let what = What::SendGradient(m);
+                        (
+                            (s - 1) * n + m as usize,
+                            times[s].transfer_ms,
+                            what,
+                            &mut gradient,
+                        )
+                    }
+                    _ => {
+                        (at[s], moved) = (at[s] + 1, true);
+                        continue;
+                    }
+                };
+                let start_ms = sent[s].max(free[s]);
+                sent[s] = start_ms + noise(s, transfer_ms);
+                arrivals[to] = sent[s];
+                tell(what, start_ms, sent[s]);
+                (at[s], moved) = (at[s] + 1, true);
             }
         }
         if !moved {
-            return Simulated {
-                ends_ms: free,
-                busy_ms: busy,
-            };
+            let (ends_ms, busy_ms) = (free, busy);
+            return Simulated { ends_ms, busy_ms };
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
-    use crate::schedule::generate;
-
-    #[test]
-    fn without_transfers_1f1b_takes_the_closed_form() {
-        let spec = ScheduleSpec {
-            kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
-            recompute: Recompute::None,
-        };
-        for (p, n) in [(4usize, 8u32), (8, 20), (3, 1), (1, 5)] {
-            let lists: Vec<_> = (0..p).map(|s| generate(&spec, p, s, n)).collect();
-            let times = vec![
-                StageTimes {
-                    forward_ms: 1.0,
-                    backward_ms: 2.0,
-                    transfer_ms: 0.0
-                };
-                p
-            ];
-            let took = simulate(&lists, &times, n);
-            #[expect(clippy::cast_precision_loss, reason = "small")]
-            let expected = (f64::from(n) + p as f64 - 1.0) * 3.0;
-            assert!(
-                (took.makespan_ms() - expected).abs() < 1e-9,
-                "P {p} n {n}: {took:?}"
-            );
-            assert!((took.busy_ms[0] - 3.0 * f64::from(n)).abs() < 1e-9);
-        }
-    }
-
-    #[test]
-    fn recompute_and_transfers_make_a_step_longer() {
-        let spec = |recompute| ScheduleSpec {
-            kind: ScheduleKind::Gpipe,
-            recompute,
-        };
-        let time = |recompute, transfer_ms| {
-            let lists: Vec<_> = (0..3).map(|s| generate(&spec(recompute), 3, s, 6)).collect();
-            simulate(
-                &lists,
-                &[StageTimes {
-                    forward_ms: 1.0,
-                    backward_ms: 2.0,
-                    transfer_ms,
-                }; 3],
-                6,
-            )
-            .makespan_ms()
-        };
-        assert!(time(Recompute::Full, 0.0) > time(Recompute::None, 0.0));
-        assert!(time(Recompute::None, 0.5) > time(Recompute::None, 0.0));
-    }
-}
+mod tests;

@@ -1,87 +1,54 @@
 //! Compositions: how many pipelines of which depths, cut where, with which share of the batch.
+//!
+//! All are scored in closed form; the best for each number of workers are kept, and the best of those are simulated
+//! ([`super::candidate`]). As the list for k workers does not depend on how many there are, one worker more never takes a
+//! good plan off the list.
 
+use super::cut::Cut;
+use super::family::{Composition, Family};
+use super::tables::Tables;
 use super::{CostPlanner, PlanRequest};
 use crate::document::{Recompute, ScheduleSpec};
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
-use crate::schedule::{generate, stash_max};
-use crate::simulate::{Simulated, StageTimes, simulate};
-use std::collections::BTreeMap;
+use crate::schedule::stash_max;
 
-/// Candidates that are simulated after the closed form has ranked all.
-const SHORT_LIST: usize = 24;
+/// Compositions that are kept for each number of workers.
+const PER_WORKERS: usize = 8;
+/// What scores worse than the best by this factor is not kept: cuts that weigh the rings gain less than that.
+const NEAR: f64 = 1.12;
+/// Up to so many workers every mixture of two depths is scored.
+const EXACT: usize = 128;
+/// Up to so many workers all depths are mixed; beyond, unequal pipelines are made of depths that shorten the period.
+const SMALL: usize = 256;
 
-/// One pipeline of a candidate.
-#[derive(Clone, Debug)]
-pub(super) struct CandidatePipeline {
-    /// Segments of each stage.
-    pub(super) stages: Vec<SegmentRange>,
-    /// Samples of each step.
-    pub(super) samples: u64,
-}
-
-/// A shape without workers.
-#[derive(Clone, Debug)]
-pub(super) struct Candidate {
-    pub(super) pipelines: Vec<CandidatePipeline>,
-    pub(super) micro_batch_size: u32,
-    pub(super) schedule: ScheduleSpec,
-    pub(super) step_ms: f64,
-    pub(super) bubble: f64,
-}
-
-/// One depth's best cut and its closed form `fill + period * n` for n micro-batches.
-#[derive(Clone, Debug)]
-struct Depth {
-    stages: Vec<SegmentRange>,
-    period_ms: f64,
-    fill_ms: f64,
-    /// The stage with the most parameters: its ring takes longest.
-    heaviest: u64,
-}
-
-/// `count` pipelines of one depth.
-type Class = (usize, usize);
-
-/// Deep pipelines, then shallow ones (either may be none).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Composition {
-    classes: [Class; 2],
-}
-
-impl Composition {
-    fn workers(&self) -> usize {
-        self.classes.iter().map(|(depth, count)| depth * count).sum()
-    }
-    fn pipelines(&self) -> usize {
-        self.classes.iter().map(|(_, count)| count).sum()
-    }
-}
-
-/// Micro-batches of a class: each pipeline runs `each`, the first `extra` of them one more.
-#[derive(Clone, Copy, Default, Debug)]
-struct Share {
-    each: u64,
-    extra: u64,
+/// A composition with its score, milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) score: f64,
+    pub(super) family: usize,
+    pub(super) composition: Composition,
 }
 
 pub(super) struct Composer<'a> {
-    planner: &'a CostPlanner,
-    request: &'a PlanRequest,
-    schedule: ScheduleSpec,
-    workers: usize,
-    /// All stages run at the pace of the slowest worker of the pool.
-    slowest: f64,
-    /// By (micro-batch size, depth).
-    depths: BTreeMap<(u32, usize), Depth>,
+    pub(super) planner: &'a CostPlanner,
+    pub(super) request: &'a PlanRequest,
+    /// At most so many may be used.
+    pub(super) workers: usize,
+    pub(super) families: Vec<Family>,
+    pub(super) memory: Option<u64>,
+    /// By workers used, each list in ascending order of score.
+    best: Vec<Vec<Entry>>,
+    best_score: f64,
+    pub(super) scored: u64,
 }
 
 impl<'a> Composer<'a> {
-    /// Cuts the model for a pool of `workers` that are at least as fast as `slowest` and have at least `memory` bytes.
+    /// Cuts the model for a pool of `workers` that are at least as fast as `slowest` and have at least `memory` bytes, and
+    /// scores what they can be composed to.
     pub(super) fn new(
         planner: &'a CostPlanner,
         request: &'a PlanRequest,
-        schedule: ScheduleSpec,
         workers: usize,
         slowest: f64,
         memory: Option<u64>,
@@ -90,13 +57,23 @@ impl<'a> Composer<'a> {
         let mut composer = Composer {
             planner,
             request,
-            schedule,
             workers,
-            slowest,
-            depths: BTreeMap::new(),
+            families: Vec::new(),
+            memory,
+            best: vec![Vec::new(); workers + 1],
+            best_score: f64::INFINITY,
+            scored: 0,
         };
-        for m in composer.micro_batch_sizes() {
-            composer.cut(m, memory);
+        for micro in composer.micro_batch_sizes() {
+            for recompute in [Recompute::None, Recompute::Full] {
+                composer.cut(micro, recompute, slowest);
+            }
+        }
+        // Equal pipelines first: their best score spares most of the others.
+        for equal in [true, false] {
+            for family in 0..composer.families.len() {
+                composer.score(family, equal);
+            }
         }
         composer
     }
@@ -111,274 +88,231 @@ impl<'a> Composer<'a> {
         }
     }
 
-    fn batches(&self, micro: u32) -> u64 {
-        self.request.global_batch_size.div_ceil(u64::from(micro))
-    }
-
-    fn cut(&mut self, micro: u32, memory: Option<u64>) {
-        let segments = self.request.layout.segments;
+    /// Adds the families of a micro-batch size: one for all schedules where memory binds none of them.
+    fn cut(&mut self, micro: u32, recompute: Recompute, slowest: f64) {
         let c = &self.planner.constraints;
-        let costs = &self.planner.costs;
+        let of = c.schedules.iter().filter(|s| s.recompute == recompute);
+        let schedules: Vec<ScheduleSpec> = of.copied().collect();
+        if schedules.is_empty() {
+            return;
+        }
+        let segments = self.request.layout.segments;
         let widest = u32::try_from(self.workers).unwrap_or(u32::MAX);
         let deepest = c.max_depth.unwrap_or(segments).min(segments).min(widest);
-        let batches = u32::try_from(self.batches(micro)).unwrap_or(u32::MAX);
-        let recompute = self.schedule.recompute == Recompute::Full;
-        let cuts = partition_all(segments, deepest, |range, later| {
-            // The stash depends on the stages behind this one only.
-            let stash = stash_max(&self.schedule, later as usize + 1, 0, batches);
-            let fits = memory.is_none_or(|m| costs.memory_bytes(range, stash, micro, recompute) <= m);
-            fits.then(|| self.stage_ms(range, micro, later == 0))
-        });
-        for depth in c.min_depth.max(1)..=deepest {
-            let Some(stages) = cuts.stages(depth) else {
-                continue;
+        let tables = Tables::new(&self.planner.costs, micro, recompute == Recompute::Full, slowest);
+        let batches = self.request.global_batch_size.div_ceil(u64::from(micro));
+        let flights = |spec: &ScheduleSpec| self.stashes(spec, deepest, batches);
+        let cut = |fits: &dyn Fn(SegmentRange, u32) -> bool, in_flight: &[u32]| -> Vec<Option<Cut>> {
+            let all = partition_all(segments, deepest, |r, later| {
+                fits(r, later).then(|| tables.stage_ms(r))
+            });
+            let latency_ms = self.planner.costs.device.latency_ms;
+            let one = |p: u32| Some(Cut::new(&tables, all.stages(p)?, in_flight, latency_ms));
+            let shallow = (0..c.min_depth.max(1)).map(|_| None);
+            shallow.chain((c.min_depth.max(1)..=deepest).map(one)).collect()
+        };
+        // The schedule that keeps most on the way stalls least: the others of a family are tried in the simulation.
+        let most = schedules.iter().map(flights).max().unwrap_or_default();
+        let free = cut(&|_, _| true, &most);
+        let fits = |spec: &ScheduleSpec| {
+            let stashes = self.stashes(spec, deepest, batches);
+            let stage = |p: usize, s: usize, r: &SegmentRange| self.holds(&tables, *r, stashes[p - 1 - s]);
+            let whole = |cut: &Cut| {
+                cut.stages
+                    .iter()
+                    .enumerate()
+                    .all(|(s, r)| stage(cut.stages.len(), s, r))
             };
-            let last = stages.len() - 1;
-            let each = stages
-                .iter()
-                .enumerate()
-                .map(|(i, r)| self.stage_ms(*r, micro, i == last));
-            let (period_ms, sum) = each.fold((0.0f64, 0.0), |(max, sum), ms| (max.max(ms), sum + ms));
-            let transfers: f64 = stages
-                .iter()
-                .skip(1)
-                .map(|r| 2.0 * costs.transfer_ms(r.start, micro))
-                .sum();
-            let heaviest = stages.iter().map(|r| costs.parameters(*r)).max().unwrap_or(0);
-            let fill_ms = sum - period_ms + transfers;
-            self.depths.insert(
-                (micro, depth as usize),
-                Depth {
-                    stages,
-                    period_ms,
-                    fill_ms,
-                    heaviest,
-                },
-            );
-        }
-    }
-
-    /// Forward, backward and, where needed, recompute of one micro-batch on a stage.
-    fn stage_ms(&self, range: SegmentRange, micro: u32, last: bool) -> f64 {
-        let costs = &self.planner.costs;
-        let forward = costs.forward_ms(range, micro);
-        let again = self.schedule.recompute == Recompute::Full && !last;
-        let one = forward + costs.backward_ms(range, micro) + if again { forward } else { 0.0 };
-        one / self.slowest
-    }
-
-    /// The compositions that the closed form likes best, simulated.
-    pub(super) fn candidates(&self) -> Vec<Candidate> {
-        let mut scored: Vec<(f64, u32, Composition)> = Vec::new();
-        for micro in self.micro_batch_sizes() {
-            for composition in self.compositions(micro) {
-                scored.extend(
-                    self.closed_form(micro, composition)
-                        .map(|ms| (ms, micro, composition)),
+            free.iter().flatten().all(whole)
+        };
+        let (roomy, tight): (Vec<ScheduleSpec>, Vec<ScheduleSpec>) = if self.memory.is_none() {
+            (schedules.clone(), Vec::new())
+        } else {
+            schedules.iter().partition(|s| fits(s))
+        };
+        let constrained: Vec<(Vec<ScheduleSpec>, Vec<Option<Cut>>)> = tight
+            .into_iter()
+            .map(|spec| {
+                let stashes = self.stashes(&spec, deepest, batches);
+                let cuts = cut(
+                    &|r, later| self.holds(&tables, r, stashes[later as usize]),
+                    &stashes,
                 );
+                (vec![spec], cuts)
+            })
+            .collect();
+        let unbound = (!roomy.is_empty()).then_some((roomy, free));
+        for (schedules, cuts) in unbound.into_iter().chain(constrained) {
+            if cuts.iter().any(Option::is_some) {
+                self.families.push(Family {
+                    micro,
+                    batches,
+                    schedules,
+                    tables: tables.clone(),
+                    cuts,
+                });
             }
         }
-        let order = |a: &(f64, u32, Composition), b: &(f64, u32, Composition)| {
-            a.0.total_cmp(&b.0).then_with(|| (a.1, a.2).cmp(&(b.1, b.2)))
-        };
-        if scored.len() > SHORT_LIST {
-            scored.select_nth_unstable_by(SHORT_LIST - 1, order);
-            scored.truncate(SHORT_LIST);
-        }
-        scored.sort_by(order);
-        let mut simulated = BTreeMap::new();
-        scored
-            .into_iter()
-            .filter_map(|(_, micro, c)| self.simulated(micro, c, &mut simulated))
+    }
+
+    /// Micro-batches that a stage keeps, by the number of stages behind it (it depends on nothing else).
+    pub(super) fn stashes(&self, spec: &ScheduleSpec, deepest: u32, batches: u64) -> Vec<u32> {
+        let batches = u32::try_from(batches).unwrap_or(u32::MAX);
+        (1..=deepest as usize)
+            .map(|p| stash_max(spec, p, 0, batches))
             .collect()
     }
 
-    /// D - k pipelines of depth p and k of depth q > p, for every D, p and q; k as large as the workers allow.
-    fn compositions(&self, micro: u32) -> Vec<Composition> {
-        let depths: Vec<usize> = self
-            .depths
-            .range((micro, 0)..=(micro, usize::MAX))
-            .map(|((_, d), _)| *d)
-            .collect();
-        let batches = usize::try_from(self.batches(micro)).unwrap_or(usize::MAX);
-        let mut all = Vec::new();
-        for (i, p) in depths.iter().enumerate() {
-            for count in 1..=(self.workers / p).min(batches) {
-                all.push(Composition {
-                    classes: [(0, 0), (*p, count)],
-                });
-                let idle = self.workers - count * p;
-                for q in &depths[i + 1..] {
-                    let deep = (idle / (q - p)).min(count);
-                    // All deep is the same as no shallow: it stands under q.
+    pub(super) fn holds(&self, tables: &Tables, range: SegmentRange, stash: u32) -> bool {
+        self.memory.is_none_or(|m| tables.memory_bytes(range, stash) <= m)
+    }
+
+    /// Scores D - k pipelines of depth p and k of depth q > p, for every D, p and q; for many workers only with k as large as
+    /// they allow.
+    fn score(&mut self, family: usize, equal: bool) {
+        let f = &self.families[family];
+        let depths: Vec<usize> = (1..f.cuts.len()).filter(|p| f.cuts[*p].is_some()).collect();
+        let Some(shallowest) = depths.first() else {
+            return;
+        };
+        let most = usize::try_from(f.batches)
+            .unwrap_or(usize::MAX)
+            .min(self.workers / shallowest);
+        let quick = quicker(&f.cuts, &depths);
+        // Few workers: also fewer deep pipelines than fit, so that what fewer workers can do is never missed.
+        let fewer = match self.workers {
+            0..=EXACT => usize::MAX,
+            n if n <= SMALL => 4,
+            _ => 1,
+        };
+        for pipelines in 1..=most {
+            if !equal && self.bound(family, &depths, pipelines) > self.best_score * NEAR {
+                continue;
+            }
+            let few = self.workers <= SMALL || pipelines <= 4;
+            let of = if few || equal { &depths } else { &quick };
+            for (i, p) in of.iter().enumerate() {
+                let Some(idle) = self.workers.checked_sub(p * pipelines) else {
+                    break;
+                };
+                if equal {
+                    self.consider(
+                        family,
+                        Composition {
+                            classes: [(0, 0), (*p, pipelines)],
+                        },
+                    );
+                    continue;
+                }
+                for q in &of[i + 1..] {
+                    let deep = (idle / (q - p)).min(pipelines);
                     if deep == 0 {
                         break;
                     }
-                    if deep < count {
-                        all.push(Composition {
-                            classes: [(*q, deep), (*p, count - deep)],
-                        });
+                    // All deep is an equal composition.
+                    for deep in (deep.saturating_sub(fewer) + 1..=deep.min(pipelines - 1)).rev() {
+                        self.consider(
+                            family,
+                            Composition {
+                                classes: [(*q, deep), (*p, pipelines - deep)],
+                            },
+                        );
                     }
                 }
             }
         }
-        let min = self.planner.constraints.min_workers as usize;
-        all.retain(|c| c.workers() >= min);
-        all
     }
 
-    /// Micro-batches of each class so that all pipelines end together, at least one each: first what fits into the time
-    /// that all would need with fractions, then one more to whoever would end first.
+    /// No composition of so many pipelines takes less: the batch at the best rate that the workers allow.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "bounded by the batch"
-    )]
-    fn shares(&self, micro: u32, composition: Composition) -> Option<[Share; 2]> {
-        let batches = self.batches(micro);
-        let mut left = batches.checked_sub(composition.pipelines() as u64)?;
-        let classes = composition
-            .classes
-            .map(|(depth, count)| (self.depths.get(&(micro, depth)), count as u64));
-        let (mut fill, mut rate) = (0.0, 0.0);
-        for (depth, count) in classes {
-            if let Some(d) = depth {
-                fill += count as f64 * d.fill_ms / d.period_ms;
-                rate += count as f64 / d.period_ms;
+    fn bound(&self, family: usize, depths: &[usize], pipelines: usize) -> f64 {
+        let f = &self.families[family];
+        let d = pipelines as f64;
+        let (mut rate, mut efficient, mut fill, mut tail) = (0.0f64, 0.0f64, f64::INFINITY, f64::INFINITY);
+        for (p, cut) in depths.iter().filter_map(|p| Some((*p, f.cuts[*p].as_ref()?))) {
+            if p + (pipelines - 1) * depths[0] > self.workers {
+                break;
             }
+            rate = rate.max(1.0 / cut.period_ms);
+            efficient = efficient.max(1.0 / (cut.period_ms * p as f64));
+            fill = fill.min(cut.fill_ms / cut.period_ms);
+            tail = tail.min(cut.tail_ms(pipelines));
         }
-        let together = (batches as f64 + fill) / rate;
-        let mut shares = [Share::default(); 2];
-        for (share, (depth, count)) in shares.iter_mut().zip(classes) {
-            let Some(d) = depth else { continue };
-            let whole = (((together - d.fill_ms) / d.period_ms).floor() as u64).max(1);
-            share.each = whole.min(1 + left / count.max(1));
-            left -= (share.each - 1) * count;
-        }
-        while left > 0 {
-            let end = |i: usize| {
-                classes[i].0.map_or(f64::INFINITY, |d| {
-                    d.fill_ms + d.period_ms * (shares[i].each + 1) as f64
-                })
-            };
-            let first = usize::from(end(1) < end(0));
-            let given = left.min(classes[first].1 - shares[first].extra);
-            left -= given;
-            shares[first].extra += given;
-            if shares[first].extra == classes[first].1 {
-                shares[first] = Share {
-                    each: shares[first].each + 1,
-                    extra: 0,
-                };
-            }
-        }
-        Some(shares)
+        let rate = (rate * d).min(efficient * self.workers as f64);
+        (f.batches as f64 + d * fill.max(0.0)) / rate + tail
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    fn closed_form(&self, micro: u32, composition: Composition) -> Option<f64> {
-        let shares = self.shares(micro, composition)?;
-        let mut step: f64 = 0.0;
-        for (share, (depth, _)) in shares.iter().zip(composition.classes) {
-            let Some(d) = self.depths.get(&(micro, depth)) else {
-                continue;
-            };
-            let n = share.each + u64::from(share.extra > 0);
-            let ring = self.planner.costs.ring_of(d.heaviest, composition.pipelines());
-            step = step.max(d.fill_ms + d.period_ms * n as f64 + ring);
+    /// Keeps a composition where it is among the best of its number of workers.
+    fn consider(&mut self, family: usize, composition: Composition) {
+        let workers = composition.workers();
+        if workers < self.planner.constraints.min_workers as usize {
+            return;
         }
-        Some(step)
-    }
-
-    fn simulated(
-        &self,
-        micro: u32,
-        composition: Composition,
-        known: &mut BTreeMap<(u32, usize, u32), Simulated>,
-    ) -> Option<Candidate> {
-        let costs = &self.planner.costs;
-        let shares = self.shares(micro, composition)?;
-        let holders = composition.pipelines();
-        let mut left = self.request.global_batch_size;
-        let (mut step_ms, mut busy, mut pipelines) = (0.0f64, 0.0, Vec::new());
-        for (share, (depth, count)) in shares.iter().zip(composition.classes) {
-            for i in 0..count as u64 {
-                let d = self.depths.get(&(micro, depth))?;
-                // Whole micro-batches; only the last pipeline's last one can be short.
-                let n = share.each + u64::from(i < share.extra);
-                let samples = (n * u64::from(micro)).min(left);
-                left -= samples;
-                let batches = u32::try_from(n).ok()?;
-                let took = known
-                    .entry((micro, depth, batches))
-                    .or_insert_with(|| self.simulate_pipeline(d, micro, batches));
-                busy += took.busy_ms.iter().sum::<f64>();
-                for (end, range) in took.ends_ms.iter().zip(&d.stages) {
-                    step_ms = step_ms.max(end + costs.ring_ms(*range, holders));
-                }
-                pipelines.push(CandidatePipeline {
-                    stages: d.stages.clone(),
-                    samples,
-                });
-            }
-        }
-        #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-        let bubble = (1.0 - busy / (composition.workers() as f64 * step_ms)).clamp(0.0, 1.0);
-        Some(Candidate {
-            pipelines,
-            micro_batch_size: micro,
-            schedule: self.schedule,
-            step_ms,
-            bubble,
-        })
-    }
-
-    /// Simulates the fill and some steady state; a longer step goes on at the period of the dearest stage.
-    fn simulate_pipeline(&self, depth: &Depth, micro: u32, batches: u32) -> Simulated {
-        let stages = depth.stages.len();
-        let steady = u32::try_from(4 * stages + 16).unwrap_or(u32::MAX);
-        let n = batches.min(steady);
-        let times: Vec<StageTimes> = depth
-            .stages
-            .iter()
-            .enumerate()
-            .map(|(s, r)| self.times(*r, micro, s))
-            .collect();
-        let spec = &self.schedule;
-        let lists: Vec<_> = (0..stages).map(|s| generate(spec, stages, s, n)).collect();
-        let mut took = simulate(&lists, &times, n);
-        let more = depth.period_ms * f64::from(batches - n);
-        took.ends_ms.iter_mut().for_each(|end| *end += more);
-        took.busy_ms
-            .iter_mut()
-            .for_each(|busy| *busy *= f64::from(batches) / f64::from(n));
-        took
-    }
-
-    fn times(&self, range: SegmentRange, micro: u32, stage: usize) -> StageTimes {
-        let costs = &self.planner.costs;
-        StageTimes {
-            forward_ms: costs.forward_ms(range, micro) / self.slowest,
-            backward_ms: costs.backward_ms(range, micro) / self.slowest,
-            transfer_ms: if stage == 0 {
-                0.0
-            } else {
-                costs.transfer_ms(range.start, micro)
-            },
-        }
-    }
-
-    /// The least number of workers above `used` that some composition uses, and its best step time.
-    pub(super) fn best_beyond(&self, used: usize) -> Option<(usize, f64)> {
-        let of = |micro: u32| {
-            let all = self
-                .compositions(micro)
-                .into_iter()
-                .filter(move |c| c.workers() > used);
-            all.filter_map(move |c| self.closed_form(micro, c).map(|ms| (c.workers(), ms)))
+        self.scored += 1;
+        let list = &self.best[workers];
+        let worst = list.get(PER_WORKERS - 1).map_or(f64::INFINITY, |e| e.score);
+        let limit = if self.workers <= SMALL {
+            worst
+        } else {
+            worst.min(self.best_score * NEAR)
         };
-        let all = self.micro_batch_sizes().into_iter().flat_map(of);
-        all.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)))
+        let f = &self.families[family];
+        if f.fractional(&composition).is_none_or(|least| least >= limit) {
+            return;
+        }
+        let Some(score) = f.closed_form(&composition).filter(|score| *score < limit) else {
+            return;
+        };
+        self.best_score = self.best_score.min(score);
+        let list = &mut self.best[workers];
+        let at = list.partition_point(|e| e.score <= score);
+        list.insert(
+            at,
+            Entry {
+                score,
+                family,
+                composition,
+            },
+        );
+        list.truncate(PER_WORKERS);
     }
+
+    /// The best compositions of all numbers of workers, best first, at most `most`.
+    pub(super) fn short_list(&self, most: usize) -> Vec<Entry> {
+        let limit = self.best_score * NEAR;
+        let mut list: Vec<Entry> = self
+            .best
+            .iter()
+            .flatten()
+            .filter(|e| e.score <= limit)
+            .copied()
+            .collect();
+        list.sort_by(|a, b| {
+            let key = |e: &Entry| (e.family, e.composition);
+            a.score.total_cmp(&b.score).then_with(|| key(a).cmp(&key(b)))
+        });
+        list.truncate(most);
+        list
+    }
+
+    /// The least number of workers above `used` that some kept composition uses, and its best score.
+    pub(super) fn best_beyond(&self, used: usize) -> Option<(usize, f64)> {
+        let beyond = self.best.iter().enumerate().skip(used + 1);
+        let first = |(n, list): (usize, &Vec<Entry>)| list.first().map(|e| (n, e.score));
+        beyond.filter_map(first).next()
+    }
+}
+
+/// Depths that shorten the period of all shallower ones: what unequal compositions of many workers are made of.
+fn quicker(cuts: &[Option<Cut>], depths: &[usize]) -> Vec<usize> {
+    let mut least = f64::INFINITY;
+    let mut quick = Vec::new();
+    for p in depths {
+        let period = cuts[*p].as_ref().map_or(f64::INFINITY, |c| c.period_ms);
+        if period < least * (1.0 - 1e-6) {
+            quick.push(*p);
+            least = period;
+        }
+    }
+    quick
 }

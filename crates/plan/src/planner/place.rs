@@ -1,12 +1,15 @@
 //! Placement: which worker takes which place, so that state stays where it is.
+//!
+//! Workers of one kind (same state held, memory and pace) and places of one kind (same segments and need) are matched kind
+//! by kind: there are few kinds, whatever the number of workers.
 
-use super::compose::Candidate;
+use super::candidate::Candidate;
 use super::{CostPlanner, PlanRequest, WorkerInfo, pace};
 use crate::cost::STATE_BYTES;
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Workers on places.
 pub(super) struct Placed {
@@ -26,10 +29,11 @@ struct Held {
 }
 
 impl Held {
-    fn new(layout: &Layout, bytes: &[u64], held: Option<&Vec<Unit>>) -> Held {
-        let of = |unit: Unit| match held {
-            Some(units) if units.contains(&unit) => bytes.get(unit.index()).copied().unwrap_or(0),
-            _ => 0,
+    fn new(layout: &Layout, bytes: &[u64], held: &[Unit]) -> Held {
+        let held: BTreeSet<Unit> = held.iter().copied().collect();
+        let of = |unit: Unit| match held.contains(&unit) {
+            true => bytes.get(unit.index()).copied().unwrap_or(0),
+            false => 0,
         };
         let mut before = vec![0];
         for s in 0..layout.segments {
@@ -51,79 +55,195 @@ impl Held {
     }
 }
 
-/// A worker on a place, ordered by preference: room for old and new state, most bytes kept, the parent's place, faster;
-/// then place and worker, so that the order is total.
-type Pair = (bool, Reverse<u64>, bool, Reverse<u64>, usize, WorkerId, usize);
+/// Workers that hold the same, with the same memory and pace.
+struct Kind {
+    held: Held,
+    capacity: u64,
+    /// Positive floats order as their bits do.
+    pace: u64,
+    /// In order of node, then id: neighbours in a pipeline share a node where they can.
+    workers: Vec<WorkerId>,
+}
 
-/// Greedy: the best pair first. With a few distinct cuts, as here, pairs that keep much rarely stand in each other's way.
-pub(super) fn place(
-    planner: &CostPlanner,
-    candidate: &Candidate,
-    request: &PlanRequest,
-    pool: &[WorkerInfo],
-) -> Placed {
-    let layout = &request.layout;
-    let costs = &planner.costs;
-    let mut bytes: Vec<u64> = costs
-        .segments
-        .iter()
-        .map(|s| s.parameters * STATE_BYTES)
-        .collect();
-    bytes.push(costs.tied_parameters * STATE_BYTES);
-    let held: Vec<Held> = pool
-        .iter()
-        .map(|w| Held::new(layout, &bytes, request.held.get(&w.id)))
-        .collect();
-    let whole = Held::new(layout, &bytes, Some(&layout.all_units().collect()));
+/// What tells kinds apart: state held, memory, pace.
+type KindKey<'a> = (&'a [Unit], u64, Reverse<u64>);
 
-    let mut places = Vec::new();
-    for (i, p) in candidate.pipelines.iter().enumerate() {
-        let n = u32::try_from(p.samples.div_ceil(u64::from(candidate.micro_batch_size))).unwrap_or(u32::MAX);
-        for (j, range) in p.stages.iter().enumerate() {
-            let need = planner.stage_bytes(
-                &candidate.schedule,
-                *range,
-                (p.stages.len(), j),
-                n,
-                candidate.micro_batch_size,
+/// A pool of workers by kinds, for any number of candidates.
+pub(super) struct Pool {
+    kinds: Vec<Kind>,
+    whole: Held,
+    /// Where the parent has its workers.
+    parent: BTreeMap<WorkerId, (usize, usize)>,
+}
+
+impl Pool {
+    pub(super) fn new(planner: &CostPlanner, request: &PlanRequest, workers: &[&WorkerInfo]) -> Pool {
+        let layout = &request.layout;
+        let costs = &planner.costs;
+        let mut bytes: Vec<u64> = costs
+            .segments
+            .iter()
+            .map(|s| s.parameters * STATE_BYTES)
+            .collect();
+        bytes.push(costs.tied_parameters * STATE_BYTES);
+        let mut kinds: BTreeMap<KindKey, Vec<&WorkerInfo>> = BTreeMap::new();
+        for worker in workers {
+            let held = request.held.get(&worker.id).map_or(&[][..], Vec::as_slice);
+            let key = (
+                held,
+                planner.capacity(worker),
+                Reverse(pace(worker.speed).to_bits()),
             );
-            places.push(((i, j), *range, need));
+            kinds.entry(key).or_default().push(worker);
+        }
+        let kinds = kinds.into_iter().map(|((held, capacity, pace), mut workers)| {
+            workers.sort_by(|a, b| (&a.node, a.id).cmp(&(&b.node, b.id)));
+            Kind {
+                held: Held::new(layout, &bytes, held),
+                capacity,
+                pace: pace.0,
+                workers: workers.into_iter().map(|w| w.id).collect(),
+            }
+        });
+        let places = request.parent.iter().flat_map(|p| p.pipelines.iter().enumerate());
+        let parent =
+            places.flat_map(|(i, p)| p.stages.iter().enumerate().map(move |(j, s)| (s.worker, (i, j))));
+        let all: Vec<Unit> = layout.all_units().collect();
+        Pool {
+            kinds: kinds.collect(),
+            whole: Held::new(layout, &bytes, &all),
+            parent: parent.collect(),
         }
     }
-    let mut pairs: Vec<Pair> = Vec::with_capacity(places.len() * pool.len());
-    for (at, worker) in pool.iter().enumerate() {
-        let now = request.parent.as_ref().and_then(|p| p.place(worker.id));
-        for (n, (place, range, need)) in places.iter().enumerate() {
-            let kept = held[at].of(layout, *range);
-            let crowded = need.saturating_add(held[at].all() - kept) > planner.capacity(worker);
-            // Positive floats order as their bits do.
-            let speed = Reverse(pace(worker.speed).to_bits());
-            pairs.push((
-                crowded,
-                Reverse(kept),
-                now != Some(*place),
-                speed,
-                n,
-                worker.id,
-                at,
-            ));
+
+    /// Puts workers on the places of a candidate, what is best kept first: room for old and new state together, then most
+    /// bytes kept, then the parent's place, then faster workers on earlier places.
+    pub(super) fn place(&self, planner: &CostPlanner, candidate: &Candidate, layout: &Layout) -> Placed {
+        let (sites, numbers) = self.sites(planner, candidate);
+        let mut pairs: Vec<(bool, Reverse<u64>, usize, usize)> = Vec::new();
+        for (k, kind) in self.kinds.iter().enumerate() {
+            for (s, site) in sites.iter().enumerate() {
+                let kept = kind.held.of(layout, site.range);
+                let crowded = site.need.saturating_add(kind.held.all() - kept) > kind.capacity;
+                pairs.push((crowded, Reverse(kept), k, s));
+            }
         }
-    }
-    pairs.sort_unstable();
-    let mut taken = BTreeSet::new();
-    let mut chosen: Vec<Option<WorkerId>> = vec![None; places.len()];
-    let mut placed = Placed {
-        workers: Vec::new(),
-        moved_bytes: 0,
-        crowded: false,
-    };
-    for (crowded, Reverse(kept), _, _, n, worker, _) in pairs {
-        if chosen[n].is_none() && taken.insert(worker) {
-            chosen[n] = Some(worker);
-            placed.moved_bytes += whole.of(layout, places[n].1) - kept;
-            placed.crowded |= crowded;
+        pairs.sort_unstable();
+        let mut filling = Filling {
+            chosen: vec![None; candidate.workers()],
+            free: self
+                .kinds
+                .iter()
+                .map(|k| k.workers.iter().copied().collect())
+                .collect(),
+            open: sites.iter().map(|s| s.places.iter().copied().collect()).collect(),
+        };
+        let mut placed = Placed {
+            workers: Vec::new(),
+            moved_bytes: 0,
+            crowded: false,
+        };
+        for group in pairs.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+            let (crowded, Reverse(kept), ..) = group[0];
+            let taken = filling.fill(self, group, &numbers);
+            placed.crowded |= crowded && !taken.is_empty();
+            for site in taken {
+                placed.moved_bytes += self.whole.of(layout, sites[site].range) - kept;
+            }
         }
+        placed.workers = filling.chosen.into_iter().flatten().collect();
+        placed
     }
-    placed.workers = chosen.into_iter().flatten().collect();
-    placed
+
+    /// Places by kind, and the number of each place.
+    fn sites(
+        &self,
+        planner: &CostPlanner,
+        candidate: &Candidate,
+    ) -> (Vec<Site>, BTreeMap<(usize, usize), usize>) {
+        let mut kinds: BTreeMap<(SegmentRange, u64), Vec<usize>> = BTreeMap::new();
+        let mut numbers = BTreeMap::new();
+        let mut needs: BTreeMap<(usize, usize, SegmentRange, u32), u64> = BTreeMap::new();
+        let micro = candidate.micro_batch_size;
+        for (i, p) in candidate.pipelines.iter().enumerate() {
+            let n = u32::try_from(p.samples.div_ceil(u64::from(micro))).unwrap_or(u32::MAX);
+            for (j, range) in p.stages.iter().enumerate() {
+                let at = (p.stages.len(), j);
+                let need = needs
+                    .entry((at.0, j, *range, n))
+                    .or_insert_with(|| planner.stage_bytes(&candidate.schedule, *range, at, n, micro));
+                kinds.entry((*range, *need)).or_default().push(numbers.len());
+                numbers.insert((i, j), numbers.len());
+            }
+        }
+        let site = |((range, need), places)| Site { range, need, places };
+        (kinds.into_iter().map(site).collect(), numbers)
+    }
+}
+
+/// Places with the same segments and the same need.
+struct Site {
+    range: SegmentRange,
+    need: u64,
+    /// Ascending.
+    places: Vec<usize>,
+}
+
+/// Who is where, and what is left.
+struct Filling {
+    chosen: Vec<Option<WorkerId>>,
+    /// By kind, in order.
+    free: Vec<std::collections::VecDeque<WorkerId>>,
+    /// By site.
+    open: Vec<BTreeSet<usize>>,
+}
+
+impl Filling {
+    /// Fills places of pairs of kind and site that are equally good; gives the site of each place that was filled.
+    fn fill(
+        &mut self,
+        pool: &Pool,
+        group: &[(bool, Reverse<u64>, usize, usize)],
+        numbers: &BTreeMap<(usize, usize), usize>,
+    ) -> Vec<usize> {
+        let mut taken = Vec::new();
+        let mut of_kind: BTreeMap<(Reverse<u64>, usize), Vec<usize>> = BTreeMap::new();
+        for (_, _, k, s) in group {
+            if !self.free[*k].is_empty() && !self.open[*s].is_empty() {
+                of_kind
+                    .entry((Reverse(pool.kinds[*k].pace), *k))
+                    .or_default()
+                    .push(*s);
+            }
+        }
+        // Who can stay where the parent has it, stays.
+        for ((_, k), sites) in &of_kind {
+            let (open, chosen) = (&mut self.open, &mut self.chosen);
+            self.free[*k].retain(|worker| {
+                let place = pool.parent.get(worker).and_then(|at| numbers.get(at));
+                let site = place.and_then(|n| sites.iter().find(|s| open[**s].remove(n)));
+                if let (Some(n), Some(site)) = (place, site) {
+                    chosen[*n] = Some(*worker);
+                    taken.push(*site);
+                }
+                site.is_none()
+            });
+        }
+        for ((_, k), sites) in &of_kind {
+            let mut open: Vec<(usize, usize)> = Vec::new();
+            for s in sites {
+                open.extend(self.open[*s].iter().map(|n| (*n, *s)));
+            }
+            open.sort_unstable();
+            for (n, s) in open {
+                let Some(worker) = self.free[*k].pop_front() else {
+                    break;
+                };
+                self.chosen[n] = Some(worker);
+                self.open[s].remove(&n);
+                taken.push(s);
+            }
+        }
+        taken
+    }
 }

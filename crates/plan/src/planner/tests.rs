@@ -1,3 +1,5 @@
+mod exhaustive;
+
 use super::*;
 use crate::check::check_shape;
 use crate::cost::{Device, GptSizes};

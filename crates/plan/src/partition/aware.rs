@@ -1,0 +1,182 @@
+//! Cuts that weigh what a stage must do after its last backward (its gradient ring and optimizer) as well as its period.
+//!
+//! Of `micro_batches * C + worst tail` over bounds C on the period: all stages run at the pace of the slowest, so a stage
+//! below C costs nothing there and may carry more parameters. For each C a min-max programme on the tail, with stages dearer
+//! than C forbidden.
+
+use crate::layout::SegmentRange;
+
+/// Bounds on the period that are tried: from the least possible one upwards.
+const BOUNDS: usize = 10;
+/// No bound beyond this multiple of the least is tried.
+const SLOWEST: f64 = 1.4;
+
+/// What a cut is made for.
+pub(crate) struct Aware<'a> {
+    /// Number of segments.
+    pub(crate) segments: u32,
+    /// Number of stages.
+    pub(crate) depth: u32,
+    /// Micro-batches that each pipeline runs in a step.
+    pub(crate) micro_batches: f64,
+    /// Cost of a stage with so many stages behind it for one micro-batch; none where it does not fit. Grows with the range.
+    pub(crate) cost: &'a dyn Fn(SegmentRange, u32) -> Option<f64>,
+    /// What a stage adds after its last backward, less how much sooner than the first stage it ends.
+    pub(crate) tail: &'a dyn Fn(SegmentRange) -> f64,
+}
+
+#[derive(Clone, Copy)]
+struct Cover {
+    tail: f64,
+    squares: f64,
+    first_end: u32,
+}
+
+impl Aware<'_> {
+    /// The best cut, where `least` is the least possible period.
+    pub(crate) fn cut(&self, least: f64) -> Option<Vec<SegmentRange>> {
+        let mut best: Option<(f64, Vec<SegmentRange>)> = None;
+        for bound in self.bounds(least) {
+            let Some((tail, stages)) = self.within(bound) else {
+                continue;
+            };
+            let score = self.micro_batches * bound + tail;
+            if best.as_ref().is_none_or(|(b, _)| score < *b) {
+                best = Some((score, stages));
+            }
+        }
+        best.map(|(_, stages)| stages)
+    }
+
+    /// Stage costs from `least` upwards, each once.
+    fn bounds(&self, least: f64) -> Vec<f64> {
+        let mut all = vec![least * (1.0 + 1e-9)];
+        for start in 0..self.segments {
+            for end in start + 1..=self.segments {
+                let later = u32::from(end < self.segments);
+                match (self.cost)(SegmentRange { start, end }, later) {
+                    Some(c) if c > least * SLOWEST => break,
+                    Some(c) if c > least => all.push(c * (1.0 + 1e-9)),
+                    Some(_) => {}
+                    None => break,
+                }
+            }
+        }
+        all.sort_by(f64::total_cmp);
+        all.dedup_by(|a, b| *a <= *b * (1.0 + 1e-6));
+        all.truncate(BOUNDS);
+        all
+    }
+
+    /// The cut of the smallest worst tail among those whose period is at most `bound`.
+    fn within(&self, bound: f64) -> Option<(f64, Vec<SegmentRange>)> {
+        let n = self.segments as usize;
+        let mut rows: Vec<Vec<Option<Cover>>> = Vec::with_capacity(self.depth as usize);
+        for later in 0..self.depth {
+            let mut row: Vec<Option<Cover>> = vec![None; n];
+            for start in 0..self.segments.saturating_sub(later) {
+                row[start as usize] = self.cover(start, later, bound, rows.last());
+            }
+            rows.push(row);
+        }
+        let mut stages = Vec::with_capacity(self.depth as usize);
+        let whole = rows.last()?.first().copied().flatten()?;
+        let mut start = 0;
+        for row in rows.iter().rev() {
+            let end = row.get(start as usize).copied().flatten()?.first_end;
+            stages.push(SegmentRange { start, end });
+            start = end;
+        }
+        Some((whole.tail, stages))
+    }
+
+    fn cover(&self, start: u32, later: u32, bound: f64, rest: Option<&Vec<Option<Cover>>>) -> Option<Cover> {
+        let last = self.segments - later;
+        let mut best: Option<Cover> = None;
+        for end in if later == 0 { last } else { start + 1 }..=last {
+            let range = SegmentRange { start, end };
+            let Some(cost) = (self.cost)(range, later).filter(|c| *c <= bound) else {
+                break;
+            };
+            let after = match rest {
+                None => Cover {
+                    tail: f64::NEG_INFINITY,
+                    squares: 0.0,
+                    first_end: end,
+                },
+                Some(row) => match row.get(end as usize).copied().flatten() {
+                    Some(after) => after,
+                    None => continue,
+                },
+            };
+            let tail = after.tail.max((self.tail)(range));
+            let squares = after.squares + cost * cost;
+            let better = |b: &Cover| tail < b.tail - 1e-9 || (tail <= b.tail + 1e-9 && squares < b.squares);
+            if best.as_ref().is_none_or(better) {
+                best = Some(Cover {
+                    tail,
+                    squares,
+                    first_end: end,
+                });
+            }
+        }
+        best
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn brute(aware: &Aware, start: u32, left: u32) -> Vec<Vec<SegmentRange>> {
+        if left == 1 {
+            let range = SegmentRange {
+                start,
+                end: aware.segments,
+            };
+            return vec![vec![range]];
+        }
+        let mut all = Vec::new();
+        for end in start + 1..=aware.segments + 1 - left {
+            for rest in brute(aware, end, left - 1) {
+                let mut stages = vec![SegmentRange { start, end }];
+                stages.extend(rest);
+                all.push(stages);
+            }
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn no_cut_within_the_bounds_is_better(
+            segments in prop::collection::vec((1u32..20, 0u32..40), 2..9), depth in 1u32..5, micro_batches in 1u32..6
+        ) {
+            let count = u32::try_from(segments.len()).unwrap();
+            prop_assume!(depth <= count);
+            let of = |r: SegmentRange, f: fn(&(u32, u32)) -> u32| {
+                f64::from(segments[r.start as usize..r.end as usize].iter().map(f).sum::<u32>())
+            };
+            let cost = |r: SegmentRange, _: u32| Some(of(r, |s| s.0));
+            let tail = |r: SegmentRange| of(r, |s| s.1);
+            let aware = Aware {
+                segments: count,
+                depth,
+                micro_batches: f64::from(micro_batches),
+                cost: &cost,
+                tail: &tail,
+            };
+            let period = |stages: &[SegmentRange]| stages.iter().map(|r| of(*r, |s| s.0)).fold(0.0, f64::max);
+            let score = |stages: &[SegmentRange]| {
+                f64::from(micro_batches) * period(stages) + stages.iter().map(|r| tail(*r)).fold(f64::NEG_INFINITY, f64::max)
+            };
+            let all = brute(&aware, 0, depth);
+            let least = all.iter().map(|s| period(s)).fold(f64::INFINITY, f64::min);
+            let tried = *aware.bounds(least).last().unwrap();
+            let best = all.iter().filter(|s| period(s) <= tried).map(|s| score(s)).fold(f64::INFINITY, f64::min);
+            let found = aware.cut(least).unwrap();
+            prop_assert!(score(&found) <= best + 1e-6, "{} {}", score(&found), best);
+        }
+    }
+}

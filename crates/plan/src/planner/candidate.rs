@@ -1,0 +1,342 @@
+//! Candidates: the short list of compositions with the cuts and the schedule that simulate fastest.
+
+use super::compose::{Composer, Entry};
+use super::cut::Cut;
+use super::family::{Composition, Family, Share};
+use crate::cost::Runtime;
+use crate::document::ScheduleSpec;
+use crate::layout::SegmentRange;
+use crate::partition::Aware;
+use crate::schedule::generate;
+use crate::simulate::{Simulated, rendezvous, simulate};
+use crate::sync::{self, Pipelines};
+use std::collections::BTreeMap;
+
+/// Compositions that are simulated, for few workers and for many: there the list is flat at its top, and time is short.
+const SHORT_LIST: (usize, usize) = (160, 8);
+/// What the closed form puts this much above the best simulated step is not simulated.
+const SURE: f64 = 1.03;
+/// Workers from which on the short list is the shorter one.
+const MANY: usize = 256;
+
+/// One pipeline of a candidate.
+#[derive(Clone, Debug)]
+pub(super) struct CandidatePipeline {
+    /// Segments of each stage.
+    pub(super) stages: Vec<SegmentRange>,
+    /// Samples of each step.
+    pub(super) samples: u64,
+}
+
+/// Where a step's time goes, milliseconds; together the step.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct StepParts {
+    /// All micro-batches at the pace of the slowest stage.
+    pub steady_ms: f64,
+    /// Filling and draining the pipeline.
+    pub fill_ms: f64,
+    /// Gradient rings and optimizer after the last backward.
+    pub rings_ms: f64,
+}
+
+/// A shape without workers.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) pipelines: Vec<CandidatePipeline>,
+    pub(super) micro_batch_size: u32,
+    pub(super) schedule: ScheduleSpec,
+    pub(super) step_ms: f64,
+    pub(super) bubble: f64,
+    pub(super) parts: StepParts,
+}
+
+impl Candidate {
+    pub(super) fn workers(&self) -> usize {
+        self.pipelines.iter().map(|p| p.stages.len()).sum()
+    }
+}
+
+/// Simulated pipelines: by family, schedule, depth, number of pipelines that the cut weighs (0: none), micro-batches.
+type Memo = BTreeMap<(usize, usize, usize, usize, u32), Run>;
+/// Cuts that weigh rings: by family, schedule, depth, pipelines.
+type AwareCuts = BTreeMap<(usize, usize, usize, usize), Option<Cut>>;
+
+/// Which entry, with which schedule, and whether its cuts weigh the rings.
+#[derive(Clone, Copy)]
+struct Variant<'e> {
+    entry: &'e Entry,
+    schedule: usize,
+    aware: bool,
+}
+
+impl Composer<'_> {
+    /// The compositions that the closed form likes best, simulated.
+    pub(super) fn candidates(&self) -> Vec<Candidate> {
+        let most = if self.workers <= MANY {
+            SHORT_LIST.0
+        } else {
+            SHORT_LIST.1
+        };
+        let (mut memo, mut aware_cuts) = (Memo::new(), AwareCuts::new());
+        let mut list = self.short_list(most);
+        for entry in &mut list {
+            self.rescore(entry, &mut aware_cuts);
+        }
+        list.sort_by(|a, b| a.score.total_cmp(&b.score));
+        let mut best = f64::INFINITY;
+        let mut found = Vec::new();
+        for entry in &list {
+            if entry.score > best * SURE {
+                break;
+            }
+            let mut fastest: Option<Candidate> = None;
+            for schedule in 0..self.families[entry.family].schedules.len() {
+                for aware in [false, true] {
+                    let variant = Variant {
+                        entry,
+                        schedule,
+                        aware,
+                    };
+                    let candidate = self.simulated(variant, &mut memo, &mut aware_cuts);
+                    let limit = fastest
+                        .as_ref()
+                        .map_or(f64::INFINITY, |f| f.step_ms * (1.0 - 1e-9));
+                    if let Some(candidate) = candidate.filter(|c| c.step_ms < limit) {
+                        fastest = Some(candidate);
+                    }
+                }
+            }
+            if let Some(candidate) = fastest {
+                best = best.min(candidate.step_ms);
+                found.push(candidate);
+            }
+        }
+        found
+    }
+
+    /// Takes the closed form with cuts that weigh the rings, where that is less.
+    fn rescore(&self, entry: &mut Entry, aware_cuts: &mut AwareCuts) {
+        let family = &self.families[entry.family];
+        self.know_aware_cuts(entry, 0, aware_cuts);
+        let cuts = aware_of(entry, family, 0, aware_cuts).map(|(cut, _)| cut);
+        if let Some(shares) = family.shares(&entry.composition, cuts) {
+            let score = Family::closed_form_of(&entry.composition, cuts, shares);
+            entry.score = entry.score.min(score);
+        }
+    }
+
+    /// Makes the cuts that weigh the rings of a composition, if they have not been made.
+    fn know_aware_cuts(&self, entry: &Entry, schedule: usize, aware_cuts: &mut AwareCuts) {
+        let (family, pipelines) = (&self.families[entry.family], entry.composition.pipelines());
+        if pipelines < 2 && self.planner.costs.tied_parameters == 0 {
+            return;
+        }
+        for (depth, _) in entry.composition.classes.iter().filter(|c| c.1 > 0) {
+            let key = (entry.family, schedule, *depth, pipelines);
+            let make = || self.aware_cut(family, &family.schedules[schedule], *depth, pipelines);
+            aware_cuts.entry(key).or_insert_with(make);
+        }
+    }
+
+    /// The cut of a depth that weighs the rings of so many pipelines.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(super) fn aware_cut(
+        &self,
+        family: &Family,
+        spec: &ScheduleSpec,
+        depth: usize,
+        pipelines: usize,
+    ) -> Option<Cut> {
+        let base = family.cuts.get(depth)?.as_ref()?;
+        let deepest = u32::try_from(depth).ok()?;
+        let stashes = self.stashes(spec, deepest, family.batches);
+        let tables = &family.tables;
+        let cost = |r: SegmentRange, later: u32| {
+            let stash = stashes.get(later as usize)?;
+            self.holds(tables, r, *stash).then(|| tables.stage_ms(r))
+        };
+        let tail = |r: SegmentRange| Cut::stage_tail_ms(tables, r, pipelines);
+        let aware = Aware {
+            segments: tables.segments(),
+            depth: deepest,
+            micro_batches: family.batches as f64 / pipelines as f64,
+            cost: &cost,
+            tail: &tail,
+        };
+        let least = base
+            .stages
+            .iter()
+            .map(|r| tables.stage_ms(*r))
+            .fold(0.0, f64::max);
+        let stages = aware.cut(least)?;
+        let latency_ms = self.planner.costs.device.latency_ms;
+        (stages != base.stages).then(|| Cut::new(tables, stages, &stashes, latency_ms))
+    }
+
+    fn simulated(&self, variant: Variant, memo: &mut Memo, aware_cuts: &mut AwareCuts) -> Option<Candidate> {
+        let Variant {
+            entry,
+            schedule,
+            aware,
+        } = variant;
+        let composition = entry.composition;
+        let family = &self.families[entry.family];
+        let spec = family.schedules[schedule];
+        let plain = |(depth, _): (usize, usize)| (family.cuts.get(depth).and_then(Option::as_ref), 0);
+        let chosen = if aware {
+            self.know_aware_cuts(entry, schedule, aware_cuts);
+            aware_of(entry, family, schedule, aware_cuts)
+        } else {
+            composition.classes.map(plain)
+        };
+        let (cuts, weighed) = (chosen.map(|c| c.0), chosen.map(|c| c.1));
+        if aware && weighed == [0; 2] {
+            return None;
+        }
+        let shares = family.shares(&composition, cuts)?;
+        let mut runs: Vec<(usize, usize, Simulated)> = Vec::new();
+        let mut steady_ms = 0.0f64;
+        for (i, share) in shares.iter().enumerate() {
+            let Some(cut) = cuts[i] else { continue };
+            let count = composition.classes[i].1;
+            let extra = usize::try_from(share.extra).ok()?;
+            for (n, count) in [(share.each + 1, extra), (share.each, count - extra)] {
+                if count == 0 {
+                    continue;
+                }
+                let n = u32::try_from(n).ok()?;
+                let known = n.min(steady(cut.stages.len()));
+                let key = (entry.family, schedule, cut.stages.len(), weighed[i], known);
+                let run = memo
+                    .entry(key)
+                    .or_insert_with(|| Run::new(family, &spec, cut, known));
+                runs.push((i, count, run.extended(known, n)));
+                steady_ms = steady_ms.max(cut.period_ms * f64::from(n));
+            }
+        }
+        self.conclude(variant, cuts, shares, &runs, steady_ms)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    fn conclude(
+        &self,
+        variant: Variant,
+        cuts: [Option<&Cut>; 2],
+        shares: [Share; 2],
+        runs: &[(usize, usize, Simulated)],
+        steady_ms: f64,
+    ) -> Option<Candidate> {
+        let family = &self.families[variant.entry.family];
+        let kinds: Vec<Pipelines> = runs
+            .iter()
+            .filter_map(|(i, count, run)| {
+                Some(Pipelines {
+                    stages: &cuts[*i]?.stages,
+                    ends_ms: &run.ends_ms,
+                    count: *count,
+                })
+            })
+            .collect();
+        let step_ms = sync::step_ms(&self.planner.costs, &kinds);
+        let makespan_ms = runs
+            .iter()
+            .map(|(_, _, run)| run.makespan_ms())
+            .fold(0.0, f64::max);
+        let busy: f64 = runs
+            .iter()
+            .map(|(_, n, run)| *n as f64 * run.busy_ms.iter().sum::<f64>())
+            .sum();
+        let composition: Composition = variant.entry.composition;
+        let mut left = self.request.global_batch_size;
+        let mut pipelines = Vec::with_capacity(composition.pipelines());
+        for ((cut, share), (_, count)) in cuts.iter().zip(shares).zip(composition.classes) {
+            for i in 0..count as u64 {
+                // Whole micro-batches; only the last pipeline's last one can be short.
+                let n = share.each + u64::from(i < share.extra);
+                let samples = (n * u64::from(family.micro)).min(left);
+                left -= samples;
+                let stages = (*cut)?.stages.clone();
+                pipelines.push(CandidatePipeline { stages, samples });
+            }
+        }
+        Some(Candidate {
+            pipelines,
+            micro_batch_size: family.micro,
+            schedule: family.schedules[variant.schedule],
+            step_ms,
+            bubble: (1.0 - busy / (composition.workers() as f64 * step_ms)).clamp(0.0, 1.0),
+            parts: StepParts {
+                steady_ms,
+                fill_ms: makespan_ms - steady_ms,
+                rings_ms: step_ms - makespan_ms,
+            },
+        })
+    }
+}
+
+/// The cuts of a composition that weigh its rings, where they differ from those that do not, each with the number of
+/// pipelines that it weighs (0: none).
+fn aware_of<'c>(
+    entry: &Entry,
+    family: &'c Family,
+    schedule: usize,
+    aware_cuts: &'c AwareCuts,
+) -> [(Option<&'c Cut>, usize); 2] {
+    let pipelines = entry.composition.pipelines();
+    entry.composition.classes.map(|(depth, count)| {
+        let key = (entry.family, schedule, depth, pipelines);
+        match aware_cuts.get(&key) {
+            Some(Some(cut)) if count > 0 => (Some(cut), pipelines),
+            _ => (family.cuts.get(depth).and_then(Option::as_ref), 0),
+        }
+    })
+}
+
+/// Micro-batches after which a pipeline of so many stages is surely in its steady state.
+fn steady(stages: usize) -> u32 {
+    u32::try_from(3 * stages + 16).unwrap_or(u32::MAX)
+}
+
+/// Simulates the fill and some steady state of a pipeline.
+pub(super) fn run_pipeline(family: &Family, spec: &ScheduleSpec, cut: &Cut, n: u32) -> Simulated {
+    let stages = cut.stages.len();
+    let times: Vec<_> = cut.stages.iter().map(|r| family.tables.times(*r)).collect();
+    match family.tables.runtime {
+        Runtime::Rendezvous => rendezvous(&times, n, |_| {}),
+        Runtime::Overlapped => {
+            let lists: Vec<_> = (0..stages).map(|s| generate(spec, stages, s, n)).collect();
+            simulate(&lists, &times, n)
+        }
+    }
+}
+
+/// A simulated pipeline that can be made longer.
+struct Run {
+    simulated: Simulated,
+    /// What one micro-batch more adds: more than the dearest stage takes, where transfers stall the stages.
+    period_ms: f64,
+}
+
+impl Run {
+    fn new(family: &Family, spec: &ScheduleSpec, cut: &Cut, n: u32) -> Run {
+        let simulated = run_pipeline(family, spec, cut, n);
+        let stages = u32::try_from(cut.stages.len()).unwrap_or(u32::MAX);
+        let period_ms = if n < steady(cut.stages.len()) {
+            cut.period_ms
+        } else {
+            let shorter = run_pipeline(family, spec, cut, n - stages);
+            (simulated.makespan_ms() - shorter.makespan_ms()) / f64::from(stages)
+        };
+        Run { simulated, period_ms }
+    }
+
+    /// The run of `known` micro-batches goes on to `n`.
+    fn extended(&self, known: u32, n: u32) -> Simulated {
+        let more = self.period_ms * f64::from(n - known);
+        let times = f64::from(n) / f64::from(known);
+        Simulated {
+            ends_ms: self.simulated.ends_ms.iter().map(|end| end + more).collect(),
+            busy_ms: self.simulated.busy_ms.iter().map(|busy| busy * times).collect(),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! How the model is cut for one depth, and the closed form of such a pipeline's step.
+
+use super::tables::Tables;
+use crate::cost::Runtime;
+use crate::layout::SegmentRange;
+use crate::sync::ring_factor;
+
+/// Numbers of pipelines for which tails are kept; beyond, they are interpolated.
+const TAILS: usize = 16;
+
+/// A cut: `fill + period * n` for n micro-batches, and what follows by number of pipelines.
+#[derive(Clone, Debug)]
+pub(super) struct Cut {
+    pub(super) stages: Vec<SegmentRange>,
+    pub(super) period_ms: f64,
+    pub(super) fill_ms: f64,
+    /// For 1..=TAILS pipelines, then for very many; without latency.
+    tails: [f64; TAILS + 1],
+    latency_ms: f64,
+}
+
+/// What a stage adds after the first stage's last backward, without latency. `lead`: how much sooner it ends its own.
+fn tail_of(tables: &Tables, range: SegmentRange, lead: f64, pipelines: usize, single_stage: bool) -> f64 {
+    let own = ring_factor(pipelines) * tables.gradient_ms(range);
+    let optimizer = tables.optimizer_ms(range);
+    let tied = tables.tied_of_ms(range);
+    if tied == 0.0 {
+        return own + optimizer - lead;
+    }
+    let ends = if single_stage { 1 } else { 2 };
+    let factor = match tables.runtime {
+        Runtime::Overlapped => ring_factor(pipelines * ends),
+        Runtime::Rendezvous => ring_factor(pipelines) + ring_factor(ends),
+    };
+    // The tied ring waits for both ends, the first stage's being the later.
+    (own - lead).max(0.0) + factor * tied + optimizer
+}
+
+impl Cut {
+    /// `in_flight[k]`: micro-batches that a stage with k stages behind it works on at a time.
+    pub(super) fn new(tables: &Tables, stages: Vec<SegmentRange>, in_flight: &[u32], latency_ms: f64) -> Cut {
+        let mut period_ms = stages.iter().map(|r| tables.stage_ms(*r)).fold(0.0, f64::max);
+        if tables.runtime == Runtime::Overlapped {
+            // A micro-batch goes to the last stage and back: with so many on the way there is one each so often.
+            let mut round_trip = 0.0;
+            for (range, in_flight) in stages.iter().rev().zip(in_flight) {
+                round_trip += tables.work_ms(*range);
+                period_ms = period_ms.max(round_trip / f64::from((*in_flight).max(1)));
+                round_trip += 2.0 * tables.transfer_ms(range.start);
+            }
+        }
+        let work: f64 = stages.iter().map(|r| tables.work_ms(*r)).sum();
+        let transfers: f64 = stages.iter().map(|r| 2.0 * tables.transfer_ms(r.start)).sum();
+        let mut tails = [f64::NEG_INFINITY; TAILS + 1];
+        let mut lead = 0.0;
+        for range in &stages {
+            for (i, tail) in tails.iter_mut().enumerate() {
+                let pipelines = if i == TAILS { 1 << 20 } else { i + 1 };
+                *tail = tail.max(tail_of(tables, *range, lead, pipelines, stages.len() == 1));
+            }
+            lead += tables.backward_ms(*range) + tables.transfer_ms(range.end);
+        }
+        Cut {
+            period_ms,
+            fill_ms: work + transfers - period_ms,
+            stages,
+            tails,
+            latency_ms,
+        }
+    }
+
+    /// What follows the last backward of the first stage, for so many pipelines.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(super) fn tail_ms(&self, pipelines: usize) -> f64 {
+        let latency = 2.0 * self.latency_ms * (pipelines - 1) as f64;
+        latency
+            + if pipelines <= TAILS {
+                self.tails[pipelines - 1]
+            } else {
+                // A ring's factor goes from 2 - 2/TAILS to 2.
+                let part = (TAILS as f64) / (pipelines as f64);
+                self.tails[TAILS] - (self.tails[TAILS] - self.tails[TAILS - 1]) * part
+            }
+    }
+
+    /// Tail of a stage for [`crate::partition::Aware`]: its lead counts the backwards before it.
+    pub(super) fn stage_tail_ms(tables: &Tables, range: SegmentRange, pipelines: usize) -> f64 {
+        let lead = tables.backward_before_ms(range.start);
+        let single = range.start == 0 && range.end == tables.segments();
+        tail_of(tables, range, lead, pipelines, single)
+    }
+}

@@ -1,0 +1,125 @@
+//! Why this plan: what it takes, and what the next best ones would have taken.
+
+use super::candidate::{Candidate, StepParts};
+use super::{CostPlanner, Infeasible, PlanRequest};
+use crate::document::{Recompute, ScheduleSpec, Shape};
+
+/// Runners-up that are named.
+const RUNNERS_UP: usize = 5;
+
+/// A plan that was not chosen.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RunnerUp {
+    /// As [`Shape::summary`].
+    pub summary: String,
+    /// Samples in a micro-batch.
+    pub micro_batch_size: u32,
+    /// Order of work.
+    pub schedule: ScheduleSpec,
+    /// Workers that it uses.
+    pub workers: usize,
+    /// Predicted step, milliseconds.
+    pub step_ms: f64,
+    /// As [`crate::Prediction::bubble`].
+    pub bubble: f64,
+    /// Why it lost, for people.
+    pub why: String,
+}
+
+/// A plan with its reasons.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Explained {
+    /// The plan: what [`super::Planner::plan`] gives.
+    pub shape: Shape,
+    /// Where its step's time goes.
+    pub parts: StepParts,
+    /// Memory that each stage of each pipeline needs, bytes.
+    pub memory_bytes: Vec<Vec<u64>>,
+    /// State that workers have to fetch to get there, bytes.
+    pub moved_bytes: u64,
+    /// The next best, fastest first.
+    pub runners_up: Vec<RunnerUp>,
+    /// Plans that were scored in closed form.
+    pub scored: u64,
+    /// Plans of those that were simulated.
+    pub simulated: usize,
+}
+
+impl CostPlanner {
+    /// The best shape for the request, and why.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    pub fn explain(&self, request: &PlanRequest) -> Result<Explained, Infeasible> {
+        let search = self.search(request)?;
+        let shape = search.shape;
+        let name = |c: &Candidate| (summary(c), c.micro_batch_size, kind(&c.schedule));
+        let mut seen = vec![name(&search.chosen)];
+        let mut runners_up = Vec::new();
+        for c in &search.found {
+            if runners_up.len() == RUNNERS_UP || seen.contains(&name(c)) {
+                continue;
+            }
+            seen.push(name(c));
+            runners_up.push(RunnerUp {
+                summary: summary(c),
+                micro_batch_size: c.micro_batch_size,
+                schedule: c.schedule,
+                workers: c.workers(),
+                step_ms: c.step_ms,
+                bubble: c.bubble,
+                why: why(&search.chosen, c),
+            });
+        }
+        let memory_bytes = shape.pipelines.iter().map(|p| {
+            let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
+            let of = |(s, stage): (usize, &crate::document::Stage)| {
+                let at = (p.stages.len(), s);
+                self.stage_bytes(&shape.schedule, stage.segments, at, n, shape.micro_batch_size)
+            };
+            p.stages.iter().enumerate().map(of).collect()
+        });
+        Ok(Explained {
+            memory_bytes: memory_bytes.collect(),
+            parts: search.chosen.parts,
+            moved_bytes: search.moved_bytes,
+            runners_up,
+            scored: search.scored,
+            simulated: search.found.len(),
+            shape,
+        })
+    }
+}
+
+fn summary(candidate: &Candidate) -> String {
+    crate::document::summary_of(candidate.pipelines.iter().map(|p| p.stages.len()))
+}
+
+/// What tells schedules apart for people.
+fn kind(spec: &ScheduleSpec) -> bool {
+    spec.recompute == Recompute::Full
+}
+
+/// The largest of what the loser needs more of.
+fn why(chosen: &Candidate, lost: &Candidate) -> String {
+    let by = lost.step_ms - chosen.step_ms;
+    if by <= 0.0 || by / chosen.step_ms < 1e-4 {
+        let (ours, theirs) = (chosen.pipelines.len(), lost.pipelines.len());
+        return if theirs < 2 && ours > 1 {
+            "as fast, but one pipeline holds each segment's state only once".into()
+        } else if lost.workers() > chosen.workers() {
+            "as fast, with more workers".into()
+        } else {
+            "as fast, but more state would have to move".into()
+        };
+    }
+    let more = |of: fn(&StepParts) -> f64| of(&lost.parts) - of(&chosen.parts);
+    let parts = [
+        (more(|p| p.steady_ms), "at the pace of its slowest stage"),
+        (more(|p| p.fill_ms), "to fill and drain its pipelines"),
+        (more(|p| p.rings_ms), "for gradient rings and optimizer"),
+    ];
+    let largest = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+    let (ms, what) = largest.unwrap_or_default();
+    format!("{by:.1} ms slower: {ms:.1} ms more {what}")
+}

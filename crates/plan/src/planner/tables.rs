@@ -1,0 +1,196 @@
+//! Costs of stages in one step each: prefix sums over segments for one micro-batch size.
+
+use crate::cost::{Costs, Runtime};
+use crate::layout::SegmentRange;
+use crate::simulate::StageTimes;
+
+/// What stages cost at one micro-batch size, on workers of one pace.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    /// `forward[s]`: of segments `0..s`; likewise the others.
+    forward: Vec<f64>,
+    backward: Vec<f64>,
+    optimizer: Vec<f64>,
+    /// Gradients once over a link.
+    gradient: Vec<f64>,
+    parameters: Vec<u64>,
+    saved: Vec<u64>,
+    /// Across the cut before each segment; 0 at both ends.
+    transfer: Vec<f64>,
+    input: Vec<u64>,
+    /// The tied weight's gradient once over a link.
+    pub(super) tied_ms: f64,
+    tied: u64,
+    pub(super) runtime: Runtime,
+    pub(super) recompute: bool,
+    state_bytes: u64,
+}
+
+fn sums<T: Copy + std::ops::Add<Output = T>>(zero: T, each: impl Iterator<Item = T>) -> Vec<T> {
+    let mut sum = zero;
+    let rest = each.map(|x| {
+        sum = sum + x;
+        sum
+    });
+    std::iter::once(zero).chain(rest).collect()
+}
+
+impl Tables {
+    pub(super) fn new(costs: &Costs, micro: u32, recompute: bool, slowest: f64) -> Tables {
+        let n = costs.layout().segments;
+        let one = |s: u32| SegmentRange { start: s, end: s + 1 };
+        let of = |f: &dyn Fn(SegmentRange) -> f64| sums(0.0, (0..n).map(|s| f(one(s))));
+        let samples = u64::from(micro);
+        let mut transfer: Vec<f64> = (0..n).map(|s| costs.transfer_ms(s, micro)).collect();
+        transfer[0] = 0.0;
+        transfer.push(0.0);
+        Tables {
+            forward: of(&|r| costs.forward_ms(r, micro) / slowest),
+            backward: of(&|r| costs.backward_ms(r, micro) / slowest),
+            optimizer: of(&|r| costs.optimizer_ms(r)),
+            gradient: sums(
+                0.0,
+                costs.segments.iter().map(|s| costs.gradient_ms(s.parameters)),
+            ),
+            parameters: sums(0, costs.segments.iter().map(|s| s.parameters)),
+            saved: sums(0, costs.segments.iter().map(|s| s.saved_bytes * samples)),
+            transfer,
+            input: costs.segments.iter().map(|s| s.input_bytes * samples).collect(),
+            tied_ms: costs.gradient_ms(costs.tied_parameters),
+            tied: costs.tied_parameters,
+            runtime: costs.runtime,
+            recompute,
+            state_bytes: crate::cost::STATE_BYTES,
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
+    pub(super) fn segments(&self) -> u32 {
+        self.input.len() as u32
+    }
+
+    fn of(sums: &[f64], range: SegmentRange) -> f64 {
+        sums[range.end as usize] - sums[range.start as usize]
+    }
+
+    fn is_end(&self, range: SegmentRange) -> bool {
+        range.start == 0 || range.end == self.segments()
+    }
+
+    /// Forward, backward and, where the stage is not the last, recompute.
+    pub(super) fn work_ms(&self, range: SegmentRange) -> f64 {
+        Self::of(&self.forward, range) + self.backward_ms(range)
+    }
+
+    /// Backward with its recompute.
+    pub(super) fn backward_ms(&self, range: SegmentRange) -> f64 {
+        let again = self.recompute && range.end < self.segments();
+        Self::of(&self.backward, range)
+            + if again {
+                Self::of(&self.forward, range)
+            } else {
+                0.0
+            }
+    }
+
+    /// Backwards of all segments before this one.
+    pub(super) fn backward_before_ms(&self, segment: u32) -> f64 {
+        self.backward_ms(SegmentRange {
+            start: 0,
+            end: segment,
+        })
+    }
+
+    /// What a stage needs for a micro-batch in the steady state: its work and the transfers that it waits for, or the
+    /// network interface where that is slower.
+    pub(super) fn stage_ms(&self, range: SegmentRange) -> f64 {
+        let transfers = self.transfer[range.start as usize] + self.transfer[range.end as usize];
+        match self.runtime {
+            Runtime::Overlapped => self.work_ms(range).max(transfers),
+            Runtime::Rendezvous => self.work_ms(range) + 2.0 * transfers,
+        }
+    }
+
+    /// A transfer across the cut before a segment.
+    pub(super) fn transfer_ms(&self, segment: u32) -> f64 {
+        self.transfer[segment as usize]
+    }
+
+    /// Optimizer of a stage.
+    pub(super) fn optimizer_ms(&self, range: SegmentRange) -> f64 {
+        Self::of(&self.optimizer, range)
+    }
+
+    /// Gradients of a stage's own parameters once over a link.
+    pub(super) fn gradient_ms(&self, range: SegmentRange) -> f64 {
+        Self::of(&self.gradient, range)
+    }
+
+    /// Gradients of the tied weight once over a link, where the stage holds it.
+    pub(super) fn tied_of_ms(&self, range: SegmentRange) -> f64 {
+        if self.is_end(range) { self.tied_ms } else { 0.0 }
+    }
+
+    /// Memory of a stage that keeps `stash` micro-batches: [`Costs::memory_bytes`] in one step.
+    pub(super) fn memory_bytes(&self, range: SegmentRange, stash: u32) -> u64 {
+        let (start, end) = (range.start as usize, range.end as usize);
+        let saved = self.saved[end] - self.saved[start];
+        let tied = if self.is_end(range) { self.tied } else { 0 };
+        let parameters = self.parameters[end] - self.parameters[start] + tied;
+        let kept = if self.recompute {
+            u64::from(stash) * self.input[start] + saved
+        } else {
+            u64::from(stash) * saved
+        };
+        parameters * self.state_bytes + kept
+    }
+
+    /// For the simulator; a rendezvous stage has its recompute in its backward.
+    pub(super) fn times(&self, range: SegmentRange) -> StageTimes {
+        StageTimes {
+            forward_ms: Self::of(&self.forward, range),
+            backward_ms: match self.runtime {
+                Runtime::Overlapped => Self::of(&self.backward, range),
+                Runtime::Rendezvous => self.backward_ms(range),
+            },
+            transfer_ms: self.transfer[range.start as usize],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{Device, GptSizes};
+
+    #[test]
+    fn tables_say_what_the_costs_say() {
+        let gpt = GptSizes {
+            layers: 5,
+            hidden: 64,
+            sequence: 32,
+            vocabulary: 300,
+            tied: true,
+        };
+        let costs = Costs::estimate(gpt, Device::CPU_CORE);
+        for recompute in [false, true] {
+            let tables = Tables::new(&costs, 3, recompute, 1.0);
+            for (start, end) in [(0, 7), (0, 3), (2, 5), (6, 7)] {
+                let range = SegmentRange { start, end };
+                let again = if recompute && end < 7 {
+                    costs.forward_ms(range, 3)
+                } else {
+                    0.0
+                };
+                let work = costs.forward_ms(range, 3) + costs.backward_ms(range, 3) + again;
+                assert!((tables.work_ms(range) - work).abs() < 1e-9);
+                assert_eq!(
+                    tables.memory_bytes(range, 4),
+                    costs.memory_bytes(range, 4, 3, recompute)
+                );
+                let all = tables.gradient_ms(range) + tables.tied_of_ms(range);
+                assert!((all - costs.gradient_ms(costs.parameters(range))).abs() < 1e-9);
+            }
+        }
+    }
+}

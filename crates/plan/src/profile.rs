@@ -1,0 +1,218 @@
+//! Profiles: what segments and links cost, measured or estimated, as a document (`docs/planner.md` has the format).
+//!
+//! Reading is strict: what is missing, negative, not a number or unknown is an error that names the file and the field.
+
+mod published;
+mod read;
+
+pub use read::ProfileError;
+
+use crate::cost::{Calibration, Costs, Device, Runtime, SegmentCost};
+use serde::{Deserialize, Serialize};
+
+/// The version that is written.
+pub const VERSION: u64 = 1;
+
+/// Where the figures come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Source {
+    /// Measured on the device.
+    Measured,
+    /// Computed from operations, bytes and a device table.
+    Estimated,
+}
+
+/// One segment at one micro-batch size; medians, milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProfileRow {
+    /// Samples.
+    pub micro_batch_size: u32,
+    /// Forward.
+    pub forward_ms: f64,
+    /// Backward without recompute.
+    pub backward_ms: f64,
+}
+
+/// One segment.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SegmentProfile {
+    /// For people.
+    pub name: String,
+    /// Parameters of its own; a tied weight stands in [`Profile::tied_parameters`].
+    pub parameters: u64,
+    /// Its input of one sample, bytes.
+    pub input_bytes: u64,
+    /// What autograd keeps of one sample's forward, bytes.
+    pub saved_bytes: u64,
+    /// Optimizer, once a step, milliseconds.
+    pub optimizer_ms: f64,
+    /// By micro-batch size, ascending; at least one.
+    pub rows: Vec<ProfileRow>,
+}
+
+/// The time of one message between two workers.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkRow {
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// Its time, milliseconds.
+    pub ms: f64,
+}
+
+/// A model on a kind of device.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Profile {
+    /// [`VERSION`].
+    pub version: u64,
+    /// Which model, for people.
+    pub model: String,
+    /// Which device, for people.
+    pub device: String,
+    /// Whether it was measured.
+    pub source: Source,
+    /// How tensors move in the runtime that it was made for.
+    pub runtime: Runtime,
+    /// Bytes of an activation or gradient element on the wire.
+    pub element_bytes: u64,
+    /// Samples in a step of the runs that it belongs to, where known.
+    pub global_batch_size: Option<u64>,
+    /// Parameters of the weight that first and last segment share, or 0.
+    pub tied_parameters: u64,
+    /// In order; at least one.
+    pub segments: Vec<SegmentProfile>,
+    /// Messages between two workers by size, ascending; at least one. The first gives the latency, the last the bandwidth.
+    pub links: Vec<LinkRow>,
+    /// What makes the times agree with measured steps, once calibrated.
+    pub calibration: Option<Calibration>,
+}
+
+impl Profile {
+    /// Reads a profile: this format, or the compact one of published tables ("embedding", "block", "head"; units in the
+    /// file). `links` is the text of a table `bytes,us` that takes the place of the file's links.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with `file` and the field.
+    pub fn read(file: &str, text: &str, links: Option<(&str, &str)>) -> Result<Profile, ProfileError> {
+        let value = read::parse(file, text)?;
+        let root = read::At::root(file, &value);
+        let links = links
+            .map(|(file, text)| read::link_table(file, text))
+            .transpose()?;
+        if root.is_object_at("segments") {
+            published::read(&root, links)
+        } else {
+            read::read(&root, links)
+        }
+    }
+
+    /// The profile that an estimate amounts to.
+    #[must_use]
+    pub fn of_costs(costs: &Costs, model: String, device: String) -> Profile {
+        let last = costs.segments.len() - 1;
+        let segment = |(i, s): (usize, &SegmentCost)| SegmentProfile {
+            name: match i {
+                0 => "embedding".into(),
+                i if i == last => "head".into(),
+                i => format!("block {i}"),
+            },
+            parameters: s.parameters,
+            input_bytes: s.input_bytes,
+            saved_bytes: s.saved_bytes,
+            optimizer_ms: s.optimizer_ms,
+            rows: [1u32, 4]
+                .map(|m| ProfileRow {
+                    micro_batch_size: m,
+                    forward_ms: s.forward_fixed_ms + s.forward_ms * f64::from(m),
+                    backward_ms: s.backward_fixed_ms + s.backward_ms * f64::from(m),
+                })
+                .to_vec(),
+        };
+        let link = |bytes: u32| LinkRow {
+            bytes: u64::from(bytes),
+            ms: costs.device.latency_ms + f64::from(bytes) / costs.device.bytes_per_s * 1e3,
+        };
+        Profile {
+            version: VERSION,
+            model,
+            device,
+            source: Source::Estimated,
+            runtime: costs.runtime,
+            element_bytes: costs.device.element_bytes,
+            global_batch_size: None,
+            tied_parameters: costs.tied_parameters,
+            segments: costs.segments.iter().enumerate().map(segment).collect(),
+            links: vec![link(1), link(1 << 30)],
+            calibration: costs.calibrated.then_some(costs.calibration),
+        }
+    }
+
+    /// What the planner needs: for each segment a straight line through its rows (least squares; a fixed part below 0 counts
+    /// as 0), for links latency and bandwidth.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "message sizes")]
+    pub fn costs(&self) -> Costs {
+        let segment = |s: &SegmentProfile| {
+            let (forward_fixed_ms, forward_ms) = line(&s.rows, |r| r.forward_ms);
+            let (backward_fixed_ms, backward_ms) = line(&s.rows, |r| r.backward_ms);
+            SegmentCost {
+                forward_ms,
+                backward_ms,
+                forward_fixed_ms,
+                backward_fixed_ms,
+                parameters: s.parameters,
+                saved_bytes: s.saved_bytes,
+                input_bytes: s.input_bytes,
+                optimizer_ms: s.optimizer_ms,
+            }
+        };
+        let ends = self.links.first().zip(self.links.last());
+        let (latency_ms, ms_per_byte) = ends.map_or((0.0, 0.0), |(small, large)| {
+            let latency = if self.links.len() > 1 { small.ms } else { 0.0 };
+            (latency, large.ms / large.bytes.max(1) as f64)
+        });
+        Costs {
+            segments: self.segments.iter().map(segment).collect(),
+            tied_parameters: self.tied_parameters,
+            device: Device {
+                // Only an estimate needs these two.
+                flops_per_s: 0.0,
+                overhead_ms: 0.0,
+                latency_ms,
+                bytes_per_s: 1e3 / ms_per_byte.max(1e-12),
+                element_bytes: self.element_bytes,
+            },
+            calibrated: self.calibration.is_some(),
+            runtime: self.runtime,
+            calibration: self.calibration.unwrap_or_default(),
+        }
+    }
+}
+
+/// The straight line through the rows: (at 0 samples, of each sample).
+#[expect(clippy::cast_precision_loss, reason = "a handful of rows")]
+fn line(rows: &[ProfileRow], of: fn(&ProfileRow) -> f64) -> (f64, f64) {
+    let n = rows.len().max(1) as f64;
+    let mean = |value: &dyn Fn(&ProfileRow) -> f64| rows.iter().map(value).sum::<f64>() / n;
+    let (x, y) = (mean(&|r| f64::from(r.micro_batch_size)), mean(&of));
+    let spread = mean(&|r| (f64::from(r.micro_batch_size) - x).powi(2));
+    let slope = if spread > 0.0 {
+        mean(&|r| (f64::from(r.micro_batch_size) - x) * (of(r) - y)) / spread
+    } else {
+        y / x.max(1.0)
+    };
+    let fixed = y - slope * x;
+    if fixed > 0.0 && slope > 0.0 {
+        (fixed, slope)
+    } else {
+        // Through the origin: what small sizes cost is not in the rows.
+        (0.0, y / x.max(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+use super::*;
+use crate::cost::GptSizes;
+
+fn estimate() -> Profile {
+    let gpt = GptSizes {
+        layers: 3,
+        hidden: 64,
+        sequence: 32,
+        vocabulary: 100,
+        tied: true,
+    };
+    Profile::of_costs(
+        &Costs::estimate(gpt, Device::CPU_CORE),
+        "gpt".into(),
+        "cpu-core".into(),
+    )
+}
+
+fn json(profile: &Profile) -> serde_json::Value {
+    serde_json::to_value(profile).unwrap()
+}
+
+fn refused(change: impl FnOnce(&mut serde_json::Value)) -> String {
+    let mut value = json(&estimate());
+    change(&mut value);
+    Profile::read("p.json", &value.to_string(), None)
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn a_written_profile_is_read_back_and_means_the_same_costs() {
+    let profile = estimate();
+    let read = Profile::read("p.json", &json(&profile).to_string(), None).unwrap();
+    assert_eq!(read, profile);
+    let (gpt, costs) = (profile.costs(), read.costs());
+    assert_eq!(gpt, costs);
+    let whole = costs.layout().whole();
+    assert!(
+        (costs.forward_ms(whole, 4) - profile.segments.iter().map(|s| s.rows[1].forward_ms).sum::<f64>())
+            .abs()
+            < 1e-9
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named_with_file_and_field() {
+    let cases: [(&str, serde_json::Value); 7] = [
+        ("/segments/2/rows/0/forwardMs", (-1.0).into()),
+        ("/segments/2/rows/0/backwardMs", "fast".into()),
+        ("/segments/1/parameters", (-3).into()),
+        ("/segments", serde_json::json!([])),
+        ("/version", 2.into()),
+        ("/links/1/ms", 0.into()),
+        ("/runtime", "quick".into()),
+    ];
+    for (pointer, value) in cases {
+        let why = refused(|v| *v.pointer_mut(pointer).unwrap() = value);
+        let field = pointer.rsplit('/').next().unwrap();
+        assert!(
+            why.starts_with("p.json: ") && why.contains(field),
+            "{pointer}: {why}"
+        );
+    }
+    let why = refused(|v| *v.pointer_mut("/segments/2/rows/0/forwardMs").unwrap() = (-1.0).into());
+    assert_eq!(
+        why,
+        "p.json: segments[2].rows[0].forwardMs is -1.0, allowed is a time of at least 0"
+    );
+    let why = refused(|v| drop(v["segments"][0].as_object_mut().unwrap().remove("savedBytes")));
+    assert_eq!(
+        why,
+        "p.json: segments[0].savedBytes is missing, allowed is a whole number from 0 to 1125899906842624"
+    );
+    let why = refused(|v| v["segments"][0]["speed"] = 1.into());
+    assert!(
+        why.starts_with("p.json: segments[0].speed is 1, allowed is nothing; known are name"),
+        "{why}"
+    );
+}
+
+#[test]
+fn nan_is_no_json_and_its_place_is_named() {
+    let why = Profile::read("p.json", "{\"version\": NaN}", None)
+        .unwrap_err()
+        .to_string();
+    assert!(why.starts_with("p.json: line 1, column 1"), "{why}");
+}
+
+const PUBLISHED: &str = r#"{"model": {"layers": 2, "hidden": 8, "sequence_length": 4}, "device": "d", "micro_batch_size": 1,
+    "global_batch_size": 16, "network": "10 Gb/s between nodes",
+    "units": {"forward": "ms", "backward": "ms", "optimizer": "ms", "activations": "bytes", "parameters": "count"},
+    "segments": {"embedding": {"forward": 1, "backward": 2, "optimizer": 3, "activations": 10, "parameters": 50},
+                 "block": {"forward": 4, "backward": 5, "optimizer": 6, "activations": 20, "parameters": 60},
+                 "head": {"forward": 7, "backward": 8, "optimizer": 9, "activations": 30, "parameters": 55}}}"#;
+
+#[test]
+fn a_published_table_repeats_its_block_and_ties_its_ends() {
+    let profile = Profile::read("t.json", PUBLISHED, None).unwrap();
+    assert_eq!(profile.segments.len(), 4);
+    assert_eq!((profile.tied_parameters, profile.segments[0].parameters), (50, 0));
+    assert_eq!(profile.segments[3].parameters, 5);
+    let costs = profile.costs();
+    assert!((costs.device.bytes_per_s / 1.25e9 - 1.0).abs() < 1e-3);
+    assert!((costs.device.latency_ms - 0.14).abs() < 1e-3);
+    let links = Some(("l.csv", "bytes,us\n1,50\n1000000,1000\n"));
+    let profile = Profile::read("t.json", PUBLISHED, links).unwrap();
+    assert!((profile.costs().device.bytes_per_s / 1e9 - 1.0).abs() < 1e-9);
+    for (wrong, place) in [
+        ("\"ms\", \"backward\"", "\"us\", \"backward\""),
+        ("\"forward\": 4", "\"forward\": -4"),
+    ] {
+        let text = PUBLISHED.replace(wrong, place);
+        let why = Profile::read("t.json", &text, None).unwrap_err().to_string();
+        assert!(why.starts_with("t.json: ") && why.contains("forward"), "{why}");
+    }
+}
+
+#[test]
+fn a_link_table_is_read_strictly() {
+    for (text, place) in [
+        ("", "line 1"),
+        ("bytes,us\n", "line 2"),
+        ("bytes,us\n4,1\n4,2\n", "line 3, bytes"),
+        ("bytes,us\n4,NaN\n", "line 2, us"),
+        ("bytes,us\n4\n", "line 2, us"),
+    ] {
+        let why = Profile::read("t.json", PUBLISHED, Some(("l.csv", text)))
+            .unwrap_err()
+            .to_string();
+        assert!(why.starts_with(&format!("l.csv: {place} is")), "{text:?}: {why}");
+    }
+}
