@@ -1,0 +1,354 @@
+//! What shall be, from what is: pure. No client, no clock, no randomness; the same observation gives the same decision.
+//!
+//! Pods are numbered and a number is never used again, so that a lost pod blocks nothing: its place is filled by the next
+//! number while Kubernetes still waits for its node. Which workers train, and how, is not decided here: the coordinator takes
+//! whoever attaches, and a pod that is deleted tells it by its own SIGTERM.
+
+mod judge;
+pub mod objects;
+mod say;
+mod seen;
+
+pub use judge::{Verdict, judge, signal};
+pub use say::phase;
+pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, Settings};
+
+use serde_json::Value;
+use varuna_api::Job;
+use varuna_api::crd::Status;
+
+/// Ends that were nobody's wish hold their place back for a second, then twice as long each, up to five minutes.
+const BACKOFF_MAX_SECONDS: i64 = 300;
+/// They are forgotten after ten minutes: as long as the longest wait, twice.
+const MEMORY_SECONDS: i64 = 600;
+/// So many crashes without a step between them are the job's own fault.
+pub const CRASHES_MAX: usize = 6;
+/// Pods that have ended are kept for their logs up to this number.
+const KEPT_MAX: usize = 10;
+
+/// Signals that announce the end of a node, whoever runs the cluster: the prefix of a taint's key, or a condition's type.
+pub const NODE_SIGNALS: &[&str] = &[
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "remediator.kubernetes.azure.com/unschedulable",
+    "cloud.google.com/impending-node-termination",
+    "node.kubernetes.io/out-of-service",
+    "VMEventScheduled",
+    "DrainInProgress",
+    "GracefulNodeShutdownInProgress",
+];
+
+/// What the job's coordinator shall do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish {
+    /// Run.
+    Run,
+    /// End the run in an orderly way.
+    Stop,
+    /// Not be there.
+    Gone,
+}
+
+/// A pod to delete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Deletion {
+    /// Its name.
+    pub name: String,
+    /// Why, for people.
+    pub why: String,
+}
+
+/// An Event for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Note {
+    /// Something is wrong.
+    pub warning: bool,
+    /// In one word.
+    pub reason: &'static str,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What shall be.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Desired {
+    /// Objects that shall be as written.
+    pub objects: Vec<Value>,
+    /// Pods that shall be made. They are never changed afterwards.
+    pub create: Vec<Value>,
+    /// Pods that shall go.
+    pub delete: Vec<Deletion>,
+    /// The coordinator.
+    pub coordinator: Wish,
+    /// What is said of the job.
+    pub status: Status,
+    /// What has happened.
+    pub notes: Vec<Note>,
+    /// Look again after so many seconds, even if nothing changes.
+    pub again_after: Option<i64>,
+}
+
+/// What the decision on the job as a whole is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Course {
+    /// The spec is wrong: nothing is done.
+    Refused(String),
+    /// It runs.
+    Run,
+    /// It rests.
+    Suspend,
+    /// It is done.
+    Complete,
+    /// It cannot go on: reason and words.
+    Fail(&'static str, String),
+}
+
+/// The pods with what has become of them, oldest first.
+struct Crew<'a>(Vec<(&'a PodSeen, Verdict)>);
+
+/// Decides.
+#[must_use]
+pub fn decide(seen: &Observed) -> Desired {
+    let signals = signals(seen);
+    let mut crew: Vec<_> = seen
+        .pods
+        .iter()
+        .map(|p| (p, judge(p, &seen.nodes, &signals)))
+        .collect();
+    crew.sort_by_key(|(pod, _)| pod.number);
+    let crew = Crew(crew);
+    let (step, progressed_at) = progress(seen);
+    let course = course(seen, &crew, progressed_at);
+    let mut desired = Desired {
+        objects: vec![],
+        create: vec![],
+        delete: vec![],
+        coordinator: Wish::Gone,
+        status: seen.job.status.clone(),
+        notes: vec![],
+        again_after: None,
+    };
+    desired.status.step = step;
+    desired.status.progressed_at = progressed_at.map(say::time);
+    let newest = seen.pods.iter().map(|p| p.number).max().unwrap_or(0);
+    desired.status.newest_pod = newest.max(seen.job.status.newest_pod);
+    if seen.job.deleting {
+        // Everything else goes with the job, by its owner references.
+        return desired;
+    }
+    if let Ok(job) = &seen.job.spec {
+        desired.objects = objects::shared(&seen.job, &seen.token, seen.run.as_ref());
+        desired.coordinator = wish(&course, seen);
+        match course {
+            Course::Run => staff(seen, job, &crew, &mut desired),
+            // The coordinator sees the workers off; whoever is left when it has ended is not needed.
+            _ if desired.coordinator == Wish::Stop => {}
+            _ => dismiss(&crew, &mut desired),
+        }
+    }
+    say::status(seen, &crew, &course, &mut desired);
+    desired
+}
+
+fn signals(seen: &Observed) -> Vec<String> {
+    let own = seen
+        .job
+        .spec
+        .as_ref()
+        .map_or(&[][..], |j| &j.disruption.node_signals);
+    let all = NODE_SIGNALS.iter().map(|s| (*s).to_owned());
+    all.chain(seen.settings.node_signals.iter().cloned())
+        .chain(own.iter().cloned())
+        .collect()
+}
+
+/// The step that is known, and when it was reached.
+fn progress(seen: &Observed) -> (Option<i64>, Option<i64>) {
+    let status = &seen.job.status;
+    let mut before = status.progressed_at.as_deref().and_then(say::parse_time);
+    let failed = status
+        .conditions
+        .iter()
+        .any(|c| c.kind == "Failed" && c.status == "True");
+    if failed && holds(seen, "Failed").is_none() {
+        // The spec of a job that failed was changed: what crashed before counts no more.
+        before = Some(seen.now);
+    }
+    match &seen.run {
+        // A coordinator that has just started knows no step yet; one that fell back to a checkpoint knows a lower one.
+        Some(run) if run.generation > 0 && status.step != Some(run.step) => {
+            let grew = status.step.is_none_or(|known| run.step > known);
+            (Some(run.step), if grew { Some(seen.now) } else { before })
+        }
+        _ => (status.step, before),
+    }
+}
+
+/// Whether a condition was true for the present spec.
+fn holds(seen: &Observed, kind: &str) -> Option<(String, String)> {
+    let found = seen
+        .job
+        .status
+        .conditions
+        .iter()
+        .find(|c| c.kind == kind && c.status == "True")?;
+    let present = found.observed_generation == Some(seen.job.generation);
+    present.then(|| (found.reason.clone(), found.message.clone()))
+}
+
+fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Course {
+    let job = match &seen.job.spec {
+        Ok(job) => job,
+        Err(why) => return Course::Refused(why.clone()),
+    };
+    let complete = seen
+        .job
+        .status
+        .conditions
+        .iter()
+        .any(|c| c.kind == "Complete" && c.status == "True");
+    let ended = seen.run.as_ref().and_then(|r| r.ended.as_ref());
+    if complete || ended == Some(&Ending::Done) {
+        return Course::Complete;
+    }
+    // A job that failed is tried again when its spec is changed.
+    if let Some((reason, words)) = holds(seen, "Failed") {
+        let reason = if reason == "StateLost" {
+            "StateLost"
+        } else {
+            "WorkersCrash"
+        };
+        return Course::Fail(reason, words);
+    }
+    if let Some(Ending::StateLost(units)) = ended {
+        return Course::Fail(
+            "StateLost",
+            format!("no worker and no checkpoint holds {units} any more"),
+        );
+    }
+    if job.suspend {
+        return Course::Suspend;
+    }
+    let since = progressed_at.unwrap_or(0);
+    let crashes: Vec<&Ended> = crew
+        .0
+        .iter()
+        .filter_map(|(_, v)| {
+            if let Verdict::Crashed(e) = v {
+                Some(e)
+            } else {
+                None
+            }
+        })
+        .filter(|e| e.at > since)
+        .collect();
+    match crashes.last() {
+        Some(last) if crashes.len() >= CRASHES_MAX => {
+            Course::Fail("WorkersCrash", say::crash(crashes.len(), last))
+        }
+        _ => Course::Run,
+    }
+}
+
+fn wish(course: &Course, seen: &Observed) -> Wish {
+    let runs = seen.run.as_ref().is_some_and(|r| r.ended.is_none());
+    match course {
+        Course::Run => Wish::Run,
+        Course::Suspend | Course::Fail(..) if runs => Wish::Stop,
+        _ => Wish::Gone,
+    }
+}
+
+/// Pods that the job shall have.
+fn wanted(job: &Job) -> usize {
+    // A cluster's jobs always have a maximum: the definition has a default.
+    (job.elasticity.max_workers.unwrap_or(1) / job.workers.gpus_per_pod) as usize
+}
+
+/// Makes the pods that are missing, removes those that are too many or cannot go on.
+fn staff(seen: &Observed, job: &Job, crew: &Crew<'_>, desired: &mut Desired) {
+    let mut delete = |pod: &PodSeen, why: String| {
+        desired.delete.push(Deletion {
+            name: pod.name.clone(),
+            why,
+        })
+    };
+    let mut ended = Vec::new();
+    for (pod, verdict) in &crew.0 {
+        match verdict {
+            Verdict::Doomed(why) | Verdict::Lost(why) => delete(pod, why.clone()),
+            Verdict::Preempted(why) if !pod.deleting => delete(pod, format!("it was preempted ({why})")),
+            _ => {}
+        }
+        if let Some(end) = verdict.ended() {
+            ended.push((*pod, end));
+        }
+    }
+    let kept = ended.len().saturating_sub(KEPT_MAX);
+    ended.sort_by_key(|(pod, end)| (end.at, pod.number));
+    for (i, (pod, end)) in ended.iter().enumerate() {
+        if i < kept || seen.now - end.at >= MEMORY_SECONDS {
+            delete(pod, "it ended a while ago".into());
+        }
+    }
+    let occupied: Vec<_> = crew.0.iter().filter(|(_, v)| v.occupies()).collect();
+    let wanted = wanted(job);
+    if occupied.len() > wanted {
+        // Those that have not started first, then the newest: the oldest hold the most state.
+        let mut order = occupied.clone();
+        order.sort_by_key(|(pod, v)| (*v == Verdict::Running, std::cmp::Reverse(pod.number)));
+        for (pod, _) in order.into_iter().take(occupied.len() - wanted) {
+            delete(pod, format!("the job may have {wanted} pods"));
+        }
+    }
+    let (held, again) = backoff(seen.now, &ended.iter().map(|(_, e)| e.at).collect::<Vec<_>>());
+    desired.again_after = again;
+    for _ in 0..wanted.saturating_sub(occupied.len()).saturating_sub(held) {
+        desired.status.newest_pod += 1;
+        let number = desired.status.newest_pod;
+        desired
+            .create
+            .push(objects::pod(&seen.job, job, number, &seen.settings));
+    }
+}
+
+/// How many places are held back after the ends at these times, and when to look again.
+fn backoff(now: i64, ends: &[i64]) -> (usize, Option<i64>) {
+    let recent: Vec<i64> = ends
+        .iter()
+        .copied()
+        .filter(|at| now - at < MEMORY_SECONDS)
+        .collect();
+    let mut held = 0;
+    let mut again: Option<i64> = None;
+    for (i, at) in recent.iter().enumerate() {
+        let wait = (1_i64 << i.min(16)).min(BACKOFF_MAX_SECONDS);
+        let left = at + wait - now;
+        if left > 0 {
+            held += 1;
+            again = Some(again.map_or(left, |a| a.min(left)));
+        }
+    }
+    (held, again)
+}
+
+/// No pod shall run any more; those that have ended stay for their logs.
+fn dismiss(crew: &Crew<'_>, desired: &mut Desired) {
+    for (pod, verdict) in &crew.0 {
+        let lives = verdict.occupies() || matches!(verdict, Verdict::Doomed(_) | Verdict::Lost(_));
+        if lives {
+            let why = "the job does not run".to_owned();
+            desired.delete.push(Deletion {
+                name: pod.name.clone(),
+                why,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! What is said of a job: status, conditions, and notes on what has changed.
+
+use super::seen::{Ended, Observed, RunSeen};
+use super::{Course, Crew, Desired, Note, Verdict, objects};
+use jiff::Timestamp;
+use varuna_api::crd::{Condition, PlanStatus, Status};
+
+/// A time as Kubernetes writes it.
+pub(super) fn time(seconds: i64) -> String {
+    Timestamp::from_second(seconds).unwrap_or_default().to_string()
+}
+
+/// Seconds since 1970 of such a time.
+pub(super) fn parse_time(text: &str) -> Option<i64> {
+    text.parse::<Timestamp>().ok().map(Timestamp::as_second)
+}
+
+/// How workers crash, in a sentence.
+pub(super) fn crash(times: usize, last: &Ended) -> String {
+    let words = last.words.trim();
+    let words: String = words
+        .chars()
+        .rev()
+        .take(1000)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+        .collect();
+    let hint = if last.reason == "OOMKilled" {
+        "; raise the memory limit in spec.workers.template or use more workers"
+    } else {
+        ""
+    };
+    let said = if words.is_empty() {
+        String::new()
+    } else {
+        format!("; its last words: {words}")
+    };
+    format!(
+        "{times} workers crashed without a step between them, the last with exit code {} ({}){hint}{said}",
+        last.code, last.reason
+    )
+}
+
+/// What the job is doing, in a word.
+#[must_use]
+pub fn phase(run: Option<&RunSeen>) -> &'static str {
+    let Some(run) = run else { return "Pending" };
+    match run.mode.as_str() {
+        "training" | "changing" => "Training",
+        "launching" | "recovering" | "persisting" if run.step > 0 => "Recovering",
+        "waiting" => "Waiting",
+        "done" => "Complete",
+        _ => "Starting",
+    }
+}
+
+pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired: &mut Desired) {
+    let before = &seen.job.status;
+    let run = seen.run.as_ref();
+    let (phase, message) = match course {
+        Course::Refused(why) => ("Refused", Some(why.clone())),
+        Course::Suspend => ("Suspended", None),
+        Course::Complete => ("Complete", None),
+        Course::Fail(_, words) => ("Failed", Some(words.clone())),
+        Course::Run => {
+            let phase = phase(run);
+            (phase, (phase != "Training").then(|| waits(seen, crew)).flatten())
+        }
+    };
+    let trouble = trouble(crew);
+    let status = &mut desired.status;
+    status.observed_generation = Some(seen.job.generation);
+    status.phase = Some(phase.to_owned());
+    status.message = message.or_else(|| trouble.as_ref().map(|(_, words)| words.clone()));
+    status.selector = Some(objects::selector(&seen.job.name));
+    let pods = crew.0.iter().filter(|(_, v)| *v == Verdict::Running).count();
+    let per_pod = seen
+        .job
+        .spec
+        .as_ref()
+        .map_or(1, |j| i64::from(j.workers.gpus_per_pod));
+    status.workers = i64::try_from(pods).unwrap_or(i64::MAX) * per_pod;
+    if let Some(run) = run.filter(|r| r.generation > 0) {
+        plan(run, status);
+    }
+    status.conditions = conditions(seen, course, phase, trouble);
+    let after = desired.status.clone();
+    notes(before, &after, crew, desired);
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "milliseconds of a step are far below 2^53"
+)]
+fn plan(run: &RunSeen, status: &mut Status) {
+    if let Some(plan) = &status.plan
+        && plan.generation < run.generation
+    {
+        status.reconfigurations = Some(status.reconfigurations.unwrap_or(0) + 1);
+    }
+    status.plan = Some(PlanStatus {
+        generation: run.generation,
+        shape: run.shape.clone(),
+        workers: run.members,
+        idle: (run.attached - run.members).max(0),
+        predicted_step_ms: run.predicted_ms.map(|ms| ms.round() as i64),
+        observed_step_ms: run.observed_ms.map(|ms| ms.round() as i64),
+    });
+    status.loss = run.loss.map(|loss| format!("{loss:.4}")).or(status.loss.take());
+}
+
+/// What the job waits for.
+fn waits(seen: &Observed, crew: &Crew<'_>) -> Option<String> {
+    let job = seen.job.spec.as_ref().ok()?;
+    let attached = seen.run.as_ref().map_or(0, |r| r.attached);
+    let need = i64::from(job.elasticity.min_workers);
+    let why = crew.0.iter().find_map(|(_, v)| match v {
+        Verdict::Broken(reason, words) => Some(format!("{reason}: {words}")),
+        Verdict::Pending(Some(words)) => Some(words.clone()),
+        _ => None,
+    });
+    if attached < need {
+        let why = why.map_or_else(|| "its pods start".to_owned(), |why| format!("a pod says: {why}"));
+        return Some(format!("{attached} workers of at least {need} are there; {why}"));
+    }
+    None
+}
+
+/// What is wrong with pods although the job may be training.
+fn trouble(crew: &Crew<'_>) -> Option<(&'static str, String)> {
+    let find =
+        |f: fn(&Verdict) -> Option<(&'static str, String)>| crew.0.iter().rev().find_map(|(_, v)| f(v));
+    find(|v| match v {
+        Verdict::Broken(reason, words) => Some((
+            "PodsCannotStart",
+            format!("{reason}: {words}; correct spec.workers.image or the template"),
+        )),
+        _ => None,
+    })
+    .or_else(|| {
+        find(|v| match v {
+            Verdict::Crashed(end) => Some((
+                "WorkersCrash",
+                format!(
+                    "a worker ended with exit code {} ({}): {}",
+                    end.code,
+                    end.reason,
+                    end.words.trim()
+                ),
+            )),
+            _ => None,
+        })
+    })
+    .or_else(|| {
+        find(|v| match v {
+            Verdict::Pending(Some(words)) => Some(("PodsCannotBeScheduled", words.clone())),
+            _ => None,
+        })
+    })
+}
+
+/// Kind, whether it holds, reason, sentence.
+type Said = (&'static str, bool, String, String);
+
+fn said(kind: &'static str, is: bool, reason: &str, words: impl Into<String>) -> Said {
+    (kind, is, reason.to_owned(), words.into())
+}
+
+/// All conditions, with the time at which each came to its present status.
+fn conditions(
+    seen: &Observed,
+    course: &Course,
+    phase: &str,
+    trouble: Option<(&'static str, String)>,
+) -> Vec<Condition> {
+    let run = seen.run.as_ref();
+    let step = run.map_or(0, |r| r.step);
+    let accepted = match course {
+        Course::Refused(why) => said("Accepted", false, "InvalidSpec", why),
+        _ => said("Accepted", true, "ValidSpec", "the spec is sound"),
+    };
+    let training = match phase {
+        "Training" => said("Training", true, phase, "steps are committed"),
+        _ => said(
+            "Training",
+            false,
+            phase,
+            format!("the job is not training: {phase}, {step} steps so far"),
+        ),
+    };
+    let degraded = match trouble {
+        Some((reason, words)) => said("Degraded", true, reason, words),
+        None => said("Degraded", false, "AllIsWell", "nothing is wrong with the pods"),
+    };
+    let complete = match course {
+        Course::Complete => said("Complete", true, "LastStep", "the last step is committed"),
+        _ => said("Complete", false, "StepsLeft", "steps are left to train"),
+    };
+    let failed = match course {
+        Course::Fail(reason, words) => said("Failed", true, reason, words),
+        _ => said("Failed", false, "NotFailed", "the job has not failed"),
+    };
+    [
+        accepted,
+        planned(run),
+        training,
+        degraded,
+        suspended(course, run),
+        complete,
+        failed,
+    ]
+    .into_iter()
+    .map(|(kind, is, reason, words)| condition(seen, kind, is, reason, words))
+    .collect()
+}
+
+fn planned(run: Option<&RunSeen>) -> Said {
+    match run {
+        None => said("Planned", false, "NoCoordinator", "no coordinator runs"),
+        Some(r) if r.generation == 0 => said("Planned", false, "NoPlan", "no plan yet"),
+        Some(r) => {
+            let words = format!(
+                "plan {} uses {} of {} workers as {}",
+                r.generation, r.members, r.attached, r.shape
+            );
+            said("Planned", true, "PlanInForce", words)
+        }
+    }
+}
+
+fn suspended(course: &Course, run: Option<&RunSeen>) -> Said {
+    let stopped = run.is_none_or(|r| r.ended.is_some());
+    match (course, stopped) {
+        (Course::Suspend, true) => said(
+            "Suspended",
+            true,
+            "SuspendIsTrue",
+            "the job rests; set spec.suspend to false to go on",
+        ),
+        (Course::Suspend, false) => said("Suspended", false, "Stopping", "the run is being stopped"),
+        _ => said("Suspended", false, "SuspendIsFalse", "the job is not suspended"),
+    }
+}
+
+fn condition(seen: &Observed, kind: &str, is: bool, reason: String, message: String) -> Condition {
+    let status = if is { "True" } else { "False" };
+    let before = seen
+        .job
+        .status
+        .conditions
+        .iter()
+        .find(|c| c.kind == kind && c.status == status);
+    Condition {
+        kind: kind.to_owned(),
+        status: status.to_owned(),
+        reason,
+        message,
+        last_transition_time: before.map_or_else(|| time(seen.now), |c| c.last_transition_time.clone()),
+        observed_generation: Some(seen.job.generation),
+    }
+}
+
+/// What has changed, as a diary. Pods that are made are the pods' own story.
+fn notes(before: &Status, after: &Status, crew: &Crew<'_>, desired: &mut Desired) {
+    let mut note = |warning, reason, text: String| {
+        desired.notes.push(Note {
+            warning,
+            reason,
+            text,
+        })
+    };
+    for deletion in &desired.delete {
+        let pod = crew.0.iter().find(|(p, _)| p.name == deletion.name);
+        let reason = match pod.map(|(_, v)| v) {
+            Some(Verdict::Doomed(_)) => "WorkerNoticed",
+            Some(Verdict::Lost(_)) => "WorkerLost",
+            Some(Verdict::Preempted(_)) => "WorkerPreempted",
+            _ => continue,
+        };
+        note(true, reason, format!("pod {}: {}", deletion.name, deletion.why));
+    }
+    if before.phase != after.phase
+        && let Some(phase) = &after.phase
+    {
+        let words = after
+            .message
+            .as_ref()
+            .map_or_else(String::new, |m| format!(": {m}"));
+        let warning = ["Failed", "Refused", "Waiting"].contains(&phase.as_str());
+        note(warning, "Phase", format!("the job is now {phase}{words}"));
+    }
+    let generation = |s: &Status| s.plan.as_ref().map_or(0, |p| p.generation);
+    if let Some(plan) = after.plan.as_ref().filter(|p| p.generation > generation(before)) {
+        note(
+            false,
+            "Planned",
+            format!(
+                "plan {}: {} with {} workers",
+                plan.generation, plan.shape, plan.workers
+            ),
+        );
+    }
+}

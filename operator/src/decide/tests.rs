@@ -1,0 +1,629 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use varuna_api::parse_job;
+
+const NOW: i64 = 1_800_000_000;
+
+fn spec(max: u32, extra: &str) -> Job {
+    let text = format!(
+        "apiVersion: varuna.dev/v1alpha1\nkind: VarunaJob\nmetadata: {{name: j}}\nspec:\n  model: {{preset: gpt2-tiny}}\n  data: {{path: d}}\n  training: {{globalBatchSize: 8, steps: 10, optimizer: {{learningRate: 1e-3}}}}\n  elasticity: {{minWorkers: 1, maxWorkers: {max}}}\n{extra}"
+    );
+    parse_job(&text).unwrap()
+}
+
+fn observed(max: u32) -> Observed {
+    Observed {
+        job: JobSeen {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            generation: 1,
+            spec: Ok(spec(max, "")),
+            status: Status::default(),
+            deleting: false,
+        },
+        pods: vec![],
+        nodes: BTreeMap::from([(
+            "good".to_owned(),
+            NodeSeen {
+                ready: true,
+                ..NodeSeen::default()
+            },
+        )]),
+        run: None,
+        token: "t".into(),
+        now: NOW,
+        settings: Settings {
+            image: Some("img".into()),
+            gpu_resource: Some("nvidia.com/gpu".into()),
+            node_signals: vec![],
+        },
+    }
+}
+
+fn pod(number: i64, phase: Phase) -> PodSeen {
+    PodSeen {
+        name: objects::pod_name("j", number),
+        number,
+        phase,
+        node: (phase != Phase::Pending).then(|| "good".to_owned()),
+        deleting: false,
+        disrupted: None,
+        unschedulable: None,
+        waiting: None,
+        ended: None,
+    }
+}
+
+fn ended(number: i64, code: i32, reason: &str, ago: i64) -> PodSeen {
+    let end = Ended {
+        at: NOW - ago,
+        code,
+        reason: reason.into(),
+        words: "last words".into(),
+    };
+    let phase = if code == 0 {
+        Phase::Succeeded
+    } else {
+        Phase::Failed
+    };
+    PodSeen {
+        ended: Some(end),
+        ..pod(number, phase)
+    }
+}
+
+fn training(step: i64) -> RunSeen {
+    RunSeen {
+        mode: "training".into(),
+        step,
+        generation: 1,
+        shape: "P2xD1".into(),
+        members: 2,
+        attached: 2,
+        ..RunSeen::default()
+    }
+}
+
+/// What the cluster is once a decision was carried out.
+fn carried_out(seen: &Observed, desired: &Desired) -> Observed {
+    let mut next = seen.clone();
+    next.pods.retain_mut(|p| {
+        let delete = desired.delete.iter().any(|d| d.name == p.name);
+        let over = matches!(p.phase, Phase::Failed | Phase::Succeeded);
+        p.deleting |= delete;
+        !(delete && over)
+    });
+    for made in &desired.create {
+        let number = made["metadata"]["labels"][objects::NUMBER_LABEL]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        next.pods.push(pod(number, Phase::Pending));
+    }
+    next.job.status = desired.status.clone();
+    next
+}
+
+fn names(desired: &Desired) -> Vec<String> {
+    desired
+        .create
+        .iter()
+        .map(|p| p["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn deleted(desired: &Desired) -> Vec<&str> {
+    desired.delete.iter().map(|d| d.name.as_str()).collect()
+}
+
+fn condition<'a>(desired: &'a Desired, kind: &str) -> &'a varuna_api::crd::Condition {
+    desired.status.conditions.iter().find(|c| c.kind == kind).unwrap()
+}
+
+#[test]
+fn a_new_job_gets_its_pods_its_token_and_its_service() {
+    let desired = decide(&observed(3));
+    assert_eq!(names(&desired), ["j-w1", "j-w2", "j-w3"]);
+    let kinds: Vec<_> = desired
+        .objects
+        .iter()
+        .map(|o| o["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["Secret", "Service"]);
+    assert_eq!(desired.coordinator, Wish::Run);
+    let pod = &desired.create[0];
+    assert_eq!(pod["spec"]["restartPolicy"], "Never");
+    assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "u");
+    assert_eq!(
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
+        "1"
+    );
+    assert_eq!(condition(&desired, "Accepted").status, "True");
+    assert_eq!(desired.status.observed_generation, Some(1));
+}
+
+#[test]
+fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
+    let mut seen = observed(5);
+    seen.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
+    let desired = decide(&seen);
+    assert_eq!(desired.create.len(), 2, "5 workers allowed: 2 pods of 2");
+    let containers = desired.create[0]["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 2);
+}
+
+#[test]
+fn the_template_is_completed_and_its_own_fields_stand() {
+    let mut seen = observed(1);
+    seen.job.spec = Ok(spec(
+        1,
+        "  workers:\n    template:\n      metadata: {labels: {team: a, varuna.dev/job: other}}\n      spec:\n        futureField: {x: 1}\n        containers:\n        - {name: sidecar, image: s}\n        - {name: worker, resources: {limits: {cpu: 2}}, env: [{name: VARUNA_NODE, value: rack1}]}\n",
+    ));
+    let pod = &decide(&seen).create[0];
+    assert_eq!(pod["spec"]["futureField"]["x"], 1);
+    assert_eq!(pod["metadata"]["labels"]["team"], "a");
+    assert_eq!(pod["metadata"]["labels"]["varuna.dev/job"], "j");
+    let worker = &pod["spec"]["containers"][0];
+    assert_eq!(worker["name"], "worker");
+    assert_eq!(worker["resources"], serde_json::json!({ "limits": { "cpu": 2 } }));
+    let env = worker["env"].as_array().unwrap();
+    assert_eq!(env.iter().filter(|e| e["name"] == "VARUNA_NODE").count(), 1);
+    assert_eq!(pod["spec"]["containers"][1]["name"], "sidecar");
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn pods_are_judged_by_what_the_api_shows_of_them() {
+    let mut nodes = observed(1).nodes;
+    nodes.insert("dead".into(), NodeSeen::default());
+    nodes.insert(
+        "spot".into(),
+        NodeSeen {
+            ready: true,
+            taints: vec!["karpenter.sh/disrupted".into()],
+            conditions: vec![],
+        },
+    );
+    nodes.insert(
+        "azure".into(),
+        NodeSeen {
+            ready: true,
+            taints: vec![],
+            conditions: vec!["VMEventScheduled".into()],
+        },
+    );
+    nodes.insert(
+        "cordoned".into(),
+        NodeSeen {
+            ready: true,
+            taints: vec!["node.kubernetes.io/unschedulable".into()],
+            conditions: vec![],
+        },
+    );
+    let on = |node: &str| PodSeen {
+        node: Some(node.into()),
+        ..pod(1, Phase::Running)
+    };
+    let waiting = |reason: &str| PodSeen {
+        waiting: Some((reason.into(), "m".into())),
+        ..pod(1, Phase::Pending)
+    };
+    let by = |reason: &str, pod: PodSeen| PodSeen {
+        disrupted: Some(reason.into()),
+        ..pod
+    };
+    let cases = [
+        (pod(1, Phase::Running), "Running"),
+        (pod(1, Phase::Pending), "Pending"),
+        (on("dead"), "Lost"),
+        (on("gone"), "Lost"),
+        (on("spot"), "Doomed"),
+        (on("azure"), "Doomed"),
+        (on("cordoned"), "Running"),
+        (
+            PodSeen {
+                deleting: true,
+                ..on("dead")
+            },
+            "Leaving",
+        ),
+        (waiting("ImagePullBackOff"), "Broken"),
+        (waiting("ContainerCreating"), "Pending"),
+        (ended(1, 0, "Completed", 1), "Released"),
+        (ended(1, 1, "Error", 1), "Crashed"),
+        (ended(1, 137, "OOMKilled", 1), "Crashed"),
+        (ended(1, 137, "Error", 1), "Killed"),
+        (ended(1, 143, "Error", 1), "Killed"),
+        (
+            by("PreemptionByScheduler", ended(1, 143, "Error", 1)),
+            "Preempted",
+        ),
+        (by("Evicted", ended(1, 1, "Error", 1)), "Preempted"),
+        (by("TerminationByKubelet", pod(1, Phase::Failed)), "Preempted"),
+    ];
+    let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
+    for (pod, want) in cases {
+        let verdict = format!("{:?}", judge(&pod, &nodes, &signals));
+        assert!(verdict.starts_with(want), "{pod:?}: {verdict}");
+    }
+}
+
+#[test]
+fn a_lost_pod_is_replaced_at_once_under_another_name() {
+    let mut seen = observed(2);
+    seen.pods = vec![
+        pod(1, Phase::Running),
+        PodSeen {
+            node: Some("gone".into()),
+            ..pod(2, Phase::Running)
+        },
+    ];
+    let desired = decide(&seen);
+    assert_eq!(
+        (names(&desired), deleted(&desired)),
+        (vec!["j-w3".into()], vec!["j-w2"])
+    );
+    assert!(desired.notes.iter().any(|n| n.reason == "WorkerLost"));
+    // It stays Terminating for as long as its node is away, and blocks nothing.
+    let next = decide(&carried_out(&seen, &desired));
+    assert!(next.create.is_empty() && next.delete.is_empty(), "{next:?}");
+}
+
+#[test]
+fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
+    let mut seen = observed(1);
+    let spot = NodeSeen {
+        ready: true,
+        taints: vec!["my.cloud/spot-warning".into()],
+        conditions: vec![],
+    };
+    seen.nodes.insert("spot".into(), spot);
+    seen.pods = vec![PodSeen {
+        node: Some("spot".into()),
+        ..pod(1, Phase::Running)
+    }];
+    assert!(decide(&seen).delete.is_empty(), "not a signal of this job");
+    seen.job.spec = Ok(spec(1, "  disruption: {nodeSignals: [my.cloud/]}\n"));
+    let desired = decide(&seen);
+    assert_eq!(
+        (names(&desired), deleted(&desired)),
+        (vec!["j-w2".into()], vec!["j-w1"])
+    );
+    assert!(desired.notes.iter().any(|n| n.reason == "WorkerNoticed"));
+}
+
+#[test]
+fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
+    let mut seen = observed(1);
+    seen.pods = vec![PodSeen {
+        disrupted: Some("PreemptionByScheduler".into()),
+        ..ended(1, 143, "Error", 0)
+    }];
+    assert_eq!(names(&decide(&seen)), ["j-w2"]);
+    seen.pods = vec![
+        ended(1, 1, "Error", 3),
+        ended(2, 1, "Error", 2),
+        ended(3, 1, "Error", 0),
+    ];
+    let desired = decide(&seen);
+    assert!(desired.create.is_empty());
+    assert_eq!(
+        desired.again_after,
+        Some(4),
+        "the third in ten minutes waits four seconds"
+    );
+    seen.now += 4;
+    assert_eq!(names(&decide(&seen)), ["j-w4"]);
+    assert_eq!(condition(&desired, "Degraded").reason, "WorkersCrash");
+}
+
+#[test]
+fn crashes_hold_back_their_own_places_only() {
+    let mut seen = observed(4);
+    seen.pods = vec![ended(1, 1, "Error", 0)];
+    assert_eq!(names(&decide(&seen)), ["j-w2", "j-w3", "j-w4"]);
+}
+
+#[test]
+fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_tried_again_when_changed() {
+    let mut seen = observed(1);
+    seen.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    let desired = decide(&seen);
+    let failed = condition(&desired, "Failed");
+    assert_eq!(failed.status, "True");
+    assert!(
+        failed.message.contains("last words") && failed.message.contains("exit code 1"),
+        "{failed:?}"
+    );
+    assert!(desired.create.is_empty() && desired.status.phase.as_deref() == Some("Failed"));
+    let mut next = carried_out(&seen, &desired);
+    next.now += 1000;
+    assert!(decide(&next).create.is_empty(), "it stays failed");
+    next.job.generation = 2;
+    let again = decide(&next);
+    assert_eq!(names(&again), ["j-w7"]);
+    assert_eq!(condition(&again, "Failed").status, "False");
+    let after = decide(&carried_out(&next, &again));
+    assert_eq!(
+        condition(&after, "Failed").status,
+        "False",
+        "what crashed before counts no more"
+    );
+}
+
+#[test]
+fn crashes_with_steps_between_them_do_not_fail_the_job() {
+    let mut seen = observed(2);
+    seen.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    seen.pods.push(pod(7, Phase::Running));
+    seen.run = Some(training(5));
+    let desired = decide(&seen);
+    assert_eq!(condition(&desired, "Failed").status, "False");
+    assert_eq!(desired.status.step, Some(5));
+}
+
+#[test]
+fn an_image_that_cannot_be_pulled_is_named() {
+    let mut seen = observed(1);
+    seen.pods = vec![PodSeen {
+        waiting: Some(("ImagePullBackOff".into(), "no such image: x".into())),
+        ..pod(1, Phase::Pending)
+    }];
+    let desired = decide(&seen);
+    let degraded = condition(&desired, "Degraded");
+    assert!(
+        degraded.status == "True" && degraded.message.contains("no such image: x"),
+        "{degraded:?}"
+    );
+    assert!(desired.status.message.unwrap().contains("no such image: x"));
+    assert!(desired.create.is_empty() && desired.delete.is_empty());
+}
+
+#[test]
+fn fewer_allowed_workers_remove_those_that_have_not_started_then_the_newest() {
+    let mut seen = observed(2);
+    seen.pods = vec![
+        pod(1, Phase::Running),
+        pod(2, Phase::Pending),
+        pod(3, Phase::Running),
+        pod(4, Phase::Running),
+    ];
+    assert_eq!(deleted(&decide(&seen)), ["j-w2", "j-w4"]);
+}
+
+#[test]
+fn a_suspended_job_stops_its_run_first_then_its_pods() {
+    let mut seen = observed(2);
+    seen.job.spec = Ok(spec(2, "  suspend: true\n"));
+    seen.pods = vec![pod(1, Phase::Running), pod(2, Phase::Running)];
+    seen.run = Some(training(3));
+    let desired = decide(&seen);
+    assert_eq!(desired.coordinator, Wish::Stop);
+    assert!(desired.delete.is_empty() && desired.create.is_empty());
+    seen.run = Some(RunSeen {
+        ended: Some(Ending::Stopped),
+        ..training(3)
+    });
+    let desired = decide(&seen);
+    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
+    assert_eq!(condition(&desired, "Suspended").status, "True");
+    let mut next = carried_out(&seen, &desired);
+    next.job.spec = Ok(spec(2, ""));
+    next.job.generation = 2;
+    assert_eq!(decide(&next).coordinator, Wish::Run);
+    assert_eq!(names(&decide(&next)), ["j-w3", "j-w4"]);
+}
+
+#[test]
+fn a_complete_job_stays_complete_without_a_coordinator() {
+    let mut seen = observed(1);
+    seen.run = Some(RunSeen {
+        mode: "done".into(),
+        ended: Some(Ending::Done),
+        ..training(10)
+    });
+    seen.pods = vec![ended(1, 0, "Completed", 1), pod(2, Phase::Pending)];
+    let desired = decide(&seen);
+    assert_eq!(deleted(&desired), ["j-w2"]);
+    assert_eq!(
+        (
+            desired.coordinator,
+            condition(&desired, "Complete").status.as_str()
+        ),
+        (Wish::Gone, "True")
+    );
+    let mut next = carried_out(&seen, &desired);
+    next.run = None;
+    let after = decide(&next);
+    assert_eq!((after.coordinator, after.create.len()), (Wish::Gone, 0));
+    assert_eq!(after.status.phase.as_deref(), Some("Complete"));
+}
+
+#[test]
+fn lost_state_fails_the_job_in_words() {
+    let mut seen = observed(1);
+    seen.run = Some(RunSeen {
+        ended: Some(Ending::StateLost("segments 2..4".into())),
+        ..training(4)
+    });
+    let desired = decide(&seen);
+    assert!(condition(&desired, "Failed").message.contains("segments 2..4"));
+    assert_eq!(desired.coordinator, Wish::Gone);
+}
+
+#[test]
+fn a_wrong_spec_is_refused_in_a_condition_and_nothing_is_made() {
+    let mut seen = observed(1);
+    seen.job.spec = Err("spec.training.steps: 0 — 1 to 2".into());
+    let desired = decide(&seen);
+    assert!(desired.objects.is_empty() && desired.create.is_empty());
+    let accepted = condition(&desired, "Accepted");
+    assert!(accepted.status == "False" && accepted.message.contains("spec.training.steps"));
+}
+
+#[test]
+fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
+    let mut seen = observed(2);
+    seen.job.deleting = true;
+    seen.run = Some(training(1));
+    let desired = decide(&seen);
+    assert!(desired.objects.is_empty() && desired.create.is_empty() && desired.delete.is_empty());
+    assert_eq!(desired.coordinator, Wish::Gone);
+}
+
+#[test]
+fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
+    let mut seen = observed(2);
+    seen.run = Some(RunSeen {
+        address: Some(("10.0.0.7".into(), 4321)),
+        ..training(3)
+    });
+    let first = decide(&seen);
+    assert_eq!(first.status.reconfigurations, None);
+    let slice = first
+        .objects
+        .iter()
+        .find(|o| o["kind"] == "EndpointSlice")
+        .unwrap();
+    assert_eq!(
+        (&slice["endpoints"][0]["addresses"][0], &slice["ports"][0]["port"]),
+        (&"10.0.0.7".into(), &4321.into())
+    );
+    let mut next = carried_out(&seen, &first);
+    next.run = Some(RunSeen {
+        generation: 2,
+        ..training(4)
+    });
+    let second = decide(&next);
+    assert_eq!(second.status.reconfigurations, Some(1));
+    assert!(second.notes.iter().any(|n| n.text.contains("plan 2")));
+}
+
+fn any_pod() -> impl Strategy<Value = PodSeen> {
+    let phase = prop_oneof![
+        Just(Phase::Pending),
+        Just(Phase::Running),
+        Just(Phase::Succeeded),
+        Just(Phase::Failed)
+    ];
+    let node = prop_oneof![
+        Just(Some("good")),
+        Just(Some("dead")),
+        Just(Some("gone")),
+        Just(Some("spot")),
+        Just(None)
+    ];
+    let code = prop_oneof![Just(0), Just(1), Just(137), Just(143)];
+    (
+        1_i64..40,
+        phase,
+        node,
+        any::<bool>(),
+        proptest::option::of(Just("EvictionByEvictionAPI")),
+        code,
+        0_i64..900,
+    )
+        .prop_map(|(number, phase, node, deleting, disrupted, code, ago)| {
+            let over = matches!(phase, Phase::Succeeded | Phase::Failed);
+            let end = Ended {
+                at: NOW - ago,
+                code: if phase == Phase::Succeeded { 0 } else { code.max(1) },
+                reason: "Error".into(),
+                words: "w".into(),
+            };
+            PodSeen {
+                node: node.map(str::to_owned),
+                deleting,
+                disrupted: disrupted.filter(|_| over).map(str::to_owned),
+                ended: over.then_some(end),
+                ..pod(number, phase)
+            }
+        })
+}
+
+fn any_observed() -> impl Strategy<Value = Observed> {
+    let run = prop_oneof![
+        Just(None),
+        (0_i64..9).prop_map(|s| Some(training(s))),
+        Just(Some(RunSeen {
+            ended: Some(Ending::Done),
+            ..training(10)
+        })),
+        Just(Some(RunSeen {
+            ended: Some(Ending::Stopped),
+            ..training(5)
+        })),
+    ];
+    (
+        1_u32..9,
+        proptest::collection::vec(any_pod(), 0..14),
+        run,
+        any::<bool>(),
+        0_i64..50,
+    )
+        .prop_map(|(max, mut pods, run, suspend, newest)| {
+            pods.sort_by_key(|p| p.number);
+            pods.dedup_by_key(|p| p.number);
+            let mut seen = observed(max);
+            seen.nodes.insert("dead".into(), NodeSeen::default());
+            let spot = NodeSeen {
+                ready: true,
+                taints: vec!["karpenter.sh/disrupted".into()],
+                conditions: vec![],
+            };
+            seen.nodes.insert("spot".into(), spot);
+            if suspend {
+                seen.job.spec = Ok(spec(max, "  suspend: true\n"));
+            }
+            seen.job.status.newest_pod = newest;
+            seen.pods = pods;
+            seen.run = run;
+            seen
+        })
+}
+
+proptest! {
+    #[test]
+    fn what_was_carried_out_is_not_wanted_again(seen in any_observed()) {
+        let first = decide(&seen);
+        let next = carried_out(&seen, &first);
+        let second = decide(&next);
+        prop_assert!(second.create.is_empty(), "{:?}", names(&second));
+        prop_assert!(second.delete.iter().all(|d| !first.delete.contains(d)), "{:?} then {:?}", first.delete, second.delete);
+        let third = decide(&carried_out(&next, &second));
+        prop_assert_eq!(&third.status, &second.status);
+        prop_assert!(third.delete.is_empty() && third.notes.is_empty(), "{:?} {:?}", third.delete, third.notes);
+        prop_assert_eq!(third.objects, second.objects);
+    }
+
+    #[test]
+    fn never_more_pods_live_than_allowed_and_no_name_is_used_twice(seen in any_observed()) {
+        let desired = decide(&seen);
+        let next = carried_out(&seen, &desired);
+        let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
+        let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals).occupies()).count();
+        let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
+        let stopping = desired.coordinator == Wish::Stop;
+        prop_assert!(stopping || live <= allowed, "{live} of {allowed}");
+        for name in names(&desired) {
+            prop_assert!(seen.pods.iter().all(|p| p.name != name));
+        }
+        let given = seen.job.status.newest_pod.max(seen.pods.iter().map(|p| p.number).max().unwrap_or(0));
+        prop_assert!(names(&desired).iter().all(|n| n[3..].parse::<i64>().unwrap() > given));
+    }
+
+    #[test]
+    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(seen in any_observed()) {
+        let desired = decide(&seen);
+        if desired.coordinator == Wish::Run {
+            let next = carried_out(&seen, &desired);
+            let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
+            let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals).occupies()).count();
+            let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
+            prop_assert!(live == allowed || desired.again_after.is_some_and(|s| s > 0));
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `varuna-operator`: waits until it leads, then looks after all jobs until it does not.
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use kube::{Api, Client, Config};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use varuna_operator::context::Place;
+use varuna_operator::controller::{self, Scope};
+use varuna_operator::decide::Settings;
+use varuna_operator::health;
+use varuna_operator::lease::Claim;
+
+/// The Varuna operator.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Look after the jobs of this namespace only; all namespaces where left out.
+    #[arg(long, env = "VARUNA_NAMESPACE")]
+    namespace: Option<String>,
+    /// Image of workers whose job names none.
+    #[arg(long, env = "VARUNA_WORKER_IMAGE")]
+    worker_image: Option<String>,
+    /// Name of the GPU resource; empty = workers ask for no GPU.
+    #[arg(long, env = "VARUNA_GPU_RESOURCE", default_value = "nvidia.com/gpu")]
+    gpu_resource: String,
+    /// Prefix of a node taint, or type of a node condition, that announces the end of a node, beside the known ones.
+    #[arg(long)]
+    node_signal: Vec<String>,
+    /// Address at which workers reach this process.
+    #[arg(long, env = "VARUNA_POD_IP")]
+    address: String,
+    /// Where coordinators listen.
+    #[arg(long, default_value = "0.0.0.0")]
+    bind: String,
+    /// Unique name of this process among its replicas.
+    #[arg(long, env = "VARUNA_POD_NAME")]
+    identity: String,
+    /// Namespace of the Lease.
+    #[arg(long, env = "VARUNA_POD_NAMESPACE")]
+    lease_namespace: String,
+    /// Name of the Lease.
+    #[arg(long, default_value = "varuna-operator")]
+    lease_name: String,
+    /// Where coordinators keep their diaries; need not outlive the process.
+    #[arg(long, default_value = "/tmp/varuna")]
+    run_dir: PathBuf,
+    /// Where probes are answered.
+    #[arg(long, default_value = "0.0.0.0:8081")]
+    health: String,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .json()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    let config = Config::infer()
+        .await
+        .context("no cluster: neither a kubeconfig nor a service account")?;
+    let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    let ready = Arc::new(AtomicBool::new(false));
+    let listener = tokio::net::TcpListener::bind(&arguments.health)
+        .await
+        .with_context(|| format!("cannot listen on {} (--health)", arguments.health))?;
+    tokio::spawn(health::serve(listener, Arc::clone(&ready)));
+    let leases = Api::namespaced(client.clone(), &arguments.lease_namespace);
+    let mut claim = Claim::new(leases, arguments.lease_name.clone(), arguments.identity.clone());
+    ready.store(true, Ordering::Relaxed);
+    let stopped = stopped()?;
+    tokio::pin!(stopped);
+    tokio::select! {
+        () = claim.acquire() => {}
+        () = &mut stopped => return Ok(()),
+    }
+    tracing::info!(identity = arguments.identity, "leads");
+    let scope = Scope {
+        namespace: arguments.namespace.clone(),
+    };
+    let settings = Settings {
+        image: arguments.worker_image,
+        gpu_resource: Some(arguments.gpu_resource).filter(|g| !g.is_empty()),
+        node_signals: arguments.node_signal,
+    };
+    let place = Place {
+        address: arguments.address,
+        bind: arguments.bind,
+        folder: arguments.run_dir,
+    };
+    tokio::select! {
+        () = &mut stopped => {}
+        // The coordinators of a process that does not lead must not go on: the process ends.
+        why = claim.hold() => bail!("leadership is lost: {why}"),
+        result = controller::run(client, scope, settings, place) => result?,
+    }
+    claim.release().await;
+    Ok(())
+}
+
+/// Resolves at SIGTERM or Ctrl-C.
+fn stopped() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}

@@ -1,0 +1,131 @@
+//! One look at one job: observe -> decide -> apply -> publish.
+
+use crate::context::{Context, JobRef};
+use crate::decide::{Observed, decide};
+use crate::{apply, observe, publish, run};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use kube::runtime::controller::Action;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A look at a job takes no longer: an API server that does not answer must not hold it for ever.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Without any event a job is looked at so often: no watch promises every event.
+const AGAIN: Duration = Duration::from_secs(300);
+
+/// Why a look at a job failed; it is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or did not answer.
+    #[error("API server: {0}")]
+    Api(#[from] kube::Error),
+    /// The API server takes no pod of this template.
+    #[error("spec.workers.template makes no pod: {0}")]
+    Template(String),
+    /// The job's coordinator cannot be started.
+    #[error("the coordinator cannot start: {0}")]
+    Coordinator(String),
+    /// It took too long.
+    #[error("no answer within {} s", DEADLINE.as_secs())]
+    Late,
+}
+
+/// Looks at a job.
+///
+/// # Errors
+/// Something could not be carried out; all of it is tried again.
+pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+    tokio::time::timeout(DEADLINE, look(&object, &context))
+        .await
+        .map_err(|_| Error::Late)?
+}
+
+async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, Error> {
+    let mut seen = observed(object, context).await?;
+    let mut desired = decide(&seen);
+    let mut fresh = None;
+    if !desired.create.is_empty() || !desired.delete.is_empty() {
+        // What was watched may be old: pods are made and deleted only on what the API server has now.
+        let Some(now) = context.jobs(&seen.job.namespace).get_opt(&seen.job.name).await? else {
+            return Ok(Action::await_change());
+        };
+        seen.job = observe::job(&now);
+        seen.pods = apply::pods(context, &seen.job)
+            .await?
+            .iter()
+            .filter_map(observe::pod)
+            .collect();
+        desired = decide(&seen);
+        fresh = Some(now);
+    }
+    let spec = fresh
+        .as_ref()
+        .unwrap_or(object)
+        .data
+        .get("spec")
+        .cloned()
+        .unwrap_or_default();
+    run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
+    apply::apply(context, &seen.job, &desired).await?;
+    publish::publish(context, &seen.job, &desired).await?;
+    let again = desired
+        .again_after
+        .and_then(|s| u64::try_from(s).ok())
+        .map(Duration::from_secs);
+    Ok(Action::requeue(
+        again.unwrap_or(AGAIN).max(Duration::from_secs(1)),
+    ))
+}
+
+async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed, Error> {
+    let job = observe::job(object);
+    let ours = |pod: &Arc<Pod>| {
+        pod.namespace().as_deref() == Some(&job.namespace) && observe::job_of(pod) == Some(&job.name)
+    };
+    let pods = context
+        .pods
+        .state()
+        .iter()
+        .filter(|p| ours(p))
+        .filter_map(|p| observe::pod(p))
+        .collect();
+    let nodes = context
+        .nodes
+        .state()
+        .iter()
+        .map(|n: &Arc<Node>| (n.name_any(), observe::node(n)))
+        .collect();
+    Ok(Observed {
+        token: if job.deleting {
+            String::new()
+        } else {
+            apply::token(context, &job).await?
+        },
+        run: context.runs.seen(&job, &context.place.address),
+        pods,
+        nodes,
+        now: jiff::Timestamp::now().as_second(),
+        settings: context.settings.clone(),
+        job,
+    })
+}
+
+/// A failed look is repeated after a while; the job says why.
+pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
+    let reference = JobRef::from_obj_with(object.as_ref(), crate::context::resource());
+    tracing::warn!(%error, job = %reference, "will be tried again");
+    if matches!(error, Error::Template(_) | Error::Coordinator(_)) {
+        let (job, text) = (observe::job(&object), error.to_string());
+        tokio::spawn(async move {
+            let note = crate::decide::Note {
+                warning: true,
+                reason: "CannotRun",
+                text,
+            };
+            publish::event(&context, &job, &note).await;
+        });
+    }
+    Action::requeue(Duration::from_secs(10))
+}

@@ -1,0 +1,219 @@
+//! The coordinators that run in this process, one for each job.
+//!
+//! A coordinator's word reaches the controller as a wish to look at the job: at once where the plan or the mode changed, now
+//! and then where only steps went by.
+
+use crate::apply::token;
+use crate::context::{Context, JobRef, lock, resource};
+use crate::decide::objects::{metadata, record_name};
+use crate::decide::{Ending, JobSeen, RunSeen, Wish};
+use crate::observe;
+use crate::reconcile::Error;
+use crate::record::ClusterStore;
+use kube::Api;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use varuna_api::parse_job;
+use varuna_checkpoint::Store;
+use varuna_coordinator::{Control, Options, Outcome, RunFolder, Timing, View, serve_with};
+
+/// The status follows steps at most so often: a write for each step would be too many.
+const STEPS: Duration = Duration::from_secs(15);
+
+/// One coordinator.
+struct Run {
+    /// The job's object: another object of the same name is another job.
+    uid: String,
+    port: u16,
+    view: watch::Receiver<View>,
+    stop: Sender<()>,
+    ended: Arc<Mutex<Option<Ending>>>,
+    /// Ends the coordinator when dropped.
+    _alive: Alive,
+}
+
+/// Aborts a task when dropped.
+struct Alive(tokio::task::AbortHandle);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// All coordinators of this process.
+#[derive(Default)]
+pub struct Runs {
+    runs: Mutex<BTreeMap<(String, String), Run>>,
+    /// By the job's identity.
+    tokens: Mutex<BTreeMap<String, String>>,
+}
+
+fn key(job: &JobSeen) -> (String, String) {
+    (job.namespace.clone(), job.name.clone())
+}
+
+impl Runs {
+    pub(crate) fn token(&self, uid: &str) -> Option<String> {
+        lock(&self.tokens).get(uid).cloned()
+    }
+
+    pub(crate) fn keep_token(&self, uid: &str, token: &str) {
+        lock(&self.tokens).insert(uid.to_owned(), token.to_owned());
+    }
+
+    /// What a job's coordinator tells, if it runs here.
+    #[must_use]
+    pub fn seen(&self, job: &JobSeen, address: &str) -> Option<RunSeen> {
+        let runs = lock(&self.runs);
+        let run = runs.get(&key(job)).filter(|r| r.uid == job.uid)?;
+        let view = run.view.borrow().clone();
+        Some(RunSeen {
+            address: Some((address.to_owned(), run.port)),
+            ended: lock(&run.ended).clone(),
+            ..observe::run(&view)
+        })
+    }
+
+    /// Ends the coordinators of jobs that are no more.
+    pub fn retain(&self, exists: impl Fn(&str, &str) -> bool) {
+        lock(&self.runs).retain(|(namespace, name), _| exists(namespace, name));
+    }
+
+    fn end(&self, job: &JobSeen) {
+        lock(&self.runs).remove(&key(job));
+    }
+}
+
+/// Starts, stops or ends a job's coordinator.
+///
+/// # Errors
+/// It cannot be started.
+pub async fn carry_out(context: &Arc<Context>, job: &JobSeen, spec: &Value, wish: Wish) -> Result<(), Error> {
+    let seen = context.runs.seen(job, &context.place.address);
+    match (wish, seen) {
+        (Wish::Gone, None) => {}
+        (Wish::Gone, Some(_)) => context.runs.end(job),
+        (Wish::Stop, _) => {
+            let stop = lock(&context.runs.runs).get(&key(job)).map(|r| r.stop.clone());
+            if let Some(stop) = stop {
+                // Full: it was asked before. Closed: it has ended.
+                let _ = stop.try_send(());
+            }
+        }
+        (Wish::Run, Some(run)) if run.ended.is_none() => {}
+        (Wish::Run, _) => {
+            context.runs.end(job);
+            start(context, job, spec).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(), Error> {
+    let text = observe::run_document(&seen.name, &seen.namespace, spec).to_string();
+    let job = parse_job(&text).map_err(|e| Error::Coordinator(e.to_string()))?;
+    let failed = |e: &dyn std::fmt::Display| Error::Coordinator(e.to_string());
+    let folder = context.place.folder.join(format!("{}-{}", seen.name, seen.uid));
+    let folder = RunFolder::open(&folder, &text).map_err(|e| failed(&e))?;
+    let store =
+        Store::of_job(&job, "").map_err(|e| Error::Coordinator(format!("spec.checkpoint.uri: {e}")))?;
+    let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
+    let options = Options {
+        job,
+        job_text: text,
+        data_fingerprint: String::new(),
+        bind: format!("{}:0", context.place.bind),
+        token: token(context, seen).await?,
+        host: None,
+        expected_workers: None,
+        timing: Timing::default(),
+        checkpoints: store.map(|store| (store, keep)),
+        scale: None,
+    };
+    let name = record_name(&seen.name);
+    let secrets = Api::namespaced(context.client.clone(), &seen.namespace);
+    let record = ClusterStore::new(
+        secrets,
+        name.clone(),
+        metadata(seen, &name),
+        tokio::runtime::Handle::current(),
+    );
+    let control = serve_with(options, folder, Box::new(record))
+        .await
+        .map_err(|e| failed(&e))?;
+    tracing::info!(job = seen.name, namespace = seen.namespace, address = %control.address, "coordinator started");
+    follow(context, seen, control);
+    Ok(())
+}
+
+/// Keeps the coordinator, and tells the controller of what changes.
+fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
+    let reference = JobRef::new_with(&job.name, resource()).within(&job.namespace);
+    let Control {
+        address,
+        view,
+        stop,
+        outcome,
+        ..
+    } = control;
+    let ended = Arc::new(Mutex::new(None));
+    let (tell, wake) = (Arc::clone(&ended), context.wake.clone());
+    let alive = Alive(outcome.abort_handle());
+    let watched = view.clone();
+    tokio::spawn(async move {
+        let result = tokio::select! {
+            result = outcome => result,
+            () = pass_on(watched, reference.clone(), wake.clone()) => return,
+        };
+        let ending = match result {
+            // It was dropped: the job is gone, or another one has taken its name.
+            Err(error) if error.is_cancelled() => return,
+            Err(error) => Ending::Broken(error.to_string()),
+            Ok(Err(error)) => Ending::Broken(error.to_string()),
+            Ok(Ok(Outcome::Done)) => Ending::Done,
+            Ok(Ok(Outcome::Stopped)) => Ending::Stopped,
+            Ok(Ok(Outcome::StateLost { units })) => Ending::StateLost(format!("{units:?}")),
+            Ok(Ok(Outcome::Deposed)) => Ending::Broken("another coordinator has taken over".into()),
+        };
+        tracing::info!(job = %reference, ?ending, "coordinator ended");
+        *lock(&tell) = Some(ending);
+        let _ = wake.send(reference).await;
+    });
+    let run = Run {
+        uid: job.uid.clone(),
+        port: address.port(),
+        view,
+        stop,
+        ended,
+        _alive: alive,
+    };
+    lock(&context.runs.runs).insert(key(job), run);
+}
+
+/// Never ends while the coordinator lives, unless nobody listens any more.
+async fn pass_on(mut view: watch::Receiver<View>, job: JobRef, wake: Sender<JobRef>) {
+    let mut told: Option<(String, i64, i64, i64)> = None;
+    let mut next = Instant::now();
+    loop {
+        if view.changed().await.is_err() {
+            // The outcome says the rest.
+            return std::future::pending().await;
+        }
+        let seen = observe::run(&view.borrow_and_update().clone());
+        let now = (seen.mode, seen.generation, seen.members, seen.attached);
+        if told.as_ref() == Some(&now) && Instant::now() < next {
+            continue;
+        }
+        told = Some(now);
+        next = Instant::now() + STEPS;
+        if wake.send(job.clone()).await.is_err() {
+            return;
+        }
+    }
+}

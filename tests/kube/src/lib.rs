@@ -1,0 +1,351 @@
+//! A real control plane for tests, and fake nodes in it.
+//!
+//! With `KUBECONFIG` set, the tests run on that cluster (and want `kubectl`); else each test process starts its own from
+//! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use varuna_operator::context::{Place, resource};
+use varuna_operator::controller::{self, Scope};
+use varuna_operator::decide::Settings;
+
+/// The control plane is ready in three to ten seconds on two cores.
+const START: Duration = Duration::from_secs(120);
+/// Kubernetes forgets a node that says nothing for 40 s.
+const HEARTBEAT: Duration = Duration::from_secs(8);
+
+/// The repository.
+#[must_use]
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A cluster with the definition of jobs in it.
+pub struct Cluster {
+    kubeconfig: PathBuf,
+    kubectl: Vec<PathBuf>,
+    /// Ends with its standard input.
+    _process: Option<Child>,
+    _folder: Option<TempDir>,
+}
+
+/// The cluster of this test process.
+///
+/// # Panics
+/// There is none: `make test-kube` builds one.
+pub fn cluster() -> &'static Cluster {
+    static CLUSTER: OnceLock<Cluster> = OnceLock::new();
+    CLUSTER.get_or_init(|| match Cluster::start() {
+        Ok(cluster) => cluster,
+        Err(error) => panic!("no cluster for the tests: {error:#}"),
+    })
+}
+
+impl Cluster {
+    fn start() -> Result<Cluster> {
+        let cluster = match std::env::var_os("KUBECONFIG").filter(|k| !k.is_empty()) {
+            Some(kubeconfig) => Cluster {
+                kubeconfig: kubeconfig.into(),
+                kubectl: vec!["kubectl".into()],
+                _process: None,
+                _folder: None,
+            },
+            None => Cluster::own()?,
+        };
+        let file = root().join("crds/varunajobs.yaml");
+        cluster.kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")?;
+        cluster.kubectl(
+            &[
+                "wait",
+                "--for=condition=Established",
+                "crd/varunajobs.varuna.dev",
+                "--timeout=60s",
+            ],
+            "",
+        )?;
+        Ok(cluster)
+    }
+
+    fn own() -> Result<Cluster> {
+        let binary = root().join(".cache/kube/testcluster");
+        ensure!(
+            binary.exists(),
+            "{} is missing: run scripts/setup-kube.sh",
+            binary.display()
+        );
+        let folder = tempfile::tempdir()?;
+        let dir = folder.path().join("state");
+        let log = std::fs::File::create(folder.path().join("log"))?;
+        let mut process = Command::new(&binary)
+            .args(["up", "--while-stdin", "--dir"])
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start the control plane")?;
+        let began = Instant::now();
+        while !dir.join("ready").exists() {
+            if let Some(status) = process.try_wait()? {
+                let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+                bail!("the control plane ended with {status}: {log}");
+            }
+            ensure!(
+                began.elapsed() < START,
+                "the control plane is not ready after {} s",
+                START.as_secs()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(Cluster {
+            kubeconfig: dir.join("admin.kubeconfig"),
+            kubectl: vec![binary, "kubectl".into()],
+            _process: Some(process),
+            _folder: Some(folder),
+        })
+    }
+
+    /// Runs kubectl; returns what it printed, warnings included.
+    ///
+    /// # Errors
+    /// It failed: with what it printed.
+    pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
+        let mut child = Command::new(&self.kubectl[0])
+            .args(&self.kubectl[1..])
+            .args(arguments)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        child
+            .stdin
+            .take()
+            .context("a pipe")?
+            .write_all(input.as_bytes())?;
+        let output = child.wait_with_output()?;
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{text}");
+        Ok(text.into_owned())
+    }
+
+    /// A client with all rights.
+    ///
+    /// # Errors
+    /// The kubeconfig is of no use.
+    pub async fn client(&self) -> Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// A namespace of its own for a test.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub fn namespace(&self, name: &str) -> Result<String> {
+        let name = format!("{name}-{}", std::process::id());
+        self.kubectl(&["create", "namespace", &name], "")?;
+        let began = Instant::now();
+        // Pods are refused until the namespace's service account is there.
+        while self
+            .kubectl(&["-n", &name, "get", "serviceaccount", "default"], "")
+            .is_err()
+        {
+            ensure!(began.elapsed() < START, "no service account in {name}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(name)
+    }
+}
+
+/// A node without a kubelet: it says that it is ready until it is dropped. Its pods run when somebody says so.
+pub struct FakeNode {
+    /// Its name.
+    pub name: String,
+    client: Client,
+    beat: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for FakeNode {
+    fn drop(&mut self) {
+        self.beat.abort();
+    }
+}
+
+impl FakeNode {
+    /// Adds a node with so many GPUs, for pods that select `varuna.dev/test=<pool>`.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub async fn add(client: &Client, name: &str, pool: &str, gpus: u32) -> Result<FakeNode> {
+        let nodes: Api<Node> = Api::all(client.clone());
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "labels": { "varuna.dev/test": pool } } });
+        let params = PatchParams::apply("fake-node").force();
+        nodes.patch(name, &params, &Patch::Apply(&node)).await?;
+        let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+        beat(&leases, name).await?;
+        let amounts =
+            json!({ "cpu": "64", "memory": "512Gi", "pods": "250", "nvidia.com/gpu": gpus.to_string() });
+        let status = json!({ "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "conditions": [{
+                "type": "Ready", "status": "True", "reason": "Fake", "message": "as tests want it",
+                "lastHeartbeatTime": Timestamp::now().to_string(), "lastTransitionTime": Timestamp::now().to_string(),
+            }],
+        } });
+        nodes
+            .patch_status(name, &PatchParams::default(), &Patch::Strategic(&status))
+            .await?;
+        let again = name.to_owned();
+        let beat = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(HEARTBEAT).await;
+                // A missed beat is made up for by the next.
+                let _ = beat(&leases, &again).await;
+            }
+        });
+        Ok(FakeNode {
+            name: name.to_owned(),
+            client: client.clone(),
+            beat,
+        })
+    }
+
+    /// Adds a taint.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub async fn taint(&self, key: &str, effect: &str) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patch = json!({ "spec": { "taints": [{ "key": key, "effect": effect }] } });
+        nodes
+            .patch(&self.name, &PatchParams::default(), &Patch::Strategic(&patch))
+            .await?;
+        Ok(())
+    }
+
+    /// Removes the node, as a cloud does with a machine that is gone.
+    ///
+    /// # Errors
+    /// The API server refuses.
+    pub async fn remove(self) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes.delete(&self.name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
+
+async fn beat(leases: &Api<Lease>, node: &str) -> Result<()> {
+    let spec = LeaseSpec {
+        holder_identity: Some(node.to_owned()),
+        lease_duration_seconds: Some(40),
+        renew_time: Some(MicroTime(Timestamp::now())),
+        ..LeaseSpec::default()
+    };
+    match leases.get_opt(node).await? {
+        Some(mut lease) => {
+            lease.spec = Some(spec);
+            leases.replace(node, &PostParams::default(), &lease).await?;
+        }
+        None => {
+            let metadata = ObjectMeta {
+                name: Some(node.to_owned()),
+                ..ObjectMeta::default()
+            };
+            leases
+                .create(
+                    &PostParams::default(),
+                    &Lease {
+                        metadata,
+                        spec: Some(spec),
+                    },
+                )
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Jobs of a namespace.
+#[must_use]
+pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+/// Objects of a kind, as documents.
+#[must_use]
+pub fn documents(client: &Client, namespace: &str, resource: &ApiResource) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), namespace, resource)
+}
+
+/// Waits until `what` is there; fails with the last answer after a minute. Watches would be quicker, and longer to read.
+///
+/// # Errors
+/// It did not come.
+pub async fn eventually<T, F: Future<Output = Result<T>>>(
+    what: &str,
+    mut ask: impl FnMut() -> F,
+) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if began.elapsed() > Duration::from_secs(60) => {
+                return Err(error.context(what.to_owned()));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// An operator within the test process, for one namespace.
+#[must_use]
+pub fn operator(
+    client: Client,
+    namespace: &str,
+    folder: &Path,
+) -> Arc<tokio::task::JoinHandle<anyhow::Result<()>>> {
+    let scope = Scope {
+        namespace: Some(namespace.to_owned()),
+    };
+    let settings = Settings {
+        image: Some("worker:test".into()),
+        gpu_resource: Some("nvidia.com/gpu".into()),
+        node_signals: vec![],
+    };
+    let place = Place {
+        // Not the address at which it listens: an EndpointSlice may not hold a loopback address.
+        address: "192.0.2.1".into(),
+        bind: "127.0.0.1".into(),
+        folder: folder.to_owned(),
+    };
+    Arc::new(tokio::spawn(controller::run(client, scope, settings, place)))
+}
+
+/// A small valid job.
+#[must_use]
+pub fn job(name: &str) -> Value {
+    json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob",
+        "metadata": { "name": name },
+        "spec": {
+            "model": { "preset": "gpt2-tiny" },
+            "data": { "path": "data/kjv" },
+            "training": { "globalBatchSize": 16, "steps": 100, "optimizer": { "learningRate": 0.001 } },
+        },
+    })
+}
