@@ -3,6 +3,8 @@
 //! With `KUBECONFIG` set, the tests run on that cluster (and want `kubectl`); else each test process starts its own from
 //! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
 
+pub mod kubelet;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
@@ -15,9 +17,10 @@ use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 use varuna_operator::context::{Place, resource};
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
@@ -177,7 +180,7 @@ pub struct FakeNode {
     /// Its name.
     pub name: String,
     client: Client,
-    beat: tokio::task::JoinHandle<()>,
+    beat: JoinHandle<()>,
 }
 
 impl Drop for FakeNode {
@@ -314,11 +317,7 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
 
 /// An operator within the test process, for one namespace.
 #[must_use]
-pub fn operator(
-    client: Client,
-    namespace: &str,
-    folder: &Path,
-) -> Arc<tokio::task::JoinHandle<anyhow::Result<()>>> {
+pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Result<()>> {
     let scope = Scope {
         namespace: Some(namespace.to_owned()),
     };
@@ -333,7 +332,7 @@ pub fn operator(
         bind: "127.0.0.1".into(),
         folder: folder.to_owned(),
     };
-    Arc::new(tokio::spawn(controller::run(client, scope, settings, place)))
+    tokio::spawn(controller::run(client, scope, settings, place))
 }
 
 /// A small valid job.

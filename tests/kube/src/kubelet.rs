@@ -1,0 +1,186 @@
+//! Plays the kubelet for a namespace's worker pods: a real worker process for each pod that has a node.
+//!
+//! A pod that is deleted has its process sent SIGTERM, and goes when that has ended; one whose process ended says how. The
+//! Service's address is not reachable here: the process is given the coordinator's own, from the EndpointSlice.
+
+use crate::documents;
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ApiResource, DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// How often pods are looked at.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// What the processes need.
+pub struct Kubelet {
+    client: Client,
+    namespace: String,
+    job: String,
+    /// The worker binary.
+    worker: PathBuf,
+    /// The dataset, without .bin and .idx.
+    data: PathBuf,
+    /// Where logs go.
+    folder: PathBuf,
+    processes: BTreeMap<String, Child>,
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        for process in self.processes.values_mut() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Kubelet {
+    /// A kubelet for a job's pods.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        job: &str,
+        worker: PathBuf,
+        data: PathBuf,
+        folder: PathBuf,
+    ) -> Kubelet {
+        let (namespace, job) = (namespace.to_owned(), job.to_owned());
+        Kubelet {
+            client,
+            namespace,
+            job,
+            worker,
+            data,
+            folder,
+            processes: BTreeMap::new(),
+        }
+    }
+
+    /// Works until it is aborted.
+    pub async fn work(mut self) {
+        loop {
+            // What failed is tried again: the API server may be busy.
+            if let Err(error) = self.look().await {
+                eprintln!("kubelet: {error:#}");
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    async fn look(&mut self) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        for pod in pods.list(&ListParams::default()).await? {
+            let name = pod.name_any();
+            let phase = pod
+                .status
+                .as_ref()
+                .and_then(|s| s.phase.clone())
+                .unwrap_or_default();
+            let bound = pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+            let deleting = pod.metadata.deletion_timestamp.is_some();
+            let ended = match self.processes.get_mut(&name) {
+                Some(process) => process.try_wait()?,
+                None => None,
+            };
+            match (self.processes.contains_key(&name), ended) {
+                (true, Some(status)) => {
+                    self.processes.remove(&name);
+                    pods.patch_status(
+                        &name,
+                        &PatchParams::default(),
+                        &Patch::Strategic(&terminated(status)),
+                    )
+                    .await?;
+                }
+                (true, None) if deleting => self.terminate(&name)?,
+                (true, None) => {}
+                (false, _) if deleting => {
+                    let now = DeleteParams {
+                        grace_period_seconds: Some(0),
+                        ..DeleteParams::default()
+                    };
+                    pods.delete(&name, &now).await?;
+                }
+                (false, _) if bound && phase == "Pending" => {
+                    if self.start(&name).await? {
+                        let running = json!({ "status": { "phase": "Running" } });
+                        pods.patch_status(&name, &PatchParams::default(), &Patch::Strategic(&running))
+                            .await?;
+                    }
+                }
+                (false, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn terminate(&self, name: &str) -> Result<()> {
+        if let Some(process) = self.processes.get(name) {
+            kill(Pid::from_raw(i32::try_from(process.id())?), Signal::SIGTERM)?;
+        }
+        Ok(())
+    }
+
+    /// False while the coordinator has no address yet.
+    async fn start(&mut self, name: &str) -> Result<bool> {
+        let slices = documents(
+            &self.client,
+            &self.namespace,
+            &ApiResource::erase::<EndpointSlice>(&()),
+        );
+        let Some(slice) = slices.get_opt(&format!("{}-coordinator", self.job)).await? else {
+            return Ok(false);
+        };
+        let port = &slice.data["ports"][0]["port"];
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let secret = secrets.get(&format!("{}-token", self.job)).await?;
+        let token = secret
+            .data
+            .context("a token")?
+            .remove("token")
+            .context("a token")?
+            .0;
+        let log = std::fs::File::create(self.folder.join(format!("{name}.log")))?;
+        let process = Command::new(&self.worker)
+            .arg("--data")
+            .arg(&self.data)
+            .env("VARUNA_COORDINATOR", format!("127.0.0.1:{port}"))
+            .env("VARUNA_TOKEN", String::from_utf8(token)?)
+            .env("VARUNA_WORKER_NAME", name)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.worker.display()))?;
+        self.processes.insert(name.to_owned(), process);
+        Ok(true)
+    }
+}
+
+fn terminated(status: ExitStatus) -> serde_json::Value {
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let (phase, reason) = if code == 0 {
+        ("Succeeded", "Completed")
+    } else {
+        ("Failed", "Error")
+    };
+    let now = Timestamp::now().to_string();
+    json!({ "status": { "phase": phase, "containerStatuses": [{
+        "name": "worker", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
+        "state": { "terminated": { "exitCode": code, "reason": reason, "startedAt": now, "finishedAt": now } },
+    }] } })
+}
