@@ -8,6 +8,7 @@ mod job;
 mod plan;
 mod progress;
 mod remote;
+mod replay;
 mod run;
 mod signals;
 
@@ -37,6 +38,8 @@ enum Command {
     Coordinator(coordinator::Arguments),
     /// Print the plan for a number of workers, and its schedule.
     Plan(plan::Arguments),
+    /// Replay an availability trace on simulated time: goodput, and what is lost to what.
+    Replay(replay::Arguments),
     /// Build and inspect datasets.
     Data(data::Arguments),
     #[command(hide = true)]
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Status(arguments) => remote::status(&arguments),
         Command::Coordinator(arguments) => coordinator::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
         Command::WithParent(arguments) => children::with_parent(&arguments),
     };

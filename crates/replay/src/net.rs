@@ -1,0 +1,178 @@
+//! State on its way. One connection for each pair of workers and generation carries one unit after another, as the worker's
+//! transport does; connections share the full-duplex network interfaces at their ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
+
+/// Parts of a transfer are reported at least so often, nanoseconds.
+const REPORT_NS: u64 = 100_000_000;
+
+/// One unit of state.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Parcel {
+    pub(crate) unit: Unit,
+    pub(crate) id: StateId,
+    pub(crate) decision: Option<Decision>,
+    pub(crate) bytes: f64,
+}
+
+/// Of which generation, from whom (none: the checkpoint store, which bounds nobody), to whom.
+pub(crate) type Route = (Generation, Option<WorkerId>, WorkerId);
+
+/// Whole units, and units of which a part has arrived.
+pub(crate) type Arrivals = (Vec<(Route, Parcel)>, Vec<(Route, Unit)>);
+
+pub(crate) struct Network {
+    /// Bytes a nanosecond in each direction of each interface.
+    rate: f64,
+    routes: BTreeMap<Route, VecDeque<Parcel>>,
+    at: u64,
+    /// Wakes of an older version mean nothing.
+    pub(crate) version: u64,
+}
+
+impl Network {
+    pub(crate) fn new(rate: f64) -> Network {
+        Network {
+            rate,
+            routes: BTreeMap::new(),
+            at: 0,
+            version: 0,
+        }
+    }
+
+    pub(crate) fn idle(&self) -> bool {
+        self.routes.is_empty()
+    }
+
+    /// Whether the unit waits or travels there.
+    pub(crate) fn carries(&self, route: &Route, unit: Unit) -> bool {
+        self.routes
+            .get(route)
+            .is_some_and(|q| q.iter().any(|p| p.unit == unit))
+    }
+
+    /// The share of each connection: that of the busier of its two ends. Never more than a fair share would be.
+    fn shares(&self) -> BTreeMap<Route, f64> {
+        let (mut out, mut into) = (BTreeMap::new(), BTreeMap::new());
+        for (_, from, to) in self.routes.keys() {
+            if from.is_some() {
+                *out.entry(*from).or_insert(0u32) += 1;
+            }
+            *into.entry(*to).or_insert(0u32) += 1;
+        }
+        let share = |route: &Route| {
+            let busiest = out.get(&route.1).max(into.get(&route.2)).copied().unwrap_or(1);
+            (*route, self.rate / f64::from(busiest))
+        };
+        self.routes.keys().map(share).collect()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds between two events")]
+    fn advance(&mut self, now: u64) {
+        let took = now.saturating_sub(self.at) as f64;
+        self.at = now;
+        for (route, share) in self.shares() {
+            if let Some(parcel) = self.routes.get_mut(&route).and_then(VecDeque::front_mut) {
+                parcel.bytes -= share * took;
+            }
+        }
+    }
+
+    /// Puts a unit behind those that wait on its connection.
+    pub(crate) fn send(&mut self, now: u64, route: Route, parcel: Parcel) {
+        self.advance(now);
+        self.routes.entry(route).or_default().push_back(parcel);
+        self.version += 1;
+    }
+
+    /// Drops what is on connections that are gone.
+    pub(crate) fn cut(&mut self, now: u64, gone: impl Fn(&Route) -> bool) {
+        if self.routes.keys().any(&gone) {
+            self.advance(now);
+            self.routes.retain(|route, _| !gone(route));
+            self.version += 1;
+        }
+    }
+
+    /// What has arrived by now, and which units are arriving.
+    pub(crate) fn arrivals(&mut self, now: u64) -> Arrivals {
+        self.advance(now);
+        self.version += 1;
+        let mut whole = Vec::new();
+        for (route, queue) in &mut self.routes {
+            // less than a byte is rounding
+            while queue.front().is_some_and(|p| p.bytes < 1.0) {
+                whole.extend(queue.pop_front().map(|p| (*route, p)));
+            }
+        }
+        self.routes.retain(|_, queue| !queue.is_empty());
+        let parts = self.routes.iter();
+        let parts = parts
+            .filter_map(|(r, q)| q.front().map(|p| (*r, p.unit)))
+            .collect();
+        (whole, parts)
+    }
+
+    /// When to look again.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at most REPORT_NS"
+    )]
+    pub(crate) fn next(&self) -> Option<u64> {
+        let end = |(route, share): (Route, f64)| {
+            let left = self.routes.get(&route)?.front()?.bytes;
+            Some((left / share).max(0.0))
+        };
+        let first = self.shares().into_iter().filter_map(end).min_by(f64::total_cmp)?;
+        Some(self.at + (first.ceil() as u64).clamp(1, REPORT_NS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel(unit: u32, bytes: f64) -> Parcel {
+        Parcel {
+            unit: Unit(unit),
+            id: StateId::INITIAL,
+            decision: None,
+            bytes,
+        }
+    }
+
+    fn route(from: u64, to: u64) -> Route {
+        (Generation(1), Some(WorkerId(from)), WorkerId(to))
+    }
+
+    fn run(net: &mut Network) -> Vec<(u64, u32)> {
+        let mut ends = Vec::new();
+        while let Some(at) = net.next() {
+            let (whole, _) = net.arrivals(at);
+            ends.extend(whole.into_iter().map(|(_, p)| (at, p.unit.0)));
+        }
+        ends
+    }
+
+    #[test]
+    fn one_connection_carries_one_unit_after_another() {
+        let mut net = Network::new(2.0);
+        net.send(0, route(1, 2), parcel(0, 100.0));
+        net.send(0, route(1, 2), parcel(1, 100.0));
+        assert_eq!(run(&mut net), [(50, 0), (100, 1)]);
+    }
+
+    #[test]
+    fn connections_share_the_interfaces_at_their_ends() {
+        let mut net = Network::new(1.0);
+        net.send(0, route(1, 3), parcel(0, 100.0));
+        net.send(0, route(2, 3), parcel(1, 100.0));
+        net.send(0, route(4, 5), parcel(2, 100.0));
+        assert_eq!(run(&mut net), [(100, 2), (200, 0), (200, 1)]);
+        net.send(200, route(1, 3), parcel(0, 100.0));
+        net.cut(250, |r| r.1 == Some(WorkerId(1)));
+        assert!(net.idle() && net.next().is_none());
+    }
+}

@@ -1,0 +1,117 @@
+//! The report as text for a terminal.
+
+use crate::report::{Report, Why};
+use crate::restart::Restarted;
+use std::fmt::Write;
+
+/// Reconfigurations that are shown in full; the rest is summed up.
+const SHOWN: usize = 12;
+
+/// For people: goodput, losses, reconfigurations, and the comparison.
+#[must_use]
+pub fn text(report: &Report, restarts: &[Restarted]) -> String {
+    let mut out = String::new();
+    let hours = report.seconds / 3600.0;
+    let notice = if report.notice_s > 0.0 {
+        format!("{:.0} s of notice", report.notice_s)
+    } else {
+        "without notice".into()
+    };
+    let _ = writeln!(
+        out,
+        "{hours:.1} h, at most {} nodes, {} joined, {} left {notice}; costs {}",
+        report.nodes,
+        report.joins,
+        report.leaves,
+        if report.calibrated {
+            "calibrated"
+        } else {
+            "estimated, not calibrated"
+        }
+    );
+    let _ = writeln!(
+        out,
+        "goodput {:.2} %  ({} steps, {:.0} of {:.0} samples)",
+        report.goodput * 100.0,
+        report.steps,
+        report.trained_samples,
+        report.ideal_samples
+    );
+    for loss in report.losses.iter().filter(|l| l.percent.abs() >= 0.0005) {
+        let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.words(), loss.percent);
+    }
+    reconfigurations(&mut out, report);
+    if !restarts.is_empty() {
+        out.push_str(
+            "published costs of restart-based systems on the same trace (a model, docs/replay.md):\n",
+        );
+        for r in restarts {
+            let _ = writeln!(
+                out,
+                "  {:34} {:5.1} s / {:5.1} s / {:5.1} s  goodput {:5.1} %, patient {:5.1} %",
+                r.name,
+                r.shrink_s,
+                r.grow_s,
+                r.again_s,
+                r.goodput * 100.0,
+                r.patient * 100.0
+            );
+        }
+    }
+    out
+}
+
+fn reconfigurations(out: &mut String, report: &Report) {
+    let ran: Vec<_> = report.reconfigurations.iter().filter(|r| r.ran).collect();
+    let _ = writeln!(
+        out,
+        "{} reconfigurations, {} of them abandoned:",
+        report.reconfigurations.len(),
+        report.reconfigurations.len() - ran.len()
+    );
+    for (why, words) in [(Why::Loss, "after a loss"), (Why::Change, "planned")] {
+        let mut pauses: Vec<f64> = ran.iter().filter(|r| r.why == why).map(|r| r.pause_ms).collect();
+        pauses.sort_by(f64::total_cmp);
+        let Some(worst) = pauses.last() else { continue };
+        let moved: f64 = ran.iter().filter(|r| r.why == why).map(|r| r.moved_bytes).sum();
+        let _ = writeln!(
+            out,
+            "  {:4} {words:13} pause p50 {:7.0} ms, p90 {:7.0} ms, worst {:7.0} ms; {:6.1} GB moved in all",
+            pauses.len(),
+            pauses[pauses.len() / 2],
+            pauses[pauses.len() * 9 / 10],
+            worst,
+            moved / 1e9
+        );
+    }
+    out.push_str("       at s  why     there  used  plan              step ms  pause ms  moved GB\n");
+    for r in report.reconfigurations.iter().take(SHOWN) {
+        let _ = writeln!(
+            out,
+            "  {:9.1}  {:6}  {:5}  {:4}  {:16}  {:7.0}  {:>8}  {:8.1}{}",
+            r.at_s,
+            format!("{:?}", r.why).to_lowercase(),
+            r.there,
+            r.workers,
+            r.plan,
+            r.step_ms,
+            if r.ran {
+                format!("{:.0}", r.pause_ms)
+            } else {
+                "-".into()
+            },
+            r.moved_bytes / 1e9,
+            match r.rolled_back_steps {
+                0 => String::new(),
+                n => format!("  back by {n} steps"),
+            }
+        );
+    }
+    if report.reconfigurations.len() > SHOWN {
+        let _ = writeln!(
+            out,
+            "  ... {} more (--json has all)",
+            report.reconfigurations.len() - SHOWN
+        );
+    }
+}

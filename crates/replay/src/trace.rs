@@ -1,0 +1,307 @@
+//! Availability traces: which nodes are there, and when. Reading is strict: an error names file, line and field.
+
+use std::collections::BTreeSet;
+use varuna_sim::Rng;
+
+/// Longer traces are refused: nanoseconds must not overflow.
+const SECONDS_MAX: f64 = 1e9;
+/// More nodes at once are refused: that is a slip, not a trace.
+const NODES_MAX: usize = 100_000;
+
+/// An instant at which nodes come or go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// Nanoseconds since the trace's zero.
+    pub at_ns: u64,
+    /// Who goes; before who comes.
+    pub leaves: Vec<String>,
+    /// Who comes.
+    pub joins: Vec<String>,
+}
+
+/// Who is there over time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trace {
+    /// In order of time, no two at the same time; at least two.
+    pub moments: Vec<Moment>,
+}
+
+/// A trace that cannot be replayed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read the trace {file}, line {line}: {field} {why}")]
+pub struct TraceError {
+    /// As the caller named it.
+    pub file: String,
+    /// From 1.
+    pub line: usize,
+    /// Column.
+    pub field: &'static str,
+    /// What is wrong with it, and what is allowed.
+    pub why: String,
+}
+
+impl Trace {
+    /// Reads either form, told apart by the header: `time_s,event,node` (`add` or `remove`), or `time_s,nodes` (how many are
+    /// there from then on). Of counted nodes the seed says which ones go.
+    ///
+    /// # Errors
+    /// The first line that is wrong: no number, out of order, a node that comes or leaves twice; or too few rows.
+    pub fn read(file: &str, text: &str, seed: u64) -> Result<Trace, TraceError> {
+        let mut reader = Reader {
+            file,
+            line: 1,
+            present: BTreeSet::new(),
+            moments: Vec::new(),
+        };
+        let mut lines = text.lines();
+        let header = lines.next().unwrap_or("").trim();
+        let named = match header {
+            "time_s,event,node" => true,
+            "time_s,nodes" => false,
+            other => {
+                let why = format!("is {other:?}, allowed are \"time_s,event,node\" and \"time_s,nodes\"");
+                return Err(reader.error("header", why));
+            }
+        };
+        let mut rng = Rng(seed);
+        let mut born = 0;
+        for line in lines {
+            reader.line += 1;
+            if line.trim().is_empty() {
+                continue;
+            }
+            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+            let columns = if named { 3 } else { 2 };
+            if cells.len() != columns {
+                let why = format!("has {} columns, the header has {columns}", cells.len());
+                return Err(reader.error("row", why));
+            }
+            reader.moment(cells[0])?;
+            if named {
+                reader.event(cells[1], cells[2])?;
+            } else {
+                reader.count(cells[1], &mut rng, &mut born)?;
+            }
+        }
+        if reader.moments.len() < 2 {
+            let why = format!("holds {} instants, at least 2 are needed", reader.moments.len());
+            return Err(reader.error("trace", why));
+        }
+        Ok(Trace {
+            moments: reader.moments,
+        })
+    }
+
+    /// When it begins, nanoseconds.
+    #[must_use]
+    pub fn start_ns(&self) -> u64 {
+        self.moments.first().map_or(0, |m| m.at_ns)
+    }
+
+    /// When it ends, nanoseconds.
+    #[must_use]
+    pub fn end_ns(&self) -> u64 {
+        self.moments.last().map_or(0, |m| m.at_ns)
+    }
+
+    /// Most nodes that are there at once.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.counts().into_iter().map(|(_, n)| n).max().unwrap_or(0)
+    }
+
+    /// How many nodes are there from each instant on.
+    #[must_use]
+    pub fn counts(&self) -> Vec<(u64, usize)> {
+        let mut there = 0;
+        let count = |m: &Moment| {
+            there = there + m.joins.len() - m.leaves.len();
+            (m.at_ns, there)
+        };
+        self.moments.iter().map(count).collect()
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    line: usize,
+    present: BTreeSet<String>,
+    moments: Vec<Moment>,
+}
+
+impl Reader<'_> {
+    fn error(&self, field: &'static str, why: String) -> TraceError {
+        TraceError {
+            file: self.file.to_owned(),
+            line: self.line,
+            field,
+            why,
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked range"
+    )]
+    fn moment(&mut self, cell: &str) -> Result<(), TraceError> {
+        let seconds = cell
+            .parse::<f64>()
+            .ok()
+            .filter(|s| (0.0..=SECONDS_MAX).contains(s));
+        let Some(seconds) = seconds else {
+            let why = format!("is {cell:?}, allowed are seconds from 0 to {SECONDS_MAX:e}");
+            return Err(self.error("time_s", why));
+        };
+        let at_ns = (seconds * 1e9).round() as u64;
+        let last = self.moments.last().map(|m| m.at_ns);
+        match last {
+            Some(last) if at_ns < last => {
+                let why = format!("is {cell}, before the row above: events must be in order of time");
+                Err(self.error("time_s", why))
+            }
+            Some(last) if at_ns == last => Ok(()),
+            _ => {
+                self.moments.push(Moment {
+                    at_ns,
+                    leaves: Vec::new(),
+                    joins: Vec::new(),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    fn join(&mut self, node: String) {
+        self.present.insert(node.clone());
+        if let Some(moment) = self.moments.last_mut() {
+            moment.joins.push(node);
+        }
+    }
+
+    fn leave(&mut self, node: &str) {
+        self.present.remove(node);
+        if let Some(moment) = self.moments.last_mut() {
+            // Who comes and goes at the same instant was never there.
+            match moment.joins.iter().position(|n| n == node) {
+                Some(at) => drop(moment.joins.remove(at)),
+                None => moment.leaves.push(node.to_owned()),
+            }
+        }
+    }
+
+    fn event(&mut self, event: &str, node: &str) -> Result<(), TraceError> {
+        if node.is_empty() {
+            return Err(self.error("node", "is empty, a name is needed".into()));
+        }
+        match (event, self.present.contains(node)) {
+            ("add", true) => Err(self.error("node", format!("is {node:?}, which is already there"))),
+            ("remove", false) => {
+                let why = format!("is {node:?}, which is not there: a node leaves once after it came");
+                Err(self.error("node", why))
+            }
+            ("add", false) if self.present.len() >= NODES_MAX => {
+                Err(self.error("node", format!("is one more than {NODES_MAX} nodes")))
+            }
+            ("add", false) => {
+                self.join(node.to_owned());
+                Ok(())
+            }
+            ("remove", true) => {
+                self.leave(node);
+                Ok(())
+            }
+            (other, _) => Err(self.error("event", format!("is {other:?}, allowed are add and remove"))),
+        }
+    }
+
+    fn count(&mut self, cell: &str, rng: &mut Rng, born: &mut u64) -> Result<(), TraceError> {
+        let Some(nodes) = cell.parse::<usize>().ok().filter(|n| *n <= NODES_MAX) else {
+            let why = format!("is {cell:?}, allowed are whole numbers from 0 to {NODES_MAX}");
+            return Err(self.error("nodes", why));
+        };
+        while self.present.len() > nodes {
+            let all: Vec<String> = self.present.iter().cloned().collect();
+            let at = usize::try_from(rng.below(all.len() as u64)).unwrap_or(0);
+            self.leave(&all[at]);
+        }
+        while self.present.len() < nodes {
+            *born += 1;
+            self.join(format!("node{born}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(text: &str) -> String {
+        Trace::read("t.csv", text, 1).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn events_at_one_time_are_one_moment() {
+        let text = "time_s,event,node\n0.0,add,a\n0,add,b\n1.5,remove,a\n1.5,add,c\n";
+        let trace = Trace::read("t.csv", text, 1).unwrap();
+        assert_eq!(trace.counts(), [(0, 2), (1_500_000_000, 2)]);
+        assert_eq!(trace.moments[1].leaves, ["a"]);
+        assert_eq!(trace.most(), 2);
+    }
+
+    #[test]
+    fn counted_nodes_go_by_the_seed() {
+        let text = "time_s,nodes\n0,4\n10,1\n20,3\n";
+        let read = |seed| Trace::read("t.csv", text, seed).unwrap();
+        assert_eq!(read(1), read(1));
+        let counts: Vec<usize> = read(1).counts().into_iter().map(|(_, n)| n).collect();
+        assert_eq!(counts, [4, 1, 3]);
+        assert!((2..20).any(|seed| read(seed) != read(1)));
+    }
+
+    #[test]
+    fn bad_traces_are_refused_with_file_line_and_field() {
+        for (text, expected) in [
+            ("", "t.csv, line 1: header is \"\""),
+            (
+                "time_s,nodes\n",
+                "line 1: trace holds 0 instants, at least 2 are needed",
+            ),
+            ("time_s,nodes\n0,1\n", "line 2: trace holds 1 instants"),
+            (
+                "time_s,nodes\nNaN,1\n",
+                "line 2: time_s is \"NaN\", allowed are seconds",
+            ),
+            ("time_s,nodes\n-1,1\n", "line 2: time_s is \"-1\""),
+            (
+                "time_s,nodes\n0,1\n5,2\n4,1\n",
+                "line 4: time_s is 4, before the row above",
+            ),
+            (
+                "time_s,nodes\n0,-3\n",
+                "line 2: nodes is \"-3\", allowed are whole numbers",
+            ),
+            (
+                "time_s,nodes\n0,1,2\n",
+                "line 2: row has 3 columns, the header has 2",
+            ),
+            (
+                "time_s,event,node\n0,add,a\n1,remove,a\n2,remove,a\n",
+                "line 4: node is \"a\", which is not there",
+            ),
+            (
+                "time_s,event,node\n0,add,a\n1,add,a\n",
+                "line 3: node is \"a\", which is already there",
+            ),
+            (
+                "time_s,event,node\n0,stop,a\n",
+                "line 2: event is \"stop\", allowed are add and remove",
+            ),
+            ("time_s,event,node\n0,add,\n", "line 2: node is empty"),
+        ] {
+            let found = why(text);
+            assert!(found.contains(expected), "{found} lacks {expected}");
+        }
+    }
+}

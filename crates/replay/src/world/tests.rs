@@ -1,0 +1,233 @@
+use super::*;
+use crate::report::Why;
+use varuna_plan::cost::{Costs, Device, GptSizes};
+use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
+
+/// A model of six segments whose step on two workers takes about a second.
+pub(crate) fn planner(most: u32) -> CostPlanner {
+    let sizes = GptSizes {
+        layers: 6,
+        hidden: 512,
+        sequence: 256,
+        vocabulary: 8192,
+        tied: true,
+    };
+    let device = Device {
+        flops_per_s: 2.0e12,
+        bytes_per_s: 0.9e9,
+        ..Device::CPU_CORE
+    };
+    CostPlanner {
+        costs: Costs::estimate(sizes, device),
+        constraints: Constraints {
+            min_workers: 2,
+            max_workers: most,
+            micro_batch_size: Some(1),
+            min_depth: 2,
+            max_depth: Some(2),
+            schedules: vec![ScheduleSpec {
+                kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+                recompute: Recompute::None,
+            }],
+            device_memory_bytes: None,
+        },
+    }
+}
+
+fn setup() -> Setup {
+    Setup {
+        planner: planner(64),
+        global_batch_size: 32,
+        min_workers: 2,
+        parts: RecoveryParts {
+            version: 1,
+            source: "made up".into(),
+            detect_ms: 70.0,
+            plan_ms: 100.0,
+            connect_ms: 4.0,
+            transfer_ms: 40.0,
+            transfer_bytes: 66e6,
+            gone_ms: None,
+            first_step_extra_ms: 0.0,
+            state_bytes_per_parameter: 16.0,
+        },
+        notice_s: 0.0,
+        checkpoint_steps: Some(50),
+        skip: true,
+    }
+}
+
+fn trace(text: &str) -> Trace {
+    Trace::read("t.csv", &format!("time_s,event,node\n{text}"), 1).unwrap()
+}
+
+const CALM: &str = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n120,remove,c\n240,add,e\n400,remove,a\n";
+
+fn percent(report: &Report, cause: Cause) -> f64 {
+    report.losses.iter().find(|l| l.cause == cause).unwrap().percent
+}
+
+fn sums_up(report: &Report) {
+    let parts: f64 = report.losses.iter().map(|l| l.percent).sum();
+    let whole = parts + report.goodput * 100.0;
+    assert!((whole - 100.0).abs() < 1e-6, "{whole}: {:?}", report.losses);
+    assert!((0.0..=1.0).contains(&report.goodput), "{}", report.goodput);
+}
+
+#[test]
+fn a_loss_and_a_growth_cost_what_their_parts_cost() {
+    let report = replay(&trace(CALM), &setup()).unwrap();
+    sums_up(&report);
+    let whys: Vec<Why> = report.reconfigurations.iter().map(|r| r.why).collect();
+    assert_eq!(
+        whys,
+        [Why::Start, Why::Loss, Why::Change],
+        "{:?}",
+        report.reconfigurations
+    );
+    assert!(report.reconfigurations.iter().all(|r| r.ran));
+    // detect, plan, connect; some latencies beside
+    let pause = report.reconfigurations[1].pause_ms - report.reconfigurations[1].moved_bytes / 0.9e6;
+    assert!((174.0..280.0).contains(&pause), "{pause}");
+    let growth = &report.reconfigurations[2];
+    assert!(
+        growth.moved_bytes > 0.0 && growth.pause_ms < growth.moved_bytes / 0.9e6 + 60.0,
+        "{growth:?}"
+    );
+    let detect = percent(&report, Cause::Detect) / 100.0 * 400.0;
+    assert!((0.03..0.08).contains(&detect), "{detect}");
+    assert!(percent(&report, Cause::LostStep) > 0.0);
+    assert!(report.goodput > 0.97, "{}", report.goodput);
+}
+
+#[test]
+fn what_is_left_out_changes_nothing() {
+    let of = |skip| replay(&trace(CALM), &Setup { skip, ..setup() }).unwrap();
+    let (with, without) = (of(true), of(false));
+    assert!(
+        with.simulated_steps * 4 < without.simulated_steps,
+        "{}",
+        with.simulated_steps
+    );
+    assert!(
+        (with.goodput - without.goodput).abs() < 2e-3,
+        "{} {}",
+        with.goodput,
+        without.goodput
+    );
+    assert!(
+        with.steps.abs_diff(without.steps) <= 1,
+        "{} {}",
+        with.steps,
+        without.steps
+    );
+    let plans = |r: &Report| -> Vec<(u64, String)> {
+        let of = |x: &crate::report::Reconfiguration| (x.at_s.round() as u64, x.plan.clone());
+        r.reconfigurations.iter().map(of).collect()
+    };
+    assert_eq!(plans(&with), plans(&without));
+}
+
+#[test]
+fn the_same_trace_gives_the_same_bytes() {
+    let of = || serde_json::to_string(&replay(&trace(CALM), &setup()).unwrap()).unwrap();
+    assert_eq!(of(), of());
+}
+
+/// After a change that is meant, put what the test prints into the file.
+#[test]
+fn a_small_trace_reads_like_this() {
+    let found = crate::text(&replay(&trace(CALM), &setup()).unwrap(), &[]);
+    assert_eq!(found, include_str!("tests/small.txt"), "\n{found}");
+}
+
+#[test]
+fn the_picture_is_whole_and_shows_what_was_lost() {
+    let report = replay(&trace(CALM), &setup()).unwrap();
+    let picture = crate::svg("a <job>", &report);
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
+    assert!(picture.contains("a &lt;job&gt;: goodput") && picture.contains("transfer of state"));
+    assert_eq!(picture.matches("<path").count(), 4);
+    assert!(!picture.contains("NaN"));
+}
+
+#[test]
+fn a_notice_saves_the_step_in_hand_and_is_never_worse_when_longer() {
+    let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
+    let mut before = 0.0;
+    for notice_s in [0.0, 0.5, 15.0, 60.0, 119.0] {
+        let report = of(notice_s);
+        sums_up(&report);
+        assert!(
+            report.goodput >= before - 1e-3,
+            "{notice_s} s: {} after {before}",
+            report.goodput
+        );
+        before = report.goodput;
+    }
+    let noticed = of(60.0);
+    assert!(noticed.reconfigurations.iter().all(|r| r.why != Why::Loss));
+    assert_eq!(percent(&noticed, Cause::Detect), 0.0);
+}
+
+#[test]
+fn the_loss_of_all_holders_goes_back_to_the_last_checkpoint() {
+    let text = "0,add,a\n0,add,b\n200,remove,a\n210,add,c\n400,remove,b\n";
+    let report = replay(&trace(text), &setup()).unwrap();
+    sums_up(&report);
+    let back: u64 = report.reconfigurations.iter().map(|r| r.rolled_back_steps).sum();
+    assert!((1..=51).contains(&back), "{back}");
+    assert!(percent(&report, Cause::Rollback) > 0.0);
+    let none = Setup {
+        checkpoint_steps: None,
+        ..setup()
+    };
+    let anew = replay(&trace(text), &none).unwrap();
+    sums_up(&anew);
+    assert!(anew.steps < report.steps);
+}
+
+#[test]
+fn waiting_for_the_minimum_loses_nothing_that_could_have_been_trained() {
+    let text = "0,add,a\n1000,add,b\n1000,add,c\n1200,remove,c\n1200,remove,b\n5000,add,d\n5000,add,e\n5100,remove,d\n";
+    let report = replay(&trace(text), &setup()).unwrap();
+    sums_up(&report);
+    assert!(report.goodput > 0.8, "{:?}", report);
+    assert!(report.simulated_steps < 2_000, "{}", report.simulated_steps);
+}
+
+#[test]
+fn a_trace_that_never_has_enough_nodes_is_refused() {
+    let why = replay(&trace("0,add,a\n10,remove,a\n"), &setup()).unwrap_err();
+    assert_eq!(why, ReplayError::NoPlan(1));
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_trace_adds_up(seed in 0u64..1_000_000, noticed: bool) {
+        let mut rng = varuna_sim::Rng(seed);
+        let mut text = String::new();
+        let mut there: Vec<u64> = Vec::new();
+        let (mut at, mut born) = (0u64, 0u64);
+        for _ in 0..rng.range(4, 16) {
+            for _ in 0..rng.range(1, 3) {
+                if there.len() > 2 && rng.chance(50) {
+                    let gone = there.remove(usize::try_from(rng.below(there.len() as u64)).unwrap());
+                    text += &format!("{}.{:03},remove,n{gone}\n", at / 1000, at % 1000);
+                } else {
+                    born += 1;
+                    there.push(born);
+                    text += &format!("{}.{:03},add,n{born}\n", at / 1000, at % 1000);
+                }
+            }
+            at += if rng.chance(30) { rng.range(1, 3_000) } else { rng.range(1_000, 300_000) };
+        }
+        text += &format!("{}.{:03},add,last\n", at / 1000, at % 1000);
+        let notice_s = if noticed { 30.0 } else { 0.0 };
+        match replay(&trace(&text), &Setup { notice_s, ..setup() }) {
+            Ok(report) => sums_up(&report),
+            Err(why) => proptest::prop_assert!(matches!(why, ReplayError::NoPlan(_)), "{why}\n{text}"),
+        }
+    }
+}
