@@ -132,6 +132,13 @@ pub fn decide(seen: &Observed) -> Desired {
         notes: vec![],
         again_after: None,
     };
+    let fell = seen
+        .job
+        .status
+        .step
+        .zip(step)
+        .map_or(0, |(before, now)| (before - now).max(0));
+    desired.status.steps_lost = Some(seen.job.status.steps_lost.unwrap_or(0) + fell);
     desired.status.step = step;
     desired.status.progressed_at = progressed_at.map(say::time);
     let newest = seen.pods.iter().map(|p| p.number).max().unwrap_or(0);
@@ -179,11 +186,12 @@ fn progress(seen: &Observed) -> (Option<i64>, Option<i64>) {
         before = Some(seen.now);
     }
     match &seen.run {
-        // A coordinator that has just started knows no step yet; one that fell back to a checkpoint knows a lower one.
-        Some(run) if run.generation > 0 && status.step != Some(run.step) => {
-            let grew = status.step.is_none_or(|known| run.step > known);
-            (Some(run.step), if grew { Some(seen.now) } else { before })
+        Some(run) if run.generation > 0 && status.step.is_none_or(|known| run.step > known) => {
+            (Some(run.step), Some(seen.now))
         }
+        // A coordinator that has just taken over has yet to hear of the step; in training, a lower one is true: the run went
+        // back to a checkpoint.
+        Some(run) if ["training", "changing"].contains(&run.mode.as_str()) => (Some(run.step), before),
         _ => (status.step, before),
     }
 }

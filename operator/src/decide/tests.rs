@@ -502,6 +502,21 @@ fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
     assert!(second.notes.iter().any(|n| n.text.contains("plan 2")));
 }
 
+#[test]
+fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted() {
+    let mut seen = observed(2);
+    seen.job.status.step = Some(9);
+    let settling = RunSeen {
+        mode: "settling".into(),
+        ..training(0)
+    };
+    for (run, step, lost) in [(settling, 9, 0), (training(12), 12, 0), (training(6), 6, 3)] {
+        seen.run = Some(run);
+        let status = decide(&seen).status;
+        assert_eq!((status.step, status.steps_lost), (Some(step), Some(lost)));
+    }
+}
+
 fn any_pod() -> impl Strategy<Value = PodSeen> {
     let phase = prop_oneof![
         Just(Phase::Pending),

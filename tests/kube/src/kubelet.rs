@@ -1,7 +1,7 @@
 //! Plays the kubelet for a namespace's worker pods: a real worker process for each pod that has a node.
 //!
 //! A pod that is deleted has its process sent SIGTERM, and goes when that has ended; one whose process ended says how. The
-//! Service's address is not reachable here: the process is given the coordinator's own, from the EndpointSlice.
+//! Service's address is not reachable here: a proxy stands for it, which goes by the EndpointSlice as kube-proxy does.
 
 use crate::documents;
 use anyhow::{Context as _, Result};
@@ -14,10 +14,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
 
 /// How often pods are looked at.
 const EVERY: Duration = Duration::from_millis(200);
@@ -34,6 +36,8 @@ pub struct Kubelet {
     /// Where logs go.
     folder: PathBuf,
     processes: BTreeMap<String, Child>,
+    /// Where the coordinator's Service is reached.
+    service: SocketAddr,
 }
 
 impl Drop for Kubelet {
@@ -47,17 +51,22 @@ impl Drop for Kubelet {
 
 impl Kubelet {
     /// A kubelet for a job's pods.
-    #[must_use]
-    pub fn new(
+    ///
+    /// # Errors
+    /// No port is free.
+    pub async fn new(
         client: Client,
         namespace: &str,
         job: &str,
         worker: PathBuf,
         data: PathBuf,
         folder: PathBuf,
-    ) -> Kubelet {
+    ) -> Result<Kubelet> {
         let (namespace, job) = (namespace.to_owned(), job.to_owned());
-        Kubelet {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let service = listener.local_addr()?;
+        tokio::spawn(proxy(listener, client.clone(), namespace.clone(), job.clone()));
+        Ok(Kubelet {
             client,
             namespace,
             job,
@@ -65,7 +74,8 @@ impl Kubelet {
             data,
             folder,
             processes: BTreeMap::new(),
-        }
+            service,
+        })
     }
 
     /// Works until it is aborted.
@@ -135,15 +145,9 @@ impl Kubelet {
 
     /// False while the coordinator has no address yet.
     async fn start(&mut self, name: &str) -> Result<bool> {
-        let slices = documents(
-            &self.client,
-            &self.namespace,
-            &ApiResource::erase::<EndpointSlice>(&()),
-        );
-        let Some(slice) = slices.get_opt(&format!("{}-coordinator", self.job)).await? else {
+        if backend(&self.client, &self.namespace, &self.job).await.is_err() {
             return Ok(false);
-        };
-        let port = &slice.data["ports"][0]["port"];
+        }
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let secret = secrets.get(&format!("{}-token", self.job)).await?;
         let token = secret
@@ -156,7 +160,7 @@ impl Kubelet {
         let process = Command::new(&self.worker)
             .arg("--data")
             .arg(&self.data)
-            .env("VARUNA_COORDINATOR", format!("127.0.0.1:{port}"))
+            .env("VARUNA_COORDINATOR", self.service.to_string())
             .env("VARUNA_TOKEN", String::from_utf8(token)?)
             .env("VARUNA_WORKER_NAME", name)
             .stdin(Stdio::null())
@@ -166,6 +170,29 @@ impl Kubelet {
             .with_context(|| format!("cannot start {}", self.worker.display()))?;
         self.processes.insert(name.to_owned(), process);
         Ok(true)
+    }
+}
+
+/// The port of the job's coordinator, whoever runs it now.
+async fn backend(client: &Client, namespace: &str, job: &str) -> Result<u16> {
+    let slices = documents(client, namespace, &ApiResource::erase::<EndpointSlice>(&()));
+    let slice = slices.get(&format!("{job}-coordinator")).await?;
+    let port = slice.data["ports"][0]["port"].as_u64().context("a port")?;
+    Ok(u16::try_from(port)?)
+}
+
+/// Plays kube-proxy for the coordinator's Service: each connection goes to where the EndpointSlice says.
+async fn proxy(listener: TcpListener, client: Client, namespace: String, job: String) {
+    while let Ok((mut from, _)) = listener.accept().await {
+        let (client, namespace, job) = (client.clone(), namespace.clone(), job.clone());
+        tokio::spawn(async move {
+            // A connection that cannot be made is closed: the worker tries again.
+            if let Ok(port) = backend(&client, &namespace, &job).await
+                && let Ok(mut to) = TcpStream::connect(("127.0.0.1", port)).await
+            {
+                let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+            }
+        });
     }
 }
 

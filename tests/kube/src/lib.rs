@@ -27,6 +27,8 @@ use varuna_operator::decide::Settings;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
+/// What does not come within this does not come.
+const WAIT: Duration = Duration::from_secs(180);
 /// Kubernetes forgets a node that says nothing for 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(8);
 
@@ -295,7 +297,7 @@ pub fn documents(client: &Client, namespace: &str, resource: &ApiResource) -> Ap
     Api::namespaced_with(client.clone(), namespace, resource)
 }
 
-/// Waits until `what` is there; fails with the last answer after a minute. Watches would be quicker, and longer to read.
+/// Waits until `what` is there; fails with the last answer after a while. Watches would be quicker, and longer to read.
 ///
 /// # Errors
 /// It did not come.
@@ -307,7 +309,7 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
     loop {
         match ask().await {
             Ok(answer) => return Ok(answer),
-            Err(error) if began.elapsed() > Duration::from_secs(60) => {
+            Err(error) if began.elapsed() > WAIT => {
                 return Err(error.context(what.to_owned()));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
