@@ -4,6 +4,8 @@
 //! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
 //! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nobody looks at the manifest after that.
 
+#[cfg(feature = "crd")]
+pub mod crd;
 pub mod error;
 pub mod hash;
 pub mod job;
