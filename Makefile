@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -49,6 +49,9 @@ bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
 
 bench-recovery: data ## kill -9 to the next step, against torchrun
 	python3 bench/recovery.py
+
+bench-checkpoint: data ## What a checkpoint costs, against torch.save and DCP
+	python3 bench/checkpoint.py
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

@@ -22,7 +22,20 @@ pub(crate) struct Children {
     token: String,
     logs: PathBuf,
     started: usize,
-    running: Vec<(String, Child)>,
+    running: Vec<Running>,
+}
+
+struct Running {
+    name: String,
+    process: u32,
+    child: Child,
+}
+
+/// A worker process that has ended.
+pub(crate) struct Ended {
+    pub(crate) name: String,
+    pub(crate) process: u32,
+    pub(crate) status: std::io::Result<std::process::ExitStatus>,
 }
 
 /// Starts a worker program that ends with the process that started it.
@@ -114,7 +127,8 @@ impl Children {
             .spawn()
             .map_err(|e| Failure::Input(format!("cannot start {}: {e}", self.program.display())))?;
         self.started += 1;
-        self.running.push((name, child));
+        let process = child.id().unwrap_or(0);
+        self.running.push(Running { name, process, child });
         Ok(())
     }
 
@@ -138,26 +152,30 @@ impl Children {
     /// Gives notice to the newest one.
     pub(crate) fn drain_newest(&mut self, already: usize) -> Option<String> {
         let at = self.running.len().checked_sub(1 + already)?;
-        let (name, child) = &self.running[at];
+        let Running { name, child, .. } = &self.running[at];
         let pid = child.id().and_then(|id| i32::try_from(id).ok())?;
         kill(Pid::from_raw(pid), Signal::SIGTERM).ok()?;
         Some(name.clone())
     }
 
     /// Waits until one has ended; pending for ever where none runs.
-    pub(crate) async fn ended(&mut self) -> (String, std::io::Result<std::process::ExitStatus>) {
+    pub(crate) async fn ended(&mut self) -> Ended {
         if self.running.is_empty() {
             std::future::pending::<()>().await;
         }
-        let waits = self.running.iter_mut().map(|(_, child)| Box::pin(child.wait()));
-        let (result, index, _) = futures::future::select_all(waits).await;
-        let (name, _) = self.running.remove(index);
-        (name, result)
+        let waits = self.running.iter_mut().map(|r| Box::pin(r.child.wait()));
+        let (status, index, _) = futures::future::select_all(waits).await;
+        let Running { name, process, .. } = self.running.remove(index);
+        Ended {
+            name,
+            process,
+            status,
+        }
     }
 
     /// Kills what is left and waits for it.
     pub(crate) async fn kill_all(&mut self) {
-        for (_, child) in &mut self.running {
+        for Running { child, .. } in &mut self.running {
             // One that has ended already is as good.
             let _ = child.kill().await;
         }

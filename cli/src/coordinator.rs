@@ -42,6 +42,7 @@ pub(crate) async fn start(
     data_fingerprint: String,
     crew: Option<Crew>,
 ) -> Result<Control, Failure> {
+    let checkpoints = job::checkpoints(&file.job, &data_fingerprint).await?;
     let folder = RunFolder::open(folder, &file.text)?;
     let JobFile { job, text } = file;
     let timing = Timing::default();
@@ -51,11 +52,19 @@ pub(crate) async fn start(
         data_fingerprint,
         bind,
         token,
+        host: crew.as_ref().and_then(|_| hostname()),
         expected_workers: crew.as_ref().map(|c| c.workers),
         timing,
+        checkpoints,
         scale: crew.map(|c| c.scale),
     };
     Ok(serve(options, folder).await?)
+}
+
+/// As the workers say it of themselves.
+fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned())
 }
 
 /// A runtime for the commands that need one.

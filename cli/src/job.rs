@@ -2,8 +2,13 @@
 
 use crate::failure::Failure;
 use std::path::Path;
+use std::time::Duration;
 use varuna_api::{Job, parse_job};
+use varuna_checkpoint::{CheckpointError, Store};
 use varuna_data::TokenDataset;
+
+/// A store that says nothing for so long at the start is not there.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A valid job and the text it came from.
 pub(crate) struct JobFile {
@@ -32,4 +37,25 @@ pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     .map_err(bad)?;
     data.check_vocabulary(job.model.vocabulary_size).map_err(bad)?;
     Ok(data.fingerprint())
+}
+
+/// Opens the place of the job's checkpoints, if it names one, and checks that it answers and that the newest one there is of
+/// the job's model. Also returns how many are kept.
+pub(crate) async fn checkpoints(job: &Job, fingerprint: &str) -> Result<Option<(Store, usize)>, Failure> {
+    let bad = |error: String| Failure::Input(format!("spec.checkpoint.uri: {error}"));
+    let store = Store::of_job(job, fingerprint).map_err(|e| bad(e.to_string()))?;
+    let (Some(store), Some(settings)) = (store, &job.checkpoint) else {
+        return Ok(None);
+    };
+    let listed = tokio::time::timeout(PATIENCE, store.place().list()).await;
+    let listed = listed.map_err(|_| bad(format!("{} does not answer", settings.uri)))?;
+    let listed = listed.map_err(|e| bad(e.to_string()))?;
+    if let Some(newest) = listed.iter().rev().find(|l| l.is_usable()) {
+        match store.check(newest).await {
+            Err(error @ CheckpointError::Unsuitable { .. }) => return Err(bad(error.to_string())),
+            // The run itself goes back to one that is whole.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(Some((store, settings.keep as usize)))
 }

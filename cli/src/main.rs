@@ -1,5 +1,6 @@
 //! `varuna`: runs jobs on this machine, and looks at runs, plans and datasets.
 
+mod checkpoint;
 mod children;
 mod coordinator;
 mod data;
@@ -42,6 +43,8 @@ enum Command {
     Replay(replay::Arguments),
     /// Build and inspect datasets.
     Data(data::Arguments),
+    /// List, check, delete, export and import checkpoints.
+    Checkpoint(checkpoint::Arguments),
     #[command(hide = true)]
     WithParent(children::WithParent),
 }
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
+        Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::WithParent(arguments) => children::with_parent(&arguments),
     };
     match result {

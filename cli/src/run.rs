@@ -1,6 +1,6 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
-use crate::children::{Children, worker_program};
+use crate::children::{Children, Ended, worker_program};
 use crate::coordinator::{Crew, runtime, start};
 use crate::failure::Failure;
 use crate::job;
@@ -125,7 +125,9 @@ impl Run {
                     let view = self.control.view.borrow_and_update().clone();
                     self.progress.show(&view);
                 }
-                (name, status) = self.children.ended() => {
+                Ended { name, process, status } = self.children.ended() => {
+                    // The coordinator has ended where nobody listens.
+                    let _ = self.control.ended.send(process).await;
                     self.leaving = self.leaving.saturating_sub(1);
                     let how = status.map_or_else(|e| e.to_string(), |s| s.to_string());
                     self.progress.say(&format!("worker {name} has ended: {how}"));

@@ -1,20 +1,24 @@
 //! The task that owns the protocol's machine: inputs in, effects out, in order.
 
+mod diary;
+
 use crate::CoordinatorError;
-use crate::folder::{Metric, RunFolder, now_ms};
+use crate::checkpoints::{Known, Watch};
+use crate::folder::RunFolder;
 use crate::in_order::InOrder;
+use crate::keeping::Keeping;
 use crate::serve::{Options, ScaleRequest, View};
-use crate::store::{FileStore, RecordStore};
-use crate::words::{status_document, words};
+use crate::words::status_document;
+use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use tonic::Status;
-use varuna_plan::{StateId, Step, WorkerId};
+use varuna_plan::{Base, StateId, Step, WorkerId};
+use varuna_protocol::coordinator::Outcome;
 use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput};
-use varuna_protocol::coordinator::{Event, Outcome};
 use varuna_protocol::{Coordinator, Order, Time};
 use varuna_wire::v1::Down;
 use varuna_wire::{Downward, Hello, StepMetrics, Upward, Welcome};
@@ -49,7 +53,12 @@ pub(crate) enum Inbound {
         number: StreamNumber,
     },
     Status(oneshot::Sender<String>),
+    Checkpoints(Known),
+    /// The process with this id, on this host, has ended.
+    Ended(u32),
     Scale(u32, oneshot::Sender<Result<String, String>>),
+    /// What a store that is asked by a thread of its own answers.
+    Stored(CoordinatorInput),
     Stop,
 }
 
@@ -64,10 +73,14 @@ pub(crate) struct Attached {
 pub(crate) struct Driver {
     machine: Coordinator,
     options: Options,
-    store: FileStore,
+    store: Keeping,
+    checkpoints: Option<Watch>,
+    known: Known,
     folder: RunFolder,
     order: InOrder,
     streams: BTreeMap<WorkerId, Attached>,
+    /// Workers of this host by process.
+    processes: BTreeMap<u32, WorkerId>,
     publish: watch::Sender<View>,
     view: View,
     start: Instant,
@@ -87,12 +100,12 @@ fn entropy() -> Result<[u8; 16], CoordinatorError> {
 
 impl Driver {
     pub(crate) fn new(
-        options: Options,
+        mut options: Options,
         folder: RunFolder,
+        store: Keeping,
         publish: watch::Sender<View>,
+        inbound: &Sender<Inbound>,
     ) -> Result<Driver, CoordinatorError> {
-        let mut store = FileStore::new(folder.path().join("record.json"));
-        store.read()?;
         let config = CoordinatorConfig {
             layout: options.job.model.layout(),
             global_batch_size: options.job.training.global_batch_size,
@@ -100,20 +113,25 @@ impl Driver {
             min_workers: options.job.elasticity.min_workers as usize,
             timing: options.timing,
             expected_workers: options.expected_workers,
-            final_checkpoint: false,
+            final_checkpoint: options.checkpoints.is_some(),
             published: folder.last().map(|m| m.state),
             secret_seed: entropy()?,
         };
         let machine = Coordinator::new(config, Box::new(crate::planner(&options.job)));
+        let start = |(store, keep)| Watch::start(store, keep, inbound.clone());
+        let checkpoints = options.checkpoints.take().map(start);
         let now = Instant::now();
         let order = InOrder::after(folder.last().map_or(Step(0), |m| m.step));
         Ok(Driver {
             machine,
             options,
             store,
+            checkpoints,
+            known: Known::default(),
             folder,
             order,
             streams: BTreeMap::new(),
+            processes: BTreeMap::new(),
             publish,
             view: View::default(),
             start: now,
@@ -183,6 +201,7 @@ impl Driver {
                         &self.options.job,
                         &self.folder,
                         &self.streams,
+                        &self.known,
                     )
                     .to_string(),
                 ),
@@ -203,8 +222,44 @@ impl Driver {
                     drop(request.answer.send(Err(why.to_owned())));
                 }
             }
+            Inbound::Checkpoints(known) => self.checkpoints(known),
+            Inbound::Ended(process) => {
+                if let Some(worker) = self.processes.remove(&process) {
+                    self.streams.remove(&worker);
+                    self.feed(CoordinatorInput::Gone { worker });
+                }
+            }
+            Inbound::Stored(answer) => self.feed(answer),
             Inbound::Stop => self.feed(CoordinatorInput::Stop),
         }
+    }
+
+    /// The store has answered: for the machine, and for people what is new.
+    fn checkpoints(&mut self, known: Known) {
+        let newest = known.usable.iter().max();
+        if let Some(id) = newest.filter(|id| Some(*id) > self.known.usable.iter().max()) {
+            self.say(json!({ "event": "checkpointed", "step": id.step, "state": id }));
+        }
+        if let (Some(why), None) = (&known.failing, &self.known.failing) {
+            self.say(
+                json!({ "event": "checkpointsFail", "why": why, "newestStep": newest.map(|id| id.step) }),
+            );
+        }
+        self.known = known;
+        let record = self.machine.record();
+        let bases: Vec<StateId> = [&record.plan, &record.next]
+            .into_iter()
+            .flatten()
+            .filter_map(|plan| match plan.base {
+                Base::Fixed { id, .. } => Some(id),
+                Base::AtSwitch { .. } => None,
+            })
+            .collect();
+        if let Some(watch) = &self.checkpoints {
+            watch.protect(bases);
+        }
+        let usable = self.known.usable.clone();
+        self.feed(CoordinatorInput::Checkpoints(usable));
     }
 
     fn attach(&mut self, number: StreamNumber, hello: Hello, orders: Sender<Result<Down, Status>>) {
@@ -224,6 +279,9 @@ impl Driver {
             memory_bytes: hello.memory_bytes,
             speed: hello.speed,
         };
+        if self.options.host.as_deref() == Some(hello.host.as_str()) {
+            self.processes.insert(hello.pid, from);
+        }
         self.streams.insert(
             from,
             Attached {
@@ -261,21 +319,14 @@ impl Driver {
                 }
             }
             CoordinatorEffect::Write { expect, record } => {
-                let ok = self.store.compare_and_swap(expect, &record).unwrap_or_else(|error| {
-                    tracing::error!(%error, "the record cannot be written; training goes on under the present plan");
-                    false
-                });
-                return Some(CoordinatorInput::Written { ok, record });
+                return self.store.write(expect, record);
             }
-            CoordinatorEffect::ReadRecord => match self.store.read() {
-                Ok(record) => return Some(CoordinatorInput::Record(record)),
-                // Not answered: the machine asks again.
-                Err(error) => tracing::error!(%error, "the record cannot be read"),
+            CoordinatorEffect::ReadRecord => return self.store.read(),
+            CoordinatorEffect::ListCheckpoints => match &self.checkpoints {
+                Some(watch) => watch.ask(),
+                // Without a store, the state that every worker can make from the seed is the only checkpoint.
+                None => return Some(CoordinatorInput::Checkpoints(vec![StateId::INITIAL])),
             },
-            // Without a store, the state that every worker can make from the seed is the only checkpoint.
-            CoordinatorEffect::ListCheckpoints => {
-                return Some(CoordinatorInput::Checkpoints(vec![StateId::INITIAL]));
-            }
             CoordinatorEffect::Event(event) => self.tell(&event),
             CoordinatorEffect::Finish(outcome) => self.outcome = Some(outcome),
         }
@@ -299,72 +350,5 @@ impl Driver {
             self.streams.remove(&to);
         }
         sent
-    }
-
-    fn publish_steps(&mut self, due: Vec<Metric>) {
-        for metric in due {
-            self.folder.metric(metric.clone());
-            self.view.metric = Some(metric);
-        }
-    }
-
-    fn tell(&mut self, event: &Event) {
-        if let Event::Committed {
-            id,
-            generation,
-            step,
-            loss,
-            eval_loss,
-            gradient_norm,
-            overflow,
-        } = event
-        {
-            let snapshot = self.machine.snapshot();
-            let job = &self.options.job;
-            let metric = Metric {
-                step: *step,
-                loss: *loss,
-                eval_loss: *eval_loss,
-                gradient_norm: *gradient_norm,
-                overflow: *overflow,
-                generation: *generation,
-                workers: snapshot.members,
-                plan: snapshot.plan.unwrap_or_default(),
-                tokens: job.training.global_batch_size * u64::from(job.model.sequence_length),
-                step_ms: self.step_at.elapsed().as_secs_f64() * 1e3,
-                time_ms: now_ms(),
-                state: *id,
-            };
-            self.step_at = Instant::now();
-            let due = self.order.offer(Instant::now(), metric);
-            self.publish_steps(due);
-            return;
-        }
-        let entry = serde_json::to_value(event).unwrap_or_default();
-        let text = words(&entry);
-        tracing::info!("{text}");
-        self.folder.event(entry);
-        self.diary_number += 1;
-        self.view.diary.push_back((self.diary_number, text));
-        if self.view.diary.len() > 64 {
-            self.view.diary.pop_front();
-        }
-    }
-
-    fn show(&mut self) {
-        self.published_at = Instant::now();
-        if self.status_at.elapsed() >= STATUS || self.outcome.is_some() {
-            self.status_at = Instant::now();
-            let status = status_document(
-                &self.machine.snapshot(),
-                &self.options.job,
-                &self.folder,
-                &self.streams,
-            );
-            self.folder.status(&status);
-        }
-        self.view.snapshot = Some(self.machine.snapshot());
-        // Nobody may be watching.
-        let _ = self.publish.send(self.view.clone());
     }
 }

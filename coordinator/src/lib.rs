@@ -4,16 +4,18 @@
 //! One task owns the machine; everything else reaches it through one bounded channel. This crate decides nothing: which plan,
 //! which generation, what is lost is decided in `crates/`.
 
+mod checkpoints;
 mod driver;
 pub mod folder;
 mod in_order;
+mod keeping;
 mod serve;
 mod server;
 pub mod store;
 mod words;
 
 pub use folder::RunFolder;
-pub use serve::{Control, Options, ScaleRequest, View, serve};
+pub use serve::{Control, Options, ScaleRequest, View, serve, serve_with};
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
 
 use varuna_api::Job;

@@ -3,7 +3,9 @@
 use crate::CoordinatorError;
 use crate::driver::{Driver, Inbound};
 use crate::folder::{Contact, Metric, RunFolder};
+use crate::keeping::Keeping;
 use crate::server::Service;
+use crate::store::{FileStore, RecordStore};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
+use varuna_checkpoint::Store;
 use varuna_protocol::coordinator::{Outcome, Snapshot, Timing};
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::coordinator_server::CoordinatorServer;
@@ -39,10 +42,14 @@ pub struct Options {
     pub bind: String,
     /// The run's token; workers and commands must know it.
     pub token: String,
+    /// The name of this host, where [`Control::ended`] will tell of the ends of processes on it.
+    pub host: Option<String>,
     /// How many workers are started with the run, where that is known.
     pub expected_workers: Option<usize>,
     /// Deadlines.
     pub timing: Timing,
+    /// Where checkpoints lie, if anywhere, and how many are kept.
+    pub checkpoints: Option<(Store, usize)>,
     /// Who can start and stop workers, if anyone.
     pub scale: Option<Sender<ScaleRequest>>,
 }
@@ -66,15 +73,40 @@ pub struct Control {
     pub view: watch::Receiver<View>,
     /// Ends the run in an orderly way.
     pub stop: Sender<()>,
+    /// Takes the ids of processes of this host that have ended for certain.
+    pub ended: Sender<u32>,
     /// How it ended.
     pub outcome: tokio::task::JoinHandle<Result<Outcome, CoordinatorError>>,
 }
 
-/// Starts a coordinator on a run folder.
+/// Starts a coordinator on a run folder, its record in the folder as well.
 ///
 /// # Errors
 /// It cannot listen, or the folder's record cannot be read.
 pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, CoordinatorError> {
+    let mut store = FileStore::new(folder.path().join("record.json"));
+    store.read()?;
+    start(options, folder, |_| Keeping::Near(Box::new(store))).await
+}
+
+/// Starts a coordinator whose record lies elsewhere, where it may be slow to reach: the store is asked by a thread of its own.
+/// The run folder holds what people read, and may be empty at each start.
+///
+/// # Errors
+/// It cannot listen, or the folder cannot be written.
+pub async fn serve_with(
+    options: Options,
+    folder: RunFolder,
+    store: Box<dyn RecordStore>,
+) -> Result<Control, CoordinatorError> {
+    start(options, folder, |inbound| Keeping::far(store, inbound)).await
+}
+
+async fn start(
+    options: Options,
+    folder: RunFolder,
+    store: impl FnOnce(Sender<Inbound>) -> Keeping,
+) -> Result<Control, CoordinatorError> {
     let listen = |source| CoordinatorError::Listen {
         address: options.bind.clone(),
         source,
@@ -106,8 +138,9 @@ pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, Coord
         .add_service(service)
         .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
     let (publish, view) = watch::channel(View::default());
-    let mut driver = Driver::new(options, folder, publish)?;
+    let mut driver = Driver::new(options, folder, store(inbound.clone()), publish, &inbound)?;
     let (stop, mut stopped) = channel::<()>(1);
+    let (ended, mut ends) = channel::<u32>(64);
     let outcome = tokio::spawn(async move {
         tokio::select! {
             outcome = driver.run(inbox) => outcome,
@@ -118,8 +151,13 @@ pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, Coord
         }
     });
     tokio::spawn(async move {
-        while stopped.recv().await.is_some() {
-            if inbound.send(Inbound::Stop).await.is_err() {
+        loop {
+            let word = tokio::select! {
+                Some(()) = stopped.recv() => Inbound::Stop,
+                Some(process) = ends.recv() => Inbound::Ended(process),
+                else => return,
+            };
+            if inbound.send(word).await.is_err() {
                 return;
             }
         }
@@ -128,6 +166,7 @@ pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, Coord
         address,
         view,
         stop,
+        ended,
         outcome,
     })
 }

@@ -19,6 +19,16 @@ pub enum StoreError {
         /// Why not.
         source: std::io::Error,
     },
+    /// A store that is no file refused or did not answer.
+    #[error("cannot {action} the record {name}: {why}")]
+    Remote {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// The file holds something else.
     #[error("{} is not a coordinator's record: {why}", path.display())]
     Malformed {

@@ -1,5 +1,6 @@
 //! What a run is doing, as a document for tools and as lines for people.
 
+use crate::checkpoints::Known;
 use crate::driver::Attached;
 use crate::folder::RunFolder;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ pub(crate) fn status_document(
     job: &Job,
     folder: &RunFolder,
     streams: &BTreeMap<WorkerId, Attached>,
+    checkpoints: &Known,
 ) -> Value {
     let mut status = serde_json::to_value(snapshot).unwrap_or_default();
     let workers: Vec<Value> = snapshot
@@ -39,6 +41,14 @@ pub(crate) fn status_document(
         fields.insert("job".into(), job.name.clone().into());
         fields.insert("loss".into(), folder.last().map(|m| m.loss).into());
         fields.insert("workers".into(), workers.into());
+        if job.checkpoint.is_some() {
+            let newest = checkpoints.usable.iter().max();
+            let behind = newest.map(|id| snapshot.step.0.saturating_sub(id.step.0));
+            let checkpoint = json!({
+                "newestStep": newest.map(|id| id.step), "stepsBehind": behind, "failing": checkpoints.failing,
+            });
+            fields.insert("checkpoint".into(), checkpoint);
+        }
     }
     status
 }

@@ -53,7 +53,9 @@ fn options(bind: String) -> Options {
             watch: ms(200),
             ..Timing::default()
         },
+        host: None,
         expected_workers: None,
+        checkpoints: None,
         scale: None,
     }
 }

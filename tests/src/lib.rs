@@ -2,6 +2,12 @@
 //!
 //! Everything that a test knows of a run comes from what any user sees: the run folder, `varuna status`, exit codes.
 
+mod curve;
+mod job;
+
+pub use curve::{assert_same_curve, last_of_each};
+pub use job::{JobFile, prepare};
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Deserialize;
@@ -74,64 +80,11 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// The settings of a test job that tests vary.
-#[derive(Clone, Debug)]
-pub struct JobFile {
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Fewest workers.
-    pub min_workers: u32,
-    /// Fewest stages in a pipeline.
-    pub min_depth: u32,
-    /// Width of the model: what makes a step longer.
-    pub hidden: u32,
-}
-
-impl Default for JobFile {
-    fn default() -> Self {
-        JobFile {
-            steps: 60,
-            min_workers: 1,
-            min_depth: 1,
-            hidden: 64,
-        }
-    }
-}
-
-impl JobFile {
-    fn yaml(&self, data: &Path) -> String {
-        let JobFile {
-            steps,
-            min_depth,
-            hidden,
-            ..
-        } = self;
-        let min_workers = self.min_workers.max(*min_depth);
-        format!(
-            "apiVersion: varuna.dev/v1alpha1
-kind: VarunaJob
-metadata: {{name: elastic}}
-spec:
-  model: {{layers: 4, hiddenSize: {hidden}, heads: 4, sequenceLength: 64, vocabularySize: 257, tiedHead: true, dropout: 0.1}}
-  data: {{path: {data}, validationFraction: 0.1}}
-  training:
-    globalBatchSize: 8
-    microBatchSize: 1
-    steps: {steps}
-    seed: 11
-    optimizer: {{learningRate: 0.002, warmupSteps: 5}}
-    evaluation: {{intervalSteps: 20, samples: 8}}
-  pipeline: {{schedule: 1f1b, minDepth: {min_depth}}}
-  elasticity: {{minWorkers: {min_workers}, maxWorkers: 8}}
-",
-            data = data.display()
-        )
-    }
-}
-
 /// A run in its own temporary folder; killed with all its workers when dropped.
 pub struct Run {
     child: Child,
+    /// Workers that were started by hand.
+    workers: Vec<Child>,
     folder: PathBuf,
     temp: TempDir,
 }
@@ -157,7 +110,88 @@ impl Run {
             .stderr(std::fs::File::create(temp.path().join("stderr")).expect("a file for stderr"))
             .spawn()
             .expect("varuna starts");
-        Run { child, folder, temp }
+        Run {
+            child,
+            workers: Vec::new(),
+            folder,
+            temp,
+        }
+    }
+
+    /// A coordinator that stands alone, and so many workers that are started by hand. The workers log each committed step.
+    ///
+    /// # Panics
+    /// When something of the test's own set-up fails.
+    #[must_use]
+    pub fn start_apart(job: &JobFile, workers: usize) -> Run {
+        let temp = TempDir::new().expect("a temporary folder");
+        let _ = prepare(temp.path(), job);
+        let folder = temp.path().join("run");
+        // A loopback address of its own: no other process's connection can take the port while the coordinator is away.
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let child = coordinator(temp.path(), &folder, &format!("127.77.{high}.{}:0", low.max(1)));
+        let mut run = Run {
+            child,
+            workers: Vec::new(),
+            folder,
+            temp,
+        };
+        let address = run.wait_for("an address", Run::address);
+        std::fs::create_dir_all(run.folder.join("workers")).expect("a writable folder");
+        for i in 0..workers {
+            let log = std::fs::File::create(run.worker_log(i)).expect("a file for the log");
+            let worker = Command::new(program("varuna-worker"))
+                .args(["--coordinator", &address, "--name", &format!("w{i}")])
+                .env("VARUNA_LOG", "info,varuna_worker=debug")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .expect("varuna-worker starts");
+            run.workers.push(worker);
+        }
+        run
+    }
+
+    fn worker_log(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("workers/w{number}.log"))
+    }
+
+    /// Where the coordinator listens.
+    fn address(&self) -> Option<String> {
+        let text = std::fs::read_to_string(self.folder.join("coordinator.json")).ok()?;
+        let contact: serde_json::Value = serde_json::from_str(&text).ok()?;
+        contact["address"].as_str().map(str::to_owned)
+    }
+
+    /// The last step that a worker started by hand has logged; 0 = none.
+    #[must_use]
+    pub fn step_of_worker(&self, number: usize) -> u64 {
+        let log = std::fs::read_to_string(self.worker_log(number)).unwrap_or_default();
+        let last = log
+            .lines()
+            .filter_map(|l| l.split("committed step=").nth(1))
+            .last();
+        let digits = last.and_then(|l| l.split(' ').next());
+        digits.and_then(|d| d.parse().ok()).unwrap_or(0)
+    }
+
+    /// Kills the coordinator that stands alone with -9.
+    ///
+    /// # Panics
+    /// When it has ended before.
+    pub fn kill_coordinator(&mut self) {
+        self.child.kill().expect("the coordinator runs");
+        self.child.wait().expect("the child is ours");
+    }
+
+    /// Starts a coordinator on the run folder of the one that was killed, at the same address.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn restart_coordinator(&mut self) {
+        let address = self.address().expect("the first coordinator wrote its address");
+        self.child = coordinator(self.temp.path(), &self.folder, &address);
     }
 
     /// The run folder.
@@ -298,9 +332,29 @@ impl Drop for Run {
         for worker in self.status().into_iter().flat_map(|s| s.workers) {
             let _ = kill(Pid::from_raw(worker.pid), Signal::SIGKILL);
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        for child in self.workers.iter_mut().chain([&mut self.child]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
+}
+
+/// `varuna coordinator` on the job file that lies in `temp`.
+fn coordinator(temp: &Path, folder: &Path, bind: &str) -> Child {
+    let stderr = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(temp.join("stderr"));
+    Command::new(program("varuna"))
+        .args(["coordinator", "--bind", bind, "--job"])
+        .arg(temp.join("job.yaml"))
+        .arg("--run-dir")
+        .arg(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr.expect("a file for stderr"))
+        .spawn()
+        .expect("varuna starts")
 }
 
 /// Sends a signal.
@@ -311,32 +365,6 @@ pub fn signal(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap_or_else(|e| panic!("{signal} to {pid}: {e}"));
 }
 
-/// Writes a small dataset of real words and a job file into a folder; returns the job file's path.
-///
-/// # Panics
-/// When the folder cannot be written.
-#[must_use]
-pub fn prepare(folder: &Path, job: &JobFile) -> PathBuf {
-    let text = include_str!("../data/genesis.txt");
-    let source = folder.join("text.txt");
-    std::fs::write(&source, text).expect("a writable folder");
-    let prefix = folder.join("data");
-    let built = Command::new(program("varuna"))
-        .args(["data", "build", "--tokenizer", "byte", "--output"])
-        .arg(&prefix)
-        .arg(&source)
-        .output()
-        .expect("varuna starts");
-    assert!(
-        built.status.success(),
-        "{}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let path = folder.join("job.yaml");
-    std::fs::write(&path, job.yaml(&prefix)).expect("a writable folder");
-    path
-}
-
 fn lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Vec<T> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     // The last line may be half written.
@@ -345,40 +373,4 @@ fn lines<T: for<'de> Deserialize<'de>>(path: &Path) -> Vec<T> {
         .lines()
         .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
         .collect()
-}
-
-/// Steps must be 1..=n, each once: nothing lost, nothing repeated; and the losses those of the undisturbed run.
-///
-/// # Panics
-/// When they are not.
-pub fn assert_same_curve(undisturbed: &[Metric], run: &[Metric], steps: u64) {
-    let numbers: Vec<u64> = run.iter().map(|m| m.step).collect();
-    let expected: Vec<u64> = (1..=steps).collect();
-    assert_eq!(
-        numbers, expected,
-        "every committed step is published once, in order"
-    );
-    for (a, b) in undisturbed.iter().zip(run) {
-        let off = (a.loss - b.loss).abs() / a.loss.abs();
-        assert!(
-            off <= 1e-5,
-            "step {}: {} undisturbed, {} here ({off:.1e} off)",
-            a.step,
-            a.loss,
-            b.loss
-        );
-        match (a.eval_loss, b.eval_loss) {
-            (None, None) => {}
-            (Some(x), Some(y)) => assert!(
-                (x - y).abs() <= 1e-5 * x.abs(),
-                "evaluation at {}: {x} and {y}",
-                a.step
-            ),
-            other => panic!("evaluation at step {}: {other:?}", a.step),
-        }
-    }
-    assert!(
-        run.last().is_some_and(|m| m.loss < 0.8 * run[0].loss),
-        "the model learns"
-    );
 }

@@ -2,6 +2,7 @@
 
 use nix::sys::signal::Signal;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 use varuna_tests::{JobFile, Metric, Run, assert_same_curve, signal};
 
 const STEPS: u64 = 60;
@@ -149,4 +150,34 @@ fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_co
     let lost = run.events().into_iter().find(|e| e["event"] == "lost");
     let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.story()));
     assert!(lost["units"].as_array().is_some_and(|u| !u.is_empty()), "{lost}");
+}
+
+#[test]
+fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up() {
+    let mut run = Run::start_apart(&two_stages(), 4);
+    run.wait_for_step(10);
+    run.wait_for_workers(4);
+    run.kill_coordinator();
+    let published = run.metrics().last().map_or(0, |m| m.step);
+    // Nobody but the workers themselves can tell now.
+    let start = Instant::now();
+    while run.step_of_worker(0) < published + 10 {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "training stopped\n{}",
+            run.story()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    run.restart_coordinator();
+    run.wait_for_step(published + 10);
+    let events = run.events();
+    let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
+    assert_eq!(
+        (count("tookOver"), count("fenced"), count("planned")),
+        (2, 0, 1),
+        "{}",
+        run.story()
+    );
+    finish(run);
 }

@@ -5,12 +5,14 @@ use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::{Job, parse_job};
+use varuna_checkpoint::Store;
 use varuna_data::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_wire::{Hello, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, Happening, Parts};
+use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
 use varuna_worker::samples::DatasetSamples;
 use varuna_worker::transport::tcp::Mesh;
@@ -56,6 +58,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
@@ -83,13 +86,16 @@ async fn work(arguments: &Arguments) -> Result<()> {
     let (reports, mut orders) = uplink::start(arguments.coordinator.clone(), hello);
     let welcome = first_welcome(&mut orders, &arguments.coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
-    let engine = engine(arguments, me, &job, &welcome)?;
+    let data = dataset(arguments, &job, &welcome)?;
+    let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
+    let checkpoints = store.map(|store| Checkpoints::start(store, job.model.clone()));
+    let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         id: me,
         layout: job.model.layout(),
         last_step: Step(job.training.steps),
-        checkpoint_every: None,
+        checkpoint_every: job.checkpoint.as_ref().map(|c| c.interval_steps),
         timing: MemberTiming::default(),
     };
     let parts = Parts {
@@ -99,6 +105,7 @@ async fn work(arguments: &Arguments) -> Result<()> {
         happenings: (tell, happenings),
         uplink: (reports, orders),
         job_hash: welcome.job_hash,
+        checkpoints,
         tokens_per_sample: u64::from(job.model.sequence_length),
     };
     agent::run(parts, drain).await.map_err(Into::into)
@@ -163,9 +170,8 @@ async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) ->
     }
 }
 
-fn engine(arguments: &Arguments, me: WorkerId, job: &Job, welcome: &Welcome) -> Result<Engine> {
-    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
-    tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+/// The job's dataset, which must be the coordinator's and fit the model.
+fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenDataset> {
     let prefix = arguments.data.as_deref().unwrap_or(&job.data.path);
     let data = TokenDataset::open(
         prefix.as_ref(),
@@ -182,10 +188,16 @@ fn engine(arguments: &Arguments, me: WorkerId, job: &Job, welcome: &Welcome) -> 
             "the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})"
         );
     }
-    Ok(Engine::new(EngineConfig {
+    Ok(data)
+}
+
+fn engine(arguments: &Arguments, me: WorkerId, job: &Job, data: TokenDataset) -> Engine {
+    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
+    tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+    Engine::new(EngineConfig {
         me,
         model: job.model.clone(),
         training: job.training.clone(),
         samples: Arc::new(DatasetSamples(data)),
-    }))
+    })
 }

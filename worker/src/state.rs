@@ -3,15 +3,18 @@
 //! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer,
 //! their gradients views of the last, so that autograd accumulates where the reduction reads.
 
-use crate::model::parameters::{self, Initial, Parameter};
+use std::time::Duration;
 use tch::Tensor;
+use varuna_api::parameters::{self, Initial, Parameter};
 use varuna_api::{Adam, Model};
 use varuna_plan::Unit;
 use varuna_plan::state::mix;
-use varuna_torch::{AdamStep, FlatBuffer, LeaseError, TorchError, adamw, fill_normal, set_grad};
+use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad};
 
 /// Elements behind the gradients: the sums of training and evaluation loss ride along with the reduction.
 pub const TAIL: usize = 2;
+/// How often a change of the state looks whether a snapshot is still being copied.
+const SETTLE: Duration = Duration::from_micros(100);
 
 /// A unit's state as it travels: to a peer, later into a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +23,28 @@ pub struct UnitState {
     pub adam_steps: u64,
     /// Parameters, first moments, second moments, each in the unit's order; three equal parts.
     pub data: Vec<f32>,
+}
+
+/// A unit's state as it is now, readable beside the next step's compute, for whoever copies it out. The next change of the unit
+/// waits until it is dropped.
+pub struct UnitSnapshot {
+    adam_steps: u64,
+    parts: [Share; 3],
+}
+
+impl UnitSnapshot {
+    /// Copies the state out.
+    #[must_use]
+    pub fn copy(self) -> UnitState {
+        let mut data = Vec::with_capacity(self.parts.iter().map(|p| p.as_ref().len()).sum());
+        for part in &self.parts {
+            data.extend_from_slice(part.as_ref());
+        }
+        UnitState {
+            adam_steps: self.adam_steps,
+            data,
+        }
+    }
 }
 
 /// The buffers of one unit.
@@ -106,14 +131,26 @@ impl UnitBuffers {
     /// # Errors
     /// The state is lent to somebody.
     pub fn export(&self) -> Result<UnitState, LeaseError> {
-        let mut data = Vec::with_capacity(self.memory.iter().map(FlatBuffer::len).sum());
-        for part in &self.memory {
-            data.extend_from_slice(part.lease()?.as_ref());
-        }
-        Ok(UnitState {
+        self.snapshot().map(UnitSnapshot::copy)
+    }
+
+    /// The state as it is now, to be copied out by another thread.
+    ///
+    /// # Errors
+    /// The state is lent to somebody.
+    pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
+        let [weights, first, second] = &self.memory;
+        Ok(UnitSnapshot {
             adam_steps: self.adam_steps,
-            data,
+            parts: [weights.share()?, first.share()?, second.share()?],
         })
+    }
+
+    /// Waits until no snapshot reads the state any more. Copies take milliseconds and mostly end long before, beside the step.
+    fn settle(&self) {
+        while self.memory.iter().any(FlatBuffer::is_shared) {
+            std::thread::sleep(SETTLE);
+        }
     }
 
     /// Takes over what a peer sent.
@@ -128,6 +165,7 @@ impl UnitBuffers {
                 state.data.len()
             )));
         }
+        self.settle();
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
             let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
             lease.as_mut().copy_from_slice(part);
@@ -158,6 +196,7 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch refuses.
     pub fn apply(&mut self, adam: &Adam, rate: f64, clip: f64) -> Result<(), TorchError> {
+        self.settle();
         let _guard = tch::no_grad_guard();
         if clip < 1.0 {
             let _ = self.gradients.g_mul_scalar_(clip);

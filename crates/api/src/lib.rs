@@ -11,6 +11,7 @@ pub mod hash;
 pub mod job;
 pub mod manifest;
 pub mod model;
+pub mod parameters;
 pub mod preset;
 pub mod quantity;
 mod read;

@@ -5,7 +5,7 @@
 //! answer proves that the engine itself, not merely its control task, has stopped.
 
 use crate::engine::{Engine, EngineError, StepTimings};
-use crate::state::UnitState;
+use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -39,6 +39,8 @@ pub enum Command {
     Apply { decision: Decision, units: Vec<Unit> },
     /// Forget the state of all other units.
     Free { keep: Vec<Unit> },
+    /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
+    Snapshot { unit: Unit, id: StateId },
     /// Copy a unit's state out for a peer. Answer: [`Event::Exported`].
     Export {
         to: WorkerId,
@@ -71,6 +73,12 @@ pub enum Event {
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
     Applied { decision: Decision, took: Duration },
+    /// For a checkpoint.
+    Snapshot {
+        unit: Unit,
+        id: StateId,
+        snapshot: UnitSnapshot,
+    },
     /// A copy for a peer.
     Exported {
         to: WorkerId,
@@ -147,6 +155,11 @@ impl<T: Fn(Event)> Thread<T> {
                 self.prepared.retain(|(u, _)| keep.contains(u));
                 return Ok(());
             }
+            Command::Snapshot { unit, id } => Event::Snapshot {
+                unit,
+                id,
+                snapshot: self.engine.snapshot(unit)?,
+            },
             Command::Export {
                 to,
                 generation,

@@ -2,7 +2,7 @@
 
 use super::engine_thread::Event;
 use super::uplink::UplinkEvent;
-use super::{Agent, AgentError};
+use super::{Agent, AgentError, StoreEvent};
 use crate::state::UnitState;
 use crate::transport::tcp::PeerEvent;
 use crate::transport::tcp::frame::StateHeader;
@@ -57,6 +57,12 @@ impl Agent {
                     elements: data.len() as u64,
                 };
                 self.mesh.send_state(generation, to, header, data);
+                return Ok(());
+            }
+            Event::Snapshot { unit, id, snapshot } => {
+                if let Some(checkpoints) = &self.checkpoints {
+                    checkpoints.save(unit, id, snapshot);
+                }
                 return Ok(());
             }
             Event::Fatal(error) => return Err(error.into()),
@@ -138,6 +144,29 @@ impl Agent {
             }
         };
         self.feed(input)
+    }
+
+    pub(super) fn store_said(&mut self, event: StoreEvent) -> Result<(), AgentError> {
+        let generation = self.member.generation();
+        match event {
+            StoreEvent::Progress(unit) => self.feed(MemberInput::FetchProgress {
+                generation,
+                from: self.me,
+                unit,
+            }),
+            StoreEvent::Loaded(unit, id, state) => {
+                self.loading.remove(&(id, unit));
+                let Some(state) = state else { return Ok(()) };
+                self.staged.insert((unit, id), state);
+                self.feed(MemberInput::Fetched {
+                    generation,
+                    from: self.me,
+                    unit,
+                    id,
+                    decision: None,
+                })
+            }
+        }
     }
 
     pub(super) fn coordinator_said(&mut self, event: UplinkEvent) -> Result<(), AgentError> {

@@ -7,12 +7,13 @@ pub mod engine_thread;
 mod hear;
 pub mod uplink;
 
+use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineError, StepTimings};
 use crate::state::UnitState;
 use crate::transport::Link;
 use crate::transport::tcp::{Mesh, PeerEvent};
 use engine_thread::{Command, Event};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -62,6 +63,16 @@ pub enum Happening {
     Engine(Event),
     /// A peer.
     Peer(PeerEvent),
+    /// The checkpoint store.
+    Store(StoreEvent),
+}
+
+/// What the checkpoint store has to say of a unit that is being read.
+pub enum StoreEvent {
+    /// A piece of it arrived.
+    Progress(Unit),
+    /// All of it is here; none where that failed.
+    Loaded(Unit, StateId, Option<UnitState>),
 }
 
 /// What an agent is made from.
@@ -78,6 +89,8 @@ pub struct Parts {
     pub uplink: (Sender<Upward>, Receiver<UplinkEvent>),
     /// Hash of the job.
     pub job_hash: String,
+    /// Where checkpoints go, if anywhere.
+    pub checkpoints: Option<Checkpoints>,
     /// Tokens of this worker's job in one sample, for metrics.
     pub tokens_per_sample: u64,
 }
@@ -87,6 +100,10 @@ struct Agent {
     member: Member,
     engine: SyncSender<Command>,
     mesh: Mesh,
+    checkpoints: Option<Checkpoints>,
+    /// Units that are being read from the store.
+    loading: BTreeSet<(StateId, Unit)>,
+    tell: Sender<Happening>,
     reports: Sender<Upward>,
     attached: bool,
     job_hash: String,
@@ -108,9 +125,10 @@ struct Agent {
 /// Why it had to end before.
 pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError> {
     let (tell, mut happenings) = parts.happenings;
+    let told = tell.clone();
     let engine = engine_thread::start(parts.engine, move |event| {
         // The agent has ended where nobody listens; the thread ends with its command queue.
-        let _ = tell.blocking_send(Happening::Engine(event));
+        let _ = told.blocking_send(Happening::Engine(event));
     })?;
     let (reports, mut uplink) = parts.uplink;
     let mut agent = Agent {
@@ -118,6 +136,9 @@ pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError
         member: Member::new(parts.member),
         engine,
         mesh: parts.mesh,
+        checkpoints: parts.checkpoints,
+        loading: BTreeSet::new(),
+        tell,
         reports,
         attached: true,
         job_hash: parts.job_hash,
@@ -138,6 +159,7 @@ pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError
             happening = happenings.recv() => match happening {
                 Some(Happening::Engine(event)) => agent.engine_said(event)?,
                 Some(Happening::Peer(event)) => agent.peer_said(event)?,
+                Some(Happening::Store(event)) => agent.store_said(event)?,
                 None => return Err(AgentError::EngineGone),
             },
             Some(event) = uplink.recv() => agent.coordinator_said(event)?,
@@ -214,8 +236,11 @@ impl Agent {
                 id: StateId::INITIAL,
                 unit,
             } => self.command(Command::Initialise { unit })?,
-            // This build has no store: what is not held by a peer does not come from elsewhere.
-            MemberEffect::Load { .. } | MemberEffect::Put { .. } => {}
+            MemberEffect::Load { id, unit } => self.read(id, unit),
+            MemberEffect::Put { id, unit } if self.checkpoints.is_some() => {
+                self.command(Command::Snapshot { unit, id })?;
+            }
+            MemberEffect::Put { .. } => {}
             MemberEffect::Adopt { unit, id } => match self.staged.remove(&(unit, id)) {
                 Some(state) => self.command(Command::Adopt { unit, id, state })?,
                 None => tracing::error!(%unit, %id, "a unit was to be adopted that is not staged"),
@@ -235,6 +260,29 @@ impl Agent {
             MemberEffect::Exit => self.released = true,
         }
         Ok(None)
+    }
+
+    /// Reads a unit from the store, unless that is under way. The member asks again until it has it.
+    fn read(&mut self, id: StateId, unit: Unit) {
+        let Some(checkpoints) = self.checkpoints.clone() else {
+            tracing::error!(%id, %unit, "a unit is to be read from a checkpoint, and the job names no place for them");
+            return;
+        };
+        if !self.loading.insert((id, unit)) {
+            return;
+        }
+        let tell = self.tell.clone();
+        tokio::spawn(async move {
+            // A full queue has news enough; the agent has ended where nobody listens.
+            let progress = || drop(tell.try_send(Happening::Store(StoreEvent::Progress(unit))));
+            let read = checkpoints.load(unit, id, progress).await;
+            if let Err(error) = &read {
+                tracing::warn!(%error, "a unit cannot be read from its checkpoint");
+            }
+            let _ = tell
+                .send(Happening::Store(StoreEvent::Loaded(unit, id, read.ok())))
+                .await;
+        });
     }
 
     fn run_step(
@@ -266,6 +314,9 @@ impl Agent {
         } = &report
         {
             tracing::info!(%generation, %about, link, "suspects");
+        }
+        if let Report::Committed { decision } = &report {
+            tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
         }
         self.say(Upward::Report(report));
     }

@@ -5,13 +5,12 @@
 
 mod step;
 
-use crate::model::parameters;
-use crate::state::{UnitBuffers, UnitState};
+use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Model, Training};
+use varuna_api::{Model, Training, parameters};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
 use varuna_torch::TorchError;
@@ -149,6 +148,16 @@ impl Engine {
     pub fn export(&self, unit: Unit) -> Result<UnitState, EngineError> {
         self.held_unit(unit)?
             .export()
+            .map_err(|_| EngineError::Leased(unit))
+    }
+
+    /// The unit's state as it is now, to be copied out beside the next step.
+    ///
+    /// # Errors
+    /// The unit is not held.
+    pub fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        self.held_unit(unit)?
+            .snapshot()
             .map_err(|_| EngineError::Leased(unit))
     }
 

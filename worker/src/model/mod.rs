@@ -4,14 +4,13 @@
 //! This module must never know of plans, other workers or optimizers.
 
 pub mod dropout;
-pub mod parameters;
 
 use crate::state::UnitBuffers;
 use dropout::Dropout;
-use parameters::{block, embedding, head};
 use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::Model;
+use varuna_api::parameters::{block, embedding, head};
 use varuna_plan::{SegmentRange, Unit};
 use varuna_torch::{TorchError, linear, lookup};
 

@@ -5,7 +5,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use tch::Tensor;
 
 /// One cache line, so that the memory is aligned for vector instructions.
@@ -16,11 +16,15 @@ struct Memory {
     start: NonNull<f32>,
     layout: Layout,
     len: usize,
-    leased: AtomicBool,
+    /// `LEASED`, or the number of shares.
+    readers: AtomicU32,
 }
 
-// SAFETY: plain floats. Who may touch them when is the contract of `FlatBuffer::lease`: a lease exists at most once, and
-// handing it to another thread and back (over a channel) orders the accesses.
+/// A lease is out.
+const LEASED: u32 = u32::MAX;
+
+// SAFETY: plain floats. Who may touch them when is the contract of `FlatBuffer::lease` and `share`: a lease exists at most once and
+// beside no share, and handing it to another thread and back (over a channel) orders the accesses.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -41,7 +45,7 @@ impl Memory {
             start: start.cast(),
             layout,
             len,
-            leased: AtomicBool::new(false),
+            readers: AtomicU32::new(0),
         }
     }
 }
@@ -53,9 +57,9 @@ impl Drop for Memory {
     }
 }
 
-/// The buffer is leased to somebody already.
+/// The buffer is leased to, or shared with, somebody already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the buffer is leased already")]
+#[error("the buffer is leased or shared already")]
 pub struct LeaseError;
 
 /// Float memory with tensor views.
@@ -102,19 +106,44 @@ impl FlatBuffer {
     /// Whether a lease is out: its holder alone may touch the memory now.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        self.memory.leased.load(Ordering::Acquire)
+        self.memory.readers.load(Ordering::Acquire) == LEASED
     }
 
     /// Exclusive access for as long as the lease lives. As with two tch tensors over one storage, it is on the caller that
     /// no tensor operation touches the buffer meanwhile (ask [`FlatBuffer::is_leased`]); a second lease is refused.
     ///
     /// # Errors
-    /// Leased already.
+    /// Leased or shared already.
     pub fn lease(&self) -> Result<Lease, LeaseError> {
-        if self.memory.leased.swap(true, Ordering::Acquire) {
-            return Err(LeaseError);
-        }
+        let taken = self
+            .memory
+            .readers
+            .compare_exchange(0, LEASED, Ordering::Acquire, Ordering::Relaxed);
+        taken.map_err(|_| LeaseError)?;
         Ok(Lease {
+            memory: Arc::clone(&self.memory),
+        })
+    }
+
+    /// Whether a share is out: nobody may write the memory now.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        !matches!(self.memory.readers.load(Ordering::Acquire), 0 | LEASED)
+    }
+
+    /// Read access for as long as the share lives; tensor operations may read beside it. As with leases, it is on the caller
+    /// that none writes meanwhile (ask [`FlatBuffer::is_shared`]).
+    ///
+    /// # Errors
+    /// Leased.
+    pub fn share(&self) -> Result<Share, LeaseError> {
+        let one_more = |n: u32| (n < LEASED - 1).then_some(n + 1);
+        let taken = self
+            .memory
+            .readers
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more);
+        taken.map_err(|_| LeaseError)?;
+        Ok(Share {
             memory: Arc::clone(&self.memory),
         })
     }
@@ -141,13 +170,46 @@ impl AsMut<[f32]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.memory.leased.store(false, Ordering::Release);
+        self.memory.readers.store(0, Ordering::Release);
+    }
+}
+
+/// Read access to a [`FlatBuffer`]; may be sent to another thread.
+pub struct Share {
+    memory: Arc<Memory>,
+}
+
+impl AsRef<[f32]> for Share {
+    fn as_ref(&self) -> &[f32] {
+        // SAFETY: initialised memory of this length, kept alive by the Arc; nobody writes while a share is out (see `share`).
+        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.memory.len) }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.readers.fetch_sub(1, Ordering::Release);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_keep_leases_out_and_the_other_way_round() {
+        let buffer = FlatBuffer::zeros(4);
+        let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
+        assert!(buffer.is_shared() && !buffer.is_leased() && buffer.lease().is_err());
+        drop(one);
+        assert!(buffer.lease().is_err(), "a share is still out");
+        assert_eq!(two.as_ref(), [0.0; 4]);
+        drop(two);
+        let lease = buffer.lease().unwrap();
+        assert!(buffer.is_leased() && !buffer.is_shared() && buffer.share().is_err());
+        drop(lease);
+        assert!(buffer.share().is_ok());
+    }
 
     #[test]
     fn tensors_and_leases_see_the_same_memory_in_turn() {

@@ -6,7 +6,7 @@
 
 mod flat;
 
-pub use flat::{FlatBuffer, Lease, LeaseError};
+pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::{Kind, Tensor};

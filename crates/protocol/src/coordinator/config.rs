@@ -170,6 +170,12 @@ pub enum CoordinatorInput {
         /// What.
         report: Report,
     },
+    /// A worker's process has ended for certain: it never comes back, and nothing that it held is waited for. Only from who
+    /// has seen its end, such as the parent of its process.
+    Gone {
+        /// Whose.
+        worker: WorkerId,
+    },
     /// Use at most so many workers.
     MaxWorkers(Option<usize>),
     /// The user wants the run to end here: workers are stopped and released.

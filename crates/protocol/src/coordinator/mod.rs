@@ -61,6 +61,7 @@ struct Worker {
     heard_at: Time,
     down_since: Time,
     status: Option<Status>,
+    gone: bool,
 }
 
 /// Orders of one kind to one worker are repeated on a clock.
@@ -102,6 +103,8 @@ pub struct Coordinator {
     // recovery
     answers: BTreeMap<WorkerId, Inventory>,
     checkpoints: Option<Vec<StateId>>,
+    /// The greatest generation of a checkpoint.
+    stored: Generation,
     fruitless: u32,
     /// Since when there are enough workers for the first plan.
     gathering: Option<Time>,
@@ -145,6 +148,7 @@ impl Coordinator {
             suspected: None,
             answers: BTreeMap::new(),
             checkpoints: None,
+            stored: Generation(0),
             fruitless: 0,
             gathering: None,
             complained: None,
@@ -201,6 +205,7 @@ impl Coordinator {
             CoordinatorInput::Record(record) => return self.read(now, record, effects),
             CoordinatorInput::Written { ok, record } => return self.written(now, ok, record, effects),
             CoordinatorInput::Checkpoints(list) => {
+                self.stored = list.iter().map(|c| c.run_gen).fold(self.stored, Generation::max);
                 let open = matches!(self.mode, Mode::Active | Mode::Collecting { .. });
                 if open && list.iter().any(|c| c.step >= self.config.last_step) {
                     return self.persist(
@@ -216,6 +221,10 @@ impl Coordinator {
             CoordinatorInput::StreamUp { from, hello } => return self.stream_up(now, from, hello, effects),
             CoordinatorInput::StreamDown { from } => self.stream_down(now, from, effects),
             CoordinatorInput::Report { from, report } => self.heard(now, from, report, effects),
+            CoordinatorInput::Gone { worker } => {
+                self.stream_down(now, worker, effects);
+                self.workers.entry(worker).or_default().gone = true;
+            }
             CoordinatorInput::MaxWorkers(most) => self.max_workers = most,
             CoordinatorInput::Stop => {
                 if !matches!(self.mode, Mode::Done { .. } | Mode::Lost | Mode::Deposed) {

@@ -210,7 +210,8 @@ impl Coordinator {
                 .map_or(Generation(0), |p| p.generation)
                 .next();
         }
-        self.record.highest.next()
+        // States of an earlier run on the same store must stay older than this one's.
+        self.record.highest.max(self.stored).next()
     }
 
     /// The decision that the persisted plan carries; it binds.

@@ -61,15 +61,16 @@ impl Coordinator {
         let Some(resume) = evidence.resume() else {
             let units = evidence.uncovered();
             let long = |w: &WorkerId| {
-                let down = self.workers.get(w).filter(|x| !x.up).map(|x| x.down_since);
-                down.is_some_and(|since| now > since.after(timing.grace))
+                let down = self.workers.get(w).filter(|x| !x.up);
+                down.is_some_and(|x| x.gone || now > x.down_since.after(timing.grace))
             };
             if patient || (!missing.is_empty() && missing.iter().all(long)) {
                 self.lost(units, effects);
             }
             return;
         };
-        if !resume.tip && !missing.is_empty() && !patient {
+        let gone = |w: &WorkerId| self.workers.get(w).is_some_and(|x| x.gone);
+        if !resume.tip && !missing.iter().all(gone) && !patient {
             return;
         }
         self.recover(now, resume, missing, effects);

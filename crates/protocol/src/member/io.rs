@@ -93,7 +93,7 @@ pub enum MemberInput {
         /// The sender's last decision.
         decision: Option<Decision>,
     },
-    /// Bytes of a fetch are arriving.
+    /// Bytes of a fetch are arriving, from a peer or (`from` = this worker) from the store.
     FetchProgress {
         /// Of the plan it was asked for.
         generation: Generation,

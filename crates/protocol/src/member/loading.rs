@@ -224,6 +224,9 @@ impl Member {
         if generation != self.generation() || self.phase != Phase::Loading {
             return;
         }
+        if from == self.config.id && self.shards_asked.contains_key(&unit) {
+            self.progress_at = now;
+        }
         if let Some(fetch) = self.fetches.get_mut(&unit).filter(|f| f.from == from) {
             fetch.asked_at = now;
             self.progress_at = now;

@@ -225,8 +225,16 @@ impl Member {
         self.run(effects);
     }
 
+    /// The holders of a unit share the writing: each unit has one writer. At the end all write, since one that dies then has
+    /// no next checkpoint to make up for it.
     pub(super) fn put_held(&self, effects: &mut Vec<MemberEffect>) {
+        let all = self.finished();
+        let mine = |unit: &Unit| {
+            let holders = self.plan.as_ref().map(|p| p.holders(*unit)).unwrap_or_default();
+            holders.get(unit.index() % holders.len().max(1)) == Some(&self.config.id)
+        };
         let current = self.held.iter().filter(|(_, id)| **id == self.at);
+        let current = current.filter(|(unit, _)| all || mine(unit));
         effects.extend(current.map(|(unit, id)| MemberEffect::Put { id: *id, unit: *unit }));
     }
 

@@ -1,6 +1,6 @@
 //! The parameters of each unit: shapes, initial values, and which of them decay.
 
-use varuna_api::Model;
+use crate::model::Model;
 use varuna_plan::Unit;
 
 /// Standard deviation of GPT-2's initial weights.

@@ -1,0 +1,139 @@
+//! The manifest: what a checkpoint holds, and everything about training that is not in the shards.
+
+use crate::CheckpointError;
+use crate::name::{shard_file, unit_name};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use varuna_plan::{Layout, StateId};
+
+/// The version of the format that this build writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// What a job says of itself in its checkpoints.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Facts {
+    /// The job's name.
+    pub job: String,
+    /// The model's sizes, as in the job file, all of them. Equal models load each other's checkpoints.
+    pub model: Value,
+    /// Hash of model, training and data: where it differs, the curve will not be the undisturbed one.
+    pub training_hash: String,
+    /// Seed of initial values, dropout and sample order.
+    pub seed: u64,
+    /// Samples in a step.
+    pub global_batch_size: u64,
+    /// Fingerprint of the dataset.
+    pub data_fingerprint: String,
+}
+
+/// One shard.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShardEntry {
+    /// The unit's name.
+    pub unit: String,
+    /// The file, in the manifest's folder.
+    pub file: String,
+    /// Its length.
+    pub bytes: u64,
+    /// SHA-256 of its data (what follows the safetensors header), in hex.
+    pub sha256: String,
+}
+
+/// `manifest.json`. Its content follows from the state and the job alone: whoever writes it writes the same.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Manifest {
+    /// [`FORMAT_VERSION`] of the writer.
+    pub format_version: u32,
+    /// The state.
+    pub state: StateId,
+    /// Number of segments, and whether a tied weight is a unit of its own.
+    pub layout: Layout,
+    /// The job.
+    #[serde(flatten)]
+    pub facts: Facts,
+    /// The first sample that has not been trained on: its number in the seeded order.
+    pub next_sample: u64,
+    /// All units in order.
+    pub shards: Vec<ShardEntry>,
+}
+
+impl Manifest {
+    /// The manifest of a state whose shards are these, in unit order.
+    #[must_use]
+    pub fn new(id: StateId, layout: Layout, facts: Facts, shards: Vec<ShardEntry>) -> Manifest {
+        Manifest {
+            format_version: FORMAT_VERSION,
+            state: id,
+            layout,
+            next_sample: id.step.0.saturating_mul(facts.global_batch_size),
+            facts,
+            shards,
+        }
+    }
+
+    /// Reads a manifest and checks that it is a whole one of this state.
+    ///
+    /// # Errors
+    /// It is of a newer format, damaged, or another state's.
+    pub fn decode(id: StateId, text: &[u8]) -> Result<Manifest, CheckpointError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Version {
+            format_version: u32,
+        }
+        let damaged = |why: String| CheckpointError::Damaged {
+            id,
+            file: crate::name::MANIFEST.into(),
+            why,
+        };
+        let version: Version = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
+        if version.format_version > FORMAT_VERSION {
+            return Err(CheckpointError::Unsuitable {
+                id,
+                why: format!(
+                    "it has format version {}, this build reads up to {FORMAT_VERSION}",
+                    version.format_version
+                ),
+            });
+        }
+        let manifest: Manifest = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
+        if manifest.state != id {
+            return Err(damaged(format!("it is of {}", manifest.state)));
+        }
+        let layout = manifest.layout;
+        let units = layout
+            .all_units()
+            .map(|u| (unit_name(layout, u), shard_file(layout, u)));
+        let named = manifest.shards.iter().map(|s| (s.unit.clone(), s.file.clone()));
+        if !units.eq(named) {
+            return Err(damaged("it does not name each unit once, in order".into()));
+        }
+        Ok(manifest)
+    }
+
+    /// Whether a job may load this checkpoint.
+    ///
+    /// # Errors
+    /// The model is another one.
+    pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
+        // Dropout has no state.
+        let sizes = |model: &Value| {
+            let mut sizes = model.clone();
+            sizes.as_object_mut().map(|m| m.remove("dropout"));
+            sizes
+        };
+        if self.layout == layout && sizes(&self.facts.model) == sizes(&facts.model) {
+            return Ok(());
+        }
+        Err(CheckpointError::Unsuitable {
+            id: self.state,
+            why: format!(
+                "it is of job {} with the model {}, this job's model is {}",
+                self.facts.job, self.facts.model, facts.model
+            ),
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Names of folders and shards.
+
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, Layout, StateId, Step, Unit};
+
+/// `step-00001200-g3-0123456789abcdef`: sorts by step, and names one state.
+#[must_use]
+pub fn folder_name(id: StateId) -> String {
+    format!("step-{:08}-g{}-{:016x}", id.step.0, id.run_gen.0, id.chain.0)
+}
+
+/// The state that a folder of this name holds; none where it is not a checkpoint's.
+#[must_use]
+pub fn parse_folder(name: &str) -> Option<StateId> {
+    let mut parts = name.strip_prefix("step-")?.split('-');
+    let step = parts.next()?.parse().ok()?;
+    let run_gen = parts.next()?.strip_prefix('g')?.parse().ok()?;
+    let chain = u64::from_str_radix(parts.next()?, 16).ok()?;
+    let id = StateId {
+        run_gen: Generation(run_gen),
+        step: Step(step),
+        chain: Chain(chain),
+    };
+    // Only the one spelling: two names must never mean one state.
+    (parts.next().is_none() && folder_name(id) == name).then_some(id)
+}
+
+/// `segment-007`, or `tied` for the weight that the first and the last segment share.
+#[must_use]
+pub fn unit_name(layout: Layout, unit: Unit) -> String {
+    if layout.tied_unit() == Some(unit) {
+        "tied".to_owned()
+    } else {
+        format!("segment-{:03}", unit.0)
+    }
+}
+
+pub(crate) fn shard_file(layout: Layout, unit: Unit) -> String {
+    format!("{}.safetensors", unit_name(layout, unit))
+}
+
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// Says that a reader found this checkpoint damaged.
+pub(crate) const REFUSED: &str = "refused.json";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn folder_names_name_one_state_each(step: u64, run_gen: u64, chain: u64) {
+            let id = StateId { run_gen: Generation(run_gen), step: Step(step), chain: Chain(chain) };
+            prop_assert_eq!(parse_folder(&folder_name(id)), Some(id));
+        }
+
+        #[test]
+        fn no_other_name_is_taken_for_a_checkpoint(name in "\\PC{0,40}") {
+            if let Some(id) = parse_folder(&name) {
+                prop_assert_eq!(folder_name(id), name);
+            }
+        }
+    }
+
+    #[test]
+    fn names_with_another_spelling_are_refused() {
+        for name in [
+            "step-7-g1-00000000000000ab",
+            "step-00000007-g01-00000000000000ab",
+            "step-00000007-g1-AB",
+            "",
+        ] {
+            assert_eq!(parse_folder(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! One unit's state as a safetensors file: parameters, first and second moments, each under its parameter's name.
+//!
+//! The file carries the digest of its own data, so that whoever writes the manifest need not read the data again, and a reader
+//! can tell a damaged shard by itself.
+
+use crate::CheckpointError;
+use bytes::Bytes;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use varuna_plan::StateId;
+
+/// Prefixes of the tensors' names: what of the parameter they hold.
+pub(crate) const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
+/// The key of our own metadata in the header.
+const KEY: &str = "varuna";
+
+/// One parameter of a shard. All three parts have the shape's number of elements.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ShardTensor {
+    /// The parameter's name within its segment, as in GPT-2's published checkpoints.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Values, first and second moments (AdamW), in row-major order.
+    pub parts: [Vec<f32>; 3],
+}
+
+/// The state of one unit.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shard {
+    /// The state that it belongs to.
+    pub id: StateId,
+    /// Its unit's name (see [`crate::unit_name`]).
+    pub unit: String,
+    /// Optimizer steps applied (skipped ones not counted).
+    pub adam_steps: u64,
+    /// Parameters in their order.
+    pub tensors: Vec<ShardTensor>,
+}
+
+/// What the header says besides the tensors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Header {
+    state: StateId,
+    unit: String,
+    adam_steps: u64,
+    /// The parameters in their order: safetensors keeps none.
+    order: Vec<String>,
+    /// SHA-256 of everything after the header.
+    sha256: String,
+}
+
+struct Floats<'a> {
+    shape: &'a [usize],
+    values: &'a [f32],
+}
+
+impl View for Floats<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(bytemuck::cast_slice(self.values))
+    }
+    fn data_len(&self) -> usize {
+        size_of_val(self.values)
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+impl Shard {
+    /// The file. Equal shards give equal bytes.
+    ///
+    /// # Errors
+    /// A part has another number of elements than its shape.
+    pub fn encode(&self) -> Result<Bytes, CheckpointError> {
+        let damaged = |why: String| self.damaged(why);
+        let mut views: Vec<(String, Floats)> = Vec::new();
+        for tensor in &self.tensors {
+            let elements: usize = tensor.shape.iter().product();
+            for (kind, values) in KINDS.iter().zip(&tensor.parts) {
+                if values.len() != elements {
+                    return Err(damaged(format!(
+                        "{kind}/{} has {} elements, its shape {:?} has {elements}",
+                        tensor.name,
+                        values.len(),
+                        tensor.shape
+                    )));
+                }
+                let shape = &tensor.shape;
+                views.push((format!("{kind}/{}", tensor.name), Floats { shape, values }));
+            }
+        }
+        // The library lays tensors of one type out by name; the digest goes by the same order.
+        views.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut digest = Sha256::new();
+        for (_, floats) in &views {
+            digest.update(floats.data());
+        }
+        let header = Header {
+            state: self.id,
+            unit: self.unit.clone(),
+            adam_steps: self.adam_steps,
+            order: self.tensors.iter().map(|t| t.name.clone()).collect(),
+            sha256: hex(&digest.finalize()),
+        };
+        let text = serde_json::to_string(&header).map_err(|e| damaged(e.to_string()))?;
+        // One key only: the library writes metadata in the order of a hash map.
+        let metadata = HashMap::from([(KEY.to_owned(), text)]);
+        let file = serialize(views, Some(metadata)).map_err(|e| damaged(e.to_string()))?;
+        Ok(file.into())
+    }
+
+    /// Reads a file and checks that it is the whole state of `unit` at `id`.
+    ///
+    /// # Errors
+    /// The file is damaged, or another state's.
+    pub fn decode(id: StateId, unit: &str, file: &[u8]) -> Result<Shard, CheckpointError> {
+        let mut shard = Shard {
+            id,
+            unit: unit.to_owned(),
+            adam_steps: 0,
+            tensors: Vec::new(),
+        };
+        let facts = ShardFacts::read(id, unit, file)?;
+        let data = &file[facts.data_start..];
+        if hex(&Sha256::digest(data)) != facts.header.sha256 {
+            return Err(shard.damaged("its data are not those it was written with (digest)"));
+        }
+        let tensors = SafeTensors::deserialize(file).map_err(|e| shard.damaged(e))?;
+        for name in facts.header.order {
+            let (mut shape, mut parts) = (Vec::new(), [const { Vec::new() }; 3]);
+            for (kind, part) in KINDS.iter().zip(&mut parts) {
+                let key = format!("{kind}/{name}");
+                let view = tensors
+                    .tensor(&key)
+                    .map_err(|e| shard.damaged(format!("{key}: {e}")))?;
+                if view.dtype() != Dtype::F32 {
+                    return Err(shard.damaged(format!("{key} is {:?}, not F32", view.dtype())));
+                }
+                shape = view.shape().to_vec();
+                *part = bytemuck::pod_collect_to_vec(view.data());
+            }
+            shard.tensors.push(ShardTensor { name, shape, parts });
+        }
+        shard.adam_steps = facts.header.adam_steps;
+        Ok(shard)
+    }
+
+    fn damaged(&self, why: impl ToString) -> CheckpointError {
+        CheckpointError::Damaged {
+            id: self.id,
+            file: format!("{}.safetensors", self.unit),
+            why: why.to_string(),
+        }
+    }
+}
+
+/// What the beginning of a shard's file tells.
+pub(crate) struct ShardFacts {
+    header: Header,
+    data_start: usize,
+    data_len: usize,
+}
+
+impl ShardFacts {
+    /// How many bytes of a file hold its header, told by its first 8 bytes.
+    pub(crate) fn header_end(start: &[u8]) -> Option<u64> {
+        let length = u64::from_le_bytes(start.get(..8)?.try_into().ok()?);
+        // The library's own limit.
+        (length <= 100_000_000).then_some(8 + length)
+    }
+
+    /// Reads the header of a file of which at least that much is there.
+    pub(crate) fn read(id: StateId, unit: &str, start: &[u8]) -> Result<ShardFacts, CheckpointError> {
+        let damaged = |why: String| CheckpointError::Damaged {
+            id,
+            file: format!("{unit}.safetensors"),
+            why,
+        };
+        let end = Self::header_end(start).and_then(|e| usize::try_from(e).ok());
+        let whole = end.filter(|e| *e <= start.len());
+        let Some(data_start) = whole else {
+            return Err(damaged("it is cut short".into()));
+        };
+        // The library's own reader wants the whole file.
+        let metadata: Metadata =
+            serde_json::from_slice(&start[8..data_start]).map_err(|e| damaged(e.to_string()))?;
+        let text = metadata.metadata().as_ref().and_then(|m| m.get(KEY));
+        let text = text.ok_or_else(|| damaged(format!("its header has no {KEY} metadata")))?;
+        let header: Header = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+        if header.state != id || header.unit != unit {
+            return Err(damaged(format!("it holds {} at {}", header.unit, header.state)));
+        }
+        let data_len = metadata.data_len();
+        Ok(ShardFacts {
+            header,
+            data_start,
+            data_len,
+        })
+    }
+
+    /// Digest of the data.
+    pub(crate) fn sha256(&self) -> &str {
+        &self.header.sha256
+    }
+
+    /// Bytes of the whole file.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.data_start + self.data_len) as u64
+    }
+}

@@ -1,0 +1,232 @@
+//! What every store must do, on the real implementations that need no server, and on one that fails.
+
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use std::sync::Arc;
+use varuna_checkpoint::{
+    CheckpointError, Facts, Manifest, Place, Shard, ShardTensor, Store, folder_name, unit_name,
+};
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, Layout, StateId, Step, Unit};
+
+const LAYOUT: Layout = Layout {
+    segments: 3,
+    tied: true,
+};
+
+fn id(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(2),
+        step: Step(step),
+        chain: Chain(step * 17),
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        job: "demo".into(),
+        model: serde_json::json!({"layers": 1, "dropout": 0.1}),
+        training_hash: "t".into(),
+        seed: 5,
+        global_batch_size: 8,
+        data_fingerprint: "d".into(),
+    }
+}
+
+fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
+    let part = |k: f32| (0..elements).map(|i| k + i as f32).collect();
+    Shard {
+        id,
+        unit: unit_name(LAYOUT, unit),
+        adam_steps: id.step.0,
+        tensors: vec![ShardTensor {
+            name: "w".into(),
+            shape: vec![elements],
+            parts: [part(0.5), part(0.25), part(0.125)],
+        }],
+    }
+}
+
+async fn save(store: &Store, id: StateId, elements: usize) {
+    for unit in LAYOUT.all_units() {
+        assert!(
+            !store.complete(id).await.unwrap(),
+            "complete before its last shard"
+        );
+        // One large unit is enough.
+        let elements = if unit == Unit(0) {
+            elements
+        } else {
+            elements.min(100)
+        };
+        let file = shard(id, unit, elements).encode().unwrap();
+        store.put_shard(id, unit, file).await.unwrap();
+    }
+    assert!(store.complete(id).await.unwrap());
+}
+
+async fn conforms(place: Place) {
+    let store = Store::new(place, LAYOUT, facts());
+    assert_eq!(store.place().list().await.unwrap(), []);
+    save(&store, id(10), 100).await;
+    // Larger than one part of an upload.
+    save(&store, id(20), 2 << 20).await;
+    assert!(store.complete(id(20)).await.unwrap(), "completing twice is fine");
+    let listed = store.place().list().await.unwrap();
+    assert_eq!(listed.iter().map(|l| l.id).collect::<Vec<_>>(), [id(10), id(20)]);
+    assert!(listed.iter().all(|l| l.is_usable()));
+    let manifest: Manifest = store.check(&listed[1]).await.unwrap();
+    assert_eq!(manifest.next_sample, 160);
+    for unit in LAYOUT.all_units() {
+        let mut pieces = 0;
+        let read = store
+            .place()
+            .load(&manifest, &unit_name(LAYOUT, unit), || pieces += 1)
+            .await
+            .unwrap();
+        let elements = if unit == Unit(0) { 2 << 20 } else { 100 };
+        assert_eq!(read, shard(id(20), unit, elements));
+        assert!(pieces > 0);
+    }
+    store.place().refuse(id(20), "for the test").await.unwrap();
+    let listed = store.place().list().await.unwrap();
+    assert!(listed[1].refused && !listed[1].is_usable());
+    // A zombie's late upload of a state that was never completed.
+    store
+        .put_shard(id(5), Unit(0), shard(id(5), Unit(0), 10).encode().unwrap())
+        .await
+        .unwrap();
+    save(&store, id(30), 10).await;
+    let pruned = store.place().prune(1, &[id(10)]).await.unwrap();
+    assert_eq!((pruned.checkpoints, pruned.orphans), (vec![id(20)], vec![id(5)]));
+    let left: Vec<StateId> = store.place().list().await.unwrap().iter().map(|l| l.id).collect();
+    assert_eq!(left, [id(10), id(30)]);
+}
+
+#[tokio::test]
+async fn memory_conforms() {
+    conforms(Place::over(Arc::new(InMemory::new()))).await;
+}
+
+#[tokio::test]
+async fn a_local_folder_conforms() {
+    let folder = tempfile::tempdir().unwrap();
+    conforms(Place::open(folder.path().join("made/on/the/way").to_str().unwrap()).unwrap()).await;
+    conforms(Place::open(&format!("file://{}/other", folder.path().display())).unwrap()).await;
+}
+
+/// A store with one complete checkpoint, and the store behind it.
+async fn one() -> (Store, Arc<InMemory>) {
+    let inner = Arc::new(InMemory::new());
+    let store = Store::new(Place::over(inner.clone()), LAYOUT, facts());
+    save(&store, id(10), 50).await;
+    (store, inner)
+}
+
+fn path(file: &str) -> object_store::path::Path {
+    object_store::path::Path::from(format!("demo/{}/{file}", folder_name(id(10))))
+}
+
+#[tokio::test]
+async fn a_flipped_bit_anywhere_in_a_shard_is_found() {
+    let (store, inner) = one().await;
+    let manifest = store.place().manifest(id(10)).await.unwrap();
+    let file = path("segment-001.safetensors");
+    let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
+    for at in (0..whole.len()).step_by(7) {
+        let mut bad = whole.to_vec();
+        bad[at] ^= 1 << (at % 8);
+        inner.put(&file, bad.into()).await.unwrap();
+        let read = store.place().load(&manifest, "segment-001", || {}).await;
+        match read {
+            Err(CheckpointError::Damaged { .. }) => {}
+            Err(other) => panic!("byte {at}: {other}"),
+            Ok(read) => assert_eq!(
+                read,
+                shard(id(10), Unit(1), 50),
+                "byte {at} changed what was read"
+            ),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_unusable() {
+    let (store, inner) = one().await;
+    let file = path("segment-001.safetensors");
+    let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
+    let manifest = store.place().manifest(id(10)).await.unwrap();
+    inner
+        .put(&file, whole.slice(..whole.len() - 4).into())
+        .await
+        .unwrap();
+    let listed = store.place().list().await.unwrap();
+    let error = store.check(&listed[0]).await.unwrap_err().to_string();
+    assert!(error.contains("segment-001.safetensors: it has"), "{error}");
+    inner.delete(&file).await.unwrap();
+    let listed = store.place().list().await.unwrap();
+    let error = store.check(&listed[0]).await.unwrap_err().to_string();
+    assert!(
+        error.contains("segment-001.safetensors: it is missing"),
+        "{error}"
+    );
+    // Of the same length, but of another unit.
+    inner
+        .put(&file, shard(id(10), Unit(2), 50).encode().unwrap().into())
+        .await
+        .unwrap();
+    let error = store
+        .place()
+        .load(&manifest, "segment-001", || {})
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("it holds segment-002"), "{error}");
+}
+
+#[tokio::test]
+async fn a_manifest_of_a_newer_format_or_another_model_is_refused_by_name() {
+    let (store, inner) = one().await;
+    let listed = store.place().list().await.unwrap();
+    let mut other = facts();
+    other.model = serde_json::json!({"layers": 1, "dropout": 0.0});
+    let same = Store::new(Place::over(inner.clone()), LAYOUT, other.clone());
+    assert!(same.check(&listed[0]).await.is_ok(), "dropout has no state");
+    other.model = serde_json::json!({"layers": 2, "dropout": 0.1});
+    let stranger = Store::new(Place::over(inner.clone()), LAYOUT, other);
+    let error = stranger.check(&listed[0]).await.unwrap_err();
+    assert!(matches!(error, CheckpointError::Unsuitable { .. }), "{error}");
+    let mut manifest = serde_json::to_value(store.place().manifest(id(10)).await.unwrap()).unwrap();
+    manifest["formatVersion"] = 2.into();
+    inner
+        .put(&path("manifest.json"), manifest.to_string().into_bytes().into())
+        .await
+        .unwrap();
+    let error = store.check(&listed[0]).await.unwrap_err().to_string();
+    assert!(
+        error.contains("format version 2, this build reads up to 1"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn equal_states_give_equal_bytes_whoever_writes_them() {
+    let once = shard(id(3), Unit(1), 33).encode().unwrap();
+    for _ in 0..10 {
+        assert_eq!(shard(id(3), Unit(1), 33).encode().unwrap(), once);
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for uri in [file.to_str().unwrap(), "ftp://host/x", "s3://"] {
+        let error = Place::open(uri).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("checkpoint location {uri}: ")),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! The coordinator's eye on the checkpoint store: which checkpoints may be resumed from, and retention.
+//!
+//! One task asks the store; the driver never waits for it. A store that is slow or fails is answered for from what was last
+//! known, so that a recovery from memory does not depend on it.
+
+use crate::driver::Inbound;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::{Notify, watch};
+use varuna_checkpoint::{CheckpointError, Listed, Store};
+use varuna_plan::StateId;
+
+/// The store is looked at so often without being asked to.
+const EVERY: Duration = Duration::from_secs(5);
+/// A recovery waits so long for a fresh answer where an older one is known.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is known of the checkpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known {
+    /// Those that may be resumed from, oldest first.
+    pub(crate) usable: Vec<StateId>,
+    /// Why the store could not be asked the last time.
+    pub(crate) failing: Option<String>,
+}
+
+/// The handle to the task.
+pub(crate) struct Watch {
+    ask: Arc<Notify>,
+    /// States that must stay, whatever retention says.
+    protected: watch::Sender<Vec<StateId>>,
+}
+
+impl Watch {
+    /// Starts the task; it tells `inbound`, and ends when nobody listens there.
+    pub(crate) fn start(store: Store, keep: usize, inbound: Sender<Inbound>) -> Watch {
+        let ask = Arc::new(Notify::new());
+        let (protected, protects) = watch::channel(Vec::new());
+        let eye = Eye {
+            store,
+            keep,
+            protects,
+            verdicts: BTreeMap::new(),
+            known: None,
+        };
+        tokio::spawn(eye.work(Arc::clone(&ask), inbound));
+        Watch { ask, protected }
+    }
+
+    /// Wants a fresh answer.
+    pub(crate) fn ask(&self) {
+        self.ask.notify_one();
+    }
+
+    pub(crate) fn protect(&self, states: Vec<StateId>) {
+        // The task has ended where nobody receives.
+        let _ = self.protected.send(states);
+    }
+}
+
+struct Eye {
+    store: Store,
+    keep: usize,
+    protects: watch::Receiver<Vec<StateId>>,
+    /// Manifests never change: each is judged once.
+    verdicts: BTreeMap<StateId, bool>,
+    known: Option<Known>,
+}
+
+impl Eye {
+    async fn work(mut self, ask: Arc<Notify>, inbound: Sender<Inbound>) {
+        loop {
+            let asked = tokio::time::timeout(EVERY, ask.notified()).await.is_ok();
+            let known = self.look(asked).await;
+            if let Some(known) = known
+                && inbound.send(Inbound::Checkpoints(known)).await.is_err()
+            {
+                return;
+            }
+            if !asked {
+                self.prune().await;
+            }
+        }
+    }
+
+    /// What is known now; nothing while the store has never answered.
+    async fn look(&mut self, asked: bool) -> Option<Known> {
+        let hurry = asked && self.known.is_some();
+        let patience = if hurry { PATIENCE } else { Duration::from_secs(30) };
+        let failing = match tokio::time::timeout(patience, self.list()).await {
+            Ok(Ok(usable)) => {
+                self.known = Some(Known {
+                    usable,
+                    failing: None,
+                });
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("no answer within {} s", patience.as_secs())),
+        };
+        if let Some(why) = &failing {
+            tracing::warn!(why, "the checkpoint store cannot be asked");
+        }
+        let known = self.known.as_mut()?;
+        known.failing = failing;
+        Some(known.clone())
+    }
+
+    async fn list(&mut self) -> Result<Vec<StateId>, CheckpointError> {
+        let all = self.store.place().list().await?;
+        self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
+        let mut usable = Vec::new();
+        for listed in all.iter().filter(|l| l.is_usable()) {
+            if self.judge(listed).await? {
+                usable.push(listed.id);
+            }
+        }
+        Ok(usable)
+    }
+
+    async fn judge(&mut self, listed: &Listed) -> Result<bool, CheckpointError> {
+        if let Some(verdict) = self.verdicts.get(&listed.id) {
+            return Ok(*verdict);
+        }
+        let verdict = match self.store.check(listed).await {
+            Ok(_) => true,
+            Err(error) if error.is_final() => {
+                tracing::warn!(%error, "a checkpoint is left out");
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        self.verdicts.insert(listed.id, verdict);
+        Ok(verdict)
+    }
+
+    async fn prune(&mut self) {
+        let protected = self.protects.borrow().clone();
+        match self.store.place().prune(self.keep, &protected).await {
+            Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
+            Ok(pruned) => tracing::info!(
+                checkpoints = pruned.checkpoints.len(),
+                orphans = pruned.orphans.len(),
+                "old checkpoints deleted"
+            ),
+            Err(error) => tracing::warn!(%error, "old checkpoints are not deleted"),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What people see of a run: metrics, diary, status.
+
+use super::{Driver, STATUS};
+use crate::folder::{Metric, now_ms};
+use crate::in_order::InOrder;
+use crate::words::{status_document, words};
+use std::time::Instant;
+use varuna_plan::Step;
+use varuna_protocol::coordinator::Event;
+
+impl Driver {
+    pub(super) fn publish_steps(&mut self, due: Vec<Metric>) {
+        for metric in due {
+            self.folder.metric(metric.clone());
+            self.view.metric = Some(metric);
+        }
+    }
+
+    pub(super) fn tell(&mut self, event: &Event) {
+        if let Event::Committed {
+            id,
+            generation,
+            step,
+            loss,
+            eval_loss,
+            gradient_norm,
+            overflow,
+        } = event
+        {
+            let snapshot = self.machine.snapshot();
+            let job = &self.options.job;
+            let metric = Metric {
+                step: *step,
+                loss: *loss,
+                eval_loss: *eval_loss,
+                gradient_norm: *gradient_norm,
+                overflow: *overflow,
+                generation: *generation,
+                workers: snapshot.members,
+                plan: snapshot.plan.unwrap_or_default(),
+                tokens: job.training.global_batch_size * u64::from(job.model.sequence_length),
+                step_ms: self.step_at.elapsed().as_secs_f64() * 1e3,
+                time_ms: now_ms(),
+                state: *id,
+            };
+            self.step_at = Instant::now();
+            let due = self.order.offer(Instant::now(), metric);
+            self.publish_steps(due);
+            return;
+        }
+        let mut entry = serde_json::to_value(event).unwrap_or_default();
+        if let Event::Resumed {
+            base, restored: true, ..
+        } = event
+        {
+            let reached = self.folder.last().map_or(Step(0), |m| m.step);
+            entry["stepsLost"] = reached.0.saturating_sub(base.step.0).into();
+            // Steps after the base are run, and published, once more.
+            self.order = InOrder::after(base.step);
+        }
+        self.say(entry);
+    }
+
+    pub(super) fn say(&mut self, entry: serde_json::Value) {
+        let text = words(&entry);
+        tracing::info!("{text}");
+        self.folder.event(entry);
+        self.diary_number += 1;
+        self.view.diary.push_back((self.diary_number, text));
+        if self.view.diary.len() > 64 {
+            self.view.diary.pop_front();
+        }
+    }
+
+    pub(super) fn show(&mut self) {
+        self.published_at = Instant::now();
+        if self.status_at.elapsed() >= STATUS || self.outcome.is_some() {
+            self.status_at = Instant::now();
+            let status = status_document(
+                &self.machine.snapshot(),
+                &self.options.job,
+                &self.folder,
+                &self.streams,
+                &self.known,
+            );
+            self.folder.status(&status);
+        }
+        self.view.snapshot = Some(self.machine.snapshot());
+        // Nobody may be watching.
+        let _ = self.publish.send(self.view.clone());
+    }
+}

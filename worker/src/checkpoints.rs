@@ -1,0 +1,320 @@
+//! A worker's side of checkpoints: uploads beside training, loads at a recovery.
+//!
+//! It holds copies of at most two states at a time: the one that is being uploaded and the newest that waits. A store that is
+//! slow or fails makes checkpoints rarer; it must never make training wait.
+
+use crate::state::{UnitSnapshot, UnitState};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use varuna_api::{Model, parameters};
+use varuna_checkpoint::{CheckpointError, Manifest, Shard, ShardTensor, Store, unit_name};
+use varuna_plan::{StateId, Unit};
+
+/// The first pause after a failed upload; each further one is twice as long, up to the last, and a random part is taken off.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// A read that fails its digest is tried so often before the checkpoint is refused: the fault may have been on the way.
+const READS: u32 = 3;
+
+/// Copies that wait for their upload, by state.
+#[derive(Default)]
+struct Backlog {
+    waiting: BTreeMap<StateId, Vec<(Unit, UnitState)>>,
+    uploading: Option<StateId>,
+}
+
+impl Backlog {
+    /// Makes room for a state: what waits gives way to what is newer.
+    fn admit(&mut self, id: StateId) {
+        let uploading = self.uploading;
+        self.waiting
+            .retain(|other, _| *other >= id || Some(*other) == uploading);
+        self.waiting.entry(id).or_default();
+    }
+
+    /// A copy of an admitted state; dropped where that had to give way meanwhile.
+    fn add(&mut self, id: StateId, unit: Unit, state: UnitState) {
+        if let Some(batch) = self.waiting.get_mut(&id) {
+            batch.push((unit, state));
+        }
+    }
+
+    /// The next copy to upload, of the oldest state.
+    fn next(&mut self) -> Option<(StateId, Unit, UnitState)> {
+        let found = self.waiting.iter_mut().find(|(_, batch)| !batch.is_empty());
+        let next = found.and_then(|(id, batch)| batch.pop().map(|(unit, state)| (*id, unit, state)));
+        self.uploading = next.as_ref().map(|(id, ..)| *id);
+        next
+    }
+
+    /// Nothing of this state waits any more: where that was the last of it, true.
+    fn through(&mut self, id: StateId) -> bool {
+        let empty = self.waiting.get(&id).is_none_or(Vec::is_empty);
+        if empty {
+            self.waiting.remove(&id);
+        }
+        empty
+    }
+
+    fn newer_waits(&self, id: StateId) -> bool {
+        self.waiting
+            .last_key_value()
+            .is_some_and(|(newest, _)| *newest > id)
+    }
+}
+
+struct Inner {
+    store: Store,
+    model: Model,
+    backlog: Mutex<Backlog>,
+    news: Notify,
+}
+
+/// Saves and loads units. Cheap to clone.
+#[derive(Clone)]
+pub struct Checkpoints {
+    inner: Arc<Inner>,
+}
+
+impl Checkpoints {
+    /// Starts the uploads, on the present runtime.
+    #[must_use]
+    pub fn start(store: Store, model: Model) -> Checkpoints {
+        let inner = Arc::new(Inner {
+            store,
+            model,
+            backlog: Mutex::default(),
+            news: Notify::new(),
+        });
+        let uploads = Arc::clone(&inner);
+        tokio::spawn(async move { uploads.upload().await });
+        Checkpoints { inner }
+    }
+
+    /// Copies a unit's state out and uploads it in the background.
+    pub fn save(&self, unit: Unit, id: StateId, snapshot: UnitSnapshot) {
+        let inner = Arc::clone(&self.inner);
+        tokio::task::spawn_blocking(move || {
+            inner.backlog().admit(id);
+            let state = snapshot.copy();
+            inner.backlog().add(id, unit, state);
+            inner.news.notify_one();
+        });
+    }
+
+    /// Reads a unit's state at `id`; `arrived` is told of each piece that arrives. A checkpoint that is damaged is marked so that
+    /// nobody uses it again.
+    ///
+    /// # Errors
+    /// The store fails, or the checkpoint is damaged or of another model.
+    pub async fn load(
+        &self,
+        unit: Unit,
+        id: StateId,
+        mut arrived: impl FnMut(),
+    ) -> Result<UnitState, CheckpointError> {
+        let store = &self.inner.store;
+        let mut reads = 0;
+        loop {
+            reads += 1;
+            match self.read(unit, id, &mut arrived).await {
+                Ok(state) => return Ok(state),
+                Err(error) if error.is_final() && reads >= READS => {
+                    store.place().refuse(id, &error.to_string()).await?;
+                    return Err(error);
+                }
+                Err(error) if error.is_final() => tracing::warn!(%error, reads, "reads once more"),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn read(
+        &self,
+        unit: Unit,
+        id: StateId,
+        arrived: &mut impl FnMut(),
+    ) -> Result<UnitState, CheckpointError> {
+        let store = &self.inner.store;
+        let manifest: Manifest = store.place().manifest(id).await?;
+        let shard = store
+            .place()
+            .load(&manifest, &unit_name(store.layout(), unit), arrived)
+            .await?;
+        from_shard(&self.inner.model, unit, shard)
+    }
+}
+
+impl Inner {
+    fn backlog(&self) -> std::sync::MutexGuard<'_, Backlog> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn upload(self: Arc<Self>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some((id, unit, state)) = self.backlog().next() else {
+                self.news.notified().await;
+                continue;
+            };
+            match Arc::clone(&self).upload_one(id, unit, &state).await {
+                Ok(()) => pause = FIRST_PAUSE,
+                Err(error) => {
+                    tracing::warn!(%error, state = %id, "a checkpoint is not uploaded");
+                    {
+                        let mut backlog = self.backlog();
+                        if error.is_final() || backlog.newer_waits(id) {
+                            backlog.waiting.remove(&id);
+                        } else {
+                            backlog.add(id, unit, state);
+                        }
+                    }
+                    let share = 0.5 + 0.5 * rand::random::<f64>();
+                    tokio::time::sleep(pause.mul_f64(share)).await;
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
+            }
+        }
+    }
+
+    async fn upload_one(
+        self: Arc<Self>,
+        id: StateId,
+        unit: Unit,
+        state: &UnitState,
+    ) -> Result<(), CheckpointError> {
+        let shard = to_shard(&self.model, self.store.layout(), id, unit, state);
+        // Digest and layout are work for a processor, not for the thread that serves the network.
+        let encoded = tokio::task::spawn_blocking(move || shard.encode()).await;
+        let file = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        self.store.put_shard(id, unit, file).await?;
+        if self.backlog().through(id) && self.store.complete(id).await? {
+            tracing::info!(state = %id, "checkpoint complete");
+        }
+        Ok(())
+    }
+}
+
+fn to_shard(model: &Model, layout: varuna_plan::Layout, id: StateId, unit: Unit, state: &UnitState) -> Shard {
+    let list = parameters::of_unit(model, unit);
+    let part = state.data.len() / 3;
+    let mut at = 0;
+    let tensors = list.iter().map(|p| {
+        let range = at..at + p.elements();
+        at = range.end;
+        ShardTensor {
+            name: p.name.to_owned(),
+            shape: p.shape.iter().map(|s| usize::try_from(*s).unwrap_or(0)).collect(),
+            parts: [0, 1, 2].map(|k| state.data[k * part + range.start..k * part + range.end].to_vec()),
+        }
+    });
+    Shard {
+        id,
+        unit: unit_name(layout, unit),
+        adam_steps: state.adam_steps,
+        tensors: tensors.collect(),
+    }
+}
+
+fn from_shard(model: &Model, unit: Unit, shard: Shard) -> Result<UnitState, CheckpointError> {
+    let expected = parameters::of_unit(model, unit);
+    let expected = expected.iter().map(|p| (p.name, p.shape.clone()));
+    let shape = |t: &ShardTensor| {
+        t.shape
+            .iter()
+            .map(|s| i64::try_from(*s).unwrap_or(-1))
+            .collect::<Vec<_>>()
+    };
+    let there = shard.tensors.iter().map(|t| (t.name.as_str(), shape(t)));
+    if !expected.eq(there) {
+        return Err(CheckpointError::Damaged {
+            id: shard.id,
+            file: format!("{}.safetensors", shard.unit),
+            why: "its parameters are not those of this model".into(),
+        });
+    }
+    let mut data = Vec::with_capacity(shard.tensors.iter().map(|t| 3 * t.parts[0].len()).sum());
+    for k in 0..3 {
+        for tensor in &shard.tensors {
+            data.extend_from_slice(&tensor.parts[k]);
+        }
+    }
+    Ok(UnitState {
+        adam_steps: shard.adam_steps,
+        data,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, Step};
+
+    fn id(step: u64) -> StateId {
+        StateId {
+            run_gen: Generation(1),
+            step: Step(step),
+            chain: Chain(step),
+        }
+    }
+
+    fn state(value: f32) -> UnitState {
+        UnitState {
+            adam_steps: 1,
+            data: vec![value; 3],
+        }
+    }
+
+    #[test]
+    fn at_most_the_state_in_upload_and_the_newest_wait() {
+        let mut backlog = Backlog::default();
+        for step in 1..=5 {
+            backlog.admit(id(step));
+            backlog.add(id(step), Unit(0), state(1.0));
+            backlog.add(id(step), Unit(1), state(1.0));
+            if step == 1 {
+                assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+            }
+        }
+        assert_eq!(
+            backlog.waiting.keys().copied().collect::<Vec<_>>(),
+            [id(1), id(5)]
+        );
+        assert!(!backlog.through(id(1)), "one unit of it still waits");
+        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+        assert!(backlog.through(id(1)) && !backlog.newer_waits(id(5)));
+        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
+        // A copy that was under way when its state gave way.
+        backlog.add(id(3), Unit(0), state(1.0));
+        assert_eq!(backlog.waiting.len(), 1);
+    }
+
+    #[test]
+    fn a_units_state_survives_its_shard_bit_for_bit() {
+        for tied_head in [true, false] {
+            let model = Model {
+                layers: 2,
+                hidden_size: 8,
+                heads: 2,
+                sequence_length: 4,
+                vocabulary_size: 11,
+                tied_head,
+                dropout: 0.0,
+            };
+            for unit in model.layout().all_units() {
+                let n = 3 * usize::try_from(model.unit_parameters(unit.0)).unwrap();
+                let whole = UnitState {
+                    adam_steps: 17,
+                    data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
+                };
+                let shard = to_shard(&model, model.layout(), id(9), unit, &whole);
+                let file = shard.encode().unwrap();
+                let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
+                assert_eq!(from_shard(&model, unit, back).unwrap(), whole);
+            }
+        }
+    }
+}
