@@ -29,6 +29,8 @@ const TICK: Duration = Duration::from_millis(20);
 const PUBLISH: Duration = Duration::from_millis(50);
 /// `status.json` is replaced at most so often.
 const STATUS: Duration = Duration::from_millis(250);
+/// Checkpoints are stale when the newest is so many intervals behind: one may be on its way, one may have given way to the next.
+const STALE_INTERVALS: u64 = 3;
 /// After the end, workers get so long to take their last order.
 const FAREWELL: Duration = Duration::from_millis(300);
 
@@ -76,6 +78,7 @@ pub(crate) struct Driver {
     store: Keeping,
     checkpoints: Option<Watch>,
     known: Known,
+    stale: bool,
     folder: RunFolder,
     order: InOrder,
     streams: BTreeMap<WorkerId, Attached>,
@@ -128,6 +131,7 @@ impl Driver {
             store,
             checkpoints,
             known: Known::default(),
+            stale: false,
             folder,
             order,
             streams: BTreeMap::new(),
@@ -246,6 +250,7 @@ impl Driver {
             );
         }
         self.known = known;
+        self.note_staleness();
         let record = self.machine.record();
         let bases: Vec<StateId> = [&record.plan, &record.next]
             .into_iter()
@@ -260,6 +265,20 @@ impl Driver {
         }
         let usable = self.known.usable.clone();
         self.feed(CoordinatorInput::Checkpoints(usable));
+    }
+
+    /// Says once that checkpoints fall behind, whatever the reason, until they do not any more.
+    fn note_staleness(&mut self) {
+        let Some(settings) = &self.options.job.checkpoint else {
+            return;
+        };
+        let newest = self.known.usable.iter().max().map_or(Step(0), |id| id.step);
+        let behind = self.machine.snapshot().step.0.saturating_sub(newest.0);
+        let stale = behind > STALE_INTERVALS.saturating_mul(settings.interval_steps);
+        if stale && !self.stale {
+            self.say(json!({ "event": "checkpointStale", "newestStep": newest, "stepsBehind": behind }));
+        }
+        self.stale = stale;
     }
 
     fn attach(&mut self, number: StreamNumber, hello: Hello, orders: Sender<Result<Down, Status>>) {

@@ -134,7 +134,9 @@ fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
             .parse::<u64>()
             .unwrap()
     };
-    assert_eq!(bases, [step(newest), step(before)], "{}", second.story());
+    // Whoever else was reading it may have tried once more before it was marked.
+    assert_eq!(bases.first(), Some(&step(newest)), "{}", second.story());
+    assert_eq!(bases.last(), Some(&step(before)), "{}", second.story());
     assert_eq!(second.metrics().last().map(|m| m.step), Some(STEPS));
 }
 
@@ -149,9 +151,10 @@ fn a_store_that_fails_stops_nobody_and_the_run_says_so() {
     std::fs::rename(&place, &away).unwrap();
     std::fs::write(&place, "not a folder").unwrap();
     run.wait_for_step(STEPS);
-    run.wait_for("the word that the store fails", |run| {
-        event(run, "checkpointsFail")
+    let stale = run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
     });
+    assert!(stale["stepsBehind"].as_u64().is_some_and(|n| n > 15), "{stale}");
     std::fs::remove_file(&place).unwrap();
     std::fs::rename(&away, &place).unwrap();
     assert_eq!(run.exit_code(), 0, "{}", run.story());

@@ -154,9 +154,19 @@ impl Agent {
                 from: self.me,
                 unit,
             }),
+            StoreEvent::Failed(unit, id, refused) => {
+                self.loading.remove(&(id, unit));
+                if !refused {
+                    return Ok(());
+                }
+                self.feed(MemberInput::FetchFailed {
+                    generation,
+                    from: self.me,
+                    unit,
+                })
+            }
             StoreEvent::Loaded(unit, id, state) => {
                 self.loading.remove(&(id, unit));
-                let Some(state) = state else { return Ok(()) };
                 self.staged.insert((unit, id), state);
                 self.feed(MemberInput::Fetched {
                     generation,

@@ -71,8 +71,10 @@ pub enum Happening {
 pub enum StoreEvent {
     /// A piece of it arrived.
     Progress(Unit),
-    /// All of it is here; none where that failed.
-    Loaded(Unit, StateId, Option<UnitState>),
+    /// All of it is here.
+    Loaded(Unit, StateId, UnitState),
+    /// It could not be read; true where no other try can succeed.
+    Failed(Unit, StateId, bool),
 }
 
 /// What an agent is made from.
@@ -276,12 +278,14 @@ impl Agent {
             // A full queue has news enough; the agent has ended where nobody listens.
             let progress = || drop(tell.try_send(Happening::Store(StoreEvent::Progress(unit))));
             let read = checkpoints.load(unit, id, progress).await;
-            if let Err(error) = &read {
-                tracing::warn!(%error, "a unit cannot be read from its checkpoint");
-            }
-            let _ = tell
-                .send(Happening::Store(StoreEvent::Loaded(unit, id, read.ok())))
-                .await;
+            let event = match read {
+                Ok(state) => StoreEvent::Loaded(unit, id, state),
+                Err(error) => {
+                    tracing::warn!(%error, "a unit cannot be read from its checkpoint");
+                    StoreEvent::Failed(unit, id, error.is_final())
+                }
+            };
+            let _ = tell.send(Happening::Store(event)).await;
         });
     }
 

@@ -102,7 +102,7 @@ pub enum MemberInput {
         /// Which unit.
         unit: Unit,
     },
-    /// A fetch ended without a whole unit.
+    /// A fetch ended without a whole unit; with `from` = this worker: the store has no sound shard of it.
     FetchFailed {
         /// Of the plan it was asked for.
         generation: Generation,

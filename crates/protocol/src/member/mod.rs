@@ -263,7 +263,11 @@ impl Member {
                 unit,
             } => {
                 let asked = self.fetches.get(&unit).is_some_and(|f| f.from == from);
-                if generation == self.generation() && asked {
+                let shard = from == self.config.id && self.phase == Phase::Loading;
+                if generation == self.generation() && shard {
+                    // There is no way to this plan's base; another one must be found.
+                    self.suspect(from, false, effects);
+                } else if generation == self.generation() && asked {
                     self.fetches.remove(&unit);
                     self.load(now, effects);
                 }
