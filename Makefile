@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -52,6 +52,17 @@ bench-recovery: data ## kill -9 to the next step, against torchrun
 
 bench-checkpoint: data ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
+
+crds: ## Write the custom resource definition from the types of crates/api
+	$(CARGO) run --quiet --locked -p varuna-api --features crd --example crds > crds/varunajobs.yaml.partial
+	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
+	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
+
+test-kube: data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
+	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
+	$(CARGO) test --locked -p varuna-api --features crd
+	$(CARGO) test --locked -p varuna-operator
+	VARUNA_WORKER=$(CURDIR)/target/release/varuna-worker $(CARGO) test --locked -p varuna-kube-tests --features cluster
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean
