@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube bench-plan accuracy clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -63,6 +63,14 @@ test-kube: data ## Test the operator on a real control plane, without root (KUBE
 	$(CARGO) test --locked -p varuna-api --features crd
 	$(CARGO) test --locked -p varuna-operator
 	VARUNA_WORKER=$(CURDIR)/target/release/varuna-worker $(CARGO) test --locked -p varuna-kube-tests --features cluster
+
+bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
+	python3 bench/plan.py
+
+accuracy: ## Predicted against published measured steps, on rows that nothing was fitted on
+	$(CARGO) run --locked --release -p varuna -- plan calibrate --results accuracy.published \
+		--profile bench/data/measured/gpt-1.5b-v100-profile.json --links bench/data/measured/p2p-10gbps.csv \
+		--measured bench/data/measured/gpt-1.5b-v100-10gbps.csv
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

@@ -18,11 +18,14 @@ pub mod schedule;
 pub mod simulate;
 pub mod state;
 pub mod sync;
+pub mod trace;
 
 pub use cost::{Calibration, Costs, Device, Runtime};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use layout::{Layout, SegmentRange};
-pub use planner::{Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, WorkerInfo};
+pub use planner::{
+    Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, StepParts, WorkerInfo,
+};
 pub use state::{Decision, StateId};

@@ -77,6 +77,9 @@ pub struct Profile {
     pub source: Source,
     /// How tensors move in the runtime that it was made for.
     pub runtime: Runtime,
+    /// Whether the document says so itself; published tables do not, and a calibration then chooses.
+    #[serde(skip)]
+    pub runtime_is_known: bool,
     /// Bytes of an activation or gradient element on the wire.
     pub element_bytes: u64,
     /// Samples in a step of the runs that it belongs to, where known.
@@ -142,6 +145,7 @@ impl Profile {
             device,
             source: Source::Estimated,
             runtime: costs.runtime,
+            runtime_is_known: true,
             element_bytes: costs.device.element_bytes,
             global_batch_size: None,
             tied_parameters: costs.tied_parameters,

@@ -36,7 +36,15 @@ impl Aware<'_> {
     /// The best cut, where `least` is the least possible period.
     pub(crate) fn cut(&self, least: f64) -> Option<Vec<SegmentRange>> {
         let mut best: Option<(f64, Vec<SegmentRange>)> = None;
+        // The first stage holds the first segment, whatever the cut.
+        let floor = (self.tail)(SegmentRange { start: 0, end: 1 });
         for bound in self.bounds(least) {
+            if best
+                .as_ref()
+                .is_some_and(|(b, _)| self.micro_batches * bound + floor >= *b)
+            {
+                break;
+            }
             let Some((tail, stages)) = self.within(bound) else {
                 continue;
             };

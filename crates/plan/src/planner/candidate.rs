@@ -12,8 +12,9 @@ use crate::simulate::{Simulated, rendezvous, simulate};
 use crate::sync::{self, Pipelines};
 use std::collections::BTreeMap;
 
-/// Compositions that are simulated, for few workers and for many: there the list is flat at its top, and time is short.
-const SHORT_LIST: (usize, usize) = (160, 8);
+/// Compositions whose cuts are improved, and how many of those are simulated, for few workers and for many: there the list
+/// is flat at its top, and time is short.
+const SHORT_LIST: [(usize, usize); 2] = [(400, 100), (8, 4)];
 /// What the closed form puts this much above the best simulated step is not simulated.
 const SURE: f64 = 1.03;
 /// Workers from which on the short list is the shorter one.
@@ -57,9 +58,9 @@ impl Candidate {
 }
 
 /// Simulated pipelines: by family, schedule, depth, number of pipelines that the cut weighs (0: none), micro-batches.
-type Memo = BTreeMap<(usize, usize, usize, usize, u32), Run>;
-/// Cuts that weigh rings: by family, schedule, depth, pipelines.
-type AwareCuts = BTreeMap<(usize, usize, usize, usize), Option<Cut>>;
+type Memo = BTreeMap<(usize, usize, usize, usize, u32), Simulated>;
+/// Cuts that weigh rings: by family, depth, pipelines.
+type AwareCuts = BTreeMap<(usize, usize, usize), Option<Cut>>;
 
 /// Which entry, with which schedule, and whether its cuts weigh the rings.
 #[derive(Clone, Copy)]
@@ -72,32 +73,28 @@ struct Variant<'e> {
 impl Composer<'_> {
     /// The compositions that the closed form likes best, simulated.
     pub(super) fn candidates(&self) -> Vec<Candidate> {
-        let most = if self.workers <= MANY {
-            SHORT_LIST.0
-        } else {
-            SHORT_LIST.1
-        };
+        let (listed, most) = SHORT_LIST[usize::from(self.workers > MANY)];
         let (mut memo, mut aware_cuts) = (Memo::new(), AwareCuts::new());
-        let mut list = self.short_list(most);
+        let mut list = self.short_list(listed);
         for entry in &mut list {
             self.rescore(entry, &mut aware_cuts);
         }
         list.sort_by(|a, b| a.score.total_cmp(&b.score));
         let mut best = f64::INFINITY;
         let mut found = Vec::new();
-        for entry in &list {
+        for entry in list.iter().take(most) {
             if entry.score > best * SURE {
                 break;
             }
             let mut fastest: Option<Candidate> = None;
             for schedule in 0..self.families[entry.family].schedules.len() {
-                for aware in [false, true] {
+                for aware in self.variants(entry, &aware_cuts) {
                     let variant = Variant {
                         entry,
                         schedule,
                         aware,
                     };
-                    let candidate = self.simulated(variant, &mut memo, &mut aware_cuts);
+                    let candidate = self.simulated(variant, &mut memo, &aware_cuts);
                     let limit = fastest
                         .as_ref()
                         .map_or(f64::INFINITY, |f| f.step_ms * (1.0 - 1e-9));
@@ -114,11 +111,23 @@ impl Composer<'_> {
         found
     }
 
+    /// Whether to try cuts that do not and cuts that do weigh the rings: both, or for many workers what the closed form likes.
+    fn variants(&self, entry: &Entry, aware_cuts: &AwareCuts) -> Vec<bool> {
+        if self.workers <= MANY {
+            return vec![false, true];
+        }
+        let family = &self.families[entry.family];
+        let weighed = aware_of(entry, family, aware_cuts)
+            .iter()
+            .any(|(_, pipelines)| *pipelines > 0);
+        vec![weighed && entry.score < family.closed_form(&entry.composition).unwrap_or(f64::INFINITY)]
+    }
+
     /// Takes the closed form with cuts that weigh the rings, where that is less.
     fn rescore(&self, entry: &mut Entry, aware_cuts: &mut AwareCuts) {
         let family = &self.families[entry.family];
-        self.know_aware_cuts(entry, 0, aware_cuts);
-        let cuts = aware_of(entry, family, 0, aware_cuts).map(|(cut, _)| cut);
+        self.know_aware_cuts(entry, aware_cuts);
+        let cuts = aware_of(entry, family, aware_cuts).map(|(cut, _)| cut);
         if let Some(shares) = family.shares(&entry.composition, cuts) {
             let score = Family::closed_form_of(&entry.composition, cuts, shares);
             entry.score = entry.score.min(score);
@@ -126,30 +135,24 @@ impl Composer<'_> {
     }
 
     /// Makes the cuts that weigh the rings of a composition, if they have not been made.
-    fn know_aware_cuts(&self, entry: &Entry, schedule: usize, aware_cuts: &mut AwareCuts) {
+    fn know_aware_cuts(&self, entry: &Entry, aware_cuts: &mut AwareCuts) {
         let (family, pipelines) = (&self.families[entry.family], entry.composition.pipelines());
         if pipelines < 2 && self.planner.costs.tied_parameters == 0 {
             return;
         }
         for (depth, _) in entry.composition.classes.iter().filter(|c| c.1 > 0) {
-            let key = (entry.family, schedule, *depth, pipelines);
-            let make = || self.aware_cut(family, &family.schedules[schedule], *depth, pipelines);
+            let key = (entry.family, *depth, pipelines);
+            let make = || self.aware_cut(family, *depth, pipelines);
             aware_cuts.entry(key).or_insert_with(make);
         }
     }
 
     /// The cut of a depth that weighs the rings of so many pipelines.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    pub(super) fn aware_cut(
-        &self,
-        family: &Family,
-        spec: &ScheduleSpec,
-        depth: usize,
-        pipelines: usize,
-    ) -> Option<Cut> {
+    pub(super) fn aware_cut(&self, family: &Family, depth: usize, pipelines: usize) -> Option<Cut> {
         let base = family.cuts.get(depth)?.as_ref()?;
         let deepest = u32::try_from(depth).ok()?;
-        let stashes = self.stashes(spec, deepest, family.batches);
+        let stashes = self.most_stashes(&family.schedules, deepest, family.batches);
         let tables = &family.tables;
         let cost = |r: SegmentRange, later: u32| {
             let stash = stashes.get(later as usize)?;
@@ -173,7 +176,7 @@ impl Composer<'_> {
         (stages != base.stages).then(|| Cut::new(tables, stages, &stashes, latency_ms))
     }
 
-    fn simulated(&self, variant: Variant, memo: &mut Memo, aware_cuts: &mut AwareCuts) -> Option<Candidate> {
+    fn simulated(&self, variant: Variant, memo: &mut Memo, aware_cuts: &AwareCuts) -> Option<Candidate> {
         let Variant {
             entry,
             schedule,
@@ -184,8 +187,7 @@ impl Composer<'_> {
         let spec = family.schedules[schedule];
         let plain = |(depth, _): (usize, usize)| (family.cuts.get(depth).and_then(Option::as_ref), 0);
         let chosen = if aware {
-            self.know_aware_cuts(entry, schedule, aware_cuts);
-            aware_of(entry, family, schedule, aware_cuts)
+            aware_of(entry, family, aware_cuts)
         } else {
             composition.classes.map(plain)
         };
@@ -209,8 +211,8 @@ impl Composer<'_> {
                 let key = (entry.family, schedule, cut.stages.len(), weighed[i], known);
                 let run = memo
                     .entry(key)
-                    .or_insert_with(|| Run::new(family, &spec, cut, known));
-                runs.push((i, count, run.extended(known, n)));
+                    .or_insert_with(|| run_pipeline(family, &spec, cut, known));
+                runs.push((i, count, extended(run, cut, known, n)));
                 steady_ms = steady_ms.max(cut.period_ms * f64::from(n));
             }
         }
@@ -279,12 +281,11 @@ impl Composer<'_> {
 fn aware_of<'c>(
     entry: &Entry,
     family: &'c Family,
-    schedule: usize,
     aware_cuts: &'c AwareCuts,
 ) -> [(Option<&'c Cut>, usize); 2] {
     let pipelines = entry.composition.pipelines();
     entry.composition.classes.map(|(depth, count)| {
-        let key = (entry.family, schedule, depth, pipelines);
+        let key = (entry.family, depth, pipelines);
         match aware_cuts.get(&key) {
             Some(Some(cut)) if count > 0 => (Some(cut), pipelines),
             _ => (family.cuts.get(depth).and_then(Option::as_ref), 0),
@@ -310,33 +311,12 @@ pub(super) fn run_pipeline(family: &Family, spec: &ScheduleSpec, cut: &Cut, n: u
     }
 }
 
-/// A simulated pipeline that can be made longer.
-struct Run {
-    simulated: Simulated,
-    /// What one micro-batch more adds: more than the dearest stage takes, where transfers stall the stages.
-    period_ms: f64,
-}
-
-impl Run {
-    fn new(family: &Family, spec: &ScheduleSpec, cut: &Cut, n: u32) -> Run {
-        let simulated = run_pipeline(family, spec, cut, n);
-        let stages = u32::try_from(cut.stages.len()).unwrap_or(u32::MAX);
-        let period_ms = if n < steady(cut.stages.len()) {
-            cut.period_ms
-        } else {
-            let shorter = run_pipeline(family, spec, cut, n - stages);
-            (simulated.makespan_ms() - shorter.makespan_ms()) / f64::from(stages)
-        };
-        Run { simulated, period_ms }
-    }
-
-    /// The run of `known` micro-batches goes on to `n`.
-    fn extended(&self, known: u32, n: u32) -> Simulated {
-        let more = self.period_ms * f64::from(n - known);
-        let times = f64::from(n) / f64::from(known);
-        Simulated {
-            ends_ms: self.simulated.ends_ms.iter().map(|end| end + more).collect(),
-            busy_ms: self.simulated.busy_ms.iter().map(|busy| busy * times).collect(),
-        }
+/// A run of `known` micro-batches goes on to `n` at its period.
+fn extended(run: &Simulated, cut: &Cut, known: u32, n: u32) -> Simulated {
+    let more = cut.period_ms * f64::from(n - known);
+    let times = f64::from(n) / f64::from(known);
+    Simulated {
+        ends_ms: run.ends_ms.iter().map(|end| end + more).collect(),
+        busy_ms: run.busy_ms.iter().map(|busy| busy * times).collect(),
     }
 }

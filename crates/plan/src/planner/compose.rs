@@ -5,7 +5,7 @@
 //! good plan off the list.
 
 use super::cut::Cut;
-use super::family::{Composition, Family};
+use super::family::{Bounds, Composition, Family};
 use super::tables::Tables;
 use super::{CostPlanner, PlanRequest};
 use crate::document::{Recompute, ScheduleSpec};
@@ -15,8 +15,9 @@ use crate::schedule::stash_max;
 
 /// Compositions that are kept for each number of workers.
 const PER_WORKERS: usize = 8;
-/// What scores worse than the best by this factor is not kept: cuts that weigh the rings gain less than that.
-const NEAR: f64 = 1.12;
+/// What scores worse than the best by this factor is not kept: cuts that weigh the rings gain less than that. For many
+/// workers, where compositions are many and alike, less is kept.
+const NEAR: [f64; 2] = [1.12, 1.03];
 /// Up to so many workers every mixture of two depths is scored.
 const EXACT: usize = 128;
 /// Up to so many workers all depths are mixed; beyond, unequal pipelines are made of depths that shorten the period.
@@ -101,7 +102,6 @@ impl<'a> Composer<'a> {
         let deepest = c.max_depth.unwrap_or(segments).min(segments).min(widest);
         let tables = Tables::new(&self.planner.costs, micro, recompute == Recompute::Full, slowest);
         let batches = self.request.global_batch_size.div_ceil(u64::from(micro));
-        let flights = |spec: &ScheduleSpec| self.stashes(spec, deepest, batches);
         let cut = |fits: &dyn Fn(SegmentRange, u32) -> bool, in_flight: &[u32]| -> Vec<Option<Cut>> {
             let all = partition_all(segments, deepest, |r, later| {
                 fits(r, later).then(|| tables.stage_ms(r))
@@ -112,37 +112,29 @@ impl<'a> Composer<'a> {
             shallow.chain((c.min_depth.max(1)..=deepest).map(one)).collect()
         };
         // The schedule that keeps most on the way stalls least: the others of a family are tried in the simulation.
-        let most = schedules.iter().map(flights).max().unwrap_or_default();
+        let most = self.most_stashes(&schedules, deepest, batches);
         let free = cut(&|_, _| true, &most);
-        let fits = |spec: &ScheduleSpec| {
-            let stashes = self.stashes(spec, deepest, batches);
-            let stage = |p: usize, s: usize, r: &SegmentRange| self.holds(&tables, *r, stashes[p - 1 - s]);
-            let whole = |cut: &Cut| {
-                cut.stages
-                    .iter()
-                    .enumerate()
-                    .all(|(s, r)| stage(cut.stages.len(), s, r))
+        let unbound = |spec: &&ScheduleSpec| {
+            self.memory.is_none() || self.fitting(&tables, &free, spec, batches).is_none()
+        };
+        let (roomy, tight): (Vec<&ScheduleSpec>, Vec<&ScheduleSpec>) = schedules.iter().partition(unbound);
+        let mut found: Vec<(Vec<ScheduleSpec>, Vec<Option<Cut>>)> = Vec::new();
+        for spec in tight {
+            let cuts = match self.fitting(&tables, &free, spec, batches) {
+                Some(Some(some)) => some,
+                _ => {
+                    let stashes = self.stashes(spec, deepest, batches);
+                    let fits = |r: SegmentRange, later: u32| self.holds(&tables, r, stashes[later as usize]);
+                    cut(&fits, &stashes)
+                }
             };
-            free.iter().flatten().all(whole)
-        };
-        let (roomy, tight): (Vec<ScheduleSpec>, Vec<ScheduleSpec>) = if self.memory.is_none() {
-            (schedules.clone(), Vec::new())
-        } else {
-            schedules.iter().partition(|s| fits(s))
-        };
-        let constrained: Vec<(Vec<ScheduleSpec>, Vec<Option<Cut>>)> = tight
-            .into_iter()
-            .map(|spec| {
-                let stashes = self.stashes(&spec, deepest, batches);
-                let cuts = cut(
-                    &|r, later| self.holds(&tables, r, stashes[later as usize]),
-                    &stashes,
-                );
-                (vec![spec], cuts)
-            })
-            .collect();
-        let unbound = (!roomy.is_empty()).then_some((roomy, free));
-        for (schedules, cuts) in unbound.into_iter().chain(constrained) {
+            found.push((vec![*spec], cuts));
+        }
+        let roomy: Vec<ScheduleSpec> = roomy.into_iter().copied().collect();
+        if !roomy.is_empty() {
+            found.insert(0, (roomy, free));
+        }
+        for (schedules, cuts) in found {
             if cuts.iter().any(Option::is_some) {
                 self.families.push(Family {
                     micro,
@@ -155,12 +147,53 @@ impl<'a> Composer<'a> {
         }
     }
 
+    /// What memory does to cuts that were made without regard to it: nothing (none); or it leaves those that fit, the others
+    /// being hopeless; or (inner none) other cuts might fit.
+    #[expect(clippy::option_option, reason = "three cases, named above")]
+    fn fitting(
+        &self,
+        tables: &Tables,
+        free: &[Option<Cut>],
+        spec: &ScheduleSpec,
+        batches: u64,
+    ) -> Option<Option<Vec<Option<Cut>>>> {
+        let deepest = u32::try_from(free.len()).unwrap_or(u32::MAX);
+        let stashes = self.stashes(spec, deepest, batches);
+        let least = tables.memory_bytes(self.request.layout.whole(), 1);
+        let (mut all, mut some) = (true, Vec::with_capacity(free.len()));
+        for cut in free {
+            let holds = |cut: &&Cut| {
+                let stages = cut.stages.iter().rev().zip(&stashes);
+                stages
+                    .into_iter()
+                    .all(|(r, stash)| self.holds(tables, *r, *stash))
+            };
+            let fits = cut.as_ref().filter(holds);
+            if let (Some(cut), None) = (cut, fits) {
+                all = false;
+                let memory = self.memory.unwrap_or(u64::MAX);
+                if least <= memory.saturating_mul(cut.stages.len() as u64) {
+                    return Some(None);
+                }
+            }
+            some.push(fits.cloned());
+        }
+        (!all).then_some(Some(some))
+    }
+
     /// Micro-batches that a stage keeps, by the number of stages behind it (it depends on nothing else).
     pub(super) fn stashes(&self, spec: &ScheduleSpec, deepest: u32, batches: u64) -> Vec<u32> {
         let batches = u32::try_from(batches).unwrap_or(u32::MAX);
         (1..=deepest as usize)
             .map(|p| stash_max(spec, p, 0, batches))
             .collect()
+    }
+
+    /// The largest of the stashes of several schedules.
+    pub(super) fn most_stashes(&self, specs: &[ScheduleSpec], deepest: u32, batches: u64) -> Vec<u32> {
+        let all = specs.iter().map(|spec| self.stashes(spec, deepest, batches));
+        let most = |a: Vec<u32>, b: Vec<u32>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
+        all.reduce(most).unwrap_or_default()
     }
 
     pub(super) fn holds(&self, tables: &Tables, range: SegmentRange, stash: u32) -> bool {
@@ -179,6 +212,7 @@ impl<'a> Composer<'a> {
             .unwrap_or(usize::MAX)
             .min(self.workers / shallowest);
         let quick = quicker(&f.cuts, &depths);
+        let bounds = Bounds::new(f);
         // Few workers: also fewer deep pipelines than fit, so that what fewer workers can do is never missed.
         let fewer = match self.workers {
             0..=EXACT => usize::MAX,
@@ -186,7 +220,7 @@ impl<'a> Composer<'a> {
             _ => 1,
         };
         for pipelines in 1..=most {
-            if !equal && self.bound(family, &depths, pipelines) > self.best_score * NEAR {
+            if bounds.least_ms(pipelines, self.workers) > self.near() {
                 continue;
             }
             let few = self.workers <= SMALL || pipelines <= 4;
@@ -223,23 +257,8 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// No composition of so many pipelines takes less: the batch at the best rate that the workers allow.
-    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    fn bound(&self, family: usize, depths: &[usize], pipelines: usize) -> f64 {
-        let f = &self.families[family];
-        let d = pipelines as f64;
-        let (mut rate, mut efficient, mut fill, mut tail) = (0.0f64, 0.0f64, f64::INFINITY, f64::INFINITY);
-        for (p, cut) in depths.iter().filter_map(|p| Some((*p, f.cuts[*p].as_ref()?))) {
-            if p + (pipelines - 1) * depths[0] > self.workers {
-                break;
-            }
-            rate = rate.max(1.0 / cut.period_ms);
-            efficient = efficient.max(1.0 / (cut.period_ms * p as f64));
-            fill = fill.min(cut.fill_ms / cut.period_ms);
-            tail = tail.min(cut.tail_ms(pipelines));
-        }
-        let rate = (rate * d).min(efficient * self.workers as f64);
-        (f.batches as f64 + d * fill.max(0.0)) / rate + tail
+    fn near(&self) -> f64 {
+        self.best_score * NEAR[usize::from(self.workers > SMALL)]
     }
 
     /// Keeps a composition where it is among the best of its number of workers.
@@ -254,7 +273,7 @@ impl<'a> Composer<'a> {
         let limit = if self.workers <= SMALL {
             worst
         } else {
-            worst.min(self.best_score * NEAR)
+            worst.min(self.near())
         };
         let f = &self.families[family];
         if f.fractional(&composition).is_none_or(|least| least >= limit) {
@@ -279,7 +298,7 @@ impl<'a> Composer<'a> {
 
     /// The best compositions of all numbers of workers, best first, at most `most`.
     pub(super) fn short_list(&self, most: usize) -> Vec<Entry> {
-        let limit = self.best_score * NEAR;
+        let limit = self.near();
         let mut list: Vec<Entry> = self
             .best
             .iter()

@@ -5,8 +5,8 @@ use crate::cost::Runtime;
 use crate::layout::SegmentRange;
 use crate::sync::ring_factor;
 
-/// Numbers of pipelines for which tails are kept; beyond, they are interpolated.
-const TAILS: usize = 16;
+/// Numbers of pipelines for which tails are kept (the last: very many); between them they are interpolated.
+const KNOWN: [usize; 6] = [1, 2, 3, 4, 8, 1 << 20];
 
 /// A cut: `fill + period * n` for n micro-batches, and what follows by number of pipelines.
 #[derive(Clone, Debug)]
@@ -14,8 +14,8 @@ pub(super) struct Cut {
     pub(super) stages: Vec<SegmentRange>,
     pub(super) period_ms: f64,
     pub(super) fill_ms: f64,
-    /// For 1..=TAILS pipelines, then for very many; without latency.
-    tails: [f64; TAILS + 1],
+    /// For the numbers of pipelines of [`KNOWN`], without latency.
+    tails: [f64; KNOWN.len()],
     latency_ms: f64,
 }
 
@@ -51,11 +51,10 @@ impl Cut {
         }
         let work: f64 = stages.iter().map(|r| tables.work_ms(*r)).sum();
         let transfers: f64 = stages.iter().map(|r| 2.0 * tables.transfer_ms(r.start)).sum();
-        let mut tails = [f64::NEG_INFINITY; TAILS + 1];
+        let mut tails = [f64::NEG_INFINITY; KNOWN.len()];
         let mut lead = 0.0;
         for range in &stages {
-            for (i, tail) in tails.iter_mut().enumerate() {
-                let pipelines = if i == TAILS { 1 << 20 } else { i + 1 };
+            for (pipelines, tail) in KNOWN.into_iter().zip(&mut tails) {
                 *tail = tail.max(tail_of(tables, *range, lead, pipelines, stages.len() == 1));
             }
             lead += tables.backward_ms(*range) + tables.transfer_ms(range.end);
@@ -69,18 +68,30 @@ impl Cut {
         }
     }
 
+    /// Numbers of pipelines that bounds on tails are kept for, without bounds yet.
+    pub(super) fn known_tails() -> Vec<(usize, f64)> {
+        KNOWN[..KNOWN.len() - 1]
+            .iter()
+            .map(|known| (*known, f64::INFINITY))
+            .collect()
+    }
+
     /// What follows the last backward of the first stage, for so many pipelines.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     pub(super) fn tail_ms(&self, pipelines: usize) -> f64 {
         let latency = 2.0 * self.latency_ms * (pipelines - 1) as f64;
-        latency
-            + if pipelines <= TAILS {
-                self.tails[pipelines - 1]
-            } else {
-                // A ring's factor goes from 2 - 2/TAILS to 2.
-                let part = (TAILS as f64) / (pipelines as f64);
-                self.tails[TAILS] - (self.tails[TAILS] - self.tails[TAILS - 1]) * part
-            }
+        let above = KNOWN
+            .partition_point(|known| *known < pipelines)
+            .min(KNOWN.len() - 1);
+        let tail = if KNOWN[above] <= pipelines || above == 0 {
+            self.tails[above]
+        } else {
+            // Linear in how often a ring sends each byte.
+            let [low, high] = [above - 1, above].map(|i| ring_factor(KNOWN[i]));
+            let part = (ring_factor(pipelines) - low) / (high - low);
+            self.tails[above - 1] + (self.tails[above] - self.tails[above - 1]) * part
+        };
+        latency + tail
     }
 
     /// Tail of a stage for [`crate::partition::Aware`]: its lead counts the backwards before it.

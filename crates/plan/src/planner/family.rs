@@ -136,3 +136,49 @@ impl Family {
         Some(shares)
     }
 }
+
+/// What no composition of a family can beat, for any number of pipelines.
+pub(super) struct Bounds {
+    batches: f64,
+    /// Micro-batches a millisecond: of a pipeline, and of a worker.
+    rate: f64,
+    efficiency: f64,
+    /// Fill, in periods.
+    fill: f64,
+    /// By number of pipelines as in [`Cut::tail_ms`], without latency.
+    tails: Vec<(usize, f64)>,
+}
+
+impl Bounds {
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(super) fn new(family: &Family) -> Bounds {
+        let mut bounds = Bounds {
+            batches: family.batches as f64,
+            rate: 0.0,
+            efficiency: 0.0,
+            fill: f64::INFINITY,
+            tails: Cut::known_tails(),
+        };
+        for cut in family.cuts.iter().flatten() {
+            bounds.rate = bounds.rate.max(1.0 / cut.period_ms);
+            bounds.efficiency = bounds
+                .efficiency
+                .max(1.0 / (cut.period_ms * cut.stages.len() as f64));
+            bounds.fill = bounds.fill.min(cut.fill_ms / cut.period_ms);
+            for (pipelines, tail) in &mut bounds.tails {
+                *tail = tail.min(cut.tail_ms(*pipelines));
+            }
+        }
+        bounds
+    }
+
+    /// The batch at the best rate that the workers allow; tails grow with the number of pipelines.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(super) fn least_ms(&self, pipelines: usize, workers: usize) -> f64 {
+        let d = pipelines as f64;
+        let rate = (self.rate * d).min(self.efficiency * workers as f64);
+        let below = self.tails.iter().rev().find(|(known, _)| *known <= pipelines);
+        let tail = below.map_or(f64::NEG_INFINITY, |(_, tail)| *tail);
+        (self.batches + d * self.fill.max(0.0)) / rate + tail
+    }
+}

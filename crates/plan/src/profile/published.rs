@@ -61,6 +61,7 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
         device: root.at("device").text()?,
         source: Source::Measured,
         runtime: Runtime::Rendezvous,
+        runtime_is_known: false,
         element_bytes: ELEMENT_BYTES,
         global_batch_size: root.optional("global_batch_size", |at| at.count(1, MOST))?,
         tied_parameters,

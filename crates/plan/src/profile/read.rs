@@ -200,6 +200,7 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
             ("overlapped", Runtime::Overlapped),
             ("rendezvous", Runtime::Rendezvous),
         ])?,
+        runtime_is_known: true,
         element_bytes: root.at("elementBytes").count(1, 16)?,
         global_batch_size: root.optional("globalBatchSize", |at| at.count(1, MOST))?,
         tied_parameters: root.at("tiedParameters").count(0, MOST)?,

@@ -54,9 +54,7 @@ fn step_ms(
     for p in depths {
         cuts.entry((*p, weighed)).or_insert_with(|| {
             let plain = family.cuts[*p].clone().unwrap();
-            let other = aware
-                .then(|| composer.aware_cut(family, &spec, *p, weighed))
-                .flatten();
+            let other = aware.then(|| composer.aware_cut(family, *p, weighed)).flatten();
             other.unwrap_or(plain)
         });
     }

@@ -1,0 +1,50 @@
+"""The planner: search time by workers and segments, and plans for any number of workers.
+
+Runs the criterion benchmark of crates/plan on one core, then the tests that print `any_n` results. Needs no libtorch.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CARGO = os.environ.get("CARGO", "cargo")
+UNITS = {"ns": 1e-6, "µs": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+def run(*command):
+    """The output of a command, shown as it comes."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    text = ""
+    for line in process.stdout:
+        sys.stdout.write(line)
+        text += line
+    if process.wait() != 0:
+        sys.exit(f"{' '.join(command)} failed")
+    return text
+
+
+def main():
+    one_core = ["taskset", "-c", "0"] if sys.platform == "linux" else []
+    run(CARGO, "bench", "--locked", "-p", "varuna-plan", "--bench", "plan", "--no-run")
+    text = run(*one_core, CARGO, "bench", "--locked", "-p", "varuna-plan", "--bench", "plan")
+    times = {}
+    for name, middle, unit in re.findall(r"plan/(\S+)\s+time:\s+\[\S+ \S+ (\S+) (\S+) ", text):
+        times[tuple(name.split("/"))] = float(middle) * UNITS[unit]
+    tests = run(CARGO, "test", "--locked", "-p", "varuna-plan", "--", "--nocapture", "exhaustive", "varunas_rule")
+    print("\n| workers | segments | first plan, ms | after a loss, ms |\n|---|---|---|---|")
+    for workers, segments, kind in times:
+        if kind == "first":
+            loss = times[(workers, segments, "loss")]
+            print(f"| {workers} | {segments} | {times[(workers, segments, kind)]:.1f} | {loss:.1f} |")
+    # The middle size, a first plan; the table has the others.
+    for workers in ("1000", "10000"):
+        print(f"RESULT plan.{workers}_ms {times[(workers, '50', 'first')]:.2f}")
+    for line in re.findall(r"^RESULT .*$", tests, re.MULTILINE):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

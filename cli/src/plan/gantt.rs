@@ -1,0 +1,245 @@
+//! One step as a picture: a lane for each stage, time from left to right, idle time left bare.
+
+use std::fmt::Write as _;
+use varuna_plan::Shape;
+use varuna_plan::schedule::Instruction;
+use varuna_plan::simulate::{Span, What};
+use varuna_plan::trace::PipelineTrace;
+
+const WIDTH: f64 = 1500.0;
+const LEFT: f64 = 120.0;
+/// Of a stage's compute, and of its network interface below.
+const COMPUTE: f64 = 26.0;
+const NETWORK: f64 = 8.0;
+const LANE: f64 = COMPUTE + NETWORK + 8.0;
+/// Kinds of pipelines that are drawn.
+const KINDS: usize = 4;
+/// Columns of the text.
+const COLUMNS: usize = 100;
+
+const FORWARD: &str = "#4c8bd0";
+const BACKWARD: &str = "#3f9a62";
+const RECOMPUTE: &str = "#e0a030";
+const TRANSFER: &str = "#9467bd";
+const RING: &str = "#c8503c";
+const OPTIMIZER: &str = "#555555";
+const IDLE: &str = "#ececec";
+
+fn end_ms(traces: &[PipelineTrace]) -> f64 {
+    let ends = traces.iter().flat_map(|t| &t.ends);
+    ends.map(|e| e.ms).fold(f64::MIN_POSITIVE, f64::max)
+}
+
+/// Colour and number of what a stage does.
+fn look(what: What) -> (&'static str, u32, bool) {
+    match what {
+        What::Compute(Instruction::Forward(m)) => (FORWARD, m, true),
+        What::Compute(Instruction::Backward(m)) => (BACKWARD, m, true),
+        What::Compute(Instruction::Recompute(m)) => (RECOMPUTE, m, true),
+        What::SendActivation(m) | What::SendGradient(m) => (TRANSFER, m, false),
+    }
+}
+
+struct Picture {
+    body: String,
+    scale: f64,
+}
+
+impl Picture {
+    fn bar(&mut self, start_ms: f64, end_ms: f64, y: f64, height: f64, fill: &str) {
+        let (x, width) = (LEFT + start_ms * self.scale, (end_ms - start_ms) * self.scale);
+        // A hairline of the lane shows between neighbours that are wide enough.
+        let gap = if width > 3.0 { 0.6 } else { 0.0 };
+        let _ = writeln!(
+            self.body,
+            "<rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{:.2}\" height=\"{height}\" fill=\"{fill}\"/>",
+            (width - gap).max(0.05)
+        );
+    }
+
+    fn words(&mut self, x: f64, y: f64, class: &str, words: &str) {
+        let _ = writeln!(
+            self.body,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{words}</text>"
+        );
+    }
+
+    fn span(&mut self, span: &Span, top: f64) {
+        let (fill, micro_batch, compute) = look(span.what);
+        let y = top + LANE * stage_as_f64(span.stage);
+        if !compute {
+            self.bar(span.start_ms, span.end_ms, y + COMPUTE, NETWORK, fill);
+            return;
+        }
+        self.bar(span.start_ms, span.end_ms, y, COMPUTE, fill);
+        let width = (span.end_ms - span.start_ms) * self.scale;
+        if width >= 9.0 {
+            let middle = LEFT + f64::midpoint(span.start_ms, span.end_ms) * self.scale;
+            let class = if width >= 14.0 { "n" } else { "n s" };
+            self.words(middle, y + COMPUTE / 2.0 + 3.5, class, &micro_batch.to_string());
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "stage counts are small")]
+fn stage_as_f64(stage: usize) -> f64 {
+    stage as f64
+}
+
+/// The step as an SVG document.
+pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
+    let end = end_ms(traces);
+    let mut picture = Picture {
+        body: String::new(),
+        scale: (WIDTH - LEFT - 20.0) / end,
+    };
+    let bubble = shape.predicted.bubble * 100.0;
+    let title = format!("{}: one step, {end:.1} ms, bubble {bubble:.0} %", shape.summary());
+    picture.words(10.0, 24.0, "t", &title);
+    let mut x = 10.0;
+    for (fill, name) in [
+        (FORWARD, "forward"),
+        (RECOMPUTE, "recompute"),
+        (BACKWARD, "backward"),
+        (TRANSFER, "transfer (sender)"),
+        (RING, "gradient rings"),
+        (OPTIMIZER, "optimizer"),
+        (IDLE, "idle (bubble)"),
+    ] {
+        let _ = writeln!(
+            picture.body,
+            "<rect x=\"{x}\" y=\"38\" width=\"12\" height=\"12\" fill=\"{fill}\" stroke=\"#999\" stroke-width=\"0.4\"/>"
+        );
+        picture.words(x + 17.0, 48.5, "l", name);
+        x += 45.0 + 7.0 * stage_as_f64(name.len());
+    }
+    let mut top = 78.0;
+    for trace in traces.iter().take(KINDS) {
+        let alike = if trace.count > 1 {
+            format!(" and {} alike", trace.count - 1)
+        } else {
+            String::new()
+        };
+        let head = format!(
+            "pipeline {}{alike}: {} micro-batches",
+            trace.first, trace.micro_batches
+        );
+        picture.words(10.0, top, "l", &head);
+        top += 8.0;
+        for (s, (range, ends)) in trace.stages.iter().zip(&trace.ends).enumerate() {
+            let y = top + LANE * stage_as_f64(s);
+            picture.bar(0.0, end, y, COMPUTE + NETWORK, IDLE);
+            picture.words(10.0, y + 12.0, "l", &format!("stage {s}"));
+            picture.words(10.0, y + 25.0, "g", &format!("segments {range}"));
+            if ends.rings_to_ms > ends.rings_from_ms {
+                picture.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
+            }
+            if ends.ms > ends.rings_to_ms {
+                picture.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
+            }
+        }
+        for span in &trace.spans {
+            picture.span(span, top);
+        }
+        top += LANE * stage_as_f64(trace.stages.len()) + 20.0;
+    }
+    if traces.len() > KINDS {
+        picture.words(
+            10.0,
+            top,
+            "l",
+            &format!("{} more kinds of pipelines are not drawn", traces.len() - KINDS),
+        );
+        top += 20.0;
+    }
+    axis(&mut picture, end, top);
+    page(&picture.body, WIDTH, top + 30.0)
+}
+
+/// Marks at round times below the lanes.
+fn axis(picture: &mut Picture, end: f64, y: f64) {
+    let magnitude = 10f64.powf((end / 10.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0]
+        .map(|k| k * magnitude)
+        .into_iter()
+        .find(|s| end / s <= 12.0);
+    let step = step.unwrap_or(end);
+    let mut at = 0.0;
+    while at <= end {
+        let x = LEFT + at * picture.scale;
+        let _ = writeln!(
+            picture.body,
+            "<line x1=\"{x:.1}\" y1=\"66\" x2=\"{x:.1}\" y2=\"{y:.1}\" stroke=\"#000\" stroke-width=\"0.3\" stroke-dasharray=\"2 4\"/>"
+        );
+        picture.words(x, y + 12.0, "n d", &format!("{at:.0} ms"));
+        at += step;
+    }
+}
+
+/// An SVG document of this size.
+pub(super) fn page(body: &str, width: f64, height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height:.0}\" viewBox=\"0 0 {width} {height:.0}\" \
+         font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n<style>.t{{font-size:16px;font-weight:bold}} \
+         .l{{font-size:12px}} .g{{font-size:10px;fill:#777}} .n{{font-size:10px;text-anchor:middle;fill:#fff}} \
+         .s{{font-size:7px}} .d{{fill:#333}} .e{{font-size:11px;text-anchor:end;fill:#333}}</style>\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{body}</svg>\n"
+    )
+}
+
+/// The step as text: what each stage does most of the time in each of a hundred stretches.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "columns of text"
+)]
+pub(super) fn text(traces: &[PipelineTrace]) -> String {
+    let end = end_ms(traces);
+    let column = end / COLUMNS as f64;
+    let mut text = format!(
+        "one step, {end:.1} ms: F forward, R recompute, B backward, = gradient rings, O optimizer, . idle; a column is {column:.2} ms\n"
+    );
+    for trace in traces.iter().take(KINDS) {
+        let _ = writeln!(text, "pipeline {} ({} of this kind):", trace.first, trace.count);
+        for (s, ends) in trace.ends.iter().enumerate() {
+            // Milliseconds of each letter in each column.
+            let mut time = vec![[0.0f64; 5]; COLUMNS];
+            let mut add = |letter: usize, from: f64, to: f64| {
+                let first = ((from / column) as usize).min(COLUMNS - 1);
+                let last = ((to / column) as usize).min(COLUMNS - 1);
+                for (c, time) in time.iter_mut().enumerate().take(last + 1).skip(first) {
+                    let (start, stop) = (c as f64 * column, (c + 1) as f64 * column);
+                    time[letter] += (to.min(stop) - from.max(start)).max(0.0);
+                }
+            };
+            for span in trace.spans.iter().filter(|span| span.stage == s) {
+                let letter = match span.what {
+                    What::Compute(Instruction::Forward(_)) => 0,
+                    What::Compute(Instruction::Recompute(_)) => 1,
+                    What::Compute(Instruction::Backward(_)) => 2,
+                    What::SendActivation(_) | What::SendGradient(_) => continue,
+                };
+                add(letter, span.start_ms, span.end_ms);
+            }
+            add(3, ends.rings_from_ms, ends.rings_to_ms);
+            add(4, ends.rings_to_ms, ends.ms);
+            let letter = |time: &[f64; 5]| {
+                let idle = column - time.iter().sum::<f64>();
+                let most = time.iter().zip("FRB=O".chars()).max_by(|a, b| a.0.total_cmp(b.0));
+                most.filter(|(ms, _)| **ms >= idle)
+                    .map_or('.', |(_, letter)| letter)
+            };
+            let line: String = time.iter().map(letter).collect();
+            let _ = writeln!(text, "  stage {s:>2} {line}");
+        }
+    }
+    if traces.len() > KINDS {
+        let _ = writeln!(
+            text,
+            "{} more kinds of pipelines are not shown",
+            traces.len() - KINDS
+        );
+    }
+    text
+}

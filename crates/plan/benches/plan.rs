@@ -1,0 +1,96 @@
+//! `make bench-plan`: the whole call of the planner, on one core: cutting, scoring, simulation of the short list and
+//! placement, with memory limits, micro-batch size and warm-up left to the planner.
+
+#![expect(missing_docs, reason = "criterion's macros make undocumented functions")]
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use varuna_plan::cost::GptSizes;
+use varuna_plan::device::DeviceKind;
+use varuna_plan::{
+    Constraints, CostPlanner, Costs, PlanRequest, Planner, Recompute, ScheduleKind, ScheduleSpec, WorkerId,
+    WorkerInfo,
+};
+
+/// A GPT of so many segments that needs several devices, on H100s.
+fn planner(segments: u32) -> CostPlanner {
+    let gpt = GptSizes {
+        layers: segments - 2,
+        hidden: 4096,
+        sequence: 2048,
+        vocabulary: 50_304,
+        tied: true,
+    };
+    let device = DeviceKind::named("h100-80g").expect("it stands in the table");
+    CostPlanner {
+        costs: Costs::estimate(gpt, device.device(false)),
+        constraints: Constraints {
+            min_workers: 1,
+            max_workers: u32::MAX,
+            micro_batch_size: None,
+            min_depth: 1,
+            max_depth: None,
+            schedules: [2.0, 1.0]
+                .map(|warmup_factor| ScheduleSpec {
+                    kind: ScheduleKind::OneForwardOneBackward { warmup_factor },
+                    recompute: Recompute::None,
+                })
+                .to_vec(),
+            device_memory_bytes: Some(device.usable_bytes()),
+        },
+    }
+}
+
+/// So many workers, eight to a node, and 4 samples for each.
+fn request(planner: &CostPlanner, workers: u64) -> PlanRequest {
+    PlanRequest {
+        workers: (1..=workers)
+            .map(|i| WorkerInfo {
+                id: WorkerId(i),
+                memory_bytes: None,
+                speed: 1.0,
+                node: format!("node-{:05}", i / 8),
+            })
+            .collect(),
+        layout: planner.costs.layout(),
+        global_batch_size: workers * 4,
+        parent: None,
+        held: BTreeMap::new(),
+    }
+}
+
+/// The same after one worker of a running plan is gone.
+fn after_a_loss(planner: &CostPlanner, workers: u64) -> PlanRequest {
+    let mut request = request(planner, workers);
+    let shape = planner.plan(&request).expect("a plan exists");
+    let held = shape.pipelines.iter().flat_map(|p| &p.stages);
+    request.held = held
+        .map(|s| (s.worker, request.layout.units_of(s.segments)))
+        .collect();
+    request.parent = Some(shape);
+    request.workers.remove(0);
+    request
+}
+
+fn search(c: &mut Criterion) {
+    let mut group = c.benchmark_group("plan");
+    group.sample_size(10);
+    for workers in [64, 1_000, 10_000] {
+        for segments in [24, 50, 96] {
+            let planner = planner(segments);
+            let first = request(&planner, workers);
+            group.bench_function(format!("{workers}/{segments}/first"), |b| {
+                b.iter(|| planner.plan(black_box(&first)));
+            });
+            let loss = after_a_loss(&planner, workers);
+            group.bench_function(format!("{workers}/{segments}/loss"), |b| {
+                b.iter(|| planner.plan(black_box(&loss)));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, search);
+criterion_main!(benches);
