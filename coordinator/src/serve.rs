@@ -15,6 +15,7 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
 use varuna_checkpoint::Store;
+use varuna_plan::Step;
 use varuna_protocol::coordinator::{Outcome, Snapshot, Timing};
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::coordinator_server::CoordinatorServer;
@@ -54,6 +55,15 @@ pub struct Options {
     pub scale: Option<Sender<ScaleRequest>>,
 }
 
+/// What is known of a run's checkpoints.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Saved {
+    /// Step of the newest that may be resumed from.
+    pub newest: Option<Step>,
+    /// Why the store could not be asked the last time.
+    pub failing: Option<String>,
+}
+
 /// What watchers see.
 #[derive(Clone, Debug, Default)]
 pub struct View {
@@ -63,6 +73,8 @@ pub struct View {
     pub metric: Option<Metric>,
     /// Diary entries in words, numbered; watchers remember what they have shown.
     pub diary: VecDeque<(u64, String)>,
+    /// Checkpoints; none where the run has no store.
+    pub saved: Option<Saved>,
 }
 
 /// The handle to a running coordinator.

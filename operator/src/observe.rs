@@ -1,7 +1,7 @@
 //! From the cluster's objects to what `decide` goes by. Reads only what was watched; decides nothing.
 
 use crate::decide::objects::{JOB_LABEL, NUMBER_LABEL};
-use crate::decide::{Ended, JobSeen, NodeSeen, Phase, PodSeen, RunSeen};
+use crate::decide::{Ended, JobSeen, NodeSeen, Phase, PodSeen, RunSeen, SavedSeen};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -191,6 +191,10 @@ pub fn run(view: &View) -> RunSeen {
         observed_ms: snapshot.observed_ms,
         loss: view.metric.as_ref().map(|m| m.loss),
         rank_map: rank_map.join("\n"),
+        saved: view.saved.as_ref().map(|s| SavedSeen {
+            newest: s.newest.map(|step| whole(step.0)),
+            failing: s.failing.clone(),
+        }),
         address: None,
         ended: None,
     }

@@ -1,7 +1,7 @@
 //! One look at one job: observe -> decide -> apply -> publish.
 
 use crate::context::{Context, JobRef};
-use crate::decide::{Observed, decide};
+use crate::decide::{Note, Observed, decide};
 use crate::{apply, observe, publish, run};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -70,6 +70,14 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
     run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
     apply::apply(context, &seen.job, &desired).await?;
     publish::publish(context, &seen.job, &desired).await?;
+    for text in context.runs.diary(&seen.job) {
+        let note = Note {
+            warning: false,
+            reason: "Run",
+            text,
+        };
+        publish::event(context, &seen.job, &note).await;
+    }
     let again = desired
         .again_after
         .and_then(|s| u64::try_from(s).ok())
@@ -119,7 +127,7 @@ pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) 
     if matches!(error, Error::Template(_) | Error::Coordinator(_)) {
         let (job, text) = (observe::job(&object), error.to_string());
         tokio::spawn(async move {
-            let note = crate::decide::Note {
+            let note = Note {
                 warning: true,
                 reason: "CannotRun",
                 text,

@@ -31,6 +31,8 @@ struct Run {
     uid: String,
     port: u16,
     view: watch::Receiver<View>,
+    /// Number of the last diary entry that was told.
+    told: u64,
     stop: Sender<()>,
     ended: Arc<Mutex<Option<Ending>>>,
     /// Ends the coordinator when dropped.
@@ -78,6 +80,25 @@ impl Runs {
             ended: lock(&run.ended).clone(),
             ..observe::run(&view)
         })
+    }
+
+    /// Diary entries that were not told yet; they are from now on.
+    #[must_use]
+    pub fn diary(&self, job: &JobSeen) -> Vec<String> {
+        let mut runs = lock(&self.runs);
+        let Some(run) = runs.get_mut(&key(job)).filter(|r| r.uid == job.uid) else {
+            return vec![];
+        };
+        let view = run.view.borrow();
+        let new: Vec<_> = view
+            .diary
+            .iter()
+            .filter(|(number, _)| *number > run.told)
+            .cloned()
+            .collect();
+        drop(view);
+        run.told = new.last().map_or(run.told, |(number, _)| *number);
+        new.into_iter().map(|(_, text)| text).collect()
     }
 
     /// Ends the coordinators of jobs that are no more.
@@ -189,6 +210,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         uid: job.uid.clone(),
         port: address.port(),
         view,
+        told: 0,
         stop,
         ended,
         _alive: alive,

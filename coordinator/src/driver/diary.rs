@@ -3,6 +3,7 @@
 use super::{Driver, STATUS};
 use crate::folder::{Metric, now_ms};
 use crate::in_order::InOrder;
+use crate::serve::Saved;
 use crate::words::{status_document, words};
 use std::time::Instant;
 use varuna_plan::Step;
@@ -86,6 +87,10 @@ impl Driver {
             self.folder.status(&status);
         }
         self.view.snapshot = Some(self.machine.snapshot());
+        self.view.saved = self.options.job.checkpoint.as_ref().map(|_| Saved {
+            newest: self.known.usable.iter().max().map(|id| id.step),
+            failing: self.known.failing.clone(),
+        });
         // Nobody may be watching.
         let _ = self.publish.send(self.view.clone());
     }

@@ -11,7 +11,7 @@ mod seen;
 
 pub use judge::{Verdict, judge, signal};
 pub use say::phase;
-pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, Settings};
+pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, SavedSeen, Settings};
 
 use serde_json::Value;
 use varuna_api::Job;

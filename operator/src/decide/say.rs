@@ -3,7 +3,7 @@
 use super::seen::{Ended, Observed, RunSeen};
 use super::{Course, Crew, Desired, Note, Verdict, objects};
 use jiff::Timestamp;
-use varuna_api::crd::{Condition, PlanStatus, Status};
+use varuna_api::crd::{CheckpointStatus, Condition, PlanStatus, Status};
 
 /// A time as Kubernetes writes it.
 pub(super) fn time(seconds: i64) -> String {
@@ -84,7 +84,9 @@ pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired:
     if let Some(run) = run.filter(|r| r.generation > 0) {
         plan(run, status);
     }
-    status.conditions = conditions(seen, course, phase, trouble);
+    saved(seen, status);
+    let stale = stale(seen, status);
+    status.conditions = conditions(seen, course, phase, trouble, stale);
     let after = desired.status.clone();
     notes(before, &after, crew, desired);
 }
@@ -173,6 +175,7 @@ fn conditions(
     course: &Course,
     phase: &str,
     trouble: Option<(&'static str, String)>,
+    stale: Said,
 ) -> Vec<Condition> {
     let run = seen.run.as_ref();
     let step = run.map_or(0, |r| r.step);
@@ -206,6 +209,7 @@ fn conditions(
         planned(run),
         training,
         degraded,
+        stale,
         suspended(course, run),
         complete,
         failed,
@@ -227,6 +231,54 @@ fn planned(run: Option<&RunSeen>) -> Said {
             said("Planned", true, "PlanInForce", words)
         }
     }
+}
+
+/// A checkpoint older than so many intervals is stale: one may be on its way, and one may have failed.
+const STALE_INTERVALS: i64 = 3;
+
+fn saved(seen: &Observed, status: &mut Status) {
+    let Some(saved) = seen.run.as_ref().and_then(|r| r.saved.as_ref()) else {
+        return;
+    };
+    let known = saved
+        .newest
+        .or(status.checkpoint.as_ref().and_then(|c| c.newest_step));
+    status.checkpoint = Some(CheckpointStatus {
+        newest_step: known,
+        steps_behind: status.step.map(|step| (step - known.unwrap_or(0)).max(0)),
+        failing: saved.failing.clone(),
+    });
+}
+
+fn stale(seen: &Observed, status: &Status) -> Said {
+    let kind = "CheckpointStale";
+    let settings = seen.job.spec.as_ref().ok().and_then(|j| j.checkpoint.as_ref());
+    let (Some(settings), Some(saved)) = (settings, &status.checkpoint) else {
+        return said(kind, false, "NoCheckpoints", "no checkpoint is expected");
+    };
+    let behind = saved.steps_behind.unwrap_or(0);
+    let limit = i64::try_from(settings.interval_steps)
+        .unwrap_or(i64::MAX)
+        .saturating_mul(STALE_INTERVALS);
+    let newest = saved
+        .newest_step
+        .map_or("none yet".to_owned(), |s| format!("of step {s}"));
+    if let Some(why) = &saved.failing {
+        let words = format!(
+            "{} cannot be used ({why}); training goes on, the newest checkpoint is {newest}",
+            settings.uri
+        );
+        return said(kind, true, "StoreFails", words);
+    }
+    if behind > limit {
+        return said(
+            kind,
+            true,
+            "NoneForLong",
+            format!("the newest checkpoint is {newest}, {behind} steps behind"),
+        );
+    }
+    said(kind, false, "Fresh", format!("the newest checkpoint is {newest}"))
 }
 
 fn suspended(course: &Course, run: Option<&RunSeen>) -> Said {

@@ -115,6 +115,15 @@ pub enum Ending {
     Broken(String),
 }
 
+/// What is known of a job's checkpoints.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SavedSeen {
+    /// Step of the newest.
+    pub newest: Option<i64>,
+    /// Why the store does not answer.
+    pub failing: Option<String>,
+}
+
 /// What a job's coordinator tells.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RunSeen {
@@ -138,6 +147,8 @@ pub struct RunSeen {
     pub loss: Option<f64>,
     /// Who holds what, a line for each pipeline.
     pub rank_map: String,
+    /// Checkpoints; none where the job has none.
+    pub saved: Option<SavedSeen>,
     /// Where it listens.
     pub address: Option<(String, u16)>,
     /// How it ended.

@@ -517,6 +517,36 @@ fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted()
     }
 }
 
+#[test]
+fn a_store_that_fails_or_a_checkpoint_far_behind_is_said_and_stops_nothing() {
+    let mut seen = observed(2);
+    seen.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
+    let saved = |newest, failing: Option<&str>| {
+        Some(SavedSeen {
+            newest,
+            failing: failing.map(str::to_owned),
+        })
+    };
+    for (step, saved, want) in [
+        (20, saved(Some(10), None), ("False", "Fresh")),
+        (50, saved(Some(10), None), ("True", "NoneForLong")),
+        (20, saved(Some(10), Some("403")), ("True", "StoreFails")),
+    ] {
+        seen.run = Some(RunSeen {
+            saved,
+            ..training(step)
+        });
+        let desired = decide(&seen);
+        let stale = condition(&desired, "CheckpointStale");
+        assert_eq!((stale.status.as_str(), stale.reason.as_str()), want, "{stale:?}");
+        assert_eq!(
+            (desired.coordinator, desired.status.phase.as_deref()),
+            (Wish::Run, Some("Training"))
+        );
+        assert_eq!(desired.status.checkpoint.as_ref().unwrap().newest_step, Some(10));
+    }
+}
+
 fn any_pod() -> impl Strategy<Value = PodSeen> {
     let phase = prop_oneof![
         Just(Phase::Pending),

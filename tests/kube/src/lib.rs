@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -128,14 +128,30 @@ impl Cluster {
     /// # Errors
     /// It failed: with what it printed.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let mut child = Command::new(&self.kubectl[0])
-            .args(&self.kubectl[1..])
-            .args(arguments)
+        let mut command = Command::new(&self.kubectl[0]);
+        command.args(&self.kubectl[1..]).args(arguments);
+        self.output(command, input)
+    }
+
+    /// Runs helm; returns what it printed.
+    ///
+    /// # Errors
+    /// It failed: with what it printed.
+    pub fn helm(&self, arguments: &[&str]) -> Result<String> {
+        let own = root().join(".cache/kube/helm");
+        let mut command = Command::new(if own.exists() { own } else { "helm".into() });
+        command.args(arguments);
+        self.output(command, "")
+    }
+
+    fn output(&self, mut command: Command, input: &str) -> Result<String> {
+        let mut child = command
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .spawn()?;
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
         child
             .stdin
             .take()
@@ -145,6 +161,21 @@ impl Cluster {
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{text}");
         Ok(text.into_owned())
+    }
+
+    /// A client with the rights of a service account.
+    ///
+    /// # Errors
+    /// There is no such account.
+    pub async fn client_as(&self, namespace: &str, account: &str) -> Result<Client> {
+        let token = self.kubectl(&["-n", namespace, "create", "token", account], "")?;
+        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
+        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        config.auth_info = AuthInfo {
+            token: Some(token.trim().to_owned().into()),
+            ..AuthInfo::default()
+        };
+        Ok(Client::try_from(config)?)
     }
 
     /// A client with all rights.
