@@ -8,6 +8,7 @@ mod table;
 use crate::failure::Failure;
 use crate::job;
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
@@ -125,10 +126,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         let value = table::json(&explained, &request, noisy);
         let text = serde_json::to_string_pretty(&value).map_err(|e| Failure::Internal(e.to_string()))?;
-        println!("{text}");
+        print(&text);
+        print("\n");
     } else {
-        print!("{}", table::text(&explained, &request, noisy, costs));
-        print!("{}", gantt::text(&traces));
+        print(&table::text(&explained, &request, noisy, costs));
+        print(&gantt::text(&traces));
     }
     Ok(())
 }
@@ -230,6 +232,11 @@ fn read_shape(path: &Path) -> Result<Shape, Failure> {
 
 fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
+}
+
+/// A reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

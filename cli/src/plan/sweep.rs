@@ -2,7 +2,7 @@
 
 use super::gantt::page;
 use super::table::rate;
-use super::{Asked, write};
+use super::{Asked, print, write};
 use crate::failure::Failure;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -40,9 +40,10 @@ pub(super) fn run(asked: &Asked, from: u64, to: u64) -> Result<(), Failure> {
     }
     if asked.arguments.json {
         let text = serde_json::to_string_pretty(&rows.iter().map(json).collect::<Vec<_>>());
-        println!("{}", text.map_err(|e| Failure::Internal(e.to_string()))?);
+        print(&text.map_err(|e| Failure::Internal(e.to_string()))?);
+        print("\n");
     } else {
-        print!("{}", text(&rows, asked.arguments.price.is_some()));
+        print(&text(&rows, asked.arguments.price.is_some()));
     }
     Ok(())
 }
@@ -106,6 +107,9 @@ const PLOT: f64 = 880.0;
 const TALL: f64 = 260.0;
 const SHORT: f64 = 110.0;
 
+/// Name, height, colour and value of a plot.
+type Plot<'a> = (&'a str, f64, &'a str, &'a dyn Fn(&Planned) -> f64);
+
 /// Three plots over the number of workers: throughput, cost, idle share.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn svg(rows: &[Row]) -> String {
@@ -118,7 +122,7 @@ fn svg(rows: &[Row]) -> String {
     };
     let mut body = String::new();
     let mut top = 40.0;
-    let plots: [(&str, f64, &str, &dyn Fn(&Planned) -> f64); 3] = [
+    let plots: [Plot; 3] = [
         ("samples a second", TALL, "#4c8bd0", &|p| p.samples_per_s),
         ("cost of 1000 samples", SHORT, "#c8503c", &|p| p.cost),
         ("idle share, %", SHORT, "#777777", &|p| p.idle * 100.0),
@@ -136,11 +140,11 @@ fn svg(rows: &[Row]) -> String {
             let _ = writeln!(
                 body,
                 "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"e\">{}</text>",
+                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"e\">{:.2}</text>",
                 LEFT + PLOT,
                 LEFT - 8.0,
                 y + 4.0,
-                format!("{:.2}", high * part)
+                high * part
             );
         }
         let points: Vec<String> = planned()

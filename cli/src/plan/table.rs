@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use varuna_plan::schedule::paper::{self, ChunkTimes, PaperKind, generate};
 use varuna_plan::trace::Spread;
 use varuna_plan::{
     Costs, Explained, PlanRequest, Recompute, RunnerUp, ScheduleKind, ScheduleSpec, Shape, schedule,
@@ -64,6 +65,7 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
     pipelines(&mut text, explained, costs);
     spares(&mut text, shape);
     runners_up(&mut text, explained);
+    on_paper(&mut text, shape, costs);
     text
 }
 
@@ -150,6 +152,50 @@ fn runners_up(text: &mut String, explained: &Explained) {
     }
     if explained.runners_up.is_empty() {
         let _ = writeln!(text, "  none: no other plan comes near");
+    }
+}
+
+/// What the first pipeline would take under orders of work that the worker does not have.
+#[expect(clippy::cast_precision_loss, reason = "counts are small")]
+fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
+    let Some(pipeline) = shape.pipelines.first().filter(|p| p.stages.len() > 1) else {
+        return;
+    };
+    let (m, stages) = (shape.micro_batch_size, pipeline.stages.len());
+    let n = u32::try_from(pipeline.micro_batches(m)).unwrap_or(u32::MAX);
+    let slowest = pipeline.stages.iter().map(|s| s.segments);
+    let slowest = slowest.max_by(|a, b| costs.backward_ms(*a, m).total_cmp(&costs.backward_ms(*b, m)));
+    let Some(slowest) = slowest else { return };
+    let _ = writeln!(
+        text,
+        "simulated only (the worker refuses them), if all stages were as slow as the slowest:"
+    );
+    let plain = PaperKind::Interleaved { chunks: 1 };
+    for kind in [
+        plain,
+        PaperKind::Interleaved { chunks: 2 },
+        PaperKind::ZeroBubbleH1,
+    ] {
+        let chunks = kind.chunks() as f64;
+        let times = ChunkTimes {
+            forward_ms: costs.forward_ms(slowest, m) / chunks,
+            input_ms: costs.backward_ms(slowest, m) / 2.0 / chunks,
+            weight_ms: costs.backward_ms(slowest, m) / 2.0 / chunks,
+            transfer_ms: costs.transfer_ms(1, m),
+        };
+        let lists: Vec<_> = (0..stages).map(|s| generate(kind, stages, s, n)).collect();
+        if let Ok(ends) = paper::run(&lists, kind, n, times) {
+            let name = if kind == plain {
+                "1f1b w=1, to compare".into()
+            } else {
+                kind.to_string()
+            };
+            let _ = writeln!(
+                text,
+                "  {name:<32} {:>9.1} ms",
+                ends.into_iter().fold(0.0, f64::max)
+            );
+        }
     }
 }
 

@@ -148,13 +148,13 @@ impl CostPlanner {
                 .or_insert_with(|| Pool::new(self, request, &pools[*i]));
             let placed = pool.place(self, c, &request.layout);
             let single = c.pipelines.len() < 2;
-            let rank: Rank = (
-                placed.crowded,
-                single,
-                placed.moved_bytes,
-                c.step_ms,
-                placed.workers.len(),
-            );
+            // Where nobody holds anything, all state is made or loaded anyway.
+            let moved = if request.held.is_empty() {
+                0
+            } else {
+                placed.moved_bytes
+            };
+            let rank: Rank = (placed.crowded, single, moved, c.step_ms, placed.workers.len());
             (rank, c, placed)
         });
         // The first of equals: pools go from all workers to few.

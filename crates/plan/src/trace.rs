@@ -64,7 +64,7 @@ fn simulated(
     costs: &Costs,
     shape: &Shape,
     pipeline: &Pipeline,
-    noise: impl FnMut(usize, f64) -> f64,
+    mut noise: impl FnMut(usize, f64) -> f64,
     record: impl FnMut(Span),
 ) -> Simulated {
     let m = shape.micro_batch_size;
@@ -92,7 +92,15 @@ fn simulated(
         .map(times)
         .collect();
     match costs.runtime {
-        Runtime::Rendezvous => rendezvous(&times, n, record),
+        Runtime::Rendezvous => {
+            // A stage that is late makes all wait: each is late for the whole step.
+            let late = times.iter().enumerate().map(|(s, t)| StageTimes {
+                forward_ms: noise(s, t.forward_ms),
+                backward_ms: noise(s, t.backward_ms),
+                transfer_ms: noise(s, t.transfer_ms),
+            });
+            rendezvous(&late.collect::<Vec<_>>(), n, record)
+        }
         Runtime::Overlapped => {
             let lists: Vec<_> = (0..p).map(|s| generate(&shape.schedule, p, s, n)).collect();
             run(&lists, &times, n, noise, record)
@@ -133,7 +141,7 @@ pub fn trace(costs: &Costs, shape: &Shape) -> Vec<PipelineTrace> {
 }
 
 /// A step under noise: every duration is stretched by up to `most` (0.1: ten per cent), evenly, from a seed; so many runs.
-/// Under rendezvous nothing is stretched.
+/// Under rendezvous each stage's durations are stretched alike for a whole step.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "53 bits of a hash, and a few runs")]
 pub fn spread(costs: &Costs, shape: &Shape, most: f64, seed: u64, runs: u32) -> Spread {

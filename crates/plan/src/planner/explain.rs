@@ -109,6 +109,8 @@ fn why(chosen: &Candidate, lost: &Candidate) -> String {
             "as fast, but one pipeline holds each segment's state only once".into()
         } else if lost.workers() > chosen.workers() {
             "as fast, with more workers".into()
+        } else if by < 0.0 {
+            format!("{:.1} ms faster, but more state would have to move", -by)
         } else {
             "as fast, but more state would have to move".into()
         };

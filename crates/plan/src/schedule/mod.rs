@@ -6,6 +6,7 @@
 
 pub mod check;
 mod instruction;
+pub mod paper;
 mod text;
 
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
