@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube bench-plan accuracy clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -71,6 +71,10 @@ accuracy: ## Predicted against published measured steps, on rows that nothing wa
 	$(CARGO) run --locked --release -p varuna -- plan calibrate --results accuracy.published \
 		--profile bench/data/measured/gpt-1.5b-v100-profile.json --links bench/data/measured/p2p-10gbps.csv \
 		--measured bench/data/measured/gpt-1.5b-v100-10gbps.csv
+
+replay: ## Replay the spot traces: goodput, and what is lost to what (needs no libtorch)
+	$(CARGO) build --release --locked -p varuna
+	python3 bench/replay.py
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

@@ -47,34 +47,47 @@ pub(crate) struct Arguments {
     /// Nodes say so many seconds before they leave that they will.
     #[arg(long, conflicts_with = "noticed")]
     notice: Option<f64>,
-    /// Which nodes leave where a trace only counts them.
+    /// Which nodes leave where a trace only counts them, and in which order nodes of an instant join.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Replay so many seeds, from the given one on, and tell each goodput; all else is of the first.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
     /// The whole report as JSON.
     #[arg(long)]
     json: bool,
     /// Write a picture over time.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// End with a line `RESULT replay.NAME_goodput_pct VALUE`.
+    /// End with a line `RESULT replay.NAME_goodput_pct VALUE`, the mean over the seeds.
     #[arg(long, value_name = "NAME")]
     result: Option<String>,
 }
 
 /// What `--json` prints.
 #[derive(serde::Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a Report,
+    /// From the given seed on; the report is the first one's.
+    goodput_by_seed: &'a [f64],
     restarts: &'a [Restarted],
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let trace_name = arguments.trace.display().to_string();
-    let trace = Trace::read(&trace_name, &read(&arguments.trace)?, arguments.seed).map_err(input)?;
+    let written = read(&arguments.trace)?;
+    let trace = Trace::read(&trace_name, &written, arguments.seed).map_err(input)?;
     let job = job::read(&arguments.job)?.job;
     let setup = setup(arguments, &job)?;
-    let report = replay(&trace, &setup).map_err(|e| Failure::Input(format!("{trace_name}: {e}")))?;
+    let refused = |e| Failure::Input(format!("{trace_name}: {e}"));
+    let report = replay(&trace, &setup).map_err(refused)?;
+    let mut goodputs = vec![report.goodput];
+    for more in 1..arguments.seeds {
+        let trace = Trace::read(&trace_name, &written, arguments.seed.wrapping_add(more)).map_err(input)?;
+        goodputs.push(replay(&trace, &setup).map_err(refused)?.goodput);
+    }
     let costs = &setup.planner.costs;
     let ideal = Ideal::new(
         &setup.planner,
@@ -91,6 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.json {
         let document = Document {
             report: &report,
+            goodput_by_seed: &goodputs,
             restarts: &restarts,
         };
         let json = serde_json::to_string_pretty(&document).map_err(|e| Failure::Internal(e.to_string()))?;
@@ -98,8 +112,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     } else {
         print!("{}", text(&report, &restarts));
     }
+    #[expect(clippy::cast_precision_loss, reason = "a few seeds")]
+    let mean = goodputs.iter().sum::<f64>() / goodputs.len() as f64;
+    if goodputs.len() > 1 && !arguments.json {
+        let each: Vec<String> = goodputs.iter().map(|g| format!("{:.2}", g * 100.0)).collect();
+        println!(
+            "goodput by seed {} %, mean {:.2} %",
+            each.join(", "),
+            mean * 100.0
+        );
+    }
     if let Some(name) = &arguments.result {
-        println!("RESULT replay.{name}_goodput_pct {:.2}", report.goodput * 100.0);
+        println!("RESULT replay.{name}_goodput_pct {:.2}", mean * 100.0);
     }
     Ok(())
 }

@@ -42,7 +42,8 @@ pub struct TraceError {
 
 impl Trace {
     /// Reads either form, told apart by the header: `time_s,event,node` (`add` or `remove`), or `time_s,nodes` (how many are
-    /// there from then on). Of counted nodes the seed says which ones go.
+    /// there from then on). The seed says which ones of counted nodes go, and in which order those of an instant come: the
+    /// order decides which places of a plan they are given, and so whether a loss of several empties a segment.
     ///
     /// # Errors
     /// The first line that is wrong: no number, out of order, a node that comes or leaves twice; or too few rows.
@@ -86,6 +87,12 @@ impl Trace {
         if reader.moments.len() < 2 {
             let why = format!("holds {} instants, at least 2 are needed", reader.moments.len());
             return Err(reader.error("trace", why));
+        }
+        for moment in &mut reader.moments {
+            for last in (1..moment.joins.len()).rev() {
+                let other = rng.below(last as u64 + 1);
+                moment.joins.swap(last, usize::try_from(other).unwrap_or(0));
+            }
         }
         Ok(Trace {
             moments: reader.moments,
