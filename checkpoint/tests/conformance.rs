@@ -1,5 +1,7 @@
 //! What every store must do, on the real implementations that need no server, and on one that fails.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use std::sync::Arc;

@@ -50,12 +50,11 @@ pub(crate) async fn checkpoints(job: &Job, fingerprint: &str) -> Result<Option<(
     let listed = tokio::time::timeout(PATIENCE, store.place().list()).await;
     let listed = listed.map_err(|_| bad(format!("{} does not answer", settings.uri)))?;
     let listed = listed.map_err(|e| bad(e.to_string()))?;
-    if let Some(newest) = listed.iter().rev().find(|l| l.is_usable()) {
-        match store.check(newest).await {
-            Err(error @ CheckpointError::Unsuitable { .. }) => return Err(bad(error.to_string())),
-            // The run itself goes back to one that is whole.
-            Ok(_) | Err(_) => {}
-        }
+    if let Some(newest) = listed.iter().rev().find(|l| l.is_usable())
+        && let Err(error @ CheckpointError::Unsuitable { .. }) = store.check(newest).await
+    {
+        // From one that is damaged the run itself goes back to one that is whole.
+        return Err(bad(error.to_string()));
     }
     Ok(Some((store, settings.keep as usize)))
 }

@@ -168,10 +168,11 @@ impl Run {
     #[must_use]
     pub fn step_of_worker(&self, number: usize) -> u64 {
         let log = std::fs::read_to_string(self.worker_log(number)).unwrap_or_default();
-        let last = log
+        let mut steps = log
             .lines()
-            .filter_map(|l| l.split("committed step=").nth(1))
-            .last();
+            .rev()
+            .filter_map(|l| l.split("committed step=").nth(1));
+        let last = steps.next();
         let digits = last.and_then(|l| l.split(' ').next());
         digits.and_then(|d| d.parse().ok()).unwrap_or(0)
     }

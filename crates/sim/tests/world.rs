@@ -58,7 +58,7 @@ const HUNTS: &[(Mutant, u64, &str)] = &[
     (Mutant::StepIsIdentity, 7_400, "b"),
     (Mutant::TornApply, 0, "b"),
     (Mutant::FreeBeforeGo, 0, "c"),
-    (Mutant::ShardsWithoutGeneration, 1_800, "b"),
+    (Mutant::ShardsWithoutGeneration, 3_600, "b"),
     (Mutant::NewestByEach, 0, "b"),
     (Mutant::SwitchAlone, 400, "g"),
     (Mutant::CancelAfterArm, 0, "g"),

@@ -233,6 +233,22 @@ impl Member {
         }
     }
 
+    pub(super) fn fetch_failed(
+        &mut self,
+        now: Time,
+        from: WorkerId,
+        unit: Unit,
+        effects: &mut Vec<MemberEffect>,
+    ) {
+        if from == self.config.id && self.phase == Phase::Loading {
+            // The store has no sound shard: there is no way to this plan's base, another one must be found.
+            self.suspect(from, false, effects);
+        } else if self.fetches.get(&unit).is_some_and(|f| f.from == from) {
+            self.fetches.remove(&unit);
+            self.load(now, effects);
+        }
+    }
+
     pub(super) fn fetched(
         &mut self,
         now: Time,

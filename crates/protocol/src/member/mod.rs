@@ -261,17 +261,8 @@ impl Member {
                 generation,
                 from,
                 unit,
-            } => {
-                let asked = self.fetches.get(&unit).is_some_and(|f| f.from == from);
-                let shard = from == self.config.id && self.phase == Phase::Loading;
-                if generation == self.generation() && shard {
-                    // There is no way to this plan's base; another one must be found.
-                    self.suspect(from, false, effects);
-                } else if generation == self.generation() && asked {
-                    self.fetches.remove(&unit);
-                    self.load(now, effects);
-                }
-            }
+            } if generation == self.generation() => self.fetch_failed(now, from, unit, effects),
+            MemberInput::FetchFailed { .. } => {}
             MemberInput::Prepared {
                 generation,
                 step,

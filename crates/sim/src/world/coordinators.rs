@@ -101,7 +101,12 @@ impl World {
     }
 
     /// Later, if the coordinator sleeps.
-    fn tell_leader(&mut self, c: usize, event: Ev, input: CoordinatorInput) -> Result<(), Violation> {
+    pub(super) fn tell_leader(
+        &mut self,
+        c: usize,
+        event: Ev,
+        input: CoordinatorInput,
+    ) -> Result<(), Violation> {
         if self.leaders[c].alive && self.leaders[c].paused > self.now {
             let until = self.leaders[c].paused;
             self.at(until + 1, event);

@@ -229,6 +229,11 @@ impl World {
                 self.send(channel, Load::Closed);
             }
         }
+        for c in 0..self.leaders.len() {
+            if self.rng.chance(30) {
+                self.after(1, 60, Ev::Gone(c, w));
+            }
+        }
     }
 
     /// The faults stop: old leaders may stay, one link may stay cut, enough workers live.

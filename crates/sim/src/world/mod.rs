@@ -17,6 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use varuna_plan::state::mix;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
+use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_protocol::{Coordinator, Member, MemberInput, Mutant, Record, Time};
 
 /// Samples per step.
@@ -48,6 +49,8 @@ enum Ev {
     GotShard(WorkerId, Generation, Unit, StateId, u64),
     Fault(Fault),
     Kill(WorkerId),
+    /// A leader's host has seen the end of a worker's process.
+    Gone(usize, WorkerId),
     NewCoordinator,
     Heal,
 }
@@ -301,6 +304,10 @@ impl World {
             Ev::TickCoordinator(c) => self.tick_leader(c),
             Ev::Pump(..) | Ev::Stop(_) | Ev::Applied(..) | Ev::Adopted(..) => self.engine_event(event),
             Ev::Stream(w) => self.connect_stream(w),
+            Ev::Gone(c, worker) => {
+                self.leaders[c].streams.remove(&worker);
+                self.tell_leader(c, Ev::Gone(c, worker), CoordinatorInput::Gone { worker })
+            }
             Ev::Cas(..)
             | Ev::CasReply(..)
             | Ev::Read(_)
