@@ -13,7 +13,13 @@ const LINES_MAX: usize = 800;
 const LONG: &[(&str, usize)] = &[("wire/src/up.rs", 418)];
 
 /// Crates that decide and never do.
-const CORE: &[&str] = &["varuna-plan", "varuna-protocol", "varuna-api", "varuna-sim"];
+const CORE: &[&str] = &[
+    "varuna-plan",
+    "varuna-protocol",
+    "varuna-api",
+    "varuna-sim",
+    "varuna-replay",
+];
 /// What brings a runtime, a network, a cluster or libtorch with it.
 const SHELLS: &[&str] = &[
     "tokio",
