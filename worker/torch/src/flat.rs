@@ -137,7 +137,7 @@ impl FlatBuffer {
     /// # Errors
     /// Leased.
     pub fn share(&self) -> Result<Share, LeaseError> {
-        let one_more = |n: u32| (n < LEASED - 1).then_some(n + 1);
+        let one_more = |n: u32| (n < LEASED - 1).then(|| n + 1);
         let taken = self
             .memory
             .readers
