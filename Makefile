@@ -36,7 +36,6 @@ fmt: ## Format the sources
 	$(CARGO) fmt --all
 
 data: release ## Make the dataset of the examples
-	@mkdir -p .cache/data
 	@test -e .cache/data/kjv.idx || target/release/varuna data build --tokenizer byte --output .cache/data/kjv examples/data/text/kjv.txt.gz
 
 demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)

@@ -128,6 +128,10 @@ impl Eye {
             Ok(_) => true,
             Err(error) if error.is_final() => {
                 tracing::warn!(%error, "a checkpoint is left out");
+                if matches!(error, CheckpointError::Damaged { .. }) {
+                    // Retention must not count it among those that are kept.
+                    self.store.place().refuse(listed.id, &error.to_string()).await?;
+                }
                 false
             }
             Err(error) => return Err(error),

@@ -5,9 +5,13 @@
 
 use crate::driver::Inbound;
 use crate::store::RecordStore;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use tokio::sync::mpsc::Sender;
 use varuna_protocol::Record;
 use varuna_protocol::coordinator::CoordinatorInput;
+
+/// So many asks may wait for a store that is slow.
+const ASKS: usize = 16;
 
 /// What a store is asked for.
 enum Ask {
@@ -19,8 +23,8 @@ enum Ask {
 pub(crate) enum Keeping {
     /// Asked in place.
     Near(Box<dyn RecordStore>),
-    /// Asked by a thread, which tells the driver. Never more than a few asks wait: the machine waits for each write.
-    Far(std::sync::mpsc::Sender<Asked>),
+    /// Asked by a thread, which tells the driver.
+    Far(SyncSender<Asked>),
 }
 
 pub(crate) struct Asked(Ask);
@@ -28,7 +32,7 @@ pub(crate) struct Asked(Ask);
 impl Keeping {
     /// A thread around a slow store; it ends with the driver.
     pub(crate) fn far(mut store: Box<dyn RecordStore>, inbound: Sender<Inbound>) -> Keeping {
-        let (ask, asked) = std::sync::mpsc::channel::<Asked>();
+        let (ask, asked) = sync_channel::<Asked>(ASKS);
         std::thread::spawn(move || {
             while let Ok(Asked(ask)) = asked.recv() {
                 let answer = carry_out(store.as_mut(), ask);
@@ -53,11 +57,14 @@ impl Keeping {
     fn ask(&mut self, ask: Ask) -> Option<CoordinatorInput> {
         match self {
             Keeping::Near(store) => carry_out(store.as_mut(), ask),
-            Keeping::Far(thread) => {
-                // The thread ends with the driver only.
-                let _ = thread.send(Asked(ask));
-                None
-            }
+            Keeping::Far(thread) => match thread.try_send(Asked(ask)) {
+                Ok(()) => None,
+                // The store hangs: what cannot be asked now is asked again by the machine.
+                Err(TrySendError::Full(Asked(ask)) | TrySendError::Disconnected(Asked(ask))) => match ask {
+                    Ask::Read => None,
+                    Ask::Write { record, .. } => Some(CoordinatorInput::Written { ok: false, record }),
+                },
+            },
         }
     }
 }

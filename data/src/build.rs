@@ -52,6 +52,9 @@ pub fn build(request: &Build) -> Result<Summary, DataError> {
         return Err(DataError::Exists(exists.clone()));
     }
     let partial = outputs.clone().map(|path| beside(&path, "partial"));
+    if let Some(folder) = request.output.parent() {
+        std::fs::create_dir_all(folder).map_err(DataError::io("make", folder))?;
+    }
     let built = write_all(request, &partial);
     if built.is_err() {
         for path in &partial {

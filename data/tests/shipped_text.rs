@@ -7,7 +7,7 @@ use varuna_data::{Build, TokenDataset, Tokenizer, build, info};
 fn the_shipped_text_becomes_a_dataset_of_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/data/text/kjv.txt.gz");
-    let output = folder.path().join("kjv");
+    let output = folder.path().join("a/new/folder/kjv");
     let request = Build {
         inputs: vec![text],
         output: output.clone(),

@@ -49,13 +49,16 @@ impl Backlog {
         next
     }
 
-    /// Nothing of this state waits any more: where that was the last of it, true.
-    fn through(&mut self, id: StateId) -> bool {
-        let empty = self.waiting.get(&id).is_none_or(Vec::is_empty);
-        if empty {
+    /// All copies of this state that were made here are uploaded.
+    fn is_through(&self, id: StateId) -> bool {
+        self.waiting.get(&id).is_none_or(Vec::is_empty)
+    }
+
+    /// The state is done with, unless another copy of it has come meanwhile.
+    fn forget(&mut self, id: StateId) {
+        if self.is_through(id) {
             self.waiting.remove(&id);
         }
-        empty
     }
 
     fn newer_waits(&self, id: StateId) -> bool {
@@ -122,7 +125,10 @@ impl Checkpoints {
             match self.read(unit, id, &mut arrived).await {
                 Ok(state) => return Ok(state),
                 Err(error) if error.is_final() && reads >= READS => {
-                    store.place().refuse(id, &error.to_string()).await?;
+                    // One of a newer format is sound for others.
+                    if matches!(error, CheckpointError::Damaged { .. }) {
+                        store.place().refuse(id, &error.to_string()).await?;
+                    }
                     return Err(error);
                 }
                 Err(error) if error.is_final() => tracing::warn!(%error, reads, "reads once more"),
@@ -190,8 +196,13 @@ impl Inner {
         let encoded = tokio::task::spawn_blocking(move || shard.encode()).await;
         let file = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         self.store.put_shard(id, unit, file).await?;
-        if self.backlog().through(id) && self.store.complete(id).await? {
-            tracing::info!(state = %id, "checkpoint complete");
+        let last = self.backlog().is_through(id);
+        if last {
+            // Forgotten only then: a manifest that could not be written is tried again with this unit.
+            if self.store.complete(id).await? {
+                tracing::info!(state = %id, "checkpoint complete");
+            }
+            self.backlog().forget(id);
         }
         Ok(())
     }
@@ -283,9 +294,14 @@ mod tests {
             backlog.waiting.keys().copied().collect::<Vec<_>>(),
             [id(1), id(5)]
         );
-        assert!(!backlog.through(id(1)), "one unit of it still waits");
+        assert!(!backlog.is_through(id(1)), "one unit of it still waits");
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        assert!(backlog.through(id(1)) && !backlog.newer_waits(id(5)));
+        assert!(backlog.is_through(id(1)) && !backlog.newer_waits(id(5)));
+        // The manifest was not written: the unit is tried again.
+        backlog.add(id(1), Unit(0), state(1.0));
+        backlog.forget(id(1));
+        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+        backlog.forget(id(1));
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
         // A copy that was under way when its state gave way.
         backlog.add(id(3), Unit(0), state(1.0));
