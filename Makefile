@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds test-kube bench-plan accuracy replay clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds images e2e e2e-quick test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -19,8 +19,9 @@ build: setup ## Build everything, quickly (dev profile)
 release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release
 
-test: build ## Run all tests: the core by seeds, parity, real workers that are really killed
+test: build ## Run all tests: the core by seeds, parity, real workers that are really killed; as root also on a real cluster
 	$(CARGO) test --workspace --locked
+	$(MAKE) e2e-quick
 
 core: ## Test the pure core only (needs no libtorch; seconds)
 	$(CARGO) test --locked $(CORE)
@@ -57,6 +58,22 @@ crds: ## Write the custom resource definition from the types of crates/api
 	$(CARGO) run --quiet --locked -p varuna-api --features crd --example crds > crds/varunajobs.yaml.partial
 	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
 	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
+
+images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
+	images/build.sh
+
+# The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
+e2e-quick: build data
+	scripts/setup-kube.sh
+	scripts/setup-nodes.sh
+	@if [ "$$(id -u)" = 0 ]; then BINARIES=target/debug images/build.sh --text; fi
+	BINARIES=target/debug target/debug/varuna-e2e --if-possible pod-deleted worker-killed
+
+e2e: release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
+	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text; fi
+	@if [ -z "$(KUBECONFIG)" ] && [ -x scripts/setup-stores.sh ]; then scripts/setup-stores.sh; fi
+	$(CARGO) build --locked --release -p varuna-kube-tests
+	BINARIES=target/release target/release/varuna-e2e $(CASES)
 
 test-kube: data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the Kubernetes control plane of the tests (etcd, kube-apiserver, controller-manager, scheduler, kubectl: one binary)
-# and helm from pinned Go modules into .cache/kube. Quick when they are there.
+# helm and CoreDNS from pinned Go modules into .cache/kube. Quick when they are there.
 #
 # The go.sum files in tests/kube hold the SHA-256 of every module: Go refuses a module that is another one, and -mod=readonly a
 # build that would need one that is not listed.
@@ -34,4 +34,5 @@ provide() {
 
 version=k8s.io/component-base/version
 provide testcluster tests/kube/cluster . "-X $version.gitVersion=v1.36.4 -X $version.gitMajor=1 -X $version.gitMinor=36"
+provide coredns tests/kube/dns . ""
 provide helm tests/kube/helm helm.sh/helm/v4/cmd/helm ""

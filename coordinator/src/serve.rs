@@ -13,10 +13,11 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
+use tracing::Instrument as _;
 use varuna_api::Job;
 use varuna_checkpoint::Store;
 use varuna_plan::Step;
-use varuna_protocol::coordinator::{Outcome, Snapshot, Timing};
+use varuna_protocol::coordinator::{Event, Outcome, Snapshot, Timing};
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::coordinator_server::CoordinatorServer;
 
@@ -73,6 +74,9 @@ pub struct View {
     pub metric: Option<Metric>,
     /// Diary entries in words, numbered; watchers remember what they have shown.
     pub diary: VecDeque<(u64, String)>,
+    /// The same as they were told by the machine, with the time since the coordinator's start, numbered on their own. Of steps
+    /// only the first after anything else.
+    pub happened: VecDeque<(u64, Duration, Event)>,
     /// Checkpoints; none where the run has no store.
     pub saved: Option<Saved>,
 }
@@ -153,7 +157,8 @@ async fn start(
     let mut driver = Driver::new(options, folder, store(inbound.clone()), publish, &inbound)?;
     let (stop, mut stopped) = channel::<()>(1);
     let (ended, mut ends) = channel::<u32>(64);
-    let outcome = tokio::spawn(async move {
+    // What is logged keeps the caller's fields: a process may run many coordinators.
+    let work = async move {
         tokio::select! {
             outcome = driver.run(inbox) => outcome,
             result = server => {
@@ -161,7 +166,8 @@ async fn start(
                 Ok(Outcome::Stopped)
             }
         }
-    });
+    };
+    let outcome = tokio::spawn(work.in_current_span());
     tokio::spawn(async move {
         loop {
             let word = tokio::select! {

@@ -1,18 +1,20 @@
 //! What every part of the operator shares: the client, what is watched, the running coordinators.
 
 use crate::decide::Settings;
+use crate::diary::Diary;
+use crate::health::Health;
 use crate::run::Runs;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
 use varuna_api::crd::{GROUP, PLURAL, VERSION};
 use varuna_api::manifest::KIND;
 
@@ -47,12 +49,16 @@ pub struct Context {
     pub pods: Store<Pod>,
     /// All nodes.
     pub nodes: Store<Node>,
+    /// Whether pods and nodes are known.
+    pub filled: watch::Sender<bool>,
     /// What the operator was told at its start.
     pub settings: Settings,
     /// Where this process runs.
     pub place: Place,
+    /// What is measured, and whether all is well.
+    pub health: Arc<Health>,
     /// Writes Events.
-    pub recorder: Recorder,
+    pub diary: Diary,
     /// Coordinators that run here.
     pub runs: Runs,
     /// Objects that need not be applied again.
@@ -70,17 +76,17 @@ impl Context {
         nodes: Store<Node>,
         settings: Settings,
         place: Place,
+        health: Arc<Health>,
         wake: Sender<JobRef>,
     ) -> Context {
-        let reporter = Reporter {
-            controller: "varuna-operator".into(),
-            instance: None,
-        };
+        let instance = format!("varuna-operator at {}", place.address);
         Context {
-            recorder: Recorder::new(client.clone(), reporter),
+            diary: Diary::new(client.clone(), instance, Arc::clone(&health.metrics)),
+            health,
             client,
             pods,
             nodes,
+            filled: watch::channel(false).0,
             settings,
             place,
             runs: Runs::default(),

@@ -3,6 +3,7 @@
 use crate::context::{Context, JobRef, Place, resource};
 use crate::decide::objects::JOB_LABEL;
 use crate::decide::{NodeSeen, Settings};
+use crate::health::Health;
 use crate::observe;
 use crate::reconcile::{failed, reconcile};
 use futures::StreamExt as _;
@@ -62,7 +63,14 @@ fn pace() -> watcher::Config {
 ///
 /// # Errors
 /// The resource of jobs is not installed.
-pub async fn run(client: Client, scope: Scope, settings: Settings, place: Place) -> anyhow::Result<()> {
+pub async fn run(
+    client: Client,
+    scope: Scope,
+    settings: Settings,
+    place: Place,
+    health: Arc<Health>,
+) -> anyhow::Result<()> {
+    health.metrics.leader.set(1);
     let jobs = scope.jobs(&client);
     if let Err(error) = jobs.list(&kube::api::ListParams::default().limit(1)).await {
         anyhow::bail!("VarunaJobs cannot be listed (install crds/varunajobs.yaml, check the role): {error}");
@@ -77,6 +85,7 @@ pub async fn run(client: Client, scope: Scope, settings: Settings, place: Place)
         nodes.clone(),
         settings,
         place,
+        Arc::clone(&health),
         wake,
     ));
     let pod_events = watcher(scope.api::<Pod>(&client), pace().labels(JOB_LABEL))
@@ -95,14 +104,26 @@ pub async fn run(client: Client, scope: Scope, settings: Settings, place: Place)
         .reconcile_on(stream(wishes));
     let known = controller.store();
     let sweep = sweep(Arc::clone(&context), known);
+    let filled = filled(Arc::clone(&context));
     let work = controller
         .run(reconcile_when_ready, failed, context)
         .for_each(|_| std::future::ready(()));
     tokio::select! {
         () = work => {}
         () = sweep => {}
+        () = filled => {}
     }
     Ok(())
+}
+
+/// Says that the caches are filled once they are; never ends. The only one that waits for the stores themselves: kube-runtime wakes
+/// one waiter, and looks at other jobs would wait for ever.
+async fn filled(context: Arc<Context>) {
+    if context.pods.wait_until_ready().await.is_ok() && context.nodes.wait_until_ready().await.is_ok() {
+        context.health.filled();
+        context.filled.send_replace(true);
+    }
+    std::future::pending().await
 }
 
 /// No decision before pods and nodes are known: a pod on a node that is not known yet would be taken for lost.
@@ -110,10 +131,13 @@ async fn reconcile_when_ready(
     object: Arc<DynamicObject>,
     context: Arc<Context>,
 ) -> Result<kube::runtime::controller::Action, crate::reconcile::Error> {
-    let ready = async {
-        context.pods.wait_until_ready().await.is_ok() && context.nodes.wait_until_ready().await.is_ok()
-    };
-    if !ready.await {
+    if context
+        .filled
+        .subscribe()
+        .wait_for(|filled| *filled)
+        .await
+        .is_err()
+    {
         return Err(crate::reconcile::Error::Late);
     }
     reconcile(object, context).await
@@ -173,9 +197,13 @@ async fn sweep(context: Arc<Context>, jobs: Store<DynamicObject>) {
     let mut ticks = tokio::time::interval(SWEEP);
     loop {
         ticks.tick().await;
-        context.runs.retain(|namespace, name| {
+        let there = |namespace: &str, name: &str| {
             jobs.get(&JobRef::new_with(name, resource()).within(namespace))
                 .is_some()
-        });
+        };
+        context.runs.retain(there);
+        context.health.metrics.jobs.retain(there);
+        let identities: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
+        context.diary.retain(|uid| identities.contains(uid));
     }
 }

@@ -3,11 +3,13 @@
 //! The Lease is a hint, not a fence: two processes that both think they lead are kept apart by the record's compare-and-swap and
 //! by the generation. Whoever cannot renew in time gives up before another may take over.
 
+use crate::health::Health;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -55,6 +57,7 @@ pub struct Claim {
     leases: Api<Lease>,
     name: String,
     me: String,
+    health: Arc<Health>,
     /// The last version seen, and since when.
     seen: (Option<String>, Instant),
 }
@@ -62,11 +65,12 @@ pub struct Claim {
 impl Claim {
     /// A claim on the lease of this name by `me`, which must be unique among the replicas.
     #[must_use]
-    pub fn new(leases: Api<Lease>, name: String, me: String) -> Claim {
+    pub fn new(leases: Api<Lease>, name: String, me: String, health: Arc<Health>) -> Claim {
         Claim {
             leases,
             name,
             me,
+            health,
             seen: (None, Instant::now()),
         }
     }
@@ -118,6 +122,12 @@ impl Claim {
 
     /// One try; true where this process leads now.
     async fn step(&mut self) -> Result<bool, String> {
+        let result = self.attempt().await;
+        self.health.lease(result.is_ok());
+        result
+    }
+
+    async fn attempt(&mut self) -> Result<bool, String> {
         let late = |_| "no answer from the API server".to_owned();
         let get = timeout(PATIENCE, self.leases.get_opt(&self.name))
             .await

@@ -5,11 +5,10 @@ use clap::Parser;
 use kube::{Api, Client, Config};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_operator::context::Place;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
-use varuna_operator::health;
+use varuna_operator::health::{self, Health};
 use varuna_operator::lease::Claim;
 
 /// The Varuna operator.
@@ -46,7 +45,7 @@ struct Arguments {
     /// Where coordinators keep their diaries; need not outlive the process.
     #[arg(long, default_value = "/tmp/varuna")]
     run_dir: PathBuf,
-    /// Where probes are answered.
+    /// Where probes and scrapes are answered.
     #[arg(long, default_value = "0.0.0.0:8081")]
     health: String,
 }
@@ -65,14 +64,14 @@ async fn main() -> Result<()> {
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
-    let ready = Arc::new(AtomicBool::new(false));
+    let health = Arc::new(Health::new(Arc::default()));
     let listener = tokio::net::TcpListener::bind(&arguments.health)
         .await
         .with_context(|| format!("cannot listen on {} (--health)", arguments.health))?;
-    tokio::spawn(health::serve(listener, Arc::clone(&ready)));
+    tokio::spawn(health::serve(listener, Arc::clone(&health)));
     let leases = Api::namespaced(client.clone(), &arguments.lease_namespace);
-    let mut claim = Claim::new(leases, arguments.lease_name.clone(), arguments.identity.clone());
-    ready.store(true, Ordering::Relaxed);
+    let (name, me) = (arguments.lease_name.clone(), arguments.identity.clone());
+    let mut claim = Claim::new(leases, name, me, Arc::clone(&health));
     let stopped = stopped()?;
     tokio::pin!(stopped);
     tokio::select! {
@@ -97,7 +96,7 @@ async fn main() -> Result<()> {
         () = &mut stopped => {}
         // The coordinators of a process that does not lead must not go on: the process ends.
         why = claim.hold() => bail!("leadership is lost: {why}"),
-        result = controller::run(client, scope, settings, place) => result?,
+        result = controller::run(client, scope, settings, place, health) => result?,
     }
     claim.release().await;
     Ok(())

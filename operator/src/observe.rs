@@ -187,6 +187,12 @@ pub fn run(view: &View) -> RunSeen {
         shape: snapshot.plan.clone().unwrap_or_default(),
         members: count(snapshot.members),
         attached: count(snapshot.workers.iter().filter(|w| w.up).count()),
+        up: snapshot
+            .workers
+            .iter()
+            .filter(|w| w.up)
+            .map(|w| w.name.clone())
+            .collect(),
         predicted_ms: snapshot.predicted_ms,
         observed_ms: snapshot.observed_ms,
         loss: view.metric.as_ref().map(|m| m.loss),

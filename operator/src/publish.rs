@@ -4,14 +4,9 @@ use crate::apply::MANAGER;
 use crate::context::Context;
 use crate::decide::{Desired, JobSeen, Note};
 use crate::reconcile::Error;
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType};
 use serde_json::json;
 use varuna_api::manifest::{API_VERSION, KIND};
-
-/// An Event's note may have so many bytes.
-const NOTE_MAX: usize = 1000;
 
 /// Publishes.
 ///
@@ -36,39 +31,16 @@ pub async fn publish(context: &Context, job: &JobSeen, desired: &Desired) -> Res
     Ok(())
 }
 
-/// Writes one Event.
+/// Says one sentence: to whoever reads Events, and to whoever reads logs.
 pub async fn event(context: &Context, job: &JobSeen, note: &Note) {
-    let about = ObjectReference {
-        api_version: Some(API_VERSION.into()),
-        kind: Some(KIND.into()),
-        name: Some(job.name.clone()),
-        namespace: Some(job.namespace.clone()),
-        uid: Some(job.uid.clone()),
-        ..ObjectReference::default()
-    };
-    let end = (0..=NOTE_MAX.min(note.text.len()))
-        .rev()
-        .find(|i| note.text.is_char_boundary(*i))
-        .unwrap_or(0);
-    let event = Event {
-        type_: if note.warning {
-            EventType::Warning
-        } else {
-            EventType::Normal
-        },
-        reason: note.reason.into(),
-        note: Some(note.text[..end].to_owned()),
-        action: note.reason.into(),
-        secondary: None,
-    };
     tracing::info!(
         job = job.name,
         namespace = job.namespace,
+        generation = job.status.plan.as_ref().map_or(0, |p| p.generation),
+        step = job.status.step.unwrap_or(0),
         reason = note.reason,
         "{}",
         note.text
     );
-    if let Err(error) = context.recorder.publish(&event, &about).await {
-        tracing::warn!(%error, job = job.name, "an Event is lost");
-    }
+    context.diary.write(job, note).await;
 }

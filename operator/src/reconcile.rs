@@ -1,14 +1,14 @@
 //! One look at one job: observe -> decide -> apply -> publish.
 
 use crate::context::{Context, JobRef};
-use crate::decide::{Note, Observed, decide};
+use crate::decide::{Desired, Note, Observed, decide};
 use crate::{apply, observe, publish, run};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::controller::Action;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A look at a job takes no longer: an API server that does not answer must not hold it for ever.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -32,14 +32,30 @@ pub enum Error {
     Late,
 }
 
+impl Error {
+    /// In a word, for metrics.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Api(_) => "api",
+            Error::Template(_) => "template",
+            Error::Coordinator(_) => "coordinator",
+            Error::Late => "late",
+        }
+    }
+}
+
 /// Looks at a job.
 ///
 /// # Errors
 /// Something could not be carried out; all of it is tried again.
 pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
-    tokio::time::timeout(DEADLINE, look(&object, &context))
-        .await
-        .map_err(|_| Error::Late)?
+    let began = Instant::now();
+    let result = tokio::time::timeout(DEADLINE, look(&object, &context)).await;
+    let result = result.unwrap_or(Err(Error::Late));
+    let kind = result.as_ref().err().map(Error::kind);
+    context.health.metrics.reconciled(began.elapsed(), kind);
+    result
 }
 
 async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, Error> {
@@ -69,6 +85,7 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
         .unwrap_or_default();
     run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
     apply::apply(context, &seen.job, &desired).await?;
+    measure(context, &seen, &desired);
     publish::publish(context, &seen.job, &desired).await?;
     for text in context.runs.diary(&seen.job) {
         let note = Note {
@@ -85,6 +102,13 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
     Ok(Action::requeue(
         again.unwrap_or(AGAIN).max(Duration::from_secs(1)),
     ))
+}
+
+fn measure(context: &Context, seen: &Observed, desired: &Desired) {
+    let key = (seen.job.namespace.clone(), seen.job.name.clone());
+    let steps = seen.job.spec.as_ref().map_or(0, |j| j.training.steps);
+    let jobs = &context.health.metrics.jobs;
+    jobs.decided(&key, &desired.status, steps, desired.pods.clone());
 }
 
 async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed, Error> {

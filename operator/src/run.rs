@@ -7,6 +7,7 @@ use crate::apply::token;
 use crate::context::{Context, JobRef, lock, resource};
 use crate::decide::objects::{metadata, record_name};
 use crate::decide::{Ending, JobSeen, RunSeen, Wish};
+use crate::metrics::{JobKey, Metrics, Recoveries};
 use crate::observe;
 use crate::reconcile::Error;
 use crate::record::ClusterStore;
@@ -18,9 +19,10 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 use varuna_api::parse_job;
 use varuna_checkpoint::Store;
-use varuna_coordinator::{Control, Options, Outcome, RunFolder, Timing, View, serve_with};
+use varuna_coordinator::{Control, Event, Options, Outcome, RunFolder, Timing, View, serve_with};
 
 /// The status follows steps at most so often: a write for each step would be too many.
 const STEPS: Duration = Duration::from_secs(15);
@@ -166,6 +168,11 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
         tokio::runtime::Handle::current(),
     );
     let control = serve_with(options, folder, Box::new(record))
+        .instrument(tracing::info_span!(
+            "run",
+            job = seen.name,
+            namespace = seen.namespace
+        ))
         .await
         .map_err(|e| failed(&e))?;
     tracing::info!(job = seen.name, namespace = seen.namespace, address = %control.address, "coordinator started");
@@ -187,10 +194,12 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
     let (tell, wake) = (Arc::clone(&ended), context.wake.clone());
     let alive = Alive(outcome.abort_handle());
     let watched = view.clone();
+    let (measured, name, metrics) = (view.clone(), key(job), Arc::clone(&context.health.metrics));
     tokio::spawn(async move {
         let result = tokio::select! {
             result = outcome => result,
             () = pass_on(watched, reference.clone(), wake.clone()) => return,
+            () = measure(measured, name, metrics) => return,
         };
         let ending = match result {
             // It was dropped: the job is gone, or another one has taken its name.
@@ -216,6 +225,37 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         _alive: alive,
     };
     lock(&context.runs.runs).insert(key(job), run);
+}
+
+/// Measures what the coordinator tells. Never ends while it lives.
+async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metrics>) {
+    let mut watch = Recoveries::default();
+    let mut heard = 0;
+    while view.changed().await.is_ok() {
+        let view = view.borrow_and_update();
+        metrics.jobs.saw(&job, &view, metrics.jobs.now());
+        let known = heard;
+        for (number, at, event) in view.happened.iter().filter(|(n, _, _)| *n > known) {
+            heard = *number;
+            for measured in watch.hear(*at, event) {
+                metrics.recovered(&measured);
+            }
+            if let (
+                Event::Resumed {
+                    base, restored: true, ..
+                },
+                Some(last),
+            ) = (event, &view.metric)
+            {
+                metrics
+                    .jobs
+                    .lost(&job, last.step.0.saturating_sub(base.step.0), last.step_ms);
+            }
+        }
+    }
+    metrics.jobs.run_ended(&job);
+    // The outcome says the rest.
+    std::future::pending().await
 }
 
 /// Never ends while the coordinator lives, unless nobody listens any more.

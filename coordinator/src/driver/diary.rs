@@ -18,6 +18,7 @@ impl Driver {
     }
 
     pub(super) fn tell(&mut self, event: &Event) {
+        self.note(event);
         if let Event::Committed {
             id,
             generation,
@@ -62,9 +63,27 @@ impl Driver {
         self.say(entry);
     }
 
+    fn note(&mut self, event: &Event) {
+        let step = |e: &Event| matches!(e, Event::Committed { .. });
+        let happened = &mut self.view.happened;
+        if step(event) && happened.back().is_some_and(|(_, _, last)| step(last)) {
+            return;
+        }
+        let number = happened.back().map_or(0, |(number, _, _)| *number) + 1;
+        happened.push_back((number, self.start.elapsed(), event.clone()));
+        if happened.len() > 64 {
+            happened.pop_front();
+        }
+    }
+
     pub(super) fn say(&mut self, entry: serde_json::Value) {
         let text = words(&entry);
-        tracing::info!("{text}");
+        let snapshot = self.machine.snapshot();
+        tracing::info!(
+            generation = snapshot.generation.0,
+            step = snapshot.step.0,
+            "{text}"
+        );
         self.folder.event(entry);
         self.diary_number += 1;
         self.view.diary.push_back((self.diary_number, text));

@@ -3,7 +3,7 @@
 //! A preemption is nobody's fault and costs no retry; a crash is the job's. Kubernetes tells them apart by the condition
 //! DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and SIGKILL.
 
-use super::seen::{Ended, NodeSeen, Phase, PodSeen};
+use super::seen::{Ended, NodeSeen, Phase, PodSeen, RunSeen};
 use std::collections::BTreeMap;
 
 /// Waiting reasons that no waiting mends.
@@ -43,6 +43,25 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// All labels.
+    pub const LABELS: [&'static str; 7] = [
+        "running", "pending", "broken", "doomed", "lost", "leaving", "ended",
+    ];
+
+    /// In a word, for metrics.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            Verdict::Running => "running",
+            Verdict::Pending(_) => "pending",
+            Verdict::Broken(..) => "broken",
+            Verdict::Doomed(_) => "doomed",
+            Verdict::Lost(_) => "lost",
+            Verdict::Leaving => "leaving",
+            _ => "ended",
+        }
+    }
+
     /// It takes one of the places that the job has.
     #[must_use]
     pub fn occupies(&self) -> bool {
@@ -69,9 +88,15 @@ pub fn signal<'a>(node: &'a NodeSeen, signals: &[String]) -> Option<&'a str> {
     taint.or(condition).map(String::as_str)
 }
 
-/// Judges one pod.
+/// Judges one pod. A worker that answers its coordinator is not lost, whatever its kubelet does: after an outage of the API
+/// server no node seems to answer for a moment, and whoever believed that would end every job.
 #[must_use]
-pub fn judge(pod: &PodSeen, nodes: &BTreeMap<String, NodeSeen>, signals: &[String]) -> Verdict {
+pub fn judge(
+    pod: &PodSeen,
+    nodes: &BTreeMap<String, NodeSeen>,
+    signals: &[String],
+    run: Option<&RunSeen>,
+) -> Verdict {
     match pod.phase {
         Phase::Succeeded | Phase::Failed => return end(pod),
         _ if pod.deleting => return Verdict::Leaving,
@@ -81,7 +106,7 @@ pub fn judge(pod: &PodSeen, nodes: &BTreeMap<String, NodeSeen>, signals: &[Strin
         let Some(node) = nodes.get(name) else {
             return Verdict::Lost(format!("node {name} is gone"));
         };
-        if !node.ready {
+        if !node.ready && !answers(pod, run) {
             return Verdict::Lost(format!("node {name} does not answer"));
         }
         if let Some(signal) = signal(node, signals) {
@@ -97,6 +122,12 @@ pub fn judge(pod: &PodSeen, nodes: &BTreeMap<String, NodeSeen>, signals: &[Strin
         Phase::Running => Verdict::Running,
         _ => Verdict::Pending(pod.unschedulable.clone()),
     }
+}
+
+/// Whether the pod's worker answers its coordinator, or could: one that has just taken over has not heard of anyone yet.
+fn answers(pod: &PodSeen, run: Option<&RunSeen>) -> bool {
+    pod.phase == Phase::Running
+        && run.is_none_or(|r| ["boot", "settling"].contains(&r.mode.as_str()) || r.up.contains(&pod.name))
 }
 
 fn end(pod: &PodSeen) -> Verdict {

@@ -14,6 +14,7 @@ pub use say::phase;
 pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, SavedSeen, Settings};
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::crd::Status;
 
@@ -88,6 +89,8 @@ pub struct Desired {
     pub status: Status,
     /// What has happened.
     pub notes: Vec<Note>,
+    /// Pods by what has become of them.
+    pub pods: BTreeMap<&'static str, usize>,
     /// Look again after so many seconds, even if nothing changes.
     pub again_after: Option<i64>,
 }
@@ -117,7 +120,7 @@ pub fn decide(seen: &Observed) -> Desired {
     let mut crew: Vec<_> = seen
         .pods
         .iter()
-        .map(|p| (p, judge(p, &seen.nodes, &signals)))
+        .map(|p| (p, judge(p, &seen.nodes, &signals, seen.run.as_ref())))
         .collect();
     crew.sort_by_key(|(pod, _)| pod.number);
     let crew = Crew(crew);
@@ -130,8 +133,12 @@ pub fn decide(seen: &Observed) -> Desired {
         coordinator: Wish::Gone,
         status: seen.job.status.clone(),
         notes: vec![],
+        pods: Verdict::LABELS.iter().map(|l| (*l, 0)).collect(),
         again_after: None,
     };
+    for (_, verdict) in &crew.0 {
+        *desired.pods.entry(verdict.label()).or_default() += 1;
+    }
     let fell = seen
         .job
         .status

@@ -1,6 +1,6 @@
 //! What is known of a job when it is decided about. Times are seconds since 1970.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::Job;
 use varuna_api::crd::Status;
 
@@ -139,6 +139,8 @@ pub struct RunSeen {
     pub members: i64,
     /// Workers that are attached.
     pub attached: i64,
+    /// Names of those: of their pods.
+    pub up: BTreeSet<String>,
     /// Predicted and observed time of a step.
     pub predicted_ms: Option<f64>,
     /// Observed time of a step.

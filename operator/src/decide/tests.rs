@@ -246,9 +246,28 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
     ];
     let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
     for (pod, want) in cases {
-        let verdict = format!("{:?}", judge(&pod, &nodes, &signals));
+        let verdict = format!("{:?}", judge(&pod, &nodes, &signals, Some(&training(3))));
         assert!(verdict.starts_with(want), "{pod:?}: {verdict}");
     }
+}
+
+#[test]
+fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
+    let nodes = BTreeMap::from([("dead".to_owned(), NodeSeen::default())]);
+    let pod = PodSeen {
+        node: Some("dead".into()),
+        ..pod(1, Phase::Running)
+    };
+    let verdict = |run: Option<&RunSeen>| judge(&pod, &nodes, &[], run);
+    let mut run = training(3);
+    assert!(matches!(verdict(Some(&run)), Verdict::Lost(_)));
+    run.up.insert("j-w1".into());
+    assert_eq!(verdict(Some(&run)), Verdict::Running);
+    // Whoever has just taken over has heard of nobody yet.
+    run.up.clear();
+    run.mode = "settling".into();
+    assert_eq!(verdict(Some(&run)), Verdict::Running);
+    assert_eq!(verdict(None), Verdict::Running);
 }
 
 #[test]
@@ -649,7 +668,7 @@ proptest! {
         let desired = decide(&seen);
         let next = carried_out(&seen, &desired);
         let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-        let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals).occupies()).count();
+        let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals, None).occupies()).count();
         let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
         let stopping = desired.coordinator == Wish::Stop;
         prop_assert!(stopping || live <= allowed, "{live} of {allowed}");
@@ -666,7 +685,7 @@ proptest! {
         if desired.coordinator == Wish::Run {
             let next = carried_out(&seen, &desired);
             let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-            let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals).occupies()).count();
+            let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals, None).occupies()).count();
             let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
             prop_assert!(live == allowed || desired.again_after.is_some_and(|s| s > 0));
         }

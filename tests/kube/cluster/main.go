@@ -363,6 +363,7 @@ func node(args []string) error {
 	cri := fs.String("cri", "unix:///run/containerd/containerd.sock", "runtime socket")
 	labels := fs.String("labels", "", "node labels, k=v with commas")
 	fast := fs.Bool("fast-nodes", false, "heartbeat every second")
+	dns := fs.String("dns", "", "address of the cluster's DNS server (empty: pods use the node's)")
 	reserve := fs.String("reserve", "", "systemReserved as YAML flow, e.g. {cpu: 1500m, memory: 20Gi}")
 	_ = fs.Parse(args)
 	if *dir == "" || *name == "" || *ip == "" {
@@ -386,7 +387,11 @@ func node(args []string) error {
 	if *reserve == "" {
 		*reserve = "{}"
 	}
-	cfg := write(p("kubelet.yaml"), fmt.Appendf(nil, `apiVersion: kubelet.config.k8s.io/v1beta1
+	names := ""
+	if *dns != "" {
+		names = fmt.Sprintf("clusterDNS: [%s]\nclusterDomain: cluster.local\n", *dns)
+	}
+	cfg := write(p("kubelet.yaml"), fmt.Appendf([]byte(names), `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %s
 readOnlyPort: 0

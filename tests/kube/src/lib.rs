@@ -4,6 +4,7 @@
 //! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
 
 pub mod kubelet;
+pub mod nodes;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -13,17 +14,19 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use varuna_operator::context::{Place, resource};
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
+use varuna_operator::health::Health;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -44,7 +47,7 @@ pub struct Cluster {
     kubectl: Vec<PathBuf>,
     /// Ends with its standard input.
     _process: Option<Child>,
-    _folder: Option<TempDir>,
+    folder: Option<TempDir>,
 }
 
 /// The cluster of this test process.
@@ -61,42 +64,47 @@ pub fn cluster() -> &'static Cluster {
 
 impl Cluster {
     fn start() -> Result<Cluster> {
-        let cluster = match std::env::var_os("KUBECONFIG").filter(|k| !k.is_empty()) {
-            Some(kubeconfig) => Cluster {
-                kubeconfig: kubeconfig.into(),
-                kubectl: vec!["kubectl".into()],
-                _process: None,
-                _folder: None,
-            },
-            None => Cluster::own()?,
-        };
-        let file = root().join("crds/varunajobs.yaml");
-        cluster.kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")?;
-        cluster.kubectl(
-            &[
-                "wait",
-                "--for=condition=Established",
-                "crd/varunajobs.varuna.dev",
-                "--timeout=60s",
-            ],
-            "",
-        )?;
-        Ok(cluster)
+        match Cluster::given()? {
+            Some(cluster) => Ok(cluster),
+            None => Cluster::own(tempfile::tempdir()?, &[]),
+        }
     }
 
-    fn own() -> Result<Cluster> {
+    /// The cluster that `KUBECONFIG` names, if it names one.
+    ///
+    /// # Errors
+    /// The definition of jobs cannot be installed there.
+    pub fn given() -> Result<Option<Cluster>> {
+        let Some(kubeconfig) = std::env::var_os("KUBECONFIG").filter(|k| !k.is_empty()) else {
+            return Ok(None);
+        };
+        let cluster = Cluster {
+            kubeconfig: kubeconfig.into(),
+            kubectl: vec!["kubectl".into()],
+            _process: None,
+            folder: None,
+        };
+        cluster.define()?;
+        Ok(Some(cluster))
+    }
+
+    /// A control plane of its own, its state in `state` below a folder, with more options for `testcluster up`.
+    ///
+    /// # Errors
+    /// The program is missing, or it does not start.
+    pub fn own(folder: TempDir, options: &[&str]) -> Result<Cluster> {
         let binary = root().join(".cache/kube/testcluster");
         ensure!(
             binary.exists(),
             "{} is missing: run scripts/setup-kube.sh",
             binary.display()
         );
-        let folder = tempfile::tempdir()?;
         let dir = folder.path().join("state");
         let log = std::fs::File::create(folder.path().join("log"))?;
         let mut process = Command::new(&binary)
             .args(["up", "--while-stdin", "--dir"])
             .arg(&dir)
+            .args(options)
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -115,12 +123,43 @@ impl Cluster {
             );
             std::thread::sleep(Duration::from_millis(50));
         }
-        Ok(Cluster {
+        let cluster = Cluster {
             kubeconfig: dir.join("admin.kubeconfig"),
             kubectl: vec![binary, "kubectl".into()],
             _process: Some(process),
-            _folder: Some(folder),
-        })
+            folder: Some(folder),
+        };
+        cluster.define()?;
+        Ok(cluster)
+    }
+
+    /// Where its state lies, where it is our own.
+    #[must_use]
+    pub fn state(&self) -> Option<PathBuf> {
+        self.folder.as_ref().map(|f| f.path().join("state"))
+    }
+
+    /// The process of one of its components (`kube-apiserver`, ...), where it is our own.
+    #[must_use]
+    pub fn component(&self, name: &str) -> Option<Pid> {
+        let text = std::fs::read_to_string(self.state()?.join(format!("{name}.pid"))).ok()?;
+        text.trim().parse().ok().map(Pid::from_raw)
+    }
+
+    /// Installs the definition of jobs.
+    fn define(&self) -> Result<()> {
+        let file = root().join("crds/varunajobs.yaml");
+        self.kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")?;
+        self.kubectl(
+            &[
+                "wait",
+                "--for=condition=Established",
+                "crd/varunajobs.varuna.dev",
+                "--timeout=60s",
+            ],
+            "",
+        )?;
+        Ok(())
     }
 
     /// Runs kubectl; returns what it printed, warnings included.
@@ -351,6 +390,13 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
 /// An operator within the test process, for one namespace.
 #[must_use]
 pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Result<()>> {
+    if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG") {
+        // A second one is the first one's.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_test_writer()
+            .try_init();
+    }
     let scope = Scope {
         namespace: Some(namespace.to_owned()),
     };
@@ -365,7 +411,8 @@ pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Re
         bind: "127.0.0.1".into(),
         folder: folder.to_owned(),
     };
-    tokio::spawn(controller::run(client, scope, settings, place))
+    let health = Arc::new(Health::new(Arc::default()));
+    tokio::spawn(controller::run(client, scope, settings, place, health))
 }
 
 /// A small valid job.

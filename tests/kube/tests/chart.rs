@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
 use varuna_kube_tests::{cluster, documents, eventually, job, jobs, operator, root};
+use varuna_operator::metrics::{Cause, Measured, Phase};
 
 fn chart() -> String {
     root().join("charts/varuna").to_string_lossy().into_owned()
@@ -14,7 +15,7 @@ fn chart() -> String {
 /// Everything that can be turned on.
 const ALL: &[&str] = &[
     "--set",
-    "priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/}",
+    "priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/},extraEnv[0].name=A,extraEnv[0].value=b",
 ];
 
 #[test]
@@ -167,4 +168,52 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
     // The definition stays, and the job with it.
     jobs(&admin, &namespace).get("j").await.unwrap();
+}
+
+#[test]
+fn alert_rules_go_by_metrics_that_the_operator_has() {
+    let set = "metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,metrics.rules.labels.release=p";
+    let rendered = cluster()
+        .helm(&["template", "v", &chart(), "--set", set])
+        .unwrap();
+    let documents: Vec<serde_json::Value> = rendered
+        .split("\n---\n")
+        .filter_map(|text| serde_saphyr::from_str(text).ok())
+        .collect();
+    let of = |kind: &str| documents.iter().find(|d| d["kind"] == kind).expect(kind);
+    assert_eq!(of("ServiceMonitor")["spec"]["endpoints"][0]["path"], "/metrics");
+    let rules = of("PrometheusRule");
+    assert_eq!(rules["metadata"]["labels"]["release"], "p");
+    // Every metric that there is, with a job and a recovery to show them.
+    let metrics = varuna_operator::metrics::Metrics::default();
+    metrics.reconciled(std::time::Duration::ZERO, Some("api"));
+    metrics.recovered(&Measured {
+        phase: Phase::Total,
+        cause: Cause::Lost,
+        took: std::time::Duration::ZERO,
+    });
+    let known = metrics.render();
+    let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+    assert!(rules.len() >= 5, "{rules:?}");
+    for rule in rules {
+        let expression = rule["expr"].as_str().unwrap();
+        let names = expression
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with("varuna_"));
+        let mut seen = 0;
+        for name in names {
+            let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
+            assert!(
+                known.contains(&format!("# TYPE {family} ")),
+                "{name} in {expression}:\n{known}"
+            );
+            seen += 1;
+        }
+        assert!(seen > 0, "{expression}");
+        assert!(
+            rule["annotations"]["summary"]
+                .as_str()
+                .is_some_and(|s| !s.is_empty())
+        );
+    }
 }

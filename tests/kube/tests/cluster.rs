@@ -637,6 +637,26 @@ async fn of_two_coordinators_one_writes_the_record() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
+    let namespace = cluster().namespace("many").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for i in 0..8 {
+        let document = with(pooled(&namespace, 1), "/metadata/name", json!(format!("j{i}")));
+        create(&client, &namespace, document).await.unwrap();
+    }
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    eventually("each job has its pod", || async {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let pods = pods.list(&ListParams::default()).await?.items;
+        ensure!(pods.len() == 8, "{} pods", pods.len());
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn others_fields_on_our_objects_stay() {
     let namespace = cluster().namespace("fields").unwrap();
     let client = cluster().client().await.unwrap();

@@ -1,0 +1,90 @@
+#!/bin/sh
+# Builds the images of operator and worker as OCI archives in .cache/images: no daemon, no registry. Needs root and Debian's
+# mmdebstrap and buildah; the base comes from Debian's mirror by apt, which checks its signatures.
+#
+#   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
+#   BINARIES                      where the programs lie (default: target/release)
+#   IMAGE_TAG                     default: the version in Cargo.toml
+set -eu
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "images: $*" >&2
+    exit 1
+}
+
+for tool in mmdebstrap buildah python3; do
+    command -v $tool >/dev/null 2>&1 || fail "$tool is missing (on Debian: apt-get install mmdebstrap buildah python3)"
+done
+binaries=${BINARIES:-target/release}
+for program in varuna-operator varuna-worker; do
+    [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make release"
+done
+tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
+out=.cache/images
+mkdir -p $out
+
+# The build context holds links into the cache and whatever else lies in the checkout: only what the images need goes into one.
+context=$(mktemp -d)
+trap 'rm -rf "$context"' EXIT
+mkdir -p "$context/bin" "$context/libtorch/lib"
+for program in varuna-operator varuna-worker; do
+    strip -o "$context/bin/$program" "$binaries/$program" 2>/dev/null || cp "$binaries/$program" "$context/bin/"
+    chmod 755 "$context/bin/$program"
+done
+cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
+
+# What is built follows from these, so a tag that is there need not be built again.
+digest=$(cat images/*.Dockerfile images/build.sh "$context"/bin/* | sha256sum | cut -c1-16)
+if [ "$(cat $out/built 2>/dev/null || true)" = "$digest $tag ${1:-}" ]; then
+    echo "images: $out is up to date" >&2
+    exit 0
+fi
+
+# base NAME PACKAGES: a root of these packages and what they depend on, without what only people read.
+base() {
+    name=$1 packages=$2
+    tar=$out/base-$(echo "$packages" | sha256sum | cut -c1-8).tar
+    if [ ! -s "$tar" ]; then
+        mmdebstrap --quiet --variant=extract --include="$packages" \
+            --dpkgopt=path-exclude='/usr/share/doc/*' --dpkgopt=path-exclude='/usr/share/man/*' \
+            --customize-hook='rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/usr/share/info \
+                "$1"/usr/lib/x86_64-linux-gnu/gconv "$1"/var/lib/apt "$1"/var/cache' \
+            --customize-hook='mkdir -p "$1"/etc/ssl/certs; cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1"/etc/ssl/certs/ca-certificates.crt' \
+            --customize-hook='printf "root:x:0:0::/:\nvaruna:x:65532:65532::/:\n" > "$1"/etc/passwd; printf "root:x:0:\nvaruna:x:65532:\n" > "$1"/etc/group' \
+            bookworm --format=tar "$tar.partial" "deb http://deb.debian.org/debian bookworm main" "deb http://deb.debian.org/debian-security bookworm-security main"
+        mv "$tar.partial" "$tar"
+    fi
+    container=$(buildah from scratch)
+    buildah add --quiet "$container" "$tar" / >/dev/null
+    buildah commit --quiet --rm --timestamp 0 "$container" "localhost/$name" >/dev/null
+}
+
+# image NAME DOCKERFILE BASE [OPTION]: builds it and writes NAME.tar; the option is for buildah push.
+image() {
+    buildah bud --quiet --isolation chroot --timestamp 0 --build-arg BASE="localhost/$3" --build-arg BINARIES=bin \
+        --build-arg LIBTORCH=libtorch -f "images/$2" -t "localhost/$1:$tag" "$context" >/dev/null
+    rm -f "$out/$1.tar"
+    buildah push --quiet ${4:-} "localhost/$1:$tag" "oci-archive:$PWD/$out/$1.tar:$tag"
+    python3 images/name.py "$out/$1.tar" "localhost/$1:$tag"
+    echo "RESULT image.$1.mb $(($(stat -c %s "$out/$1.tar") / 1000000))"
+}
+
+base varuna-base libc6,libgcc-s1,ca-certificates,base-files,netbase
+base varuna-worker-base libc6,libgcc-s1,libstdc++6,ca-certificates,base-files,netbase
+image varuna-operator operator.Dockerfile varuna-base
+image varuna-worker worker.Dockerfile varuna-worker-base
+if [ "${1:-}" = --text ]; then
+    mkdir -p "$context/.cache/data"
+    cp -L .cache/data/kjv.bin .cache/data/kjv.idx "$context/.cache/data/"
+    # Not compressed: written and read within the minute.
+    image varuna-worker-text text.Dockerfile "varuna-worker:$tag" -D
+    # What holds a pod's namespaces, which a kubelet wants from a registry otherwise.
+    cc -static -O2 -o "$context/pause" tests/kube/pause.c
+    printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$context/pause.Dockerfile"
+    buildah bud --quiet --timestamp 0 -f "$context/pause.Dockerfile" -t localhost/pause:1 "$context" >/dev/null
+    rm -f $out/pause.tar
+    buildah push --quiet -D localhost/pause:1 "oci-archive:$PWD/$out/pause.tar:1"
+    python3 images/name.py $out/pause.tar localhost/pause:1
+fi
+echo "$digest $tag ${1:-}" >$out/built

@@ -1,0 +1,14 @@
+# The operator: one program on a C library, as a user without rights, on a root that may be read-only.
+#
+#   make release && docker build -f images/operator.Dockerfile -t varuna-operator:0.1.0 .
+#
+# `make images` builds the same file without a daemon and without a registry, on a base of its own.
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+ARG BINARIES=target/release
+COPY ${BINARIES}/varuna-operator /usr/local/bin/varuna-operator
+USER 65532:65532
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+EXPOSE 8081
+ENTRYPOINT ["/usr/local/bin/varuna-operator"]
+LABEL org.opencontainers.image.title="Varuna operator" org.opencontainers.image.licenses="Apache-2.0"

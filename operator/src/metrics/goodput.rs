@@ -1,0 +1,44 @@
+//! Which share of its time a job trains: pure, fed with what its coordinator shows and when.
+
+use std::time::Duration;
+
+/// The account of one job, since this process looks after it.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Goodput {
+    /// When it was first seen training, and last looked at.
+    span: Option<(Duration, Duration)>,
+    training: bool,
+    productive: Duration,
+    lost: Duration,
+}
+
+impl Goodput {
+    /// At time `now` the job is seen to be training, or not; time before the first training does not count.
+    pub fn saw(&mut self, now: Duration, training: bool) {
+        match &mut self.span {
+            None if training => self.span = Some((now, now)),
+            None => {}
+            Some((_, last)) => {
+                if self.training {
+                    self.productive += now.saturating_sub(*last);
+                }
+                *last = now.max(*last);
+            }
+        }
+        self.training = training;
+    }
+
+    /// Steps that took so long in all have to be trained again.
+    pub fn lost(&mut self, time: Duration) {
+        self.lost += time;
+    }
+
+    /// Time in which steps were trained that stayed, divided by all time since the first training: 0 to 1. None before that.
+    #[must_use]
+    pub fn ratio(&self) -> Option<f64> {
+        let (first, last) = self.span?;
+        let all = last.saturating_sub(first).as_secs_f64();
+        let good = self.productive.saturating_sub(self.lost).as_secs_f64();
+        (all > 0.0).then(|| (good / all).clamp(0.0, 1.0))
+    }
+}

@@ -1,0 +1,151 @@
+//! What the operator measures, for Prometheus: written as things happen, read by scrapes of `/metrics`.
+//!
+//! Labels are bounded: by the jobs that exist, or by lists in this module. What belongs to a job goes with the job. Nothing is
+//! decided by what is measured.
+
+mod goodput;
+mod jobs;
+mod recovery;
+
+pub use goodput::Goodput;
+pub use jobs::{JobKey, Jobs};
+pub use recovery::{Cause, Measured, Phase, Recoveries};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Recoveries take from tens of milliseconds (peers in one room) to minutes (a checkpoint from a bucket). Seconds.
+const RECOVERY: [f64; 14] = [
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 300.0,
+];
+/// A look at a job takes milliseconds; 30 s is its deadline. Seconds.
+const RECONCILE: [f64; 12] = [
+    0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
+];
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RecoveryLabels {
+    phase: &'static str,
+    cause: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+/// Everything that is measured in this process.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Figures of each job.
+    pub jobs: Arc<Jobs>,
+    /// 1 while this process leads.
+    pub leader: Gauge,
+    reconcile: Histogram,
+    errors: Family<KindLabel, Counter>,
+    recoveries: Family<RecoveryLabels, Histogram>,
+    plans: Histogram,
+    events: Family<KindLabel, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let mut registry = Registry::with_prefix("varuna");
+        let jobs = Arc::new(Jobs::default());
+        registry.register_collector(Box::new(jobs::Scrape(Arc::clone(&jobs))));
+        let metrics = Metrics {
+            jobs,
+            leader: Gauge::default(),
+            reconcile: Histogram::new(RECONCILE),
+            errors: Family::default(),
+            recoveries: Family::new_with_constructor(|| Histogram::new(RECOVERY)),
+            plans: Histogram::new(RECOVERY),
+            events: Family::default(),
+            registry: Registry::default(),
+        };
+        let m = &metrics;
+        registry.register(
+            "operator_leader",
+            "1 while this process looks after the jobs",
+            m.leader.clone(),
+        );
+        registry.register_with_unit(
+            "reconcile_duration",
+            "Time of a look at a job, successful or not",
+            Unit::Seconds,
+            m.reconcile.clone(),
+        );
+        registry.register(
+            "reconcile_errors",
+            "Looks at a job that failed and were tried again, by kind of error",
+            m.errors.clone(),
+        );
+        registry.register_with_unit(
+            "recovery_duration",
+            "Time without training of a recovery or a planned change, by phase and cause; phase total is the whole",
+            Unit::Seconds,
+            m.recoveries.clone(),
+        );
+        registry.register_with_unit(
+            "plan_duration",
+            "Time from knowing who is left to a persisted plan",
+            Unit::Seconds,
+            m.plans.clone(),
+        );
+        registry.register(
+            "events",
+            "Kubernetes Events of jobs: written, repeated (counted in an older one), dropped (too many), failed",
+            m.events.clone(),
+        );
+        Metrics { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    /// All metrics in OpenMetrics' text form.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail; a broken collector would leave what came before it.
+        if let Err(error) = prometheus_client::encoding::text::encode(&mut text, &self.registry) {
+            tracing::error!(%error, "metrics are incomplete");
+        }
+        text
+    }
+
+    /// A look at a job took so long; with the kind of its error where it failed.
+    pub fn reconciled(&self, took: Duration, error: Option<&'static str>) {
+        self.reconcile.observe(took.as_secs_f64());
+        if let Some(kind) = error {
+            self.errors.get_or_create(&KindLabel { kind }).inc();
+        }
+    }
+
+    /// A phase of a recovery is over.
+    pub fn recovered(&self, measured: &Measured) {
+        let seconds = measured.took.as_secs_f64();
+        let labels = RecoveryLabels {
+            phase: measured.phase.label(),
+            cause: measured.cause.label(),
+        };
+        self.recoveries.get_or_create(&labels).observe(seconds);
+        if measured.phase == Phase::Plan {
+            self.plans.observe(seconds);
+        }
+    }
+
+    /// What became of an Event: `written`, `repeated`, `dropped` or `failed`.
+    pub fn event(&self, kind: &'static str) {
+        self.events.get_or_create(&KindLabel { kind }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests;

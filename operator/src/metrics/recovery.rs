@@ -1,0 +1,183 @@
+//! How long recoveries take, by phase and cause: pure, fed with the coordinator's diary.
+//!
+//! A recovery begins with a fence and ends with the first step that is committed after it. A planned change begins when its plan
+//! is persisted and ends with the switch: training goes on meanwhile.
+
+use std::time::Duration;
+use varuna_protocol::coordinator::Event;
+
+/// What a recovery spends its time on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// From the fence to the inventories of those who answer.
+    Collect,
+    /// Until the new plan is persisted.
+    Plan,
+    /// Until all members have reached their peers.
+    Connect,
+    /// Until all members have the state they need.
+    Transfer,
+    /// Until the first step is committed.
+    Step,
+    /// From the fence to the first committed step; of a planned change, from its plan to the switch.
+    Total,
+}
+
+impl Phase {
+    /// As a label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Phase::Collect => "collect",
+            Phase::Plan => "plan",
+            Phase::Connect => "connect",
+            Phase::Transfer => "transfer",
+            Phase::Step => "step",
+            Phase::Total => "total",
+        }
+    }
+}
+
+/// Why there was a new plan. In the order in which one hides another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// A worker went without a word.
+    Lost,
+    /// A worker had notice.
+    Notice,
+    /// Another coordinator has taken over.
+    Takeover,
+    /// Workers came.
+    Joined,
+    /// Something else: a suspicion that proved wrong, a better plan.
+    Other,
+}
+
+impl Cause {
+    /// As a label.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Cause::Lost => "lost",
+            Cause::Notice => "notice",
+            Cause::Takeover => "takeover",
+            Cause::Joined => "joined",
+            Cause::Other => "other",
+        }
+    }
+}
+
+/// One phase that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Measured {
+    /// Which.
+    pub phase: Phase,
+    /// Of which kind of recovery.
+    pub cause: Cause,
+    /// How long it took.
+    pub took: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Begun {
+    at: Duration,
+    /// End of the last phase.
+    last: Duration,
+    planned: bool,
+}
+
+/// The stopwatch of one job.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Recoveries {
+    begun: Option<Begun>,
+    /// Steps were committed: what comes before is the start of the job and no recovery.
+    trained: bool,
+    lost: bool,
+    notice: bool,
+    takeover: bool,
+    joined: bool,
+}
+
+impl Recoveries {
+    /// Hears of an event at a time; returns the phases that it ends.
+    pub fn hear(&mut self, at: Duration, event: &Event) -> Vec<Measured> {
+        match event {
+            Event::WorkerLost { .. } => self.lost = true,
+            Event::WorkerDraining { .. } => self.notice = true,
+            Event::WorkerJoined { .. } => self.joined = true,
+            Event::TookOver { term } => {
+                self.takeover = true;
+                // The first coordinator of a job starts it; a later one finds it trained.
+                self.trained |= *term > 1;
+            }
+            Event::Fenced { .. } => match &mut self.begun {
+                // A recovery that is overtaken by another loss goes on.
+                Some(begun) if !begun.planned => begun.last = at,
+                _ => self.begin(at, false),
+            },
+            Event::Planned { change: true, .. } => self.begin(at, true),
+            Event::Cancelled { .. } if self.begun.is_some_and(|b| b.planned) => self.begun = None,
+            Event::Collected { .. } => return self.phase(at, Phase::Collect),
+            Event::Planned { .. } => return self.phase(at, Phase::Plan),
+            Event::Connected { .. } => return self.phase(at, Phase::Connect),
+            Event::Running { .. } => return self.phase(at, Phase::Transfer),
+            Event::Switched { .. } if self.begun.is_some_and(|b| b.planned) => return self.end(at),
+            Event::Committed { .. } if self.begun.is_some_and(|b| !b.planned) => {
+                let mut measured = self.phase(at, Phase::Step);
+                measured.extend(self.end(at));
+                self.trained = true;
+                return measured;
+            }
+            Event::Committed { .. } => self.trained = true,
+            _ => {}
+        }
+        vec![]
+    }
+
+    fn begin(&mut self, at: Duration, planned: bool) {
+        self.begun = Some(Begun {
+            at,
+            last: at,
+            planned,
+        });
+    }
+
+    fn cause(&self) -> Cause {
+        match self {
+            Recoveries { lost: true, .. } => Cause::Lost,
+            Recoveries { notice: true, .. } => Cause::Notice,
+            Recoveries { takeover: true, .. } => Cause::Takeover,
+            Recoveries { joined: true, .. } => Cause::Joined,
+            _ => Cause::Other,
+        }
+    }
+
+    fn phase(&mut self, at: Duration, phase: Phase) -> Vec<Measured> {
+        let (cause, trained) = (self.cause(), self.trained);
+        let Some(begun) = self.begun.as_mut().filter(|b| !b.planned) else {
+            return vec![];
+        };
+        let took = at.saturating_sub(begun.last);
+        begun.last = at;
+        trained
+            .then_some(Measured { phase, cause, took })
+            .into_iter()
+            .collect()
+    }
+
+    fn end(&mut self, at: Duration) -> Vec<Measured> {
+        let cause = self.cause();
+        let Some(begun) = self.begun.take() else {
+            return vec![];
+        };
+        let trained = self.trained;
+        (self.lost, self.notice, self.takeover, self.joined) = (false, false, false, false);
+        let took = at.saturating_sub(begun.at);
+        let total = Measured {
+            phase: Phase::Total,
+            cause,
+            took,
+        };
+        trained.then_some(total).into_iter().collect()
+    }
+}

@@ -1,0 +1,201 @@
+use super::*;
+use varuna_api::crd::Status;
+use varuna_plan::{Generation, StateId, Step, WorkerId};
+use varuna_protocol::coordinator::Event;
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn committed(step: u64) -> Event {
+    Event::Committed {
+        id: StateId::INITIAL,
+        generation: Generation(1),
+        step: Step(step),
+        loss: 1.0,
+        eval_loss: None,
+        gradient_norm: 1.0,
+        overflow: false,
+    }
+}
+
+fn planned(change: bool) -> Event {
+    Event::Planned {
+        generation: Generation(2),
+        plan: String::new(),
+        workers: 2,
+        predicted_ms: 1.0,
+        change,
+        reason: String::new(),
+    }
+}
+
+fn fenced() -> Event {
+    Event::Fenced {
+        upto: Generation(1),
+        because: String::new(),
+    }
+}
+
+fn lost() -> Event {
+    Event::WorkerLost {
+        worker: WorkerId(1),
+        name: String::new(),
+    }
+}
+
+fn collected() -> Event {
+    Event::Collected {
+        answered: vec![],
+        missing: vec![],
+    }
+}
+
+fn told(watch: &mut Recoveries, events: &[(u64, Event)]) -> Vec<(&'static str, &'static str, u128)> {
+    let heard = events.iter().flat_map(|(at, event)| watch.hear(ms(*at), event));
+    heard
+        .map(|m| (m.phase.label(), m.cause.label(), m.took.as_millis()))
+        .collect()
+}
+
+#[test]
+fn a_recovery_is_measured_by_phase_from_the_fence_to_the_first_step() {
+    let mut watch = Recoveries::default();
+    let generation = Generation(2);
+    assert!(
+        told(
+            &mut watch,
+            &[(0, fenced()), (5, planned(false)), (9, committed(1))]
+        )
+        .is_empty(),
+        "the start"
+    );
+    let events = [
+        (100, lost()),
+        (110, fenced()),
+        (120, collected()),
+        (150, planned(false)),
+        (200, Event::Connected { generation }),
+        (500, Event::Running { generation }),
+        (600, committed(2)),
+        (700, committed(3)),
+    ];
+    let want = [
+        ("collect", "lost", 10),
+        ("plan", "lost", 30),
+        ("connect", "lost", 50),
+        ("transfer", "lost", 300),
+        ("step", "lost", 100),
+        ("total", "lost", 490),
+    ];
+    assert_eq!(told(&mut watch, &events), want);
+}
+
+#[test]
+fn a_recovery_that_another_loss_overtakes_is_one_recovery() {
+    let mut watch = Recoveries::default();
+    told(&mut watch, &[(0, committed(1))]);
+    let events = [
+        (10, fenced()),
+        (20, lost()),
+        (30, fenced()),
+        (40, collected()),
+        (90, committed(2)),
+    ];
+    let want = [
+        ("collect", "lost", 10),
+        ("step", "lost", 50),
+        ("total", "lost", 80),
+    ];
+    assert_eq!(told(&mut watch, &events), want);
+}
+
+#[test]
+fn a_planned_change_is_measured_to_its_switch_and_a_cancelled_one_not_at_all() {
+    let mut watch = Recoveries::default();
+    let generation = Generation(2);
+    let draining = Event::WorkerDraining {
+        worker: WorkerId(1),
+        name: String::new(),
+    };
+    told(&mut watch, &[(0, committed(1))]);
+    let events = [
+        (10, draining),
+        (20, planned(true)),
+        (30, committed(2)),
+        (70, Event::Switched { generation }),
+    ];
+    assert_eq!(told(&mut watch, &events), [("total", "notice", 50)]);
+    let because = String::new();
+    let events = [
+        (100, planned(true)),
+        (110, Event::Cancelled { generation, because }),
+        (120, Event::Switched { generation }),
+    ];
+    assert!(told(&mut watch, &events).is_empty());
+}
+
+#[test]
+fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
+    let mut goodput = Goodput::default();
+    goodput.saw(ms(0), false);
+    assert_eq!(goodput.ratio(), None);
+    goodput.saw(ms(1_000), true);
+    goodput.saw(ms(9_000), false);
+    goodput.saw(ms(11_000), true);
+    assert_eq!(goodput.ratio(), Some(0.8));
+    goodput.lost(ms(3_000));
+    assert_eq!(goodput.ratio(), Some(0.5));
+    goodput.lost(ms(60_000));
+    assert_eq!(goodput.ratio(), Some(0.0));
+}
+
+#[test]
+fn a_jobs_series_come_with_it_and_go_with_it() {
+    let metrics = Metrics::default();
+    let status = Status {
+        phase: Some("Training".into()),
+        step: Some(12),
+        steps_lost: Some(3),
+        loss: Some("2.5".into()),
+        ..Status::default()
+    };
+    let key = ("ns".to_owned(), "j".to_owned());
+    metrics.jobs.decided(&key, &status, 100, [("running", 4)].into());
+    let text = metrics.render();
+    for line in [
+        r#"varuna_job_step{namespace="ns",job_name="j"} 12.0"#,
+        r#"varuna_job_steps{namespace="ns",job_name="j"} 100.0"#,
+        r#"varuna_job_steps_lost_total{namespace="ns",job_name="j"} 3"#,
+        r#"varuna_job_loss{namespace="ns",job_name="j"} 2.5"#,
+        r#"varuna_job_phase{namespace="ns",job_name="j",phase="Training"} 1.0"#,
+        r#"varuna_job_phase{namespace="ns",job_name="j",phase="Failed"} 0.0"#,
+        r#"varuna_job_pods{namespace="ns",job_name="j",state="running"} 4.0"#,
+    ] {
+        assert!(text.contains(line), "no {line} in:\n{text}");
+    }
+    metrics.jobs.retain(|_, _| false);
+    assert!(!metrics.render().contains("job_name="), "{}", metrics.render());
+}
+
+#[test]
+fn recoveries_and_errors_are_told_apart_by_bounded_labels() {
+    let metrics = Metrics::default();
+    metrics.reconciled(ms(3), None);
+    metrics.reconciled(ms(40), Some("api"));
+    let measured = Measured {
+        phase: Phase::Plan,
+        cause: Cause::Lost,
+        took: ms(20),
+    };
+    metrics.recovered(&measured);
+    let text = metrics.render();
+    for line in [
+        "varuna_reconcile_duration_seconds_count 2",
+        r#"varuna_reconcile_errors_total{kind="api"} 1"#,
+        r#"varuna_recovery_duration_seconds_bucket{le="0.025",phase="plan",cause="lost"} 1"#,
+        "varuna_plan_duration_seconds_count 1",
+    ] {
+        assert!(text.contains(line), "no {line} in:\n{text}");
+    }
+}

@@ -1,0 +1,241 @@
+//! The cases: what happens to a job, and what must be true afterwards.
+
+mod jobs;
+mod nodes;
+mod pods;
+
+use crate::curve::Curve;
+use crate::job::{Job, Look, spec};
+use crate::world::{Need, World};
+use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use nix::unistd::Pid;
+use serde_json::json;
+
+/// A case.
+pub(crate) struct Case {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What happens.
+    pub(crate) about: &'static str,
+    /// What it needs.
+    pub(crate) needs: &'static [Need],
+}
+
+const fn case(name: &'static str, about: &'static str, needs: &'static [Need]) -> Case {
+    Case { name, about, needs }
+}
+
+/// All cases, in the order in which they run.
+pub(crate) const CASES: &[Case] = &[
+    case("pod-deleted", "a worker's pod is deleted by hand", &[]),
+    case(
+        "worker-killed",
+        "a worker's process is killed with -9",
+        &[Need::OwnCluster],
+    ),
+    case("eviction", "a worker's pod is evicted", &[]),
+    case(
+        "preemption",
+        "a pod of higher priority takes a worker's GPU",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "spot-taint",
+        "a node announces its end by a spot taint, and stays",
+        &[Need::OwnCluster],
+    ),
+    case("drain", "kubectl drain, then uncordon", &[Need::OwnCluster]),
+    case("scale", "kubectl scale to 2 workers and back", &[]),
+    case(
+        "node-cut",
+        "a node is cut off the network, then comes back",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "kubelet-killed",
+        "a node's kubelet is killed, then started again",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "leader-killed",
+        "the leading operator is killed in the middle of a recovery",
+        &[],
+    ),
+    case(
+        "api-down",
+        "the API server does not answer for 60 s",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "suspend",
+        "suspended, then resumed from the checkpoint",
+        &[Need::Bucket],
+    ),
+    case(
+        "all-gone",
+        "all workers go at once and come back: resumed from the bucket",
+        &[Need::Bucket],
+    ),
+    case(
+        "store-down",
+        "the bucket does not answer for a while",
+        &[Need::Bucket],
+    ),
+    case("job-deleted", "the job is deleted: nothing of it is left", &[]),
+];
+
+/// What a case is told.
+struct Scene<'a> {
+    world: &'a mut World,
+    job: Job,
+}
+
+/// Runs one case on a job of its own.
+///
+/// # Errors
+/// What was not as it must be.
+pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Result<()> {
+    let mut document = spec("j");
+    if case.needs.contains(&Need::Bucket) {
+        document = world.with_checkpoints(document, case.name);
+    }
+    if ["node-cut", "kubelet-killed", "spot-taint", "drain"].contains(&case.name) {
+        // Half of the workers go at once: with one stage each, whoever is left holds everything.
+        document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
+    }
+    let job = world.job(case.name, document).await?;
+    let namespace = job.namespace.clone();
+    let mut scene = Scene { world, job };
+    let result = scene.play(case).await;
+    curve.extend(case.name, scene.job.losses());
+    if let Err(error) = result {
+        let folder = scene.world.autopsy(case.name, &namespace).await;
+        scene.tidy(&namespace);
+        return Err(error.context(format!("see {}", folder.display())));
+    }
+    scene.tidy(&namespace);
+    Ok(())
+}
+
+impl Scene<'_> {
+    async fn play(&mut self, case: &Case) -> Result<()> {
+        self.job.trains(4).await?;
+        match case.name {
+            "pod-deleted" => self.pod_deleted().await?,
+            "worker-killed" => self.worker_killed().await?,
+            "eviction" => self.eviction().await?,
+            "preemption" => self.preemption().await?,
+            "spot-taint" => self.spot_taint().await?,
+            "drain" => self.drain().await?,
+            "scale" => self.scale().await?,
+            "node-cut" => self.node_cut().await?,
+            "kubelet-killed" => self.kubelet_killed().await?,
+            "leader-killed" => self.leader_killed().await?,
+            "api-down" => self.api_down().await?,
+            "suspend" => self.suspend().await?,
+            "all-gone" => return self.all_gone().await,
+            "store-down" => self.store_down().await?,
+            "job-deleted" => self.job_deleted().await?,
+            other => bail!("no case is called {other}"),
+        }
+        self.job.never_fell()
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.world.cluster.kubectl(arguments, "")
+    }
+
+    /// Ends the job; the namespace goes when it likes.
+    fn tidy(&self, namespace: &str) {
+        let gone = self.kubectl(&["-n", namespace, "delete", "vj", "--all", "--wait=false"]);
+        let pods = self.kubectl(&[
+            "-n",
+            namespace,
+            "delete",
+            "pods",
+            "--all",
+            "--grace-period=1",
+            "--wait=false",
+        ]);
+        let space = self.kubectl(&["delete", "namespace", namespace, "--wait=false"]);
+        for result in [gone, pods, space] {
+            if let Err(error) = result {
+                eprintln!("cleaning up {namespace}: {error:#}");
+            }
+        }
+    }
+
+    async fn first_pod(&self) -> Result<String> {
+        let pods = self.job.pods().await?;
+        Ok(pods.first().context("a pod")?.name_any())
+    }
+
+    /// Waits for a plan after `before` with all four workers, without the pod, and says how long it took to the next step.
+    async fn replaced(&self, before: &Look, pod: &str) -> Result<()> {
+        let next = self
+            .job
+            .until("the next step under another plan", |l| {
+                l.generation() > before.generation() && l.step() > before.step()
+            })
+            .await?;
+        println!(
+            "  next plan and step seen after {:.1} s",
+            (next.at - before.at).as_secs_f64()
+        );
+        self.job.trains(4).await?;
+        let names: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
+        ensure!(!names.iter().any(|n| n == pod), "{pod} is still there: {names:?}");
+        self.told(before).await
+    }
+
+    /// Status, Events and metrics tell of a change since then.
+    async fn told(&self, before: &Look) -> Result<()> {
+        let now = self.job.now()?;
+        let count = |l: &Look| l.status["reconfigurations"].as_i64().unwrap_or(0);
+        ensure!(
+            count(&now) > count(before),
+            "no reconfiguration in {}",
+            now.status
+        );
+        let newest = now.generation();
+        self.job.event("Planned", &format!("plan {newest}")).await?;
+        let label = format!("namespace=\"{}\"", self.job.namespace);
+        let generation = self.job.metric("varuna_job_generation", &[&label]).await?;
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let want = newest as f64;
+        ensure!(
+            generation >= want,
+            "metrics tell of plan {generation}, the status of {newest}"
+        );
+        let recoveries = self
+            .job
+            .metric("varuna_recovery_duration_seconds_count", &["phase=\"total\""])
+            .await?;
+        ensure!(recoveries >= 1.0, "no recovery was measured");
+        Ok(())
+    }
+}
+
+fn node_of(pod: &Pod) -> &str {
+    pod.spec
+        .as_ref()
+        .and_then(|s| s.node_name.as_deref())
+        .unwrap_or("")
+}
+
+/// The worker's process in a pod of a node on this machine, by the control group that its kubelet made.
+fn process_of(pod: &Pod) -> Result<Pid> {
+    let uid = pod.uid().context("a uid")?;
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Ok(id) = entry.file_name().to_string_lossy().parse::<i32>() else {
+            continue;
+        };
+        let read = |name: &str| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        if read("comm").trim() == "varuna-worker" && read("cgroup").contains(&uid) {
+            return Ok(Pid::from_raw(id));
+        }
+    }
+    bail!("no worker runs in pod {}", pod.name_any())
+}

@@ -1,0 +1,163 @@
+#!/bin/sh
+# Test nodes on this machine: each a kubelet and a containerd of its own in network and mount namespaces of their own. Root only.
+#
+#   node.sh net                   the bridge that nodes and API server share: 10.99.0.1/24
+#   node.sh runtime STATE N       containerd of node tN (N = 2..250: address 10.99.0.N, pods 10.88.N.0/24), until it is killed
+#   node.sh images STATE N TAR..  loads image archives into it
+#   node.sh kubelet STATE N ARGS  its kubelet, until it is killed
+#   node.sh proxy STATE N         its kube-proxy, until it is killed
+#   node.sh cut N | node.sh join N    takes the node off the network, and back
+#   node.sh down STATE            removes everything that the above has made; also what an earlier run left
+#
+# STATE is the folder given to `testcluster up`. TESTCLUSTER: that program.
+# Needs Debian's containerd, runc, containernetworking-plugins, iproute2, iptables.
+set -eu
+
+bridge=varunatest0
+pods=10.88
+
+within() { # within N COMMAND: in the node's namespaces, which its containerd holds
+    pid=$(cat "$state/host$1/containerd.pid")
+    shift
+    # Not `ip netns exec`: that mounts a fresh /sys without the cgroup hierarchies.
+    exec nsenter --target "$pid" --net --mount "$@"
+}
+
+net() {
+    ip link show $bridge >/dev/null 2>&1 && return
+    ip link add $bridge type bridge
+    ip addr add 10.99.0.1/24 dev $bridge
+    ip link set $bridge up
+    sysctl -qw net.ipv4.ip_forward=1
+}
+
+runtime() {
+    n=$1 dir=$state/host$1
+    ip netns add "vt$n"
+    ip link add "vt$n" type veth peer name eth0 netns "vt$n"
+    ip link set "vt$n" master $bridge up
+    ip -n "vt$n" addr add "10.99.0.$n/24" dev eth0
+    ip -n "vt$n" link set eth0 up
+    ip -n "vt$n" link set lo up
+    ip -n "vt$n" route add default via 10.99.0.1
+    ip route replace "$pods.$n.0/24" via "10.99.0.$n"
+    mkdir -p "$dir/cni" "$dir/kubelet" /var/lib/kubelet
+    cat >"$dir/cni/10.conflist" <<C
+{"cniVersion":"1.0.0","name":"t","plugins":[
+ {"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,"ipam":{"type":"host-local",
+  "ranges":[[{"subnet":"$pods.$n.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}],"dataDir":"$dir/ipam"}},
+ {"type":"portmap","capabilities":{"portMappings":true}}]}
+C
+    cat >"$dir/containerd.toml" <<C
+version = 2
+root = "$dir/root"
+state = "$dir/state"
+[grpc]
+  address = "$dir/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "localhost/pause:1"
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "$dir/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+C
+    cat >"$dir/run.sh" <<C
+set -e
+mount --make-rprivate /
+mount --bind "$dir/kubelet" /var/lib/kubelet
+mount --make-rshared /
+sysctl -qw net.ipv4.ip_forward=1
+echo \$\$ >"$dir/containerd.pid"
+exec containerd -c "$dir/containerd.toml" >"$dir/containerd.log" 2>&1
+C
+    exec nsenter --net="/run/netns/vt$n" unshare --mount --propagation unchanged sh "$dir/run.sh"
+}
+
+images() {
+    socket=$state/host$1/containerd.sock
+    shift
+    tries=0
+    until ctr -a "$socket" version >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        [ $tries -lt 300 ] || { echo "containerd does not start: see $state" >&2; exit 1; }
+        sleep 0.1
+    done
+    for tar in "$@"; do ctr -a "$socket" -n k8s.io image import "$tar" >/dev/null; done
+}
+
+proxy() {
+    n=$1
+    cat >"$state/host$n/proxy.yaml" <<C
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 10.99.0.$n
+clientConnection: {kubeconfig: $state/admin.kubeconfig}
+clusterCIDR: $pods.0.0/16
+mode: iptables
+hostnameOverride: t$n
+conntrack: {maxPerCore: 0, min: 0}
+iptables: {minSyncPeriod: 100ms}
+C
+    within "$n" "$TESTCLUSTER" kube-proxy --config "$state/host$n/proxy.yaml"
+}
+
+# Processes that hold one of the nodes' folders: by their command line, which names the state folder.
+ours() {
+    for entry in /proc/[0-9]*; do
+        pid=${entry#/proc/}
+        [ "$pid" != $$ ] || continue
+        { tr '\0' ' ' <"$entry/cmdline"; } 2>/dev/null | grep -qF "$1" && echo "$pid"
+    done
+    true
+}
+
+down() {
+    # Kubelets first, or they start again what ends; then containers, then what started them.
+    for pattern in "node --dir $state" "kube-proxy --config $state" "$state/host"; do
+        for pid in $(ours "$pattern"); do kill -9 "$pid" 2>/dev/null || true; done
+    done
+    for file in /sys/fs/cgroup/*/testcluster-t*/ /sys/fs/cgroup/testcluster-t*/; do
+        [ -d "$file" ] || continue
+        find "$file" -name cgroup.procs -exec cat {} + 2>/dev/null | sort -u | while read -r pid; do kill -9 "$pid" 2>/dev/null || true; done
+    done
+    sleep 0.5
+    find /sys/fs/cgroup -depth -type d -path '*/testcluster-t*' -exec rmdir {} \; 2>/dev/null || true
+    for name in $(ip netns list | sed -n 's/^\(vt[0-9]*\).*/\1/p'); do
+        umount "/run/netns/$name" 2>/dev/null || true
+        ip netns del "$name" 2>/dev/null || true
+        ip link del "$name" 2>/dev/null || true
+    done
+    ip link del $bridge 2>/dev/null || true
+    # Mounts of the nodes live in namespaces that have ended with their processes; a snapshot may be mounted here all the same.
+    grep -F " $state/host" /proc/mounts | cut -d' ' -f2 | sort -r | while read -r at; do umount -l "$at" 2>/dev/null || true; done
+}
+
+command=$1
+shift
+case $command in
+net) net ;;
+cut) ip link set "vt$1" down ;;
+join) ip link set "vt$1" up ;;
+*)
+    state=$1
+    shift
+    case $command in
+    runtime) runtime "$1" ;;
+    images) images "$@" ;;
+    kubelet)
+        n=$1
+        shift
+        within "$n" "$TESTCLUSTER" node --dir "$state" --name "t$n" --ip "10.99.0.$n" --cri "unix://$state/host$n/containerd.sock" --dns 10.99.0.1 "$@"
+        ;;
+    proxy) proxy "$1" ;;
+    down) down ;;
+    *)
+        echo "node.sh: no such command: $command" >&2
+        exit 2
+        ;;
+    esac
+    ;;
+esac
