@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds images e2e e2e-quick test-kube bench-plan accuracy replay clean
+.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -74,6 +74,11 @@ e2e: release data ## The operator end to end: real kubelets, a bucket, nodes and
 	@if [ -z "$(KUBECONFIG)" ] && [ -x scripts/setup-stores.sh ]; then scripts/setup-stores.sh; fi
 	$(CARGO) build --locked --release -p varuna-kube-tests
 	BINARIES=target/release target/release/varuna-e2e $(CASES)
+
+bench-operator: release data ## The operator: from a signal to the plan and the next step; a thousand jobs (ten minutes)
+	scripts/setup-kube.sh
+	$(CARGO) build --locked --release -p varuna-kube-tests
+	python3 bench/operator.py
 
 test-kube: data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh

@@ -1,13 +1,14 @@
 //! The task that owns the protocol's machine: inputs in, effects out, in order.
 
 mod diary;
+mod elsewhere;
 
 use crate::CoordinatorError;
 use crate::checkpoints::{Known, Watch};
 use crate::folder::RunFolder;
 use crate::in_order::InOrder;
 use crate::keeping::Keeping;
-use crate::serve::{Options, ScaleRequest, View};
+use crate::serve::{self, Options, ScaleRequest, View};
 use crate::words::status_document;
 use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
@@ -58,6 +59,8 @@ pub(crate) enum Inbound {
     Checkpoints(Known),
     /// The process with this id, on this host, has ended.
     Ended(u32),
+    /// Seen by somebody else.
+    Known(serve::Known),
     Scale(u32, oneshot::Sender<Result<String, String>>),
     /// What a store that is asked by a thread of its own answers.
     Stored(CoordinatorInput),
@@ -89,6 +92,10 @@ pub(crate) struct Driver {
     start: Instant,
     published_at: Instant,
     status_at: Instant,
+    /// `status.json` is older than what it tells of.
+    status_due: bool,
+    /// What watchers were last shown: diary entry, event, state.
+    shown: (u64, Option<u64>, Option<StateId>),
     step_at: Instant,
     diary_number: u64,
     outcome: Option<Outcome>,
@@ -141,6 +148,8 @@ impl Driver {
             start: now,
             published_at: now,
             status_at: now,
+            status_due: true,
+            shown: (0, None, None),
             step_at: now,
             diary_number: 0,
             outcome: None,
@@ -188,7 +197,10 @@ impl Driver {
                 };
                 match word {
                     Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
-                    Upward::Metrics(timings) => stream.timings = Some(timings),
+                    Upward::Metrics(timings) => {
+                        stream.timings = Some(timings);
+                        self.status_due = true;
+                    }
                     Upward::Hello(_) => {}
                 }
             }
@@ -233,6 +245,7 @@ impl Driver {
                     self.feed(CoordinatorInput::Gone { worker });
                 }
             }
+            Inbound::Known(known) => self.seen_elsewhere(&known),
             Inbound::Stored(answer) => self.feed(answer),
             Inbound::Stop => self.feed(CoordinatorInput::Stop),
         }

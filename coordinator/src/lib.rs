@@ -15,7 +15,7 @@ pub mod store;
 mod words;
 
 pub use folder::RunFolder;
-pub use serve::{Control, Options, Saved, ScaleRequest, View, serve, serve_with};
+pub use serve::{Control, Known, Options, Saved, ScaleRequest, View, serve, serve_with};
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
 
 use varuna_api::Job;

@@ -81,6 +81,15 @@ pub struct View {
     pub saved: Option<Saved>,
 }
 
+/// What somebody else has seen of the workers of a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// They will go.
+    Leaving(String),
+    /// They have ended for certain.
+    Ended(String),
+}
+
 /// The handle to a running coordinator.
 pub struct Control {
     /// Where it listens.
@@ -91,6 +100,8 @@ pub struct Control {
     pub stop: Sender<()>,
     /// Takes the ids of processes of this host that have ended for certain.
     pub ended: Sender<u32>,
+    /// Takes what is known of workers from elsewhere, by their names.
+    pub known: Sender<Known>,
     /// How it ended.
     pub outcome: tokio::task::JoinHandle<Result<Outcome, CoordinatorError>>,
 }
@@ -157,6 +168,7 @@ async fn start(
     let mut driver = Driver::new(options, folder, store(inbound.clone()), publish, &inbound)?;
     let (stop, mut stopped) = channel::<()>(1);
     let (ended, mut ends) = channel::<u32>(64);
+    let (known, mut news) = channel::<Known>(64);
     // What is logged keeps the caller's fields: a process may run many coordinators.
     let work = async move {
         tokio::select! {
@@ -173,6 +185,7 @@ async fn start(
             let word = tokio::select! {
                 Some(()) = stopped.recv() => Inbound::Stop,
                 Some(process) = ends.recv() => Inbound::Ended(process),
+                Some(known) = news.recv() => Inbound::Known(known),
                 else => return,
             };
             if inbound.send(word).await.is_err() {
@@ -185,6 +198,7 @@ async fn start(
         view,
         stop,
         ended,
+        known,
         outcome,
     })
 }

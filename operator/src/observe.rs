@@ -159,6 +159,10 @@ pub fn run(view: &View) -> RunSeen {
     };
     let whole = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+    let names = |up: bool| {
+        let workers = snapshot.workers.iter().filter(|w| w.up == up);
+        workers.map(|w| w.name.clone()).collect()
+    };
     let mut pipelines: BTreeMap<usize, Vec<(u32, String)>> = BTreeMap::new();
     for worker in &snapshot.workers {
         if let (Some(pipeline), Some(segments)) = (worker.pipeline, worker.segments) {
@@ -187,12 +191,8 @@ pub fn run(view: &View) -> RunSeen {
         shape: snapshot.plan.clone().unwrap_or_default(),
         members: count(snapshot.members),
         attached: count(snapshot.workers.iter().filter(|w| w.up).count()),
-        up: snapshot
-            .workers
-            .iter()
-            .filter(|w| w.up)
-            .map(|w| w.name.clone())
-            .collect(),
+        up: names(true),
+        down: names(false),
         predicted_ms: snapshot.predicted_ms,
         observed_ms: snapshot.observed_ms,
         loss: view.metric.as_ref().map(|m| m.loss),

@@ -84,6 +84,7 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
         .cloned()
         .unwrap_or_default();
     run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
+    context.runs.tell(&seen.job, &desired.known);
     apply::apply(context, &seen.job, &desired).await?;
     measure(context, &seen, &desired);
     publish::publish(context, &seen.job, &desired).await?;

@@ -22,10 +22,18 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 use varuna_api::parse_job;
 use varuna_checkpoint::Store;
-use varuna_coordinator::{Control, Event, Options, Outcome, RunFolder, Timing, View, serve_with};
+use varuna_coordinator::{Control, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with};
 
 /// The status follows steps at most so often: a write for each step would be too many.
 const STEPS: Duration = Duration::from_secs(15);
+
+/// A run without checkpoints is given up only after its workers were out of reach for so long: a network or a node that fails comes
+/// back. Workers that are known to have ended are not waited for.
+const LOST: Duration = Duration::from_secs(600);
+
+/// The record is read so often to see a newer coordinator: rarely, since the Lease ends this process first, and the next write would
+/// find out. More often would cost every job at rest requests.
+const WATCH: Duration = Duration::from_secs(300);
 
 /// One coordinator.
 struct Run {
@@ -36,6 +44,7 @@ struct Run {
     /// Number of the last diary entry that was told.
     told: u64,
     stop: Sender<()>,
+    known: Sender<Known>,
     ended: Arc<Mutex<Option<Ending>>>,
     /// Ends the coordinator when dropped.
     _alive: Alive,
@@ -103,6 +112,18 @@ impl Runs {
         new.into_iter().map(|(_, text)| text).collect()
     }
 
+    /// Tells a job's coordinator what the cluster knows of its workers.
+    pub fn tell(&self, job: &JobSeen, known: &[Known]) {
+        let runs = lock(&self.runs);
+        let Some(run) = runs.get(&key(job)).filter(|r| r.uid == job.uid) else {
+            return;
+        };
+        for known in known {
+            // Full: it is told at the next look.
+            let _ = run.known.try_send(known.clone());
+        }
+    }
+
     /// Ends the coordinators of jobs that are no more.
     pub fn retain(&self, exists: impl Fn(&str, &str) -> bool) {
         lock(&self.runs).retain(|(namespace, name), _| exists(namespace, name));
@@ -155,7 +176,11 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
         token: token(context, seen).await?,
         host: None,
         expected_workers: None,
-        timing: Timing::default(),
+        timing: Timing {
+            lost: LOST,
+            watch: WATCH,
+            ..Timing::default()
+        },
         checkpoints: store.map(|store| (store, keep)),
         scale: None,
     };
@@ -187,6 +212,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         address,
         view,
         stop,
+        known,
         outcome,
         ..
     } = control;
@@ -221,6 +247,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         view,
         told: 0,
         stop,
+        known,
         ended,
         _alive: alive,
     };

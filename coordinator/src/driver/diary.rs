@@ -94,8 +94,28 @@ impl Driver {
 
     pub(super) fn show(&mut self) {
         self.published_at = Instant::now();
-        if self.status_at.elapsed() >= STATUS || self.outcome.is_some() {
+        let snapshot = Some(self.machine.snapshot());
+        let saved = self.options.job.checkpoint.as_ref().map(|_| Saved {
+            newest: self.known.usable.iter().max().map(|id| id.step),
+            failing: self.known.failing.clone(),
+        });
+        let told = (
+            self.diary_number,
+            self.view.happened.back().map(|(number, _, _)| *number),
+            self.view.metric.as_ref().map(|m| m.state),
+        );
+        // A run at rest costs nothing: a process may have thousands.
+        if self.view.snapshot != snapshot || self.view.saved != saved || self.shown != told {
+            self.shown = told;
+            self.status_due = true;
+            self.view.snapshot = snapshot;
+            self.view.saved = saved;
+            // Nobody may be watching.
+            let _ = self.publish.send(self.view.clone());
+        }
+        if self.status_due && (self.status_at.elapsed() >= STATUS || self.outcome.is_some()) {
             self.status_at = Instant::now();
+            self.status_due = false;
             let status = status_document(
                 &self.machine.snapshot(),
                 &self.options.job,
@@ -105,12 +125,5 @@ impl Driver {
             );
             self.folder.status(&status);
         }
-        self.view.snapshot = Some(self.machine.snapshot());
-        self.view.saved = self.options.job.checkpoint.as_ref().map(|_| Saved {
-            newest: self.known.usable.iter().max().map(|id| id.step),
-            failing: self.known.failing.clone(),
-        });
-        // Nobody may be watching.
-        let _ = self.publish.send(self.view.clone());
     }
 }

@@ -5,9 +5,11 @@
 //! whoever attaches, and a pod that is deleted tells it by its own SIGTERM.
 
 mod judge;
+mod known;
 pub mod objects;
 mod say;
 mod seen;
+mod suspend;
 
 pub use judge::{Verdict, judge, signal};
 pub use say::phase;
@@ -15,8 +17,10 @@ pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSe
 
 use serde_json::Value;
 use std::collections::BTreeMap;
+use suspend::{saving, suspending};
 use varuna_api::Job;
 use varuna_api::crd::Status;
+use varuna_coordinator::Known;
 
 /// Ends that were nobody's wish hold their place back for a second, then twice as long each, up to five minutes.
 const BACKOFF_MAX_SECONDS: i64 = 300;
@@ -89,6 +93,8 @@ pub struct Desired {
     pub status: Status,
     /// What has happened.
     pub notes: Vec<Note>,
+    /// What the coordinator shall know of its workers.
+    pub known: Vec<Known>,
     /// Pods by what has become of them.
     pub pods: BTreeMap<&'static str, usize>,
     /// Look again after so many seconds, even if nothing changes.
@@ -102,6 +108,8 @@ enum Course {
     Refused(String),
     /// It runs.
     Run,
+    /// It runs until a checkpoint holds what it has trained; then it rests.
+    Saving,
     /// It rests.
     Suspend,
     /// It is done.
@@ -133,6 +141,7 @@ pub fn decide(seen: &Observed) -> Desired {
         coordinator: Wish::Gone,
         status: seen.job.status.clone(),
         notes: vec![],
+        known: known::known(seen),
         pods: Verdict::LABELS.iter().map(|l| (*l, 0)).collect(),
         again_after: None,
     };
@@ -147,6 +156,11 @@ pub fn decide(seen: &Observed) -> Desired {
         .map_or(0, |(before, now)| (before - now).max(0));
     desired.status.steps_lost = Some(seen.job.status.steps_lost.unwrap_or(0) + fell);
     desired.status.step = step;
+    desired.status.suspending = match course {
+        Course::Saving => Some(suspending(seen)),
+        Course::Suspend => seen.job.status.suspending.clone(),
+        _ => None,
+    };
     desired.status.progressed_at = progressed_at.map(say::time);
     let newest = seen.pods.iter().map(|p| p.number).max().unwrap_or(0);
     desired.status.newest_pod = newest.max(seen.job.status.newest_pod);
@@ -158,7 +172,7 @@ pub fn decide(seen: &Observed) -> Desired {
         desired.objects = objects::shared(&seen.job, &seen.token, seen.run.as_ref());
         desired.coordinator = wish(&course, seen);
         match course {
-            Course::Run => staff(seen, job, &crew, &mut desired),
+            Course::Run | Course::Saving => staff(seen, job, &crew, &mut desired),
             // The coordinator sees the workers off; whoever is left when it has ended is not needed.
             _ if desired.coordinator == Wish::Stop => {}
             _ => dismiss(&crew, &mut desired),
@@ -246,7 +260,11 @@ fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Cours
         );
     }
     if job.suspend {
-        return Course::Suspend;
+        return if saving(seen, job) {
+            Course::Saving
+        } else {
+            Course::Suspend
+        };
     }
     let since = progressed_at.unwrap_or(0);
     let crashes: Vec<&Ended> = crew
@@ -272,7 +290,7 @@ fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Cours
 fn wish(course: &Course, seen: &Observed) -> Wish {
     let runs = seen.run.as_ref().is_some_and(|r| r.ended.is_none());
     match course {
-        Course::Run => Wish::Run,
+        Course::Run | Course::Saving => Wish::Run,
         Course::Suspend | Course::Fail(..) if runs => Wish::Stop,
         _ => Wish::Gone,
     }

@@ -63,7 +63,7 @@ pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired:
         Course::Suspend => ("Suspended", None),
         Course::Complete => ("Complete", None),
         Course::Fail(_, words) => ("Failed", Some(words.clone())),
-        Course::Run => {
+        Course::Run | Course::Saving => {
             let phase = phase(run);
             (phase, (phase != "Training").then(|| waits(seen, crew)).flatten())
         }
@@ -284,6 +284,12 @@ fn stale(seen: &Observed, status: &Status) -> Said {
 fn suspended(course: &Course, run: Option<&RunSeen>) -> Said {
     let stopped = run.is_none_or(|r| r.ended.is_some());
     match (course, stopped) {
+        (Course::Saving, _) => said(
+            "Suspended",
+            false,
+            "Saving",
+            "the run goes on until a checkpoint holds what it has trained",
+        ),
         (Course::Suspend, true) => said(
             "Suspended",
             true,

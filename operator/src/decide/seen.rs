@@ -141,6 +141,8 @@ pub struct RunSeen {
     pub attached: i64,
     /// Names of those: of their pods.
     pub up: BTreeSet<String>,
+    /// Names of those that were attached and are not.
+    pub down: BTreeSet<String>,
     /// Predicted and observed time of a step.
     pub predicted_ms: Option<f64>,
     /// Observed time of a step.

@@ -271,6 +271,36 @@ fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
 }
 
 #[test]
+fn the_coordinator_hears_of_pods_that_go_and_of_ends_that_are_certain() {
+    let mut seen = observed(4);
+    let mut run = training(3);
+    run.up = ["j-w5", "j-w6"].map(str::to_owned).into();
+    run.down = ["j-w1", "j-w2", "j-w3", "j-w4"].map(str::to_owned).into();
+    seen.run = Some(run);
+    let leaving = |number| PodSeen {
+        deleting: true,
+        ..pod(number, Phase::Running)
+    };
+    seen.pods = vec![
+        leaving(1),
+        ended(2, 137, "Error", 1),
+        pod(3, Phase::Running),
+        leaving(5),
+        pod(6, Phase::Running),
+    ];
+    let want = [
+        Known::Leaving("j-w5".into()),
+        Known::Ended("j-w2".into()),
+        Known::Ended("j-w4".into()),
+    ];
+    assert_eq!(
+        decide(&seen).known,
+        want,
+        "one leaves, one has ended, one has no pod any more"
+    );
+}
+
+#[test]
 fn a_lost_pod_is_replaced_at_once_under_another_name() {
     let mut seen = observed(2);
     seen.pods = vec![
@@ -534,6 +564,41 @@ fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted()
         let status = decide(&seen).status;
         assert_eq!((status.step, status.steps_lost), (Some(step), Some(lost)));
     }
+}
+
+#[test]
+fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
+    let mut seen = observed(2);
+    let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+    seen.job.spec = Ok(spec(2, text));
+    let at = |step, newest, failing: Option<&str>| RunSeen {
+        saved: Some(SavedSeen {
+            newest: Some(newest),
+            failing: failing.map(str::to_owned),
+        }),
+        ..training(step)
+    };
+    seen.run = Some(at(15, 10, None));
+    let desired = decide(&seen);
+    assert_eq!(desired.coordinator, Wish::Run);
+    assert_eq!(condition(&desired, "Suspended").reason, "Saving");
+    seen.job.status = desired.status;
+    let mut later = seen.clone();
+    // Steps after the one that was asked for do not count: else it would never end.
+    later.run = Some(at(22, 20, None));
+    assert_eq!(decide(&later).coordinator, Wish::Stop);
+    later.run = Some(at(18, 10, Some("403")));
+    assert_eq!(decide(&later).coordinator, Wish::Stop, "none will come");
+    later.run = Some(at(18, 10, None));
+    assert_eq!(decide(&later).coordinator, Wish::Run);
+    later.now += suspend::SAVING_SECONDS.1;
+    assert_eq!(decide(&later).coordinator, Wish::Stop, "none has come");
+    later.job.spec = Ok(spec(2, &text.replace("true", "false")));
+    let resumed = decide(&later);
+    assert_eq!(
+        (resumed.coordinator, resumed.status.suspending),
+        (Wish::Run, None)
+    );
 }
 
 #[test]

@@ -263,7 +263,7 @@ pub(crate) async fn scrape(client: &Client, operator: &str) -> Result<String> {
         let request = http::Request::get(path).body(vec![])?;
         // One that does not answer does not lead.
         if let Ok(Ok(text)) = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await
-            && text.contains("varuna_operator_leader 1")
+            && text.lines().any(|l| l == "varuna_operator_leader 1")
         {
             return Ok(text);
         }

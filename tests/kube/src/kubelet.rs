@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -35,14 +36,34 @@ pub struct Kubelet {
     data: PathBuf,
     /// Where logs go.
     folder: PathBuf,
-    processes: BTreeMap<String, Child>,
+    processes: Processes,
+    /// How often pods are looked at.
+    pub every: Duration,
     /// Where the coordinator's Service is reached.
     service: SocketAddr,
 }
 
+/// Worker processes by pod.
+#[derive(Clone, Default)]
+pub struct Processes(Arc<Mutex<BTreeMap<String, Child>>>);
+
+impl Processes {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Child>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kills a pod's process with -9.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn kill(&self, pod: &str) -> Result<()> {
+        Ok(self.all().get_mut(pod).context("no process")?.kill()?)
+    }
+}
+
 impl Drop for Kubelet {
     fn drop(&mut self) {
-        for process in self.processes.values_mut() {
+        for process in self.processes.all().values_mut() {
             let _ = process.kill();
             let _ = process.wait();
         }
@@ -73,9 +94,16 @@ impl Kubelet {
             worker,
             data,
             folder,
-            processes: BTreeMap::new(),
+            processes: Processes::default(),
+            every: EVERY,
             service,
         })
+    }
+
+    /// The processes, for whoever wants to kill one.
+    #[must_use]
+    pub fn processes(&self) -> Processes {
+        self.processes.clone()
     }
 
     /// Works until it is aborted.
@@ -85,7 +113,7 @@ impl Kubelet {
             if let Err(error) = self.look().await {
                 eprintln!("kubelet: {error:#}");
             }
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(self.every).await;
         }
     }
 
@@ -100,13 +128,13 @@ impl Kubelet {
                 .unwrap_or_default();
             let bound = pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
             let deleting = pod.metadata.deletion_timestamp.is_some();
-            let ended = match self.processes.get_mut(&name) {
-                Some(process) => process.try_wait()?,
-                None => None,
+            let (known, ended) = match self.processes.all().get_mut(&name) {
+                Some(process) => (true, process.try_wait()?),
+                None => (false, None),
             };
-            match (self.processes.contains_key(&name), ended) {
+            match (known, ended) {
                 (true, Some(status)) => {
-                    self.processes.remove(&name);
+                    self.processes.all().remove(&name);
                     pods.patch_status(
                         &name,
                         &PatchParams::default(),
@@ -137,7 +165,7 @@ impl Kubelet {
     }
 
     fn terminate(&self, name: &str) -> Result<()> {
-        if let Some(process) = self.processes.get(name) {
+        if let Some(process) = self.processes.all().get(name) {
             kill(Pid::from_raw(i32::try_from(process.id())?), Signal::SIGTERM)?;
         }
         Ok(())
@@ -168,7 +196,7 @@ impl Kubelet {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {}", self.worker.display()))?;
-        self.processes.insert(name.to_owned(), process);
+        self.processes.all().insert(name.to_owned(), process);
         Ok(true)
     }
 }

@@ -27,6 +27,7 @@ use varuna_operator::context::{Place, resource};
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
+use varuna_operator::metrics::Metrics;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -397,6 +398,17 @@ pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Re
             .with_test_writer()
             .try_init();
     }
+    operator_with(client, namespace, folder, Arc::default())
+}
+
+/// The same, with metrics that the test reads.
+#[must_use]
+pub fn operator_with(
+    client: Client,
+    namespace: &str,
+    folder: &Path,
+    metrics: Arc<Metrics>,
+) -> JoinHandle<Result<()>> {
     let scope = Scope {
         namespace: Some(namespace.to_owned()),
     };
@@ -411,7 +423,7 @@ pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Re
         bind: "127.0.0.1".into(),
         folder: folder.to_owned(),
     };
-    let health = Arc::new(Health::new(Arc::default()));
+    let health = Arc::new(Health::new(metrics));
     tokio::spawn(controller::run(client, scope, settings, place, health))
 }
 

@@ -217,3 +217,37 @@ fn alert_rules_go_by_metrics_that_the_operator_has() {
         );
     }
 }
+
+/// What the chart renders, by values: a change of a template shows in the review as what it does to a cluster.
+/// `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+#[test]
+fn what_the_chart_renders_is_what_was_reviewed() {
+    let cases: &[(&str, &str)] = &[
+        ("default", "crds.install=false"),
+        (
+            "namespaced",
+            "crds.install=false,namespaced=true,replicas=1,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,serviceAccount.create=false,serviceAccount.name=mine",
+        ),
+        (
+            "full",
+            "crds.install=false,priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/},metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,priorityClassName=p,image.tag=t",
+        ),
+    ];
+    for (name, set) in cases {
+        let arguments = ["template", "v", &chart(), "-n", "ns", "--set", set];
+        let rendered = cluster().helm(&arguments).unwrap();
+        let path = root().join(format!("tests/kube/tests/golden/{name}.yaml"));
+        if std::env::var_os("VARUNA_WRITE_GOLDEN").is_some() {
+            std::fs::write(&path, &rendered).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap();
+        let differs = rendered
+            .lines()
+            .zip(golden.lines())
+            .find(|(now, then)| now != then);
+        assert!(
+            rendered == golden,
+            "{name}: {differs:?}; if this is meant, write it anew with VARUNA_WRITE_GOLDEN=1"
+        );
+    }
+}

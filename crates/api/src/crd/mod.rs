@@ -8,7 +8,7 @@ mod rules;
 mod status;
 mod structural;
 
-pub use status::{CheckpointStatus, Condition, PlanStatus, Status};
+pub use status::{CheckpointStatus, Condition, PlanStatus, Status, Suspending};
 
 use crate::manifest::{API_VERSION, KIND, Spec};
 use schemars::{Schema, SchemaGenerator, json_schema};

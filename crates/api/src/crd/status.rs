@@ -37,6 +37,9 @@ pub struct Status {
     /// Plans that came into force after the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reconfigurations: Option<i64>,
+    /// Since when a suspended job still runs, until a checkpoint holds what it has trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspending: Option<Suspending>,
     /// Checkpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
@@ -47,6 +50,16 @@ pub struct Status {
     pub selector: Option<String>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
+}
+
+/// A suspension that waits for a checkpoint.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Suspending {
+    /// When it was asked for.
+    pub since: String,
+    /// The step that the checkpoint must hold.
+    pub step: i64,
 }
 
 /// One thing that is, or is not, true of the job.

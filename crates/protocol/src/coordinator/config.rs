@@ -29,6 +29,9 @@ pub struct Timing {
     pub collect: Duration,
     /// Recovery waits so long for all answers before it gives up committed steps.
     pub restore: Duration,
+    /// A run without a checkpoint ends as lost only after holders of its state, not known to have ended, were away for so long;
+    /// never before [`Timing::grace`] and [`Timing::restore`] would allow it.
+    pub lost: Duration,
     /// A planned change may take so long to connect before it is cancelled.
     pub connect_next: Duration,
     /// A new member that is away for so long ends a planned change.
@@ -59,6 +62,7 @@ impl Default for Timing {
             silent: ms(5_000),
             collect: ms(300),
             restore: ms(30_000),
+            lost: Duration::ZERO,
             connect_next: ms(10_000),
             cancel_grace: ms(500),
             launch: ms(60_000),
@@ -86,6 +90,7 @@ impl Timing {
             silent: ms(600),
             collect: ms(150),
             restore: ms(700),
+            lost: Duration::ZERO,
             connect_next: ms(500),
             cancel_grace: ms(50),
             launch: ms(1_500),
@@ -173,6 +178,11 @@ pub enum CoordinatorInput {
     /// A worker's process has ended for certain: it never comes back, and nothing that it held is waited for. Only from who
     /// has seen its end, such as the parent of its process.
     Gone {
+        /// Whose.
+        worker: WorkerId,
+    },
+    /// Somebody else has seen that a worker will go: as if it had said so itself. A process may miss its own notice.
+    Notice {
         /// Whose.
         worker: WorkerId,
     },

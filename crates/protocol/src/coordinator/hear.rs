@@ -59,6 +59,20 @@ impl Coordinator {
         }
     }
 
+    pub(super) fn notice(&mut self, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
+        let name = self.name(from);
+        let Some(worker) = self.workers.get_mut(&from).filter(|w| w.up && !w.noticed) else {
+            return;
+        };
+        worker.noticed = true;
+        if !worker.status.is_some_and(|s| s.draining) {
+            effects.push(CoordinatorEffect::Event(Event::WorkerDraining {
+                worker: from,
+                name,
+            }));
+        }
+    }
+
     pub(super) fn heard(
         &mut self,
         now: Time,
@@ -73,7 +87,8 @@ impl Coordinator {
         worker.heard_at = now;
         match report {
             Report::Status(status) => {
-                let drains = status.draining && !worker.status.is_some_and(|s| s.draining);
+                let known = worker.noticed || worker.status.is_some_and(|s| s.draining);
+                let drains = status.draining && !known;
                 let back = !worker.up;
                 worker.up = true;
                 worker.status = Some(status);

@@ -62,6 +62,7 @@ struct Worker {
     down_since: Time,
     status: Option<Status>,
     gone: bool,
+    noticed: bool,
 }
 
 /// Orders of one kind to one worker are repeated on a clock.
@@ -225,6 +226,7 @@ impl Coordinator {
                 self.stream_down(now, worker, effects);
                 self.workers.entry(worker).or_default().gone = true;
             }
+            CoordinatorInput::Notice { worker } => self.notice(worker, effects),
             CoordinatorInput::MaxWorkers(most) => self.max_workers = most,
             CoordinatorInput::Stop => {
                 if !matches!(self.mode, Mode::Done { .. } | Mode::Lost | Mode::Deposed) {
@@ -274,10 +276,12 @@ impl Coordinator {
 
     /// The latest Status of a worker whose stream is up.
     fn status(&self, id: WorkerId) -> Option<Status> {
-        self.workers
-            .get(&id)
-            .filter(|w| w.up && w.hello.is_some())
-            .and_then(|w| w.status)
+        let worker = self.workers.get(&id).filter(|w| w.up && w.hello.is_some())?;
+        let draining = |s: Status| s.draining || worker.noticed;
+        worker.status.map(|s| Status {
+            draining: draining(s),
+            ..s
+        })
     }
 
     /// Orders are idempotent and repeated, but on a clock: an answer never causes an order at once.

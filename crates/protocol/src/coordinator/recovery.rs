@@ -62,8 +62,9 @@ impl Coordinator {
             let units = evidence.uncovered();
             let long = |w: &WorkerId| {
                 let down = self.workers.get(w).filter(|x| !x.up);
-                down.is_some_and(|x| x.gone || now > x.down_since.after(timing.grace))
+                down.is_some_and(|x| x.gone || now > x.down_since.after(timing.grace.max(timing.lost)))
             };
+            let patient = now >= since.after(timing.restore.max(timing.lost));
             if patient || (!missing.is_empty() && missing.iter().all(long)) {
                 self.lost(units, effects);
             }

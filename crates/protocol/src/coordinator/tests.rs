@@ -414,6 +414,38 @@ fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_
 }
 
 #[test]
+fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyond_their_known_end() {
+    let patient = || {
+        let mut rig = Rig::training(&[A, B]);
+        rig.machine.config.timing.lost = Duration::from_secs(5);
+        rig.status(A, 1, Phase::Running, state(1, 4));
+        rig.say(A, suspect(1, B));
+        rig.put(CoordinatorInput::StreamDown { from: B });
+        rig.answer(A, &[(Unit(1), state(1, 4))]);
+        rig.wait(4_000);
+        assert_eq!(rig.finished, None);
+        rig
+    };
+    let mut rig = patient();
+    rig.wait(2_000);
+    assert!(rig.finished.is_some());
+    let mut rig = patient();
+    rig.put(CoordinatorInput::Gone { worker: B });
+    assert!(rig.finished.is_some());
+}
+
+#[test]
+fn a_worker_that_somebody_else_announces_is_planned_around_as_one_that_has_notice_itself() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.wait(100);
+    let said = |e: &&Event| matches!(e, Event::WorkerDraining { .. });
+    assert_eq!(rig.events.iter().filter(said).count(), 1);
+    assert_eq!(rig.store.next.map(|plan| plan.members()), Some([A].into()));
+}
+
+#[test]
 fn before_the_first_commit_the_seed_replaces_whoever_is_lost() {
     let mut rig = Rig::training(&[A, B]);
     rig.say(A, suspect(1, B));

@@ -109,9 +109,11 @@ impl Scene<'_> {
     }
 
     pub(super) async fn suspend(&mut self) -> Result<()> {
-        let before = self.saved().await?;
+        self.saved().await?;
+        let asked = self.job.now()?.step();
         self.set_suspend(true).await?;
-        self.job
+        let rests = self
+            .job
             .until("the job rests", |l| l.phase() == "Suspended")
             .await?;
         eventually("all pods are gone", || async {
@@ -119,9 +121,18 @@ impl Scene<'_> {
             Ok(())
         })
         .await?;
-        ensure!(self.job.now()?.step() >= before.step(), "the step fell");
+        let newest = rests.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0);
+        ensure!(
+            newest >= asked,
+            "suspended at step {asked} with a checkpoint of step {newest}"
+        );
         self.set_suspend(false).await?;
         self.job.trains(4).await?;
+        let lost = self.job.now()?.status["stepsLost"].as_i64().unwrap_or(0);
+        println!(
+            "  suspended at step {asked}, resumed from the checkpoint of step {newest}; {lost} steps are trained again"
+        );
+        ensure!(lost <= rests.step() - newest, "{lost} steps are trained again");
         Ok(())
     }
 

@@ -134,7 +134,7 @@ impl Scene<'_> {
             "kubelet-killed" => self.kubelet_killed().await?,
             "leader-killed" => self.leader_killed().await?,
             "api-down" => self.api_down().await?,
-            "suspend" => self.suspend().await?,
+            "suspend" => return self.suspend().await,
             "all-gone" => return self.all_gone().await,
             "store-down" => self.store_down().await?,
             "job-deleted" => self.job_deleted().await?,
@@ -147,7 +147,7 @@ impl Scene<'_> {
         self.world.cluster.kubectl(arguments, "")
     }
 
-    /// Ends the job; the namespace goes when it likes.
+    /// Ends the job and waits for its pods, which hold GPUs that the next case counts on; the namespace goes when it likes.
     fn tidy(&self, namespace: &str) {
         let gone = self.kubectl(&["-n", namespace, "delete", "vj", "--all", "--wait=false"]);
         let pods = self.kubectl(&[
@@ -157,7 +157,7 @@ impl Scene<'_> {
             "pods",
             "--all",
             "--grace-period=1",
-            "--wait=false",
+            "--timeout=60s",
         ]);
         let space = self.kubectl(&["delete", "namespace", namespace, "--wait=false"]);
         for result in [gone, pods, space] {

@@ -1,0 +1,50 @@
+//! `varuna-bench-operator`: how quick the operator is with real workers, and how much it costs with a thousand jobs, on a real API
+//! server with fake nodes. Prints RESULT lines.
+//!
+//!   varuna-bench-operator signals ROUNDS WORKER DATA     signal -> plan persisted -> next step, by kind of signal
+//!   varuna-bench-operator scale JOBS PODS OPERATOR       JOBS jobs of PODS pods under that operator binary
+
+mod scale;
+mod signals;
+
+use anyhow::{Context as _, Result, bail};
+use std::path::PathBuf;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let text: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match text.as_slice() {
+        ["signals", rounds, worker, data] => {
+            signals::run(
+                rounds.parse().context("rounds")?,
+                PathBuf::from(worker),
+                PathBuf::from(data),
+            )
+            .await
+        }
+        ["scale", jobs, pods, operator] => {
+            scale::run(
+                jobs.parse().context("jobs")?,
+                pods.parse().context("pods")?,
+                PathBuf::from(operator),
+            )
+            .await
+        }
+        _ => bail!("signals ROUNDS WORKER DATA, or scale JOBS PODS OPERATOR"),
+    }
+}
+
+/// The value below which a share of all lies.
+pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index"
+    )]
+    let at = ((sorted.len().saturating_sub(1)) as f64 * share).ceil() as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
