@@ -55,10 +55,7 @@ impl Scene<'_> {
                 .cluster
                 .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
         }
-        self.job
-            .event("WorkerPreempted", "")
-            .await
-            .or(Ok::<(), anyhow::Error>(()))?;
+        self.job.event("Run", "workerDraining").await?;
         let fewer = self
             .job
             .until("training goes on with two workers", |l| {
