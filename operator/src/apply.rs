@@ -4,6 +4,7 @@ use crate::context::{Context, lock};
 use crate::decide::objects::{selector, token_name};
 use crate::decide::{Deletion, Desired, JobSeen};
 use crate::reconcile::Error;
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::Api;
 use kube::api::{
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Field manager of all objects.
 pub const MANAGER: &str = "varuna-operator";
+/// Pods of one job that are made side by side.
+const ABREAST: usize = 8;
 /// Objects are applied again so often even if nothing changed: somebody may have changed them.
 const AGAIN: Duration = Duration::from_secs(600);
 
@@ -61,8 +64,8 @@ pub async fn apply(context: &Context, job: &JobSeen, desired: &Desired) -> Resul
     let resource = ApiResource::erase::<Pod>(&());
     let documents: Api<DynamicObject> =
         Api::namespaced_with(context.client.clone(), &job.namespace, &resource);
-    for pod in &desired.create {
-        create(&documents, pod).await?;
+    for pods in desired.create.chunks(ABREAST) {
+        try_join_all(pods.iter().map(|pod| create(&documents, pod))).await?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use kube::api::{Patch, PatchParams};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varuna_kube_tests::{eventually, jobs};
 
 impl Scene<'_> {
@@ -75,9 +75,14 @@ impl Scene<'_> {
         // The case is the outage's length.
         tokio::time::sleep(Duration::from_secs(60)).await;
         kill(server, Signal::SIGCONT)?;
+        let resumed = Instant::now();
+        // What the old leader wrote just before is not what the new one knows.
+        self.job.event("Run", "tookOver term=2").await?;
         let back = self
             .job
-            .until("the status follows again", |l| l.step() > before.step())
+            .until("the status follows again", |l| {
+                l.at > resumed && l.phase() == "Training" && l.members() == 4
+            })
             .await?;
         let trained = back.step() - before.step();
         println!("  {trained} steps were trained while the API server was down");
