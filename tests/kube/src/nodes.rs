@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -100,8 +101,23 @@ impl Nodes {
     /// # Errors
     /// The network cannot be made.
     pub fn prepare(state: &Path) -> Result<Nodes> {
-        let lock = File::create(LOCK).with_context(|| format!("cannot write {LOCK}"))?;
+        let mut lock = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(LOCK)
+            .with_context(|| format!("cannot write {LOCK}"))?;
         lock.lock()?;
+        // A run that was killed has left its kubelets: two of one name would kill each other's containers.
+        let mut left = String::new();
+        lock.read_to_string(&mut left)?;
+        if !left.is_empty() {
+            let _ = Command::new(script()).args(["down", &left]).status();
+        }
+        lock.set_len(0)?;
+        lock.rewind()?;
+        lock.write_all(state.to_string_lossy().as_bytes())?;
         let nodes = Nodes {
             state: state.to_owned(),
             nodes: BTreeMap::new(),
