@@ -220,17 +220,27 @@ impl Member {
         asked.or_else(|| self.sources(plan, unit).first().copied())
     }
 
+    /// Bytes of a unit that is lacking are arriving. The other units asked of the same worker queue behind it on one
+    /// connection: they are on their way too, and must not be asked for again meanwhile.
     pub(super) fn fetch_progress(&mut self, now: Time, generation: Generation, from: WorkerId, unit: Unit) {
-        if generation != self.generation() || self.phase != Phase::Loading {
+        if generation != self.generation() || self.phase != Phase::Loading || !self.wants(unit) {
             return;
         }
-        if from == self.config.id && self.shards_asked.contains_key(&unit) {
-            self.progress_at = now;
+        if from == self.config.id && !self.shards_asked.contains_key(&unit) {
+            return;
         }
-        if let Some(fetch) = self.fetches.get_mut(&unit).filter(|f| f.from == from) {
+        self.progress_at = now;
+        for fetch in self.fetches.values_mut().filter(|f| f.from == from) {
             fetch.asked_at = now;
-            self.progress_at = now;
         }
+    }
+
+    /// The unit belongs to this worker's stage, is not at the base and is not being taken over.
+    fn wants(&self, unit: Unit) -> bool {
+        let plan = self.plan.as_ref();
+        plan.is_some_and(|p| p.units(self.config.id).contains(&unit))
+            && !self.has_at_base(unit)
+            && !self.adopting.contains_key(&unit)
     }
 
     pub(super) fn fetch_failed(
@@ -257,15 +267,10 @@ impl Member {
         decision: Option<Decision>,
         effects: &mut Vec<MemberEffect>,
     ) {
-        let mine = self
-            .plan
-            .as_ref()
-            .is_some_and(|p| p.units(self.config.id).contains(&unit));
-        let wanted = mine && !self.has_at_base(unit) && !self.adopting.contains_key(&unit);
         if self.phase != Phase::Loading
             || self.engine != Engine::Idle
             || self.pending_fence.is_some()
-            || !wanted
+            || !self.wants(unit)
         {
             return;
         }

@@ -432,6 +432,46 @@ fn a_fetch_without_progress_is_asked_again_and_the_link_is_blamed() {
 }
 
 #[test]
+fn units_that_queue_behind_another_on_one_connection_are_not_asked_for_again() {
+    let mut rig = Rig::new();
+    let base = StateId {
+        step: Step(3),
+        run_gen: Generation(1),
+        ..StateId::INITIAL
+    };
+    rig.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
+    let generation = Generation(2);
+    rig.put(MemberInput::Connected {
+        generation,
+        peer: PEER,
+    });
+    let progress = |from, unit| MemberInput::FetchProgress {
+        generation,
+        from,
+        unit: Unit(unit),
+    };
+    let asked = |effects: Vec<MemberEffect>| effects.iter().any(|e| matches!(e, MemberEffect::Send { .. }));
+    for _ in 0..8 {
+        rig.now = rig.now.after(Duration::from_millis(500));
+        rig.put(progress(PEER, 0));
+        assert!(!asked(rig.put(MemberInput::Tick)), "unit 1 waits behind unit 0");
+    }
+    let whole = MemberInput::Fetched {
+        generation,
+        from: PEER,
+        unit: Unit(0),
+        id: base,
+        decision: None,
+    };
+    rig.put(whole);
+    rig.now = rig.now.after(Duration::from_millis(800));
+    // neither late bytes of what has arrived, nor those of another's connection move unit 1 on
+    rig.put(progress(PEER, 0));
+    rig.put(progress(WorkerId(3), 1));
+    assert!(asked(rig.put(MemberInput::Tick)));
+}
+
+#[test]
 fn a_hang_is_suspected_after_the_plans_deadline_and_a_closed_peer_at_once() {
     let mut rig = Rig::running();
     rig.now = rig.now.after(Duration::from_millis(999));
