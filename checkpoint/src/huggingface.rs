@@ -6,6 +6,7 @@ use crate::shard::{Shard, ShardTensor};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use varuna_api::model::Part;
 use varuna_api::{Model, parameters};
 use varuna_plan::{StateId, Unit};
 
@@ -40,10 +41,10 @@ fn published_name(model: &Model, unit: Unit, name: &str) -> String {
     if name == "lm_head.weight" {
         return name.to_owned();
     }
-    if (1..=model.layers).contains(&unit.0) {
-        return format!("transformer.h.{}.{name}", unit.0 - 1);
+    match model.part(unit.0) {
+        Part::Attention(layer) | Part::Mlp(layer) => format!("transformer.h.{layer}.{name}"),
+        Part::Embedding | Part::Head => format!("transformer.{name}"),
     }
-    format!("transformer.{name}")
 }
 
 fn is_transposed(name: &str) -> bool {
@@ -294,6 +295,10 @@ mod tests {
             assert_eq!(
                 read.tensor("transformer.h.1.attn.c_attn.weight").unwrap().shape(),
                 [4, 12]
+            );
+            assert_eq!(
+                read.tensor("transformer.h.1.mlp.c_proj.weight").unwrap().shape(),
+                [16, 4]
             );
             assert_eq!(read.tensor("lm_head.weight").is_ok(), !tied_head);
             assert_eq!(model(&config(&sizes)).unwrap(), sizes);

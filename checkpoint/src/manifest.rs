@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varuna_plan::{Layout, StateId};
 
-/// The version of the format that this build writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
+/// The version of the format that this build writes, and the only one that it reads. Version 1 had one shard for each block;
+/// since version 2 each half of a block has its own.
+pub const FORMAT_VERSION: u32 = 2;
 
 /// What a job says of itself in its checkpoints.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -77,7 +78,7 @@ impl Manifest {
     /// Reads a manifest and checks that it is a whole one of this state.
     ///
     /// # Errors
-    /// It is of a newer format, damaged, or another state's.
+    /// It is of another format, damaged, or another state's.
     pub fn decode(id: StateId, text: &[u8]) -> Result<Manifest, CheckpointError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -90,11 +91,11 @@ impl Manifest {
             why,
         };
         let version: Version = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
-        if version.format_version > FORMAT_VERSION {
+        if version.format_version != FORMAT_VERSION {
             return Err(CheckpointError::Unsuitable {
                 id,
                 why: format!(
-                    "it has format version {}, this build reads up to {FORMAT_VERSION}",
+                    "it has format version {}, this build reads {FORMAT_VERSION}",
                     version.format_version
                 ),
             });

@@ -188,30 +188,30 @@ impl Asked<'_> {
 fn planner(job: &Job, arguments: &Arguments) -> Result<CostPlanner, Failure> {
     let mut planner = varuna_coordinator::planner(job);
     let bad = |why: String| Failure::Input(why);
+    let m = &job.model;
+    let sizes = GptSizes {
+        layers: m.layers,
+        hidden: m.hidden_size.into(),
+        sequence: m.sequence_length.into(),
+        vocabulary: m.vocabulary_size.into(),
+        tied: m.tied_head,
+    };
     if let Some(name) = &arguments.device {
         let kind = DeviceKind::named(name).map_err(|e| bad(e.to_string()))?;
-        let m = &job.model;
-        let sizes = GptSizes {
-            layers: m.layers,
-            hidden: m.hidden_size.into(),
-            sequence: m.sequence_length.into(),
-            vocabulary: m.vocabulary_size.into(),
-            tied: m.tied_head,
-        };
         let one_node = arguments.nodes.is_some_and(|n| n.count == 1);
         planner.costs = Costs::estimate(sizes, kind.device(one_node));
         let memory = &mut planner.constraints.device_memory_bytes;
         *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
     }
     if let Some(path) = &arguments.profile {
-        planner.costs = read_profile(path, arguments.links.as_deref())?.costs();
-        let (found, wanted) = (planner.costs.layout().segments, job.model.layout().segments);
-        if found != wanted {
-            return Err(bad(format!(
-                "{}: segments has {found} entries, the job's model has {wanted} segments",
-                path.display()
-            )));
-        }
+        let costs = read_profile(path, arguments.links.as_deref())?.costs();
+        planner.costs = costs.with_halves(sizes).ok_or_else(|| {
+            bad(crate::job::wrong_segments(
+                &path.display().to_string(),
+                costs.layout(),
+                &job.model,
+            ))
+        })?;
     }
     Ok(planner)
 }

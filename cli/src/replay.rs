@@ -184,18 +184,15 @@ fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Fail
     let links = links.as_ref().map(|(file, text)| (file.as_str(), text.as_str()));
     let profile = Profile::read(&name, &read(path)?, links).map_err(input)?;
     let costs = profile.costs();
-    let (has, wants) = (costs.layout(), job.model.layout());
-    if has != wants {
-        return Err(Failure::Input(format!(
-            "{name} has {} segments{}, the job's model has {}{}",
-            has.segments,
-            if has.tied { " and a tied weight" } else { "" },
-            wants.segments,
-            if wants.tied { " and a tied weight" } else { "" },
-        )));
-    }
+    let divided = |costs: &Costs| {
+        let wrong = || {
+            let why = crate::job::wrong_segments(&name, costs.layout(), &job.model);
+            Failure::Input(why)
+        };
+        costs.with_halves(sizes(job)).ok_or_else(wrong)
+    };
     let Some(table) = &arguments.measured else {
-        return Ok(costs);
+        return divided(&costs);
     };
     let rows = read_measured(&table.display().to_string(), &read(table)?).map_err(input)?;
     let batch = profile
@@ -204,7 +201,7 @@ fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Fail
     let micro = profile.segments[0].rows[0].micro_batch_size;
     let calibrated = calibrate(&costs, &rows, batch, micro, false);
     let calibrated = calibrated.map_err(|e| Failure::Input(format!("{}: {e}", table.display())))?;
-    Ok(calibrated.costs)
+    divided(&calibrated.costs)
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

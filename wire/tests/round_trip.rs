@@ -193,6 +193,7 @@ fn upward() -> impl Strategy<Value = Upward> {
 fn plan(base: Base) -> Plan {
     let (a, b, c) = (WorkerId(u64::MAX), WorkerId(1 << 60), WorkerId(3));
     let stage = |worker, start, end| Stage {
+        recompute: (start == 0).then_some(Recompute::Selective),
         worker,
         segments: SegmentRange { start, end },
     };

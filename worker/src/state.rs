@@ -116,7 +116,8 @@ impl UnitBuffers {
             let mut leaf = buffers.parameters[i].detach();
             match p.initial {
                 Initial::Normal(deviation) => {
-                    let own = [0x1717, u64::from(unit.0), i as u64].into_iter().fold(seed, mix);
+                    let [block, number] = p.stream;
+                    let own = [0x1717, block, number].into_iter().fold(seed, mix);
                     fill_normal(&leaf, own, deviation)?;
                 }
                 Initial::Ones => drop(leaf.fill_(1.0)),

@@ -46,7 +46,7 @@ fn train_alone(engine: &mut Engine, plan: &Plan, mut at: StateId, steps: u64) ->
 #[test]
 fn a_broken_step_leaves_the_weights_alone_and_runs_again_to_the_same_bits() {
     let case = Case::default();
-    let two = plan(&case, &shape(&case, &[&[4], &[4]], &[4, 4], 2));
+    let two = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
     let mut broken = initialised(&case, ONE, &two);
     let before = digests(&broken);
     let mesh = LocalMesh::new(&[ONE, TWO]);
@@ -76,7 +76,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
         ..Case::default()
     };
     // One micro-batch: the last stage has reduced its units before it finds that the first stage is dead.
-    let plan = plan(&case, &shape(&case, &[&[2, 2]], &[8], 8));
+    let plan = plan(&case, &shape(&case, &[&[4, 2]], &[8], 8));
     let mesh = LocalMesh::new(&[ONE, TWO]);
     let tag = Tag::Activation {
         step: Step(0),
@@ -92,7 +92,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
         .unwrap_err();
     assert_eq!(failure.error, EngineError::Link(LinkError::Closed(ONE)));
     let units: Vec<Unit> = failure.prepared.iter().map(|(u, _)| *u).collect();
-    assert_eq!(units, [Unit(2), Unit(3)]);
+    assert_eq!(units, [Unit(4), Unit(5)]);
     assert!(
         failure
             .prepared
@@ -114,7 +114,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
 #[test]
 fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
     let case = Case::default();
-    let plan = plan(&case, &shape(&case, &[&[2, 2]], &[8], 4));
+    let plan = plan(&case, &shape(&case, &[&[3, 3]], &[8], 4));
     let mesh = LocalMesh::new(&[ONE, TWO]);
     let mut engine = initialised(&case, TWO, &plan);
     let failure = engine

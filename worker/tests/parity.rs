@@ -32,7 +32,7 @@ fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
 #[test]
 fn the_same_plan_twice_gives_the_same_bits() {
     let case = Case::default();
-    let plan = shape(&case, &[&[2, 2], &[3, 1]], &[5, 3], 1);
+    let plan = shape(&case, &[&[3, 3], &[4, 2]], &[5, 3], 1);
     let (a, b) = (run(&case, &plan, STEPS), run(&case, &plan, STEPS));
     assert_eq!(a.losses, b.losses);
     assert_eq!(a.parameters, b.parameters);
@@ -47,23 +47,39 @@ fn every_plan_draws_the_curve_of_the_unsplit_model() {
         };
         let unsplit = run(&case, &single(&case), STEPS);
         let plans = [
-            ("two stages", shape(&case, &[&[2, 2]], &[8], 2)),
-            ("three stages", shape(&case, &[&[1, 2, 1]], &[8], 1)),
-            ("two pipelines", shape(&case, &[&[4], &[4]], &[4, 4], 2)),
-            ("two by two", shape(&case, &[&[2, 2], &[2, 2]], &[4, 4], 1)),
-            ("unequal depths", shape(&case, &[&[3, 1], &[4]], &[5, 3], 2)),
+            ("two stages", shape(&case, &[&[3, 3]], &[8], 2)),
+            ("cut inside a block", shape(&case, &[&[2, 4]], &[8], 2)),
+            ("three stages", shape(&case, &[&[1, 4, 1]], &[8], 1)),
+            ("two pipelines", shape(&case, &[&[6], &[6]], &[4, 4], 2)),
+            ("two by two", shape(&case, &[&[3, 3], &[3, 3]], &[4, 4], 1)),
+            ("unequal depths", shape(&case, &[&[5, 1], &[6]], &[5, 3], 2)),
             (
                 "unequal cuts and shares",
-                shape(&case, &[&[1, 1, 2], &[2, 2]], &[3, 5], 2),
+                shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
             ),
             (
                 "a stage for each segment",
-                shape(&case, &[&[1, 1, 1, 1]], &[8], 3),
+                shape(&case, &[&[1, 1, 1, 1, 1, 1]], &[8], 3),
             ),
         ];
         for (name, plan) in plans {
             let split = run(&case, &plan, STEPS);
             assert_close(&unsplit, &split, 1e-5, &format!("{name}, tied {tied}"));
+        }
+    }
+}
+
+#[test]
+fn a_cut_inside_a_block_alone_changes_no_bit() {
+    let case = Case::default();
+    // One micro-batch of the whole batch, so that nothing is summed in another order.
+    let of = |stages: &[u32]| run(&case, &shape(&case, &[stages], &[8], 8), STEPS);
+    let unsplit = of(&[6]);
+    for stages in [&[2, 4][..], &[3, 3], &[4, 2], &[1, 1, 1, 1, 1, 1]] {
+        let split = of(stages);
+        assert_eq!(split.losses, unsplit.losses, "{stages:?}");
+        if !case.tied {
+            assert_eq!(split.parameters, unsplit.parameters, "{stages:?}");
         }
     }
 }
@@ -81,7 +97,7 @@ fn every_schedule_draws_the_same_curve() {
         one_forward_one_backward(1.0),
         one_forward_one_backward(2.0),
     ] {
-        let mut plan = shape(&case, &[&[1, 2, 1], &[2, 2]], &[4, 4], 1);
+        let mut plan = shape(&case, &[&[1, 3, 2], &[3, 3]], &[4, 4], 1);
         plan.schedule = schedule;
         assert_close(
             &unsplit,
@@ -99,16 +115,24 @@ fn recompute_gives_the_very_bits_of_keeping_everything() {
         ScheduleKind::Gpipe,
         ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 },
     ] {
-        let mut plan = shape(&case, &[&[2, 1, 1]], &[8], 1);
+        let mut plan = shape(&case, &[&[2, 2, 2]], &[8], 1);
         plan.schedule = ScheduleSpec {
             kind,
             recompute: Recompute::None,
         };
         let keeps = run(&case, &plan, STEPS);
-        plan.schedule.recompute = Recompute::Full;
-        let recomputes = run(&case, &plan, STEPS);
-        assert_eq!(keeps.losses, recomputes.losses, "{kind:?}");
-        assert_eq!(keeps.parameters, recomputes.parameters, "{kind:?}");
+        // Cut inside a block: the first stage ends with an attention, the second begins with an MLP.
+        for policy in [Recompute::Full, Recompute::Selective] {
+            plan.schedule.recompute = policy;
+            let recomputes = run(&case, &plan, STEPS);
+            assert_eq!(keeps.losses, recomputes.losses, "{kind:?} {policy:?}");
+            assert_eq!(keeps.parameters, recomputes.parameters, "{kind:?} {policy:?}");
+        }
+        plan.pipelines[0].stages[0].recompute = Some(Recompute::Full);
+        plan.pipelines[0].stages[1].recompute = Some(Recompute::None);
+        let mixed = run(&case, &plan, STEPS);
+        assert_eq!(keeps.losses, mixed.losses, "{kind:?} mixed");
+        assert_eq!(keeps.parameters, mixed.parameters, "{kind:?} mixed");
     }
 }
 
@@ -119,7 +143,7 @@ fn evaluation_under_every_plan_sees_the_same_held_out_loss() {
         ..Case::default()
     };
     let unsplit = run(&case, &single(&case), 9);
-    let split = run(&case, &shape(&case, &[&[2, 2], &[4]], &[5, 3], 2), 9);
+    let split = run(&case, &shape(&case, &[&[2, 4], &[6]], &[5, 3], 2), 9);
     let steps: Vec<usize> = unsplit.evaluations.iter().map(|(s, _)| *s).collect();
     assert_eq!(steps, [0, 4, 8]);
     for ((_, a), (_, b)) in unsplit.evaluations.iter().zip(&split.evaluations) {
@@ -130,6 +154,6 @@ fn evaluation_under_every_plan_sees_the_same_held_out_loss() {
 #[test]
 fn a_model_learns() {
     let case = Case::default();
-    let losses = run(&case, &shape(&case, &[&[2, 2], &[2, 2]], &[4, 4], 2), 60).losses;
+    let losses = run(&case, &shape(&case, &[&[3, 3], &[3, 3]], &[4, 4], 2), 60).losses;
     assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
 }

@@ -11,6 +11,15 @@ use varuna_plan::{
 /// Larger schedules are left to the picture.
 const LISTED: (usize, u64) = (8, 16);
 
+/// `selective` and the like.
+fn word(recompute: Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+    }
+}
+
 /// `1f1b w=2, recompute full`.
 fn words(spec: &ScheduleSpec) -> String {
     let order = match spec.kind {
@@ -19,7 +28,7 @@ fn words(spec: &ScheduleSpec) -> String {
     };
     match spec.recompute {
         Recompute::None => order,
-        Recompute::Full => format!("{order}, recompute full"),
+        some => format!("{order}, recompute {}", word(some)),
     }
 }
 
@@ -77,8 +86,8 @@ fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
         let stages = a
             .stages
             .iter()
-            .map(|s| s.segments)
-            .eq(b.stages.iter().map(|s| s.segments));
+            .map(|s| (s.segments, s.recompute))
+            .eq(b.stages.iter().map(|s| (s.segments, s.recompute)));
         stages && a.samples.len() == b.samples.len()
     };
     let mut i = 0;
@@ -101,9 +110,10 @@ fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
             let m = shape.micro_batch_size;
             let _ = writeln!(
                 text,
-                "  stage {j}: worker {} segments {}  forward {:.2} ms  backward {:.2} ms  memory {:.2} GiB",
+                "  stage {j}: worker {} segments {}  recompute {}  forward {:.2} ms  backward {:.2} ms  memory {:.2} GiB",
                 stage.worker.0,
                 stage.segments,
+                word(shape.schedule_of(stage).recompute),
                 costs.forward_ms(stage.segments, m),
                 costs.backward_ms(stage.segments, m),
                 gib(explained.memory_bytes[i][j]),
@@ -111,7 +121,8 @@ fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
         }
         if pipeline.stages.len() <= LISTED.0 && batches <= LISTED.1 {
             let batches = u32::try_from(batches).unwrap_or(u32::MAX);
-            for line in schedule::text(&shape.schedule, pipeline.stages.len(), batches).lines() {
+            let specs: Vec<_> = pipeline.stages.iter().map(|s| shape.schedule_of(s)).collect();
+            for line in schedule::text(&specs, batches).lines() {
                 let _ = writeln!(text, "    {line}");
             }
         }

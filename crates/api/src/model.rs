@@ -5,8 +5,8 @@ use varuna_plan::Layout;
 
 /// A GPT-2: learned positions, pre-norm blocks, GELU (tanh form), a tied or untied head.
 ///
-/// Segments: 0 = embedding (token and position), 1..=layers = one transformer block each, layers+1 = final norm and head.
-/// Where the head is tied, the token embedding is a unit of its own (`Layout::tied_unit`).
+/// Segments: the embedding (token and position), then attention and MLP of each block in turn, then final norm and head
+/// ([`Model::part`]): a model can be cut inside a block, on the residual stream. Where the head is tied, the token embedding is a unit of its own (`Layout::tied_unit`).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Model {
@@ -26,38 +26,61 @@ pub struct Model {
     pub dropout: f64,
 }
 
+/// What a segment computes. Blocks count from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Token and position embedding.
+    Embedding,
+    /// First half of a block: norm, attention, residual addition.
+    Attention(u32),
+    /// Second half of a block: norm, MLP, residual addition.
+    Mlp(u32),
+    /// Final norm and head.
+    Head,
+}
+
 impl Model {
+    /// What a segment computes.
+    #[must_use]
+    pub fn part(&self, segment: u32) -> Part {
+        match segment.checked_sub(1) {
+            None => Part::Embedding,
+            Some(half) if half >= 2 * self.layers => Part::Head,
+            Some(half) if half.is_multiple_of(2) => Part::Attention(half / 2),
+            Some(half) => Part::Mlp(half / 2),
+        }
+    }
+
     /// Segments and units.
     #[must_use]
     pub fn layout(&self) -> Layout {
         Layout {
-            segments: self.layers + 2,
+            segments: 2 * self.layers + 2,
             tied: self.tied_head,
         }
     }
 
-    /// Parameters of a segment without the tied weight, or of the tied unit (number `layers + 2`).
+    /// Parameters of a segment without the tied weight, or of the tied unit (the number after the last segment's).
     #[must_use]
     pub fn unit_parameters(&self, unit: u32) -> u64 {
         let (d, v) = (u64::from(self.hidden_size), u64::from(self.vocabulary_size));
         let table = v * d;
         let own_table = if self.tied_head { 0 } else { table };
-        if unit == 0 {
-            own_table + u64::from(self.sequence_length) * d
-        } else if unit <= self.layers {
-            12 * d * d + 13 * d
-        } else if unit == self.layers + 1 {
-            2 * d + own_table
-        } else {
-            table
+        if unit >= self.layout().segments {
+            return table;
+        }
+        match self.part(unit) {
+            Part::Embedding => own_table + u64::from(self.sequence_length) * d,
+            Part::Attention(_) => 4 * d * d + 6 * d,
+            Part::Mlp(_) => 8 * d * d + 7 * d,
+            Part::Head => 2 * d + own_table,
         }
     }
 
     /// Parameters of the whole model, a tied weight counted once.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        (0..self.layers + 2 + u32::from(self.tied_head))
-            .map(|u| self.unit_parameters(u))
-            .sum()
+        let units = self.layout().all_units();
+        units.map(|u| self.unit_parameters(u.0)).sum()
     }
 }

@@ -1,6 +1,6 @@
 //! The parameters of each unit: shapes, initial values, and which of them decay.
 
-use crate::model::Model;
+use crate::model::{Model, Part};
 use varuna_plan::Unit;
 
 /// Standard deviation of GPT-2's initial weights.
@@ -28,6 +28,9 @@ pub struct Parameter {
     pub initial: Initial,
     /// Weight decay applies (matrices and embeddings).
     pub decays: bool,
+    /// Names the stream of its initial values beside the job's seed: a block (0: before the first, then one each, then the
+    /// head, then the tied weight) and a number within. How blocks are cut into segments makes no difference to it.
+    pub stream: [u64; 2],
 }
 
 impl Parameter {
@@ -51,21 +54,26 @@ pub mod embedding {
     pub const POSITIONS_WHEN_TIED: usize = 0;
 }
 
-/// Indices into a block's parameters.
+/// Indices into the parameters of an attention segment.
 #[expect(missing_docs, reason = "the names are GPT-2's")]
-pub mod block {
+pub mod attention {
     pub const QKV_WEIGHT: usize = 0;
     pub const PROJECTION_WEIGHT: usize = 1;
-    pub const UP_WEIGHT: usize = 2;
-    pub const DOWN_WEIGHT: usize = 3;
-    pub const NORM1_WEIGHT: usize = 4;
-    pub const NORM1_BIAS: usize = 5;
-    pub const QKV_BIAS: usize = 6;
-    pub const PROJECTION_BIAS: usize = 7;
-    pub const NORM2_WEIGHT: usize = 8;
-    pub const NORM2_BIAS: usize = 9;
-    pub const UP_BIAS: usize = 10;
-    pub const DOWN_BIAS: usize = 11;
+    pub const NORM_WEIGHT: usize = 2;
+    pub const NORM_BIAS: usize = 3;
+    pub const QKV_BIAS: usize = 4;
+    pub const PROJECTION_BIAS: usize = 5;
+}
+
+/// Indices into the parameters of an MLP segment.
+#[expect(missing_docs, reason = "the names are GPT-2's")]
+pub mod mlp {
+    pub const UP_WEIGHT: usize = 0;
+    pub const DOWN_WEIGHT: usize = 1;
+    pub const NORM_WEIGHT: usize = 2;
+    pub const NORM_BIAS: usize = 3;
+    pub const UP_BIAS: usize = 4;
+    pub const DOWN_BIAS: usize = 5;
 }
 
 /// Indices into the head segment's parameters. A tied head has an empty table, so that the indices hold either way.
@@ -76,6 +84,27 @@ pub mod head {
     pub const NORM_BIAS: usize = 2;
 }
 
+fn matrix(name: &'static str, shape: &[i64], deviation: f64, stream: [u64; 2]) -> Parameter {
+    Parameter {
+        name,
+        shape: shape.to_vec(),
+        initial: Initial::Normal(deviation),
+        decays: true,
+        stream,
+    }
+}
+
+/// Ones or zeros: nothing is drawn for it.
+fn vector(name: &'static str, size: i64, initial: Initial) -> Parameter {
+    Parameter {
+        name,
+        shape: vec![size],
+        initial,
+        decays: false,
+        stream: [0; 2],
+    }
+}
+
 /// All parameters of a unit: those that decay first, so that each kind is one contiguous range of the flat buffers.
 #[must_use]
 pub fn of_unit(model: &Model, unit: Unit) -> Vec<Parameter> {
@@ -84,59 +113,50 @@ pub fn of_unit(model: &Model, unit: Unit) -> Vec<Parameter> {
         i64::from(model.sequence_length),
         i64::from(model.vocabulary_size),
     );
-    let matrix = |name, shape: &[i64], deviation| Parameter {
-        name,
-        shape: shape.to_vec(),
-        initial: Initial::Normal(deviation),
-        decays: true,
-    };
-    let vector = |name, size, initial| Parameter {
-        name,
-        shape: vec![size],
-        initial,
-        decays: false,
-    };
-    let table = matrix("wte.weight", &[v, d], DEVIATION);
+    let last = u64::from(model.layers) + 1;
     if Some(unit) == model.layout().tied_unit() {
-        return vec![table];
+        return vec![matrix("wte.weight", &[v, d], DEVIATION, [last + 1, 0])];
     }
-    if unit.0 == 0 {
-        let positions = matrix("wpe.weight", &[t, d], DEVIATION);
-        return if model.tied_head {
-            vec![positions]
-        } else {
-            vec![table, positions]
-        };
+    // Residual projections are scaled down by the number of residual additions (Radford et al. 2019).
+    let residual = DEVIATION / (2.0 * f64::from(model.layers)).sqrt();
+    match model.part(unit.0) {
+        Part::Embedding if model.tied_head => vec![matrix("wpe.weight", &[t, d], DEVIATION, [0, 0])],
+        Part::Embedding => vec![
+            matrix("wte.weight", &[v, d], DEVIATION, [0, 0]),
+            matrix("wpe.weight", &[t, d], DEVIATION, [0, 1]),
+        ],
+        Part::Attention(layer) => {
+            let block = u64::from(layer) + 1;
+            vec![
+                matrix("attn.c_attn.weight", &[3 * d, d], DEVIATION, [block, 0]),
+                matrix("attn.c_proj.weight", &[d, d], residual, [block, 1]),
+                vector("ln_1.weight", d, Initial::Ones),
+                vector("ln_1.bias", d, Initial::Zeros),
+                vector("attn.c_attn.bias", 3 * d, Initial::Zeros),
+                vector("attn.c_proj.bias", d, Initial::Zeros),
+            ]
+        }
+        Part::Mlp(layer) => {
+            let block = u64::from(layer) + 1;
+            vec![
+                matrix("mlp.c_fc.weight", &[4 * d, d], DEVIATION, [block, 2]),
+                matrix("mlp.c_proj.weight", &[d, 4 * d], residual, [block, 3]),
+                vector("ln_2.weight", d, Initial::Ones),
+                vector("ln_2.bias", d, Initial::Zeros),
+                vector("mlp.c_fc.bias", 4 * d, Initial::Zeros),
+                vector("mlp.c_proj.bias", d, Initial::Zeros),
+            ]
+        }
+        Part::Head => {
+            // A tied head keeps an empty place for the table, so that the indices stay.
+            let rows = if model.tied_head { 0 } else { v };
+            vec![
+                matrix("lm_head.weight", &[rows, d], DEVIATION, [last, 0]),
+                vector("ln_f.weight", d, Initial::Ones),
+                vector("ln_f.bias", d, Initial::Zeros),
+            ]
+        }
     }
-    if unit.0 <= model.layers {
-        // Residual projections are scaled down by the number of residual additions (Radford et al. 2019).
-        let residual = DEVIATION / (2.0 * f64::from(model.layers)).sqrt();
-        return vec![
-            matrix("attn.c_attn.weight", &[3 * d, d], DEVIATION),
-            matrix("attn.c_proj.weight", &[d, d], residual),
-            matrix("mlp.c_fc.weight", &[4 * d, d], DEVIATION),
-            matrix("mlp.c_proj.weight", &[d, 4 * d], residual),
-            vector("ln_1.weight", d, Initial::Ones),
-            vector("ln_1.bias", d, Initial::Zeros),
-            vector("attn.c_attn.bias", 3 * d, Initial::Zeros),
-            vector("attn.c_proj.bias", d, Initial::Zeros),
-            vector("ln_2.weight", d, Initial::Ones),
-            vector("ln_2.bias", d, Initial::Zeros),
-            vector("mlp.c_fc.bias", 4 * d, Initial::Zeros),
-            vector("mlp.c_proj.bias", d, Initial::Zeros),
-        ];
-    }
-    // A tied head keeps an empty place for the table, so that the indices stay.
-    let own = if model.tied_head {
-        matrix("lm_head.weight", &[0, d], DEVIATION)
-    } else {
-        matrix("lm_head.weight", &[v, d], DEVIATION)
-    };
-    vec![
-        own,
-        vector("ln_f.weight", d, Initial::Ones),
-        vector("ln_f.bias", d, Initial::Zeros),
-    ]
 }
 
 #[cfg(test)]
@@ -168,6 +188,13 @@ mod tests {
                     "decaying parameters come first"
                 );
             }
+            let all = model.layout().all_units().flat_map(|u| of_unit(&model, u));
+            let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
+            let mut streams: Vec<[u64; 2]> = drawn.map(|p| p.stream).collect();
+            let count = streams.len();
+            streams.sort_unstable();
+            streams.dedup();
+            assert_eq!(streams.len(), count, "each draws its own initial values");
         }
     }
 }

@@ -6,13 +6,13 @@ use crate::manifest::{self, VarunaJob};
 use crate::model::Model;
 use crate::training::{Adam, Evaluation, LearningRate, Training};
 use crate::{preset, quantity, read};
-use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec};
+use varuna_plan::{ScheduleKind, ScheduleSpec};
 
 mod check;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use check::{COUNT_MAX, Check, quoted};
+use check::{COUNT_MAX, Check, RECOMPUTE, quoted};
 
 /// Far above every model that fits a machine, and low enough that parameter counts and tensor shapes cannot overflow.
 const LAYERS_MAX: u32 = 10_000;
@@ -308,13 +308,17 @@ impl Check {
         } else {
             factors.into_iter().map(one_f_one_b).collect()
         };
-        let names = [("none", Recompute::None), ("full", Recompute::Full)];
-        let recompute = self.one_of(&at("recompute"), written.recompute, &names, Some(Recompute::None));
-        let recompute = recompute.unwrap_or(Recompute::None);
-        let schedules = kinds
-            .into_iter()
-            .map(|kind| ScheduleSpec { kind, recompute })
-            .collect();
+        let recompute = self.one_of(
+            &at("recompute"),
+            written.recompute,
+            &RECOMPUTE,
+            Some(RECOMPUTE[0].1),
+        );
+        let specs = |kind| {
+            let policies = recompute.unwrap_or_default().iter();
+            policies.map(move |p| ScheduleSpec { kind, recompute: *p })
+        };
+        let schedules = kinds.into_iter().flat_map(specs).collect();
         let segments = model.layout().segments;
         let mut depth = |field: &str, value: u32| {
             if value == 0 || value > segments {

@@ -16,7 +16,7 @@ use varuna_plan::{
 /// A GPT of so many segments that needs several devices, on H100s.
 fn planner(segments: u32) -> CostPlanner {
     let gpt = GptSizes {
-        layers: segments - 2,
+        layers: (segments - 2) / 2,
         hidden: 4096,
         sequence: 2048,
         vocabulary: 50_304,

@@ -68,6 +68,7 @@ pub fn predict_ms(costs: &Costs, grid: Grid, stages: &[SegmentRange]) -> f64 {
         .map(|r| StageTimes {
             forward_ms: costs.forward_ms(*r, m),
             backward_ms: costs.backward_ms(*r, m),
+            recompute_ms: 0.0,
             transfer_ms: if r.start == 0 {
                 0.0
             } else {

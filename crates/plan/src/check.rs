@@ -211,6 +211,7 @@ mod tests {
 
     fn stage(worker: u64, start: u32, end: u32) -> Stage {
         Stage {
+            recompute: None,
             worker: WorkerId(worker),
             segments: SegmentRange { start, end },
         }

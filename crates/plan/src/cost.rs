@@ -1,5 +1,8 @@
 //! What segments cost: compute, bytes and memory, measured or estimated.
 
+pub(crate) mod halves;
+
+use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
 use serde::{Deserialize, Serialize};
 
@@ -42,10 +45,30 @@ impl Default for Calibration {
     }
 }
 
+/// What a segment computes, as far as planning cares.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SegmentKind {
+    /// The embedding.
+    Embedding,
+    /// The attention half of a block: cheap to run again for what it keeps.
+    Attention,
+    /// The MLP half of a block.
+    Mlp,
+    /// A whole block, or what is not known.
+    #[default]
+    Block,
+    /// The head.
+    Head,
+}
+
 /// The cost of one segment. Times in milliseconds on a worker of speed 1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SegmentCost {
+    /// What it computes.
+    #[serde(default)]
+    pub kind: SegmentKind,
     /// Forward of one more sample.
     pub forward_ms: f64,
     /// Backward of one more sample, without recompute.
@@ -63,6 +86,26 @@ pub struct SegmentCost {
     /// Optimizer, once a step.
     #[serde(default)]
     pub optimizer_ms: f64,
+}
+
+impl SegmentCost {
+    /// Whether its forward is run again before its backward.
+    pub(crate) fn is_recomputed(&self, recompute: Recompute) -> bool {
+        match recompute {
+            Recompute::None => false,
+            Recompute::Selective => self.kind == SegmentKind::Attention,
+            Recompute::Full => true,
+        }
+    }
+
+    /// Bytes that stay of one sample's forward under [`Recompute::Selective`].
+    pub(crate) fn kept_selectively(&self) -> u64 {
+        if self.kind == SegmentKind::Attention {
+            self.input_bytes
+        } else {
+            self.saved_bytes
+        }
+    }
 }
 
 /// A device and its links, for estimates.
@@ -128,10 +171,19 @@ pub struct GptSizes {
     pub tied: bool,
 }
 
+/// The share of an instruction's overhead that a segment has.
+fn overhead(kind: SegmentKind) -> f64 {
+    match kind {
+        SegmentKind::Attention | SegmentKind::Mlp => 0.5,
+        SegmentKind::Embedding | SegmentKind::Block | SegmentKind::Head => 1.0,
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 impl Costs {
     /// An analytic estimate of a GPT: 2 operations a parameter and token forward, twice that backward, attention's two
-    /// products besides (Narayanan et al. 2021, appendix).
+    /// products besides, its scores quadratic in the sequence (Narayanan et al. 2021, appendix). A segment for the embedding,
+    /// each half of a block, and the head.
     #[must_use]
     pub fn estimate(gpt: GptSizes, device: Device) -> Costs {
         let GptSizes {
@@ -145,24 +197,47 @@ impl Costs {
         let boundary = t * d * device.element_bytes;
         let table = v * d;
         let own_table = if tied { 0 } else { table };
-        let segment = |flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
+        // Both halves of a block together have the overhead of one instruction.
+        let segment = |kind, flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
+            kind,
             forward_ms: ms(flops),
             backward_ms: ms(2.0 * flops),
-            forward_fixed_ms: device.overhead_ms,
-            backward_fixed_ms: 2.0 * device.overhead_ms,
+            forward_fixed_ms: device.overhead_ms * overhead(kind),
+            backward_fixed_ms: 2.0 * device.overhead_ms * overhead(kind),
             parameters,
             saved_bytes: saved_elements * device.element_bytes,
             input_bytes,
             optimizer_ms: 0.0,
         };
         let token = t as f64;
-        let block_flops = token * (24.0 * (d * d) as f64 + 4.0 * (t * d) as f64);
+        let attention_flops = token * (8.0 * (d * d) as f64 + 4.0 * (t * d) as f64);
+        let mlp_flops = token * 16.0 * (d * d) as f64;
         let head_flops = token * 2.0 * table as f64;
-        let mut segments = vec![segment(token * d as f64, own_table + t * d, t * d, t * 8)];
+        let positions = own_table + t * d;
+        let embedding_flops = token * d as f64;
+        let mut segments = vec![segment(
+            SegmentKind::Embedding,
+            embedding_flops,
+            positions,
+            t * d,
+            t * 8,
+        )];
+        // Kept of attention: input, norm, q, k and v, their outcome, the projection's, the sum; of the MLP: input, norm, and four
+        // times the width before and after GELU.
         for _ in 0..layers {
-            segments.push(segment(block_flops, 12 * d * d + 13 * d, 18 * t * d, boundary));
+            let attention = (4 * d * d + 6 * d, 8 * t * d);
+            segments.push(segment(
+                SegmentKind::Attention,
+                attention_flops,
+                attention.0,
+                attention.1,
+                boundary,
+            ));
+            let mlp = (8 * d * d + 7 * d, 10 * t * d);
+            segments.push(segment(SegmentKind::Mlp, mlp_flops, mlp.0, mlp.1, boundary));
         }
         segments.push(segment(
+            SegmentKind::Head,
             head_flops,
             own_table + 2 * d,
             2 * t * d + 2 * t * v,
@@ -222,16 +297,26 @@ impl Costs {
 
     /// Memory that a stage needs: state, and what is kept of `stash` micro-batches of `samples` samples each.
     #[must_use]
-    pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: bool) -> u64 {
-        let saved: u64 = self.of(range).iter().map(|s| s.saved_bytes).sum();
-        let input = self.of(range).first().map_or(0, |s| s.input_bytes);
-        let (stash, samples) = (u64::from(stash), u64::from(samples));
-        let kept = if recompute {
-            stash * input + saved
-        } else {
-            stash * saved
+    pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: Recompute) -> u64 {
+        let of = self.of(range);
+        let saved = |s: &SegmentCost| s.saved_bytes;
+        let again = |s: &&SegmentCost| s.is_recomputed(recompute);
+        let kept: u64 = match recompute {
+            Recompute::None => of.iter().map(saved).sum(),
+            Recompute::Selective => of.iter().map(SegmentCost::kept_selectively).sum(),
+            Recompute::Full => of.first().map_or(0, |s| s.input_bytes),
         };
-        self.parameters(range) * STATE_BYTES + kept * samples
+        let working: u64 = of.iter().filter(again).map(saved).sum();
+        let activations = u64::from(stash) * kept + working;
+        self.parameters(range) * STATE_BYTES + activations * u64::from(samples)
+    }
+
+    /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.
+    #[must_use]
+    pub fn recompute_ms(&self, range: SegmentRange, samples: u32, recompute: Recompute) -> f64 {
+        let again = self.of(range).iter().filter(|s| s.is_recomputed(recompute));
+        let of = |s: &SegmentCost| s.forward_fixed_ms + s.forward_ms * f64::from(samples);
+        again.map(of).sum::<f64>() * self.calibration.compute
     }
 
     /// One transfer across the cut before `segment` of a micro-batch of `samples`, milliseconds.
@@ -283,7 +368,7 @@ mod tests {
     fn a_gpt2_of_1_5_billion_parameters_counts_them_all_once() {
         for (tied, expected) in [(true, 1_557_611_200), (false, 1_557_611_200 + 50257 * 1600)] {
             let costs = costs(tied);
-            assert_eq!(costs.layout(), Layout { segments: 50, tied });
+            assert_eq!(costs.layout(), Layout { segments: 98, tied });
             assert_eq!(costs.parameters(costs.layout().whole()), expected);
         }
     }
@@ -299,10 +384,15 @@ mod tests {
     #[test]
     fn recompute_keeps_stage_inputs_instead_of_what_autograd_saves() {
         let costs = costs(true);
-        let stage = SegmentRange { start: 1, end: 20 };
-        assert!(costs.memory_bytes(stage, 8, 1, true) < costs.memory_bytes(stage, 8, 1, false));
+        let stage = SegmentRange { start: 1, end: 39 };
+        let [none, selective, full] = [Recompute::None, Recompute::Selective, Recompute::Full];
+        let memory = |recompute| costs.memory_bytes(stage, 8, 1, recompute);
+        assert!(memory(full) < memory(selective) && memory(selective) < memory(none));
+        let again = |recompute| costs.recompute_ms(stage, 2, recompute);
+        assert!(again(none) < again(selective) && again(selective) < again(full));
+        assert!((again(full) - costs.forward_ms(stage, 2)).abs() < 1e-9);
         assert_eq!(
-            costs.memory_bytes(stage, 0, 1, false),
+            costs.memory_bytes(stage, 0, 1, none),
             costs.parameters(stage) * STATE_BYTES
         );
     }

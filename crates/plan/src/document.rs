@@ -13,6 +13,9 @@ pub struct Stage {
     pub worker: WorkerId,
     /// What it runs.
     pub segments: SegmentRange,
+    /// What it keeps of a forward, where that is not what the shape's schedule says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
 }
 
 /// Offsets into the global batch: the samples `kM + start .. kM + end` of step k.
@@ -80,11 +83,14 @@ pub enum ScheduleKind {
 }
 
 /// What is kept of a forward for its backward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Recompute {
     /// Everything that autograd saves.
     None,
+    /// Of attention segments only their inputs, of all others everything: attention keeps much and is quick to run again
+    /// (Korthikanti et al. 2022).
+    Selective,
     /// Only the stage's input; the forward is run again before the backward.
     Full,
 }
@@ -96,7 +102,7 @@ pub struct ScheduleSpec {
     /// Order.
     #[serde(flatten)]
     pub kind: ScheduleKind,
-    /// Activation recompute.
+    /// Activation recompute; of a shape: of the stages that do not say otherwise.
     pub recompute: Recompute,
 }
 
@@ -122,7 +128,7 @@ pub struct Shape {
     pub spares: Vec<Spare>,
     /// Samples in a micro-batch; the last one of a pipeline may be short.
     pub micro_batch_size: u32,
-    /// How each stage orders its work.
+    /// How each stage orders its work, and what it keeps unless it says otherwise.
     pub schedule: ScheduleSpec,
     /// What is expected of it.
     pub predicted: Prediction,
@@ -162,6 +168,14 @@ impl Shape {
         self.place(worker).map_or_else(Vec::new, |(i, j)| {
             layout.units_of(self.pipelines[i].stages[j].segments)
         })
+    }
+    /// The schedule of one of its stages.
+    #[must_use]
+    pub fn schedule_of(&self, stage: &Stage) -> ScheduleSpec {
+        ScheduleSpec {
+            kind: self.schedule.kind,
+            recompute: stage.recompute.unwrap_or(self.schedule.recompute),
+        }
     }
     /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise.
     #[must_use]

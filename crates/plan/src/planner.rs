@@ -13,7 +13,9 @@ mod spares;
 mod tables;
 
 use crate::cost::Costs;
-use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Shape, Stage};
+use crate::document::{
+    Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use crate::schedule::stash_max;
@@ -86,7 +88,8 @@ pub struct Constraints {
     pub min_depth: u32,
     /// Most stages in a pipeline; none = the number of segments.
     pub max_depth: Option<u32>,
-    /// Orders of work to choose from; the first of those that promise the same step time is taken.
+    /// Orders of work to choose from; the first of those that promise the same step time is taken. Where one stands with
+    /// several kinds of recompute, each stage keeps as much as fits into its memory.
     pub schedules: Vec<ScheduleSpec>,
     /// Memory that a worker may use; the smaller of this and what it reports counts.
     pub device_memory_bytes: Option<u64>,
@@ -254,8 +257,8 @@ impl CostPlanner {
         }
         let largest = (0..segments)
             .map(|s| SegmentRange { start: s, end: s + 1 })
-            .max_by_key(|r| self.costs.memory_bytes(*r, 1, 1, true));
-        let need = largest.map_or(0, |r| self.costs.memory_bytes(r, 1, 1, true));
+            .max_by_key(|r| self.costs.memory_bytes(*r, 1, 1, Recompute::Full));
+        let need = largest.map_or(0, |r| self.costs.memory_bytes(r, 1, 1, Recompute::Full));
         let memory = self.largest(&request.workers);
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         match largest {
@@ -267,7 +270,9 @@ impl CostPlanner {
             ),
             _ => format!(
                 "the model does not fit: {} MiB of state over {workers} workers of {} MiB{}",
-                mib(self.costs.memory_bytes(request.layout.whole(), 1, 1, true)),
+                mib(self
+                    .costs
+                    .memory_bytes(request.layout.whole(), 1, 1, Recompute::Full)),
                 mib(memory),
                 max_depth.map_or(String::new(), |d| format!(", at most {d} stages in a pipeline")),
             ),
@@ -280,10 +285,11 @@ impl CostPlanner {
         let mut workers = workers.iter();
         let mut pipelines = Vec::with_capacity(candidate.pipelines.len());
         for p in &candidate.pipelines {
-            let stages = p.stages.iter().zip(workers.by_ref());
-            let stages = stages.map(|(segments, worker)| Stage {
+            let stages = p.stages.iter().zip(&p.policies).zip(workers.by_ref());
+            let stages = stages.map(|((segments, policy), worker)| Stage {
                 worker: *worker,
                 segments: *segments,
+                recompute: Some(*policy).filter(|p| *p != candidate.schedule.recompute),
             });
             let samples = SampleRange {
                 start,
@@ -313,8 +319,9 @@ impl CostPlanner {
         let of = |p: &Pipeline| {
             let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
             let stage = |(s, stage): (usize, &Stage)| {
-                let at = (p.stages.len(), s);
-                self.stage_bytes(&shape.schedule, stage.segments, at, n, shape.micro_batch_size)
+                let (at, spec) = ((p.stages.len(), s), shape.schedule_of(stage));
+                let m = shape.micro_batch_size;
+                self.stage_bytes(spec.kind, spec.recompute, stage.segments, at, n, m)
             };
             p.stages.iter().enumerate().map(stage).max().unwrap_or(0)
         };
@@ -324,15 +331,15 @@ impl CostPlanner {
     /// Memory of stage `at.1` of a pipeline of `at.0` stages.
     fn stage_bytes(
         &self,
-        schedule: &ScheduleSpec,
+        kind: ScheduleKind,
+        recompute: Recompute,
         range: SegmentRange,
         at: (usize, usize),
         micro_batches: u32,
         micro: u32,
     ) -> u64 {
-        let stash = stash_max(schedule, at.0, at.1, micro_batches);
-        self.costs
-            .memory_bytes(range, stash, micro, schedule.recompute == Recompute::Full)
+        let stash = stash_max(kind, at.0, at.1, micro_batches);
+        self.costs.memory_bytes(range, stash, micro, recompute)
     }
 }
 

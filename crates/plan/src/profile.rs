@@ -7,7 +7,7 @@ mod read;
 
 pub use read::ProfileError;
 
-use crate::cost::{Calibration, Costs, Device, Runtime, SegmentCost};
+use crate::cost::{Calibration, Costs, Device, Runtime, SegmentCost, SegmentKind};
 use serde::{Deserialize, Serialize};
 
 /// The version that is written.
@@ -41,6 +41,8 @@ pub struct ProfileRow {
 pub struct SegmentProfile {
     /// For people.
     pub name: String,
+    /// What it computes; may be missing in a file, and is then a block.
+    pub kind: SegmentKind,
     /// Parameters of its own; a tied weight stands in [`Profile::tied_parameters`].
     pub parameters: u64,
     /// Its input of one sample, bytes.
@@ -116,13 +118,15 @@ impl Profile {
     /// The profile that an estimate amounts to.
     #[must_use]
     pub fn of_costs(costs: &Costs, model: String, device: String) -> Profile {
-        let last = costs.segments.len() - 1;
         let segment = |(i, s): (usize, &SegmentCost)| SegmentProfile {
-            name: match i {
-                0 => "embedding".into(),
-                i if i == last => "head".into(),
-                i => format!("block {i}"),
+            name: match s.kind {
+                SegmentKind::Embedding => "embedding".into(),
+                SegmentKind::Head => "head".into(),
+                SegmentKind::Attention => format!("attention {}", i.div_ceil(2)),
+                SegmentKind::Mlp => format!("mlp {}", i / 2),
+                SegmentKind::Block => format!("block {i}"),
             },
+            kind: s.kind,
             parameters: s.parameters,
             input_bytes: s.input_bytes,
             saved_bytes: s.saved_bytes,
@@ -164,6 +168,7 @@ impl Profile {
             let (forward_fixed_ms, forward_ms) = line(&s.rows, |r| r.forward_ms);
             let (backward_fixed_ms, backward_ms) = line(&s.rows, |r| r.backward_ms);
             SegmentCost {
+                kind: s.kind,
                 forward_ms,
                 backward_ms,
                 forward_fixed_ms,

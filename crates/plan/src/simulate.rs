@@ -16,6 +16,8 @@ pub struct StageTimes {
     pub forward_ms: f64,
     /// Backward without recompute.
     pub backward_ms: f64,
+    /// Running again what was not kept.
+    pub recompute_ms: f64,
     /// A transfer between the previous stage and this one, either way (0 for the first).
     pub transfer_ms: f64,
 }
@@ -91,7 +93,7 @@ pub fn run(
             while let Some(instruction) = lists[s].get(at[s]) {
                 let (arrives, takes) = match *instruction {
                     Instruction::Forward(m) => (activation[s * n + m as usize], times[s].forward_ms),
-                    Instruction::Recompute(_) => (0.0, times[s].forward_ms),
+                    Instruction::Recompute(_) => (0.0, times[s].recompute_ms),
                     Instruction::Backward(m) => (gradient[s * n + m as usize], times[s].backward_ms),
                 };
                 if arrives.is_infinite() {

@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn one_pipeline_without_a_tied_weight_has_no_ring() {
-        let stages = cuts(&[3, 6]);
+        let stages = cuts(&[5, 10]);
         let kinds = [Pipelines {
             stages: &stages,
             ends_ms: &[7.0, 5.0],
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn an_equal_grid_pays_the_ring_of_its_stages() {
         let costs = costs(false);
-        let stages = cuts(&[3, 6]);
+        let stages = cuts(&[5, 10]);
         let kinds = [Pipelines {
             stages: &stages,
             ends_ms: &[7.0, 7.0],
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_ring_over_unequal_cuts_waits_for_the_last_holder() {
         let costs = costs(false);
-        let (deep, flat) = (cuts(&[2, 4, 6]), cuts(&[3, 6]));
+        let (deep, flat) = (cuts(&[3, 7, 10]), cuts(&[5, 10]));
         let of = |late: f64| {
             let kinds = [
                 Pipelines {

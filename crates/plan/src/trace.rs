@@ -3,7 +3,7 @@
 //! The same lists, simulator and rings as the planner's predictions. Deterministic: noise comes from a seed.
 
 use crate::cost::{Costs, Runtime};
-use crate::document::{Pipeline, Recompute, Shape};
+use crate::document::{Pipeline, ScheduleSpec, Shape};
 use crate::layout::SegmentRange;
 use crate::schedule::generate;
 use crate::simulate::{Simulated, Span, StageTimes, rendezvous, run};
@@ -45,7 +45,7 @@ fn kinds(shape: &Shape) -> Vec<(usize, usize)> {
             && a.stages
                 .iter()
                 .zip(&b.stages)
-                .all(|(x, y)| x.segments == y.segments)
+                .all(|(x, y)| (x.segments, x.recompute) == (y.segments, y.recompute))
     };
     let mut kinds: Vec<(usize, usize)> = Vec::new();
     for (i, p) in shape.pipelines.iter().enumerate() {
@@ -70,13 +70,15 @@ fn simulated(
     let m = shape.micro_batch_size;
     let n = u32::try_from(pipeline.micro_batches(m)).unwrap_or(u32::MAX);
     let p = pipeline.stages.len();
-    let again = costs.runtime == Runtime::Rendezvous && shape.schedule.recompute == Recompute::Full;
+    let specs: Vec<ScheduleSpec> = pipeline.stages.iter().map(|s| shape.schedule_of(s)).collect();
     let times = |(s, r): (usize, SegmentRange)| {
-        let forward_ms = costs.forward_ms(r, m);
-        let recompute = if again && s + 1 < p { forward_ms } else { 0.0 };
+        let recompute_ms = costs.recompute_ms(r, m, specs[s].recompute);
+        // A rendezvous stage has its recompute in its backward.
+        let within = costs.runtime == Runtime::Rendezvous && s + 1 < p;
         StageTimes {
-            forward_ms,
-            backward_ms: costs.backward_ms(r, m) + recompute,
+            forward_ms: costs.forward_ms(r, m),
+            backward_ms: costs.backward_ms(r, m) + if within { recompute_ms } else { 0.0 },
+            recompute_ms,
             transfer_ms: if s == 0 {
                 0.0
             } else {
@@ -97,12 +99,13 @@ fn simulated(
             let late = times.iter().enumerate().map(|(s, t)| StageTimes {
                 forward_ms: noise(s, t.forward_ms),
                 backward_ms: noise(s, t.backward_ms),
+                recompute_ms: t.recompute_ms,
                 transfer_ms: noise(s, t.transfer_ms),
             });
             rendezvous(&late.collect::<Vec<_>>(), n, record)
         }
         Runtime::Overlapped => {
-            let lists: Vec<_> = (0..p).map(|s| generate(&shape.schedule, p, s, n)).collect();
+            let lists: Vec<_> = (0..p).map(|s| generate(&specs[s], p, s, n)).collect();
             run(&lists, &times, n, noise, record)
         }
     }
@@ -190,7 +193,7 @@ pub fn spread(costs: &Costs, shape: &Shape, most: f64, seed: u64, runs: u32) -> 
 mod tests {
     use super::*;
     use crate::cost::{Device, GptSizes};
-    use crate::document::{Prediction, SampleRange, ScheduleKind, ScheduleSpec, Stage};
+    use crate::document::{Prediction, Recompute, SampleRange, ScheduleKind, Stage};
     use crate::ids::WorkerId;
     use crate::simulate::What;
 
@@ -203,6 +206,7 @@ mod tests {
                 Stage {
                     worker: WorkerId(worker + i as u64),
                     segments,
+                    recompute: None,
                 }
             };
             Pipeline {
@@ -212,9 +216,9 @@ mod tests {
         };
         Shape {
             pipelines: vec![
-                pipeline(1, &[3, 6], SampleRange { start: 0, end: 8 }),
-                pipeline(3, &[6], SampleRange { start: 8, end: 12 }),
-                pipeline(4, &[3, 6], SampleRange { start: 12, end: 20 }),
+                pipeline(1, &[5, 10], SampleRange { start: 0, end: 8 }),
+                pipeline(3, &[10], SampleRange { start: 8, end: 12 }),
+                pipeline(4, &[5, 10], SampleRange { start: 12, end: 20 }),
             ],
             spares: Vec::new(),
             micro_batch_size: 2,

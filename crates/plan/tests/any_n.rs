@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use varuna_plan::calibrate::{Grid, predict_ms};
-use varuna_plan::cost::GptSizes;
+use varuna_plan::cost::{GptSizes, SegmentKind};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::{
@@ -80,7 +80,13 @@ fn gpt2_8_3b() -> (Costs, u64) {
 /// needed for the whole batch. Samples a millisecond.
 fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
     let costs = &planner.costs;
-    let blocks = costs.layout().segments - 2;
+    // Segments of a block: its halves in an estimate, one in the measured profile. Varuna's cut points lie between blocks.
+    let halves = if costs.segments[1].kind == SegmentKind::Block {
+        1
+    } else {
+        2
+    };
+    let blocks = (costs.layout().segments - 2) / halves;
     let c = &planner.constraints;
     let micros = c
         .micro_batch_size
@@ -91,11 +97,11 @@ fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
         if d == 0 {
             continue;
         }
-        let each = blocks / p;
+        let each = blocks / p * halves;
         let cut = |s: u32| SegmentRange {
             start: if s == 0 { 0 } else { 1 + s * each },
             end: if s + 1 == p {
-                blocks + 2
+                blocks * halves + 2
             } else {
                 1 + (s + 1) * each
             },
@@ -103,7 +109,7 @@ fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
         let stages: Vec<SegmentRange> = (0..p).map(cut).collect();
         for m in &micros {
             let fits = |(s, r): (u32, &SegmentRange)| {
-                let need = costs.memory_bytes(*r, p - s, *m, false);
+                let need = costs.memory_bytes(*r, p - s, *m, Recompute::None);
                 c.device_memory_bytes.is_none_or(|has| need <= has)
             };
             if batch < u64::from(*m) * d as u64 || !(0..).zip(&stages).all(fits) {

@@ -45,6 +45,7 @@ impl RandomPlanner {
             for end in self.cuts(rng, segments, depth) {
                 let Some(worker) = left.pop() else { break };
                 stages.push(Stage {
+                    recompute: None,
                     worker,
                     segments: SegmentRange { start, end },
                 });

@@ -13,17 +13,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
+use varuna_api::model::Part;
 use varuna_plan::schedule::{Instruction, generate, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Plan, SegmentRange, Step, Unit, WorkerId};
+use varuna_plan::{Plan, Recompute, SegmentRange, Step, Unit, WorkerId};
 use varuna_torch::{Lease, backward, tensor_from_vec};
 
 /// What a forward leaves for its backward.
 enum Stash {
     /// Only the stage's input; the forward will be run again.
     Input(Tensor),
-    /// Each segment's input and output, cut from each other, so that segments finish their backward one by one.
-    Graph(Vec<(Tensor, Tensor)>),
+    /// Of each segment, cut from each other, so that segments finish their backward one by one.
+    Segments(Vec<Kept>),
+}
+
+/// What a segment's forward leaves.
+enum Kept {
+    /// Only its input; its forward will be run again.
+    Input(Tensor),
+    /// Its input, and its output with what autograd saved.
+    Graph(Tensor, Tensor),
 }
 
 struct Run<'a> {
@@ -33,6 +42,8 @@ struct Run<'a> {
     deadline: Instant,
     link: &'a Arc<dyn Link>,
     stage: SegmentRange,
+    /// What the stage keeps of forwards that are recomputed.
+    recompute: Recompute,
     /// Neighbours in the pipeline.
     previous: Option<WorkerId>,
     next: Option<WorkerId>,
@@ -62,6 +73,7 @@ pub(super) fn run(
         .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
     let stage = pipeline.stages[j].segments;
+    let schedule = plan.shape.schedule_of(&pipeline.stages[j]);
     for unit in plan.layout.units_of(stage) {
         let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
         if buffers.gradient_memory.is_leased() {
@@ -76,6 +88,7 @@ pub(super) fn run(
         deadline,
         link,
         stage,
+        recompute: schedule.recompute,
         previous: j.checked_sub(1).map(|p| pipeline.stages[p].worker),
         next: pipeline.stages.get(j + 1).map(|s| s.worker),
         samples: pipeline.samples.start..pipeline.samples.end,
@@ -87,7 +100,7 @@ pub(super) fn run(
     run.evaluate(units)?;
     let micro_batches =
         u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
-    let list = generate(&plan.shape.schedule, pipeline.stages.len(), j, micro_batches);
+    let list = generate(&schedule, pipeline.stages.len(), j, micro_batches);
     let mut reducer =
         Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
     let result = run.interpret(units, &list, &mut reducer);
@@ -198,33 +211,49 @@ impl Run<'_> {
         }
     }
 
-    /// All segments of the stage, cut from each other.
-    fn graph(
+    /// The forward of one segment.
+    fn segment(
+        &self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        segment: u32,
+        input: &Tensor,
+        numbers: &[u64],
+    ) -> Result<Tensor, EngineError> {
+        let dropout = Dropout {
+            probability: self.config.model.dropout,
+            seed: self.config.training.seed,
+            step: self.step,
+            samples: numbers,
+        };
+        Ok(forward(&self.config.model, segment, units, input, &dropout)?)
+    }
+
+    /// All segments of the stage, cut from each other; of those that are not kept, only the inputs. Also the stage's output.
+    fn segments(
         &self,
         units: &BTreeMap<Unit, UnitBuffers>,
         input: Tensor,
         numbers: &[u64],
-    ) -> Result<Vec<(Tensor, Tensor)>, EngineError> {
-        let training = &self.config.training;
-        let dropout = Dropout {
-            probability: self.config.model.dropout,
-            seed: training.seed,
-            step: self.step,
-            samples: numbers,
-        };
+        keep: impl Fn(u32) -> bool,
+    ) -> Result<(Tensor, Vec<Kept>), EngineError> {
         let mut x = input;
-        let mut graph = Vec::new();
+        let mut kept = Vec::new();
         for segment in self.stage.start..self.stage.end {
             let input = if segment == 0 {
                 x
             } else {
                 x.detach().set_requires_grad(true)
             };
-            let output = forward(&self.config.model, segment, units, &input, &dropout)?;
-            x = output.shallow_clone();
-            graph.push((input, output));
+            if keep(segment) {
+                x = self.segment(units, segment, &input, numbers)?;
+                kept.push(Kept::Graph(input, x.shallow_clone()));
+            } else {
+                let _guard = tch::no_grad_guard();
+                x = self.segment(units, segment, &input, numbers)?;
+                kept.push(Kept::Input(input));
+            }
         }
-        Ok(graph)
+        Ok((x, kept))
     }
 
     fn forward(
@@ -236,17 +265,29 @@ impl Run<'_> {
         let input = self.input(micro_batch)?;
         let numbers = self.sample_numbers(micro_batch);
         let start = Instant::now();
-        let (output, stash) = if recomputed {
-            let _guard = tch::no_grad_guard();
-            let graph = self.graph(units, input.shallow_clone(), &numbers)?;
-            (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Input(input))
+        let policy = if recomputed {
+            self.recompute
         } else {
-            let graph = self.graph(units, input, &numbers)?;
-            (graph.last().map(|(_, o)| o.shallow_clone()), Stash::Graph(graph))
+            Recompute::None
+        };
+        let (output, stash) = match policy {
+            Recompute::None => {
+                let (output, kept) = self.segments(units, input, &numbers, |_| true)?;
+                (output, Stash::Segments(kept))
+            }
+            Recompute::Selective => {
+                let attention = |s| matches!(self.config.model.part(s), Part::Attention(_));
+                let (output, kept) = self.segments(units, input, &numbers, |s| !attention(s))?;
+                (output, Stash::Segments(kept))
+            }
+            Recompute::Full => {
+                let (output, _) = self.segments(units, input.shallow_clone(), &numbers, |_| false)?;
+                (output, Stash::Input(input))
+            }
         };
         self.stash.insert(micro_batch, stash);
         self.timings.forward += start.elapsed();
-        if let (Some(worker), Some(output)) = (self.next, output) {
+        if let Some(worker) = self.next {
             self.send(
                 worker,
                 Tag::Activation {
@@ -265,10 +306,22 @@ impl Run<'_> {
         micro_batch: u32,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
-        if let Some(Stash::Input(input)) = self.stash.remove(&micro_batch) {
-            let graph = self.graph(units, input, &self.sample_numbers(micro_batch))?;
-            self.stash.insert(micro_batch, Stash::Graph(graph));
-        }
+        let numbers = self.sample_numbers(micro_batch);
+        let kept = match self.stash.remove(&micro_batch) {
+            Some(Stash::Input(input)) => self.segments(units, input, &numbers, |_| true)?.1,
+            Some(Stash::Segments(kept)) => {
+                let again = (self.stage.start..).zip(kept).map(|(segment, kept)| match kept {
+                    Kept::Input(input) => {
+                        let output = self.segment(units, segment, &input, &numbers)?;
+                        Ok(Kept::Graph(input, output))
+                    }
+                    graph @ Kept::Graph(..) => Ok(graph),
+                });
+                again.collect::<Result<_, EngineError>>()?
+            }
+            None => Vec::new(),
+        };
+        self.stash.insert(micro_batch, Stash::Segments(kept));
         self.timings.recompute += start.elapsed();
         Ok(())
     }
@@ -279,7 +332,7 @@ impl Run<'_> {
         micro_batch: u32,
         mut finished: impl FnMut(u32, &mut Self) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let Some(Stash::Graph(mut graph)) = self.stash.remove(&micro_batch) else {
+        let Some(Stash::Segments(mut kept)) = self.stash.remove(&micro_batch) else {
             unreachable!("the schedule checker proved a forward or recompute before each backward");
         };
         let mut gradient = match self.next {
@@ -294,7 +347,9 @@ impl Run<'_> {
         };
         for segment in (self.stage.start..self.stage.end).rev() {
             let start = Instant::now();
-            let Some((input, output)) = graph.pop() else { break };
+            let Some(Kept::Graph(input, output)) = kept.pop() else {
+                unreachable!("the schedule checker proved a forward or recompute before each backward");
+            };
             match gradient.take() {
                 Some(g) => backward(&[&output], &[&g])?,
                 None => self.loss_backward(&output, micro_batch)?,

@@ -26,18 +26,19 @@ impl Dropout<'_> {
         samples: &[],
     };
 
-    /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `site` tells apart several masks of a segment.
+    /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `block` 0 is
+    /// the embedding, `site` tells apart the masks of a block: they do not depend on how it is cut into segments.
     ///
     /// # Panics
     /// Never for a probability in 0..1, which the job file ensures, and as many samples as `x_btd` has.
-    pub fn apply(&self, x_btd: &Tensor, segment: u32, site: u64) -> Tensor {
+    pub fn apply(&self, x_btd: &Tensor, block: u32, site: u64) -> Tensor {
         if self.probability <= 0.0 {
             return x_btd.shallow_clone();
         }
         let keep = 1.0 - self.probability;
         let mut mask_btd = Tensor::empty(x_btd.size(), (Kind::Float, x_btd.device()));
         for (row, sample) in (0..).zip(self.samples) {
-            let parts = [self.step.0, *sample, u64::from(segment), site];
+            let parts = [self.step.0, *sample, u64::from(block), site];
             let seed = parts.into_iter().fold(self.seed, mix);
             fill_bernoulli(&mask_btd.get(row), seed, keep).expect("a probability in 0..1");
         }
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
     use tch::Device;
 
-    fn drop(samples: &[u64], step: u64, segment: u32) -> Tensor {
+    fn drop(samples: &[u64], step: u64, block: u32) -> Tensor {
         #[expect(clippy::cast_possible_wrap, reason = "small")]
         let x = Tensor::ones([samples.len() as i64, 4, 16], (Kind::Float, Device::Cpu));
         Dropout {
@@ -60,7 +61,7 @@ mod tests {
             step: Step(step),
             samples,
         }
-        .apply(&x, segment, 0)
+        .apply(&x, block, 0)
     }
 
     #[test]

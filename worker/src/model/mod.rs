@@ -10,7 +10,8 @@ use dropout::Dropout;
 use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::Model;
-use varuna_api::parameters::{block, embedding, head};
+use varuna_api::model::Part;
+use varuna_api::parameters::{attention, embedding, head, mlp};
 use varuna_plan::{SegmentRange, Unit};
 use varuna_torch::{TorchError, linear, lookup};
 
@@ -31,25 +32,26 @@ pub fn forward(
 ) -> Result<Tensor, TorchError> {
     let own = &units[&Unit(segment)].parameters;
     let tied = model.layout().tied_unit();
-    if segment == 0 {
-        let (table_vd, positions_td) = match tied {
-            Some(unit) => (&units[&unit].parameters[0], &own[embedding::POSITIONS_WHEN_TIED]),
-            None => (&own[embedding::TOKENS], &own[embedding::POSITIONS]),
-        };
-        return Ok(dropout.apply(&(lookup(table_vd, x_btd)? + positions_td), segment, 0));
-    }
-    if segment <= model.layers {
-        return block_forward(model, own, x_btd, dropout, segment);
-    }
-    let table_vd = match tied {
+    let table_vd = |here: usize| match tied {
         Some(unit) => &units[&unit].parameters[0],
-        None => &own[head::TABLE],
+        None => &own[here],
     };
-    linear(
-        &norm(x_btd, &own[head::NORM_WEIGHT], &own[head::NORM_BIAS]),
-        table_vd,
-        None,
-    )
+    match model.part(segment) {
+        Part::Embedding => {
+            let positions_td = match tied {
+                Some(_) => &own[embedding::POSITIONS_WHEN_TIED],
+                None => &own[embedding::POSITIONS],
+            };
+            let x_btd = lookup(table_vd(embedding::TOKENS), x_btd)? + positions_td;
+            Ok(dropout.apply(&x_btd, 0, 0))
+        }
+        Part::Attention(layer) => attention_forward(model, own, x_btd, dropout, layer + 1),
+        Part::Mlp(layer) => mlp_forward(own, x_btd, dropout, layer + 1),
+        Part::Head => {
+            let normed = norm(x_btd, &own[head::NORM_WEIGHT], &own[head::NORM_BIAS]);
+            linear(&normed, table_vd(head::TABLE), None)
+        }
+    }
 }
 
 /// Layer norm over the width.
@@ -57,18 +59,19 @@ fn norm(x_btd: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
     x_btd.layer_norm(weight.size(), Some(weight), Some(bias), EPSILON, true)
 }
 
-fn block_forward(
+/// The first half of a block; `block` counts from 1 for the dropout's masks.
+fn attention_forward(
     model: &Model,
     p: &[Tensor],
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
-    segment: u32,
+    block: u32,
 ) -> Result<Tensor, TorchError> {
     let size = x_btd.size();
     let (b, t, d) = (size[0], size[1], size[2]);
     let heads = i64::from(model.heads);
-    let normed = norm(x_btd, &p[block::NORM1_WEIGHT], &p[block::NORM1_BIAS]);
-    let qkv = linear(&normed, &p[block::QKV_WEIGHT], Some(&p[block::QKV_BIAS]))?
+    let normed = norm(x_btd, &p[attention::NORM_WEIGHT], &p[attention::NORM_BIAS]);
+    let qkv = linear(&normed, &p[attention::QKV_WEIGHT], Some(&p[attention::QKV_BIAS]))?
         .view([b, t, 3, heads, d / heads])
         .permute([2, 0, 3, 1, 4]);
     let (q, k, v) = (qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
@@ -77,14 +80,23 @@ fn block_forward(
         .transpose(1, 2);
     let a_btd = linear(
         &attended.reshape([b, t, d]),
-        &p[block::PROJECTION_WEIGHT],
-        Some(&p[block::PROJECTION_BIAS]),
+        &p[attention::PROJECTION_WEIGHT],
+        Some(&p[attention::PROJECTION_BIAS]),
     )?;
-    let x_btd = x_btd + dropout.apply(&a_btd, segment, 0);
-    let normed = norm(&x_btd, &p[block::NORM2_WEIGHT], &p[block::NORM2_BIAS]);
-    let up = linear(&normed, &p[block::UP_WEIGHT], Some(&p[block::UP_BIAS]))?.gelu("tanh");
-    let m_btd = linear(&up, &p[block::DOWN_WEIGHT], Some(&p[block::DOWN_BIAS]))?;
-    Ok(&x_btd + dropout.apply(&m_btd, segment, 1))
+    Ok(x_btd + dropout.apply(&a_btd, block, 0))
+}
+
+/// The second half of a block.
+fn mlp_forward(
+    p: &[Tensor],
+    x_btd: &Tensor,
+    dropout: &Dropout<'_>,
+    block: u32,
+) -> Result<Tensor, TorchError> {
+    let normed = norm(x_btd, &p[mlp::NORM_WEIGHT], &p[mlp::NORM_BIAS]);
+    let up = linear(&normed, &p[mlp::UP_WEIGHT], Some(&p[mlp::UP_BIAS]))?.gelu("tanh");
+    let m_btd = linear(&up, &p[mlp::DOWN_WEIGHT], Some(&p[mlp::DOWN_BIAS]))?;
+    Ok(x_btd + dropout.apply(&m_btd, block, 1))
 }
 
 /// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).

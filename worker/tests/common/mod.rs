@@ -35,7 +35,7 @@ impl Default for Case {
 }
 
 impl Case {
-    /// Two blocks: four segments.
+    /// Two blocks: six segments.
     pub(crate) fn model(&self) -> Model {
         Model {
             layers: 2,
@@ -110,6 +110,7 @@ pub(crate) fn shape(_case: &Case, depths: &[&[u32]], samples: &[u64], micro_batc
             worker += 1;
             start += n;
             Stage {
+                recompute: None,
                 worker: WorkerId(worker),
                 segments: SegmentRange {
                     start: start - n,
@@ -141,7 +142,7 @@ pub(crate) fn shape(_case: &Case, depths: &[&[u32]], samples: &[u64], micro_batc
 
 /// The unsplit model on one worker.
 pub(crate) fn single(case: &Case) -> Shape {
-    shape(case, &[&[4]], &[BATCH], 4)
+    shape(case, &[&[6]], &[BATCH], 4)
 }
 
 /// What a run leaves.

@@ -82,9 +82,9 @@ fn plain_forward(model: &Model, leaves: &[(Unit, Tensor, bool)], tokens: &Tensor
             .map(|(_, t, _)| t)
             .collect()
     };
-    let (embedding, head) = (of(0), of(model.layers + 1));
+    let (embedding, head) = (of(0), of(2 * model.layers + 1));
     let (table, positions) = if model.tied_head {
-        (of(model.layers + 2)[0], embedding[0])
+        (of(2 * model.layers + 2)[0], embedding[0])
     } else {
         (embedding[0], embedding[1])
     };
@@ -96,10 +96,10 @@ fn plain_forward(model: &Model, leaves: &[(Unit, Tensor, bool)], tokens: &Tensor
         .tril(0)
         .eq(0.0);
     for layer in 1..=model.layers {
-        let p = of(layer);
+        let (p, q) = (of(2 * layer - 1), of(2 * layer));
         let qkv = x
-            .layer_norm([d], Some(p[4]), Some(p[5]), 1e-5, true)
-            .linear(p[0], Some(p[6]));
+            .layer_norm([d], Some(p[2]), Some(p[3]), 1e-5, true)
+            .linear(p[0], Some(p[4]));
         let part = |i: i64| {
             qkv.narrow(2, i * d, d)
                 .view([b, t, heads, d / heads])
@@ -110,11 +110,11 @@ fn plain_forward(model: &Model, leaves: &[(Unit, Tensor, bool)], tokens: &Tensor
             .masked_fill(&mask, f64::NEG_INFINITY)
             .softmax(-1, tch::Kind::Float);
         let a = weights.matmul(&part(2)).transpose(1, 2).reshape([b, t, d]);
-        x = &x + a.linear(p[1], Some(p[7]));
+        x = &x + a.linear(p[1], Some(p[5]));
         let up = x
-            .layer_norm([d], Some(p[8]), Some(p[9]), 1e-5, true)
-            .linear(p[2], Some(p[10]));
-        x = &x + up.gelu("tanh").linear(p[3], Some(p[11]));
+            .layer_norm([d], Some(q[2]), Some(q[3]), 1e-5, true)
+            .linear(q[0], Some(q[4]));
+        x = &x + up.gelu("tanh").linear(q[1], Some(q[5]));
     }
     let norm = &head[head.len() - 2..];
     let y = x.layer_norm([d], Some(norm[0]), Some(norm[1]), 1e-5, true);

@@ -95,10 +95,13 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
 fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
     vec![
         ("pipeline.schedule", json!({ "enum": ["1f1b", "gpipe"] })),
-        ("pipeline.recompute", json!({ "enum": ["none", "full"] })),
+        (
+            "pipeline.recompute",
+            json!({ "enum": ["auto", "none", "selective", "full"] }),
+        ),
         ("pipeline.warmupFactor", json!({ "minimum": 1, "maximum": 16 })),
-        ("pipeline.minDepth", up_to(10_002)),
-        ("pipeline.maxDepth", up_to(10_002)),
+        ("pipeline.minDepth", up_to(20_002)),
+        ("pipeline.maxDepth", up_to(20_002)),
         // `kubectl scale` needs a number to start from; a Deployment starts at one as well.
         ("elasticity", json!({ "default": {} })),
         ("elasticity.minWorkers", up_to(100_000)),

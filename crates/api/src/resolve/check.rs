@@ -3,9 +3,18 @@
 use crate::error::Found;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use varuna_plan::Recompute;
 
 /// Micro-batch indices and sample offsets are products of these; 2^40 of either is years of training.
 pub(super) const COUNT_MAX: u64 = 1 << 40;
+
+/// What `spec.pipeline.recompute` names; the first where it is left out.
+pub(super) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
+    ("auto", &[Recompute::None, Recompute::Selective, Recompute::Full]),
+    ("none", &[Recompute::None]),
+    ("selective", &[Recompute::Selective]),
+    ("full", &[Recompute::Full]),
+];
 
 /// Takes values out of the manifest and notes what is wrong with them. A refused value is replaced by a harmless one, so
 /// that the checks can go on; nobody sees the job then.

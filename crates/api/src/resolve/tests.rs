@@ -69,14 +69,21 @@ fn a_minimal_job_gets_its_defaults() {
         (job.model.layers, job.model.hidden_size, job.model.vocabulary_size),
         (6, 384, 320)
     );
-    assert_eq!((job.pipeline.min_depth, job.pipeline.max_depth), (1, 8));
+    assert_eq!((job.pipeline.min_depth, job.pipeline.max_depth), (1, 14));
     assert_eq!(
         (job.elasticity.min_workers, job.elasticity.max_workers),
         (1, None)
     );
+    let mut orders = kinds(&job);
+    orders.dedup();
     assert_eq!(
-        kinds(&job),
+        orders,
         [2.0, 1.0].map(|warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor })
+    );
+    let kept: Vec<Recompute> = job.pipeline.schedules.iter().map(|s| s.recompute).collect();
+    assert_eq!(
+        kept,
+        [Recompute::None, Recompute::Selective, Recompute::Full].repeat(2)
     );
     let rate = &job.training.learning_rate;
     assert_eq!(
@@ -452,17 +459,17 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "recompute: full",
         "recompute: some",
-        "spec.pipeline.recompute: \"some\" — none or full",
+        "spec.pipeline.recompute: \"some\" — auto, none, selective or full",
     ),
     (
         "minDepth: 2",
         "minDepth: 0",
-        "spec.pipeline.minDepth: 0 — 1 to 6: a stage holds at least one of the model's segments",
+        "spec.pipeline.minDepth: 0 — 1 to 10: a stage holds at least one of the model's segments",
     ),
     (
         "maxDepth: 5",
-        "maxDepth: 7",
-        "spec.pipeline.maxDepth: 7 — 1 to 6: a stage holds at least one of the model's segments",
+        "maxDepth: 11",
+        "spec.pipeline.maxDepth: 11 — 1 to 10: a stage holds at least one of the model's segments",
     ),
     (
         "minDepth: 2, maxDepth: 5",

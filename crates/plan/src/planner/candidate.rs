@@ -1,10 +1,10 @@
 //! Candidates: the short list of compositions with the cuts and the schedule that simulate fastest.
 
-use super::compose::{Composer, Entry};
+use super::compose::{Composer, Entry, policies_of};
 use super::cut::Cut;
 use super::family::{Composition, Family, Share};
 use crate::cost::Runtime;
-use crate::document::ScheduleSpec;
+use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::layout::SegmentRange;
 use crate::partition::Aware;
 use crate::schedule::generate;
@@ -25,6 +25,8 @@ const MANY: usize = 256;
 pub(super) struct CandidatePipeline {
     /// Segments of each stage.
     pub(super) stages: Vec<SegmentRange>,
+    /// What each stage keeps of a forward.
+    pub(super) policies: Vec<Recompute>,
     /// Samples of each step.
     pub(super) samples: u64,
 }
@@ -154,10 +156,11 @@ impl Composer<'_> {
         let deepest = u32::try_from(depth).ok()?;
         let stashes = self.most_stashes(&family.schedules, deepest, family.batches);
         let tables = &family.tables;
-        let cost = |r: SegmentRange, later: u32| {
+        let keeps = |r: SegmentRange, later: u32| {
             let stash = stashes.get(later as usize)?;
-            self.holds(tables, r, *stash).then(|| tables.stage_ms(r))
+            self.keeps(tables, &family.policies, r, *stash)
         };
+        let cost = |r: SegmentRange, later: u32| Some(tables.stage_ms(r, keeps(r, later)?));
         let tail = |r: SegmentRange| Cut::stage_tail_ms(tables, r, pipelines);
         let aware = Aware {
             segments: tables.segments(),
@@ -169,11 +172,16 @@ impl Composer<'_> {
         let least = base
             .stages
             .iter()
-            .map(|r| tables.stage_ms(*r))
+            .zip(&base.policies)
+            .map(|(r, p)| tables.stage_ms(*r, *p))
             .fold(0.0, f64::max);
         let stages = aware.cut(least)?;
+        if stages == base.stages {
+            return None;
+        }
         let latency_ms = self.planner.costs.device.latency_ms;
-        (stages != base.stages).then(|| Cut::new(tables, stages, &stashes, latency_ms))
+        let policies = policies_of(&stages, &keeps)?;
+        Some(Cut::new(tables, stages, policies, &stashes, latency_ms))
     }
 
     fn simulated(&self, variant: Variant, memo: &mut Memo, aware_cuts: &AwareCuts) -> Option<Candidate> {
@@ -184,7 +192,7 @@ impl Composer<'_> {
         } = variant;
         let composition = entry.composition;
         let family = &self.families[entry.family];
-        let spec = family.schedules[schedule];
+        let kind = family.schedules[schedule];
         let plain = |(depth, _): (usize, usize)| (family.cuts.get(depth).and_then(Option::as_ref), 0);
         let chosen = if aware {
             aware_of(entry, family, aware_cuts)
@@ -211,7 +219,7 @@ impl Composer<'_> {
                 let key = (entry.family, schedule, cut.stages.len(), weighed[i], known);
                 let run = memo
                     .entry(key)
-                    .or_insert_with(|| run_pipeline(family, &spec, cut, known));
+                    .or_insert_with(|| run_pipeline(family, kind, cut, known));
                 runs.push((i, count, extended(run, cut, known, n)));
                 steady_ms = steady_ms.max(cut.period_ms * f64::from(n));
             }
@@ -257,14 +265,21 @@ impl Composer<'_> {
                 let n = share.each + u64::from(i < share.extra);
                 let samples = (n * u64::from(family.micro)).min(left);
                 left -= samples;
-                let stages = (*cut)?.stages.clone();
-                pipelines.push(CandidatePipeline { stages, samples });
+                let Cut { stages, policies, .. } = (*cut)?;
+                pipelines.push(CandidatePipeline {
+                    stages: stages.clone(),
+                    policies: policies.clone(),
+                    samples,
+                });
             }
         }
         Some(Candidate {
             pipelines,
             micro_batch_size: family.micro,
-            schedule: family.schedules[variant.schedule],
+            schedule: ScheduleSpec {
+                kind: family.schedules[variant.schedule],
+                recompute: family.policies.first().copied().unwrap_or(Recompute::None),
+            },
             step_ms,
             bubble: (1.0 - busy / (composition.workers() as f64 * step_ms)).clamp(0.0, 1.0),
             parts: StepParts {
@@ -299,13 +314,18 @@ fn steady(stages: usize) -> u32 {
 }
 
 /// Simulates the fill and some steady state of a pipeline.
-pub(super) fn run_pipeline(family: &Family, spec: &ScheduleSpec, cut: &Cut, n: u32) -> Simulated {
+pub(super) fn run_pipeline(family: &Family, kind: ScheduleKind, cut: &Cut, n: u32) -> Simulated {
     let stages = cut.stages.len();
-    let times: Vec<_> = cut.stages.iter().map(|r| family.tables.times(*r)).collect();
+    let kept = cut.stages.iter().zip(&cut.policies);
+    let times: Vec<_> = kept.map(|(r, p)| family.tables.times(*r, *p)).collect();
     match family.tables.runtime {
         Runtime::Rendezvous => rendezvous(&times, n, |_| {}),
         Runtime::Overlapped => {
-            let lists: Vec<_> = (0..stages).map(|s| generate(spec, stages, s, n)).collect();
+            let spec = |s: usize| ScheduleSpec {
+                kind,
+                recompute: cut.policies[s],
+            };
+            let lists: Vec<_> = (0..stages).map(|s| generate(&spec(s), stages, s, n)).collect();
             simulate(&lists, &times, n)
         }
     }

@@ -8,7 +8,8 @@ use super::cut::Cut;
 use super::family::{Bounds, Composition, Family};
 use super::tables::Tables;
 use super::{CostPlanner, PlanRequest};
-use crate::document::{Recompute, ScheduleSpec};
+use crate::cost::SegmentKind;
+use crate::document::{Recompute, ScheduleKind};
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
 use crate::schedule::stash_max;
@@ -66,8 +67,8 @@ impl<'a> Composer<'a> {
             scored: 0,
         };
         for micro in composer.micro_batch_sizes() {
-            for recompute in [Recompute::None, Recompute::Full] {
-                composer.cut(micro, recompute, slowest);
+            for (policies, kinds) in composer.choices() {
+                composer.cut(micro, &policies, &kinds, slowest);
             }
         }
         // Equal pipelines first: their best score spares most of the others.
@@ -89,48 +90,82 @@ impl<'a> Composer<'a> {
         }
     }
 
-    /// Adds the families of a micro-batch size: one for all schedules where memory binds none of them.
-    fn cut(&mut self, micro: u32, recompute: Recompute, slowest: f64) {
-        let c = &self.planner.constraints;
-        let of = c.schedules.iter().filter(|s| s.recompute == recompute);
-        let schedules: Vec<ScheduleSpec> = of.copied().collect();
-        if schedules.is_empty() {
-            return;
+    /// Orders of work with the same choice of what stages may keep. Selective recompute is none where no attention is known.
+    fn choices(&self) -> Vec<(Vec<Recompute>, Vec<ScheduleKind>)> {
+        let known = self.planner.costs.segments.iter();
+        let attention = known.into_iter().any(|s| s.kind == SegmentKind::Attention);
+        let mut choices: Vec<(Vec<Recompute>, Vec<ScheduleKind>)> = Vec::new();
+        let mut seen: Vec<ScheduleKind> = Vec::new();
+        for spec in &self.planner.constraints.schedules {
+            if seen.contains(&spec.kind) {
+                continue;
+            }
+            seen.push(spec.kind);
+            let same = self
+                .planner
+                .constraints
+                .schedules
+                .iter()
+                .filter(|s| s.kind == spec.kind);
+            let mut policies: Vec<Recompute> = same.map(|s| s.recompute).collect();
+            policies.sort_unstable();
+            policies.dedup();
+            if policies.len() > 1 && !attention {
+                policies.retain(|p| *p != Recompute::Selective);
+            }
+            match choices.iter_mut().find(|(p, _)| *p == policies) {
+                Some((_, kinds)) => kinds.push(spec.kind),
+                None => choices.push((policies, vec![spec.kind])),
+            }
         }
+        choices
+    }
+
+    /// Adds the families of a micro-batch size: one for all schedules where memory binds none of them.
+    fn cut(&mut self, micro: u32, policies: &[Recompute], schedules: &[ScheduleKind], slowest: f64) {
+        let c = &self.planner.constraints;
+        let lightest = policies.first().copied().unwrap_or(Recompute::None);
         let segments = self.request.layout.segments;
         let widest = u32::try_from(self.workers).unwrap_or(u32::MAX);
         let deepest = c.max_depth.unwrap_or(segments).min(segments).min(widest);
-        let tables = Tables::new(&self.planner.costs, micro, recompute == Recompute::Full, slowest);
+        let tables = Tables::new(&self.planner.costs, micro, lightest, slowest);
         let batches = self.request.global_batch_size.div_ceil(u64::from(micro));
-        let cut = |fits: &dyn Fn(SegmentRange, u32) -> bool, in_flight: &[u32]| -> Vec<Option<Cut>> {
-            let all = partition_all(segments, deepest, |r, later| {
-                fits(r, later).then(|| tables.stage_ms(r))
-            });
-            let latency_ms = self.planner.costs.device.latency_ms;
-            let one = |p: u32| Some(Cut::new(&tables, all.stages(p)?, in_flight, latency_ms));
-            let shallow = (0..c.min_depth.max(1)).map(|_| None);
-            shallow.chain((c.min_depth.max(1)..=deepest).map(one)).collect()
-        };
+        let cut =
+            |of: &dyn Fn(SegmentRange, u32) -> Option<Recompute>, in_flight: &[u32]| -> Vec<Option<Cut>> {
+                let all = partition_all(segments, deepest, |r, later| {
+                    Some(tables.stage_ms(r, of(r, later)?))
+                });
+                let latency_ms = self.planner.costs.device.latency_ms;
+                let one = |p: u32| {
+                    let stages = all.stages(p)?;
+                    let kept = policies_of(&stages, of)?;
+                    Some(Cut::new(&tables, stages, kept, in_flight, latency_ms))
+                };
+                let shallow = (0..c.min_depth.max(1)).map(|_| None);
+                shallow.chain((c.min_depth.max(1)..=deepest).map(one)).collect()
+            };
         // The schedule that keeps most on the way stalls least: the others of a family are tried in the simulation.
-        let most = self.most_stashes(&schedules, deepest, batches);
-        let free = cut(&|_, _| true, &most);
-        let unbound = |spec: &&ScheduleSpec| {
-            self.memory.is_none() || self.fitting(&tables, &free, spec, batches).is_none()
+        let most = self.most_stashes(schedules, deepest, batches);
+        let free = cut(&|_, _| Some(lightest), &most);
+        let unbound = |kind: &ScheduleKind| {
+            self.memory.is_none() || self.fitting(&tables, &free, *kind, batches).is_none()
         };
-        let (roomy, tight): (Vec<&ScheduleSpec>, Vec<&ScheduleSpec>) = schedules.iter().partition(unbound);
-        let mut found: Vec<(Vec<ScheduleSpec>, Vec<Option<Cut>>)> = Vec::new();
-        for spec in tight {
-            let cuts = match self.fitting(&tables, &free, spec, batches) {
+        let (roomy, tight): (Vec<ScheduleKind>, Vec<ScheduleKind>) =
+            schedules.iter().partition(|k| unbound(k));
+        let mut found: Vec<(Vec<ScheduleKind>, Vec<Option<Cut>>)> = Vec::new();
+        for kind in tight {
+            let cuts = match self.fitting(&tables, &free, kind, batches) {
                 Some(Some(some)) => some,
                 _ => {
-                    let stashes = self.stashes(spec, deepest, batches);
-                    let fits = |r: SegmentRange, later: u32| self.holds(&tables, r, stashes[later as usize]);
-                    cut(&fits, &stashes)
+                    let stashes = self.stashes(kind, deepest, batches);
+                    let keeps = |r: SegmentRange, later: u32| {
+                        self.keeps(&tables, policies, r, stashes[later as usize])
+                    };
+                    cut(&keeps, &stashes)
                 }
             };
-            found.push((vec![*spec], cuts));
+            found.push((vec![kind], cuts));
         }
-        let roomy: Vec<ScheduleSpec> = roomy.into_iter().copied().collect();
         if !roomy.is_empty() {
             found.insert(0, (roomy, free));
         }
@@ -140,6 +175,7 @@ impl<'a> Composer<'a> {
                     micro,
                     batches,
                     schedules,
+                    policies: policies.to_vec(),
                     tables: tables.clone(),
                     cuts,
                 });
@@ -154,19 +190,19 @@ impl<'a> Composer<'a> {
         &self,
         tables: &Tables,
         free: &[Option<Cut>],
-        spec: &ScheduleSpec,
+        kind: ScheduleKind,
         batches: u64,
     ) -> Option<Option<Vec<Option<Cut>>>> {
         let deepest = u32::try_from(free.len()).unwrap_or(u32::MAX);
-        let stashes = self.stashes(spec, deepest, batches);
-        let least = tables.memory_bytes(self.request.layout.whole(), 1);
+        let stashes = self.stashes(kind, deepest, batches);
+        let least = tables.memory_bytes(self.request.layout.whole(), 1, Recompute::None);
         let (mut all, mut some) = (true, Vec::with_capacity(free.len()));
         for cut in free {
             let holds = |cut: &&Cut| {
-                let stages = cut.stages.iter().rev().zip(&stashes);
+                let stages = cut.stages.iter().zip(&cut.policies).rev().zip(&stashes);
                 stages
                     .into_iter()
-                    .all(|(r, stash)| self.holds(tables, *r, *stash))
+                    .all(|((r, policy), stash)| self.keeps(tables, &[*policy], *r, *stash).is_some())
             };
             let fits = cut.as_ref().filter(holds);
             if let (Some(cut), None) = (cut, fits) {
@@ -182,22 +218,33 @@ impl<'a> Composer<'a> {
     }
 
     /// Micro-batches that a stage keeps, by the number of stages behind it (it depends on nothing else).
-    pub(super) fn stashes(&self, spec: &ScheduleSpec, deepest: u32, batches: u64) -> Vec<u32> {
+    pub(super) fn stashes(&self, kind: ScheduleKind, deepest: u32, batches: u64) -> Vec<u32> {
         let batches = u32::try_from(batches).unwrap_or(u32::MAX);
         (1..=deepest as usize)
-            .map(|p| stash_max(spec, p, 0, batches))
+            .map(|p| stash_max(kind, p, 0, batches))
             .collect()
     }
 
     /// The largest of the stashes of several schedules.
-    pub(super) fn most_stashes(&self, specs: &[ScheduleSpec], deepest: u32, batches: u64) -> Vec<u32> {
-        let all = specs.iter().map(|spec| self.stashes(spec, deepest, batches));
+    pub(super) fn most_stashes(&self, kinds: &[ScheduleKind], deepest: u32, batches: u64) -> Vec<u32> {
+        let all = kinds.iter().map(|kind| self.stashes(*kind, deepest, batches));
         let most = |a: Vec<u32>, b: Vec<u32>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
         all.reduce(most).unwrap_or_default()
     }
 
-    pub(super) fn holds(&self, tables: &Tables, range: SegmentRange, stash: u32) -> bool {
-        self.memory.is_none_or(|m| tables.memory_bytes(range, stash) <= m)
+    /// The quickest of these policies under which a stage with so many micro-batches fits into memory.
+    pub(super) fn keeps(
+        &self,
+        tables: &Tables,
+        policies: &[Recompute],
+        range: SegmentRange,
+        stash: u32,
+    ) -> Option<Recompute> {
+        let fits = |p: &&Recompute| {
+            self.memory
+                .is_none_or(|m| tables.memory_bytes(range, stash, **p) <= m)
+        };
+        policies.iter().find(fits).copied()
     }
 
     /// Scores D - k pipelines of depth p and k of depth q > p, for every D, p and q; for many workers only with k as large as
@@ -320,6 +367,16 @@ impl<'a> Composer<'a> {
         let first = |(n, list): (usize, &Vec<Entry>)| list.first().map(|e| (n, e.score));
         beyond.filter_map(first).next()
     }
+}
+
+/// What each stage keeps, by its segments and the number of stages behind it.
+pub(super) fn policies_of(
+    stages: &[SegmentRange],
+    of: &dyn Fn(SegmentRange, u32) -> Option<Recompute>,
+) -> Option<Vec<Recompute>> {
+    let later = |j: usize| u32::try_from(stages.len() - 1 - j).unwrap_or(u32::MAX);
+    let stages = stages.iter().enumerate();
+    stages.map(|(j, r)| of(*r, later(j))).collect()
 }
 
 /// Depths that shorten the period of all shallower ones: what unequal compositions of many workers are made of.

@@ -2,6 +2,7 @@
 
 use super::tables::Tables;
 use crate::cost::Runtime;
+use crate::document::Recompute;
 use crate::layout::SegmentRange;
 use crate::sync::ring_factor;
 
@@ -12,6 +13,8 @@ const KNOWN: [usize; 6] = [1, 2, 3, 4, 8, 1 << 20];
 #[derive(Clone, Debug)]
 pub(super) struct Cut {
     pub(super) stages: Vec<SegmentRange>,
+    /// What each stage keeps of a forward.
+    pub(super) policies: Vec<Recompute>,
     pub(super) period_ms: f64,
     pub(super) fill_ms: f64,
     /// For the numbers of pipelines of [`KNOWN`], without latency.
@@ -38,31 +41,39 @@ fn tail_of(tables: &Tables, range: SegmentRange, lead: f64, pipelines: usize, si
 
 impl Cut {
     /// `in_flight[k]`: micro-batches that a stage with k stages behind it works on at a time.
-    pub(super) fn new(tables: &Tables, stages: Vec<SegmentRange>, in_flight: &[u32], latency_ms: f64) -> Cut {
-        let mut period_ms = stages.iter().map(|r| tables.stage_ms(*r)).fold(0.0, f64::max);
+    pub(super) fn new(
+        tables: &Tables,
+        stages: Vec<SegmentRange>,
+        policies: Vec<Recompute>,
+        in_flight: &[u32],
+        latency_ms: f64,
+    ) -> Cut {
+        let each = || stages.iter().copied().zip(policies.iter().copied());
+        let mut period_ms = each().map(|(r, p)| tables.stage_ms(r, p)).fold(0.0, f64::max);
         if tables.runtime == Runtime::Overlapped {
             // A micro-batch goes to the last stage and back: with so many on the way there is one each so often.
             let mut round_trip = 0.0;
-            for (range, in_flight) in stages.iter().rev().zip(in_flight) {
-                round_trip += tables.work_ms(*range);
+            for ((range, policy), in_flight) in each().rev().zip(in_flight) {
+                round_trip += tables.work_ms(range, policy);
                 period_ms = period_ms.max(round_trip / f64::from((*in_flight).max(1)));
                 round_trip += 2.0 * tables.transfer_ms(range.start);
             }
         }
-        let work: f64 = stages.iter().map(|r| tables.work_ms(*r)).sum();
+        let work: f64 = each().map(|(r, p)| tables.work_ms(r, p)).sum();
         let transfers: f64 = stages.iter().map(|r| 2.0 * tables.transfer_ms(r.start)).sum();
         let mut tails = [f64::NEG_INFINITY; KNOWN.len()];
         let mut lead = 0.0;
-        for range in &stages {
+        for (range, policy) in each() {
             for (pipelines, tail) in KNOWN.into_iter().zip(&mut tails) {
-                *tail = tail.max(tail_of(tables, *range, lead, pipelines, stages.len() == 1));
+                *tail = tail.max(tail_of(tables, range, lead, pipelines, stages.len() == 1));
             }
-            lead += tables.backward_ms(*range) + tables.transfer_ms(range.end);
+            lead += tables.backward_ms(range, policy) + tables.transfer_ms(range.end);
         }
         Cut {
             period_ms,
             fill_ms: work + transfers - period_ms,
             stages,
+            policies,
             tails,
             latency_ms,
         }

@@ -14,7 +14,7 @@ pub struct RunnerUp {
     pub summary: String,
     /// Samples in a micro-batch.
     pub micro_batch_size: u32,
-    /// Order of work.
+    /// Order of work, and the most that one of its stages recomputes.
     pub schedule: ScheduleSpec,
     /// Workers that it uses.
     pub workers: usize,
@@ -53,7 +53,7 @@ impl CostPlanner {
     pub fn explain(&self, request: &PlanRequest) -> Result<Explained, Infeasible> {
         let search = self.search(request)?;
         let shape = search.shape;
-        let name = |c: &Candidate| (summary(c), c.micro_batch_size, kind(&c.schedule));
+        let name = |c: &Candidate| (summary(c), c.micro_batch_size, heaviest(c));
         let mut seen = vec![name(&search.chosen)];
         let mut runners_up = Vec::new();
         for c in &search.found {
@@ -64,7 +64,10 @@ impl CostPlanner {
             runners_up.push(RunnerUp {
                 summary: summary(c),
                 micro_batch_size: c.micro_batch_size,
-                schedule: c.schedule,
+                schedule: ScheduleSpec {
+                    kind: c.schedule.kind,
+                    recompute: heaviest(c),
+                },
                 workers: c.workers(),
                 step_ms: c.step_ms,
                 bubble: c.bubble,
@@ -74,8 +77,9 @@ impl CostPlanner {
         let memory_bytes = shape.pipelines.iter().map(|p| {
             let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
             let of = |(s, stage): (usize, &crate::document::Stage)| {
-                let at = (p.stages.len(), s);
-                self.stage_bytes(&shape.schedule, stage.segments, at, n, shape.micro_batch_size)
+                let (at, spec) = ((p.stages.len(), s), shape.schedule_of(stage));
+                let m = shape.micro_batch_size;
+                self.stage_bytes(spec.kind, spec.recompute, stage.segments, at, n, m)
             };
             p.stages.iter().enumerate().map(of).collect()
         });
@@ -95,9 +99,10 @@ fn summary(candidate: &Candidate) -> String {
     crate::document::summary_of(candidate.pipelines.iter().map(|p| p.stages.len()))
 }
 
-/// What tells schedules apart for people.
-fn kind(spec: &ScheduleSpec) -> bool {
-    spec.recompute == Recompute::Full
+/// The most that one of its stages recomputes.
+fn heaviest(candidate: &Candidate) -> Recompute {
+    let all = candidate.pipelines.iter().flat_map(|p| &p.policies);
+    all.copied().max().unwrap_or(candidate.schedule.recompute)
 }
 
 /// The largest of what the loser needs more of.

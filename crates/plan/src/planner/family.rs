@@ -2,7 +2,7 @@
 
 use super::cut::Cut;
 use super::tables::Tables;
-use crate::document::ScheduleSpec;
+use crate::document::{Recompute, ScheduleKind};
 
 /// `count` pipelines of one depth.
 pub(super) type Class = (usize, usize);
@@ -40,7 +40,9 @@ impl Share {
 pub(super) struct Family {
     pub(super) micro: u32,
     pub(super) batches: u64,
-    pub(super) schedules: Vec<ScheduleSpec>,
+    pub(super) schedules: Vec<ScheduleKind>,
+    /// What stages may keep, the quickest first: each does the first that fits.
+    pub(super) policies: Vec<Recompute>,
     pub(super) tables: Tables,
     /// `cuts[p]`: the cut into p stages, where there is one.
     pub(super) cuts: Vec<Option<Cut>>,

@@ -169,9 +169,9 @@ impl Pool {
             let n = u32::try_from(p.samples.div_ceil(u64::from(micro))).unwrap_or(u32::MAX);
             for (j, range) in p.stages.iter().enumerate() {
                 let at = (p.stages.len(), j);
-                let need = needs
-                    .entry((at.0, j, *range, n))
-                    .or_insert_with(|| planner.stage_bytes(&candidate.schedule, *range, at, n, micro));
+                let need = needs.entry((at.0, j, *range, n)).or_insert_with(|| {
+                    planner.stage_bytes(candidate.schedule.kind, p.policies[j], *range, at, n, micro)
+                });
                 kinds.entry((*range, *need)).or_default().push(numbers.len());
                 numbers.insert((i, j), numbers.len());
             }

@@ -1,6 +1,7 @@
 //! Costs of stages in one step each: prefix sums over segments for one micro-batch size.
 
-use crate::cost::{Costs, Runtime};
+use crate::cost::{Costs, Runtime, SegmentCost};
+use crate::document::Recompute;
 use crate::layout::SegmentRange;
 use crate::simulate::StageTimes;
 
@@ -14,7 +15,10 @@ pub(super) struct Tables {
     /// Gradients once over a link.
     gradient: Vec<f64>,
     parameters: Vec<u64>,
-    saved: Vec<u64>,
+    /// By policy: what stays of a forward, what is run again and how long that takes.
+    kept: [Vec<u64>; 2],
+    working: [Vec<u64>; 2],
+    again: [Vec<f64>; 2],
     /// Across the cut before each segment; 0 at both ends.
     transfer: Vec<f64>,
     input: Vec<u64>,
@@ -22,7 +26,8 @@ pub(super) struct Tables {
     pub(super) tied_ms: f64,
     tied: u64,
     pub(super) runtime: Runtime,
-    pub(super) recompute: bool,
+    /// The least that any stage recomputes.
+    lightest: Recompute,
     state_bytes: u64,
 }
 
@@ -36,7 +41,7 @@ fn sums<T: Copy + std::ops::Add<Output = T>>(zero: T, each: impl Iterator<Item =
 }
 
 impl Tables {
-    pub(super) fn new(costs: &Costs, micro: u32, recompute: bool, slowest: f64) -> Tables {
+    pub(super) fn new(costs: &Costs, micro: u32, lightest: Recompute, slowest: f64) -> Tables {
         let n = costs.layout().segments;
         let one = |s: u32| SegmentRange { start: s, end: s + 1 };
         let of = |f: &dyn Fn(SegmentRange) -> f64| sums(0.0, (0..n).map(|s| f(one(s))));
@@ -44,6 +49,14 @@ impl Tables {
         let mut transfer: Vec<f64> = (0..n).map(|s| costs.transfer_ms(s, micro)).collect();
         transfer[0] = 0.0;
         transfer.push(0.0);
+        let bytes = |f: &dyn Fn(&SegmentCost) -> u64| sums(0, costs.segments.iter().map(|s| f(s) * samples));
+        let working = |policy| {
+            bytes(&|s| {
+                if s.is_recomputed(policy) { s.saved_bytes } else { 0 }
+            })
+        };
+        let again = |policy| of(&|r| costs.recompute_ms(r, micro, policy) / slowest);
+        let both = [Recompute::Selective, Recompute::Full];
         Tables {
             forward: of(&|r| costs.forward_ms(r, micro) / slowest),
             backward: of(&|r| costs.backward_ms(r, micro) / slowest),
@@ -53,13 +66,15 @@ impl Tables {
                 costs.segments.iter().map(|s| costs.gradient_ms(s.parameters)),
             ),
             parameters: sums(0, costs.segments.iter().map(|s| s.parameters)),
-            saved: sums(0, costs.segments.iter().map(|s| s.saved_bytes * samples)),
+            kept: [bytes(&|s| s.saved_bytes), bytes(&SegmentCost::kept_selectively)],
+            working: both.map(working),
+            again: both.map(again),
             transfer,
             input: costs.segments.iter().map(|s| s.input_bytes * samples).collect(),
             tied_ms: costs.gradient_ms(costs.tied_parameters),
             tied: costs.tied_parameters,
             runtime: costs.runtime,
-            recompute,
+            lightest,
             state_bytes: crate::cost::STATE_BYTES,
         }
     }
@@ -78,36 +93,41 @@ impl Tables {
     }
 
     /// Forward, backward and, where the stage is not the last, recompute.
-    pub(super) fn work_ms(&self, range: SegmentRange) -> f64 {
-        Self::of(&self.forward, range) + self.backward_ms(range)
+    pub(super) fn work_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+        Self::of(&self.forward, range) + self.backward_ms(range, policy)
+    }
+
+    /// What a stage runs again for each micro-batch.
+    fn again_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+        match policy {
+            Recompute::None => 0.0,
+            Recompute::Selective => Self::of(&self.again[0], range),
+            Recompute::Full => Self::of(&self.again[1], range),
+        }
     }
 
     /// Backward with its recompute.
-    pub(super) fn backward_ms(&self, range: SegmentRange) -> f64 {
-        let again = self.recompute && range.end < self.segments();
-        Self::of(&self.backward, range)
-            + if again {
-                Self::of(&self.forward, range)
-            } else {
-                0.0
-            }
+    pub(super) fn backward_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+        let last = range.end >= self.segments();
+        Self::of(&self.backward, range) + if last { 0.0 } else { self.again_ms(range, policy) }
     }
 
     /// Backwards of all segments before this one.
     pub(super) fn backward_before_ms(&self, segment: u32) -> f64 {
-        self.backward_ms(SegmentRange {
+        let before = SegmentRange {
             start: 0,
             end: segment,
-        })
+        };
+        self.backward_ms(before, self.lightest)
     }
 
     /// What a stage needs for a micro-batch in the steady state: its work and the transfers that it waits for, or the
     /// network interface where that is slower.
-    pub(super) fn stage_ms(&self, range: SegmentRange) -> f64 {
+    pub(super) fn stage_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         let transfers = self.transfer[range.start as usize] + self.transfer[range.end as usize];
         match self.runtime {
-            Runtime::Overlapped => self.work_ms(range).max(transfers),
-            Runtime::Rendezvous => self.work_ms(range) + 2.0 * transfers,
+            Runtime::Overlapped => self.work_ms(range, policy).max(transfers),
+            Runtime::Rendezvous => self.work_ms(range, policy) + 2.0 * transfers,
         }
     }
 
@@ -132,27 +152,28 @@ impl Tables {
     }
 
     /// Memory of a stage that keeps `stash` micro-batches: [`Costs::memory_bytes`] in one step.
-    pub(super) fn memory_bytes(&self, range: SegmentRange, stash: u32) -> u64 {
+    pub(super) fn memory_bytes(&self, range: SegmentRange, stash: u32, policy: Recompute) -> u64 {
         let (start, end) = (range.start as usize, range.end as usize);
-        let saved = self.saved[end] - self.saved[start];
+        let sum = |of: &[u64]| of[end] - of[start];
+        let (kept, working) = match policy {
+            Recompute::None => (sum(&self.kept[0]), 0),
+            Recompute::Selective => (sum(&self.kept[1]), sum(&self.working[0])),
+            Recompute::Full => (self.input[start], sum(&self.working[1])),
+        };
         let tied = if self.is_end(range) { self.tied } else { 0 };
         let parameters = self.parameters[end] - self.parameters[start] + tied;
-        let kept = if self.recompute {
-            u64::from(stash) * self.input[start] + saved
-        } else {
-            u64::from(stash) * saved
-        };
-        parameters * self.state_bytes + kept
+        parameters * self.state_bytes + u64::from(stash) * kept + working
     }
 
     /// For the simulator; a rendezvous stage has its recompute in its backward.
-    pub(super) fn times(&self, range: SegmentRange) -> StageTimes {
+    pub(super) fn times(&self, range: SegmentRange, policy: Recompute) -> StageTimes {
         StageTimes {
             forward_ms: Self::of(&self.forward, range),
             backward_ms: match self.runtime {
                 Runtime::Overlapped => Self::of(&self.backward, range),
-                Runtime::Rendezvous => self.backward_ms(range),
+                Runtime::Rendezvous => self.backward_ms(range, policy),
             },
+            recompute_ms: self.again_ms(range, policy),
             transfer_ms: self.transfer[range.start as usize],
         }
     }
@@ -173,19 +194,19 @@ mod tests {
             tied: true,
         };
         let costs = Costs::estimate(gpt, Device::CPU_CORE);
-        for recompute in [false, true] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let tables = Tables::new(&costs, 3, recompute, 1.0);
-            for (start, end) in [(0, 7), (0, 3), (2, 5), (6, 7)] {
+            for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {
                 let range = SegmentRange { start, end };
-                let again = if recompute && end < 7 {
-                    costs.forward_ms(range, 3)
+                let again = if end < 12 {
+                    costs.recompute_ms(range, 3, recompute)
                 } else {
                     0.0
                 };
                 let work = costs.forward_ms(range, 3) + costs.backward_ms(range, 3) + again;
-                assert!((tables.work_ms(range) - work).abs() < 1e-9);
+                assert!((tables.work_ms(range, recompute) - work).abs() < 1e-9);
                 assert_eq!(
-                    tables.memory_bytes(range, 4),
+                    tables.memory_bytes(range, 4, recompute),
                     costs.memory_bytes(range, 4, 3, recompute)
                 );
                 let all = tables.gradient_ms(range) + tables.tied_of_ms(range);

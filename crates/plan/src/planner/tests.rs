@@ -2,9 +2,11 @@ mod exhaustive;
 
 use super::*;
 use crate::check::check_shape;
+use crate::cost::halves::tests::whole_blocks;
 use crate::cost::{Device, GptSizes};
 use crate::document::{Recompute, ScheduleKind};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 fn one_f_one_b(warmup_factor: f64) -> ScheduleSpec {
     ScheduleSpec {
@@ -13,20 +15,29 @@ fn one_f_one_b(warmup_factor: f64) -> ScheduleSpec {
     }
 }
 
+fn every_policy(kind: ScheduleKind) -> Vec<ScheduleSpec> {
+    [Recompute::Full, Recompute::None, Recompute::Selective]
+        .map(|recompute| ScheduleSpec { kind, recompute })
+        .to_vec()
+}
+
 fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
     planner_of(6, min_depth, memory)
 }
 
-fn planner_of(layers: u32, min_depth: u32, memory: Option<u64>) -> CostPlanner {
-    let gpt = GptSizes {
+fn sizes(layers: u32) -> GptSizes {
+    GptSizes {
         layers,
         hidden: 128,
         sequence: 128,
         vocabulary: 512,
         tied: true,
-    };
+    }
+}
+
+fn planner_of(layers: u32, min_depth: u32, memory: Option<u64>) -> CostPlanner {
     CostPlanner {
-        costs: Costs::estimate(gpt, Device::CPU_CORE),
+        costs: Costs::estimate(sizes(layers), Device::CPU_CORE),
         constraints: Constraints {
             min_workers: 1,
             max_workers: 64,
@@ -151,9 +162,10 @@ fn what_is_missing_is_said_in_a_sentence() {
 
 #[test]
 fn memory_forces_deeper_pipelines() {
-    let whole = planner(1, None)
-        .costs
-        .memory_bytes(SegmentRange { start: 0, end: 8 }, 1, 1, false);
+    let whole =
+        planner(1, None)
+            .costs
+            .memory_bytes(SegmentRange { start: 0, end: 14 }, 1, 1, Recompute::None);
     let tight = planner(1, Some(whole * 2 / 3));
     let shape = tight.plan(&request(&tight, 4, 8)).unwrap();
     assert!(shape.pipelines.iter().all(|p| p.stages.len() >= 2), "{shape:?}");
@@ -228,8 +240,8 @@ fn costs_of_another_model_and_an_empty_batch_are_refused() {
     let mut request = request(&planner, 3, 8);
     request.layout.segments = 12;
     let why = planner.plan(&request).unwrap_err().to_string();
-    assert_eq!(why, "costs are known for 8 segments, the model has 12");
-    request.layout.segments = 8;
+    assert_eq!(why, "costs are known for 14 segments, the model has 12");
+    request.layout.segments = 14;
     request.global_batch_size = 0;
     assert!(
         planner
@@ -244,11 +256,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn any_mixture_of_speeds_and_memories_gives_a_sound_plan_that_fits(
-        workers in prop::collection::vec((1u32..30, prop::option::of(1u64..64)), 1..24), batch in 1u64..64, gpipe: bool
+        workers in prop::collection::vec((1u32..30, prop::option::of(1u64..64)), 1..24), batch in 1u64..64, gpipe: bool,
+        auto: bool
     ) {
         let mut planner = planner(1, None);
         if gpipe {
             planner.constraints.schedules[0].kind = ScheduleKind::Gpipe;
+        }
+        if auto {
+            planner.constraints.schedules = every_policy(planner.constraints.schedules[0].kind);
         }
         let mut request = request(&planner, workers.len() as u64, batch);
         for (worker, (speed, mib)) in request.workers.iter_mut().zip(workers) {
@@ -260,8 +276,10 @@ proptest! {
             for p in &shape.pipelines {
                 let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap();
                 for (s, stage) in p.stages.iter().enumerate() {
-                    let stash = stash_max(&shape.schedule, p.stages.len(), s, n);
-                    let need = planner.costs.memory_bytes(stage.segments, stash, shape.micro_batch_size, false);
+                    let stash = stash_max(shape.schedule.kind, p.stages.len(), s, n);
+                    let kept = shape.schedule_of(stage).recompute;
+                    prop_assert!(auto || kept == Recompute::None);
+                    let need = planner.costs.memory_bytes(stage.segments, stash, shape.micro_batch_size, kept);
                     let has = request.workers.iter().find(|w| w.id == stage.worker).unwrap().memory_bytes;
                     prop_assert!(has.is_none_or(|m| need <= m), "needs {need}, has {has:?}");
                 }
@@ -271,10 +289,60 @@ proptest! {
 }
 
 #[test]
+fn stages_recompute_only_as_much_as_their_memory_demands() {
+    let policies = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let of = |chosen: &[Recompute], memory: u64| {
+        let mut planner = planner(2, Some(memory));
+        planner.constraints.max_depth = Some(2);
+        planner.constraints.micro_batch_size = Some(1);
+        let kind = ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 };
+        let spec = |recompute: &Recompute| ScheduleSpec {
+            kind,
+            recompute: *recompute,
+        };
+        planner.constraints.schedules = chosen.iter().map(spec).collect();
+        planner.plan(&request(&planner, 2, 8)).ok()
+    };
+    let mut seen = BTreeSet::new();
+    let whole =
+        planner(2, None)
+            .costs
+            .memory_bytes(SegmentRange { start: 0, end: 14 }, 5, 1, Recompute::None);
+    let mut fitted = false;
+    for memory in (0..400).map(|i| whole / 2 * i / 300) {
+        let auto = of(&policies, memory);
+        for fixed in policies {
+            if let Some(one) = of(&[fixed], memory) {
+                let auto = auto.as_ref().expect("what fits with one policy fits with all");
+                let (ours, theirs) = (auto.predicted.step_ms, one.predicted.step_ms);
+                assert!(
+                    ours <= theirs * EQUAL,
+                    "{memory} bytes: {ours} ms, all {fixed:?} {theirs} ms"
+                );
+            }
+        }
+        assert!(
+            auto.is_some() || !fitted,
+            "more memory never makes a plan impossible"
+        );
+        fitted |= auto.is_some();
+        let first = |s: &Shape| s.schedule_of(&s.pipelines[0].stages[0]).recompute;
+        seen.extend(auto.as_ref().map(first));
+        // The last stage's backward follows its forward at once.
+        let last = auto
+            .as_ref()
+            .map(|s| s.schedule_of(&s.pipelines[0].stages[1]).recompute);
+        assert!(last.is_none_or(|policy| policy == Recompute::None), "{auto:?}");
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), policies);
+}
+
+#[test]
 fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
     let factor = |memory: Option<u64>| {
-        // Three blocks on the first stage, two on the second.
+        // Three whole blocks on the first stage, two on the second.
         let mut planner = planner_of(5, 2, memory);
+        planner.costs = whole_blocks(sizes(5));
         planner.constraints.max_depth = Some(2);
         planner.constraints.micro_batch_size = Some(1);
         planner.constraints.schedules = vec![one_f_one_b(2.0), one_f_one_b(1.0)];

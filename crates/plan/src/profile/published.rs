@@ -2,7 +2,7 @@
 
 use super::read::{At, MOST};
 use super::{LinkRow, Profile, ProfileError, ProfileRow, SegmentProfile, Source, VERSION};
-use crate::cost::Runtime;
+use crate::cost::{Runtime, SegmentKind};
 
 /// Such tables do not say what stands on the wire; half precision is the rule there (calibration tries 4 bytes too).
 const ELEMENT_BYTES: u64 = 2;
@@ -27,26 +27,32 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
     }
     let micro = u32::try_from(root.at("micro_batch_size").count(1, 1 << 20)?).unwrap_or(1);
     let boundary = hidden * sequence * ELEMENT_BYTES;
-    let segment = |kind: &str, name: String, input_bytes: u64| -> Result<SegmentProfile, ProfileError> {
-        let at = root.at("segments").at(kind);
-        Ok(SegmentProfile {
-            name,
-            parameters: at.at("parameters").count(0, MOST)?,
-            input_bytes,
-            saved_bytes: at.at("activations").count(0, MOST)? / u64::from(micro),
-            optimizer_ms: at.at("optimizer").ms()?,
-            rows: vec![ProfileRow {
-                micro_batch_size: micro,
-                forward_ms: at.at("forward").ms()?,
-                backward_ms: at.at("backward").ms()?,
-            }],
-        })
-    };
-    let mut segments = vec![segment("embedding", "embedding".into(), sequence * 8)?];
+    let segment =
+        |kind: SegmentKind, name: String, input_bytes: u64| -> Result<SegmentProfile, ProfileError> {
+            let at = root.at("segments").at(match kind {
+                SegmentKind::Embedding => "embedding",
+                SegmentKind::Head => "head",
+                _ => "block",
+            });
+            Ok(SegmentProfile {
+                name,
+                kind,
+                parameters: at.at("parameters").count(0, MOST)?,
+                input_bytes,
+                saved_bytes: at.at("activations").count(0, MOST)? / u64::from(micro),
+                optimizer_ms: at.at("optimizer").ms()?,
+                rows: vec![ProfileRow {
+                    micro_batch_size: micro,
+                    forward_ms: at.at("forward").ms()?,
+                    backward_ms: at.at("backward").ms()?,
+                }],
+            })
+        };
+    let mut segments = vec![segment(SegmentKind::Embedding, "embedding".into(), sequence * 8)?];
     for layer in 1..=layers {
-        segments.push(segment("block", format!("block {layer}"), boundary)?);
+        segments.push(segment(SegmentKind::Block, format!("block {layer}"), boundary)?);
     }
-    segments.push(segment("head", "head".into(), boundary)?);
+    segments.push(segment(SegmentKind::Head, "head".into(), boundary)?);
     // Both ends count the table as theirs where the head is the embedding's transpose.
     let (embedding, head) = (segments[0].parameters, segments[segments.len() - 1].parameters);
     let tied_parameters = if head >= embedding { embedding } else { 0 };

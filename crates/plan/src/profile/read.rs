@@ -1,7 +1,7 @@
 //! The strict reader: every value knows its file and field.
 
 use super::{LinkRow, Profile, ProfileRow, SegmentProfile, Source, VERSION};
-use crate::cost::{Calibration, Runtime};
+use crate::cost::{Calibration, Runtime, SegmentKind};
 use serde_json::Value;
 
 /// Why a profile, or a table that goes with it, cannot be used.
@@ -227,9 +227,18 @@ fn ascending<T>(at: &At, rows: Vec<T>, key: impl Fn(&T) -> u64) -> Result<Vec<T>
     }
 }
 
+const KINDS: [(&str, SegmentKind); 5] = [
+    ("embedding", SegmentKind::Embedding),
+    ("attention", SegmentKind::Attention),
+    ("mlp", SegmentKind::Mlp),
+    ("block", SegmentKind::Block),
+    ("head", SegmentKind::Head),
+];
+
 fn segment(at: &At) -> Result<SegmentProfile, ProfileError> {
     at.only(&[
         "name",
+        "kind",
         "parameters",
         "inputBytes",
         "savedBytes",
@@ -246,6 +255,7 @@ fn segment(at: &At) -> Result<SegmentProfile, ProfileError> {
     })?;
     Ok(SegmentProfile {
         name: at.at("name").text()?,
+        kind: at.optional("kind", |at| at.word(&KINDS))?.unwrap_or_default(),
         parameters: at.at("parameters").count(0, MOST)?,
         input_bytes: at.at("inputBytes").count(0, MOST)?,
         saved_bytes: at.at("savedBytes").count(0, MOST)?,

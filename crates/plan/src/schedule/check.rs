@@ -67,18 +67,18 @@ pub enum ScheduleError {
     },
 }
 
-/// Judges the lists of all stages, first stage first. Sends never block; a forward waits for the previous stage's forward, a
+/// Judges the lists of all stages, first stage first, each by its own schedule. Sends never block; a forward waits for the previous stage's forward, a
 /// backward for the next stage's backward of the same micro-batch. `stash_allowed[s]` bounds what stage s keeps.
 ///
 /// # Errors
 /// The first violation found.
 pub fn check(
-    spec: &ScheduleSpec,
+    specs: &[ScheduleSpec],
     lists: &[Vec<Instruction>],
     micro_batches: u32,
     stash_allowed: &[u32],
 ) -> Result<(), ScheduleError> {
-    for (stage, list) in lists.iter().enumerate() {
+    for (stage, (list, spec)) in lists.iter().zip(specs).enumerate() {
         check_stage(
             spec,
             stage,
@@ -113,7 +113,7 @@ fn check_stage(
                 stash = stash.max(forwards - backwards);
             }
             Instruction::Recompute(m) => {
-                let needed = spec.recompute == Recompute::Full && m < forwards;
+                let needed = spec.recompute != Recompute::None && m < forwards;
                 if !needed || list.get(position + 1) != Some(&Instruction::Backward(m)) {
                     return Err(ScheduleError::Recompute {
                         stage,
@@ -139,7 +139,7 @@ fn check_stage(
                 let before = position.checked_sub(1).map(|p| list[p]);
                 let kept =
                     before == Some(Instruction::Forward(m)) || before == Some(Instruction::Recompute(m));
-                if spec.recompute == Recompute::Full && !kept {
+                if spec.recompute != Recompute::None && !kept {
                     return Err(ScheduleError::Recompute {
                         stage,
                         micro_batch: m,
@@ -217,13 +217,17 @@ mod tests {
             Just(ScheduleKind::Gpipe),
             (1.0..4.0f64).prop_map(|w| ScheduleKind::OneForwardOneBackward { warmup_factor: w }),
         ];
-        let recompute = prop_oneof![Just(Recompute::None), Just(Recompute::Full)];
+        let recompute = prop_oneof![
+            Just(Recompute::None),
+            Just(Recompute::Selective),
+            Just(Recompute::Full)
+        ];
         (kind, recompute).prop_map(|(kind, recompute)| ScheduleSpec { kind, recompute })
     }
 
     fn lists(spec: &ScheduleSpec, stages: usize, n: u32) -> (Vec<Vec<Instruction>>, Vec<u32>) {
         (0..stages)
-            .map(|s| (generate(spec, stages, s, n), stash_max(spec, stages, s, n)))
+            .map(|s| (generate(spec, stages, s, n), stash_max(spec.kind, stages, s, n)))
             .unzip()
     }
 
@@ -231,7 +235,19 @@ mod tests {
         #[test]
         fn every_generated_schedule_is_sound(spec in any_spec(), stages in 1usize..12, n in 1u32..24) {
             let (lists, allowed) = lists(&spec, stages, n);
-            prop_assert_eq!(check(&spec, &lists, n, &allowed), Ok(()));
+            prop_assert_eq!(check(&vec![spec; lists.len()], &lists, n, &allowed), Ok(()));
+        }
+
+        #[test]
+        fn stages_that_keep_differently_fit_each_other(
+            stages in prop::collection::vec(any_spec(), 1..8), n in 1u32..16
+        ) {
+            let kind = stages[0].kind;
+            let specs: Vec<_> = stages.iter().map(|s| ScheduleSpec { kind, ..*s }).collect();
+            let of = |(s, spec): (usize, &ScheduleSpec)| generate(spec, specs.len(), s, n);
+            let lists: Vec<_> = specs.iter().enumerate().map(of).collect();
+            let allowed: Vec<_> = (0..specs.len()).map(|s| stash_max(kind, specs.len(), s, n)).collect();
+            prop_assert_eq!(check(&specs, &lists, n, &allowed), Ok(()));
         }
 
         #[test]
@@ -248,7 +264,7 @@ mod tests {
             let (a, b) = (a % len, b % len);
             prop_assume!(a != b);
             lists[stage].swap(a, b);
-            prop_assert!(check(&spec, &lists, n, &allowed).is_err());
+            prop_assert!(check(&vec![spec; lists.len()], &lists, n, &allowed).is_err());
         }
 
         #[test]
@@ -263,7 +279,7 @@ mod tests {
             } else {
                 lists[0].remove(at);
             }
-            prop_assert!(check(&spec, &lists, n, &allowed).is_err());
+            prop_assert!(check(&vec![spec; lists.len()], &lists, n, &allowed).is_err());
         }
     }
 
@@ -277,7 +293,7 @@ mod tests {
         };
         // Stage 0 wants the gradient of 0 before it sends 1; stage 1 wants 1 before it sends the gradient of 0.
         let lists = vec![vec![f(0), b(0), f(1), b(1)], vec![f(0), f(1), b(0), b(1)]];
-        let verdict = check(&spec, &lists, 2, &[2, 2]);
+        let verdict = check(&[spec; 2], &lists, 2, &[2, 2]);
         assert_eq!(
             verdict,
             Err(ScheduleError::Deadlock {

@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Instruction {
     /// Forward: takes the activation from the previous stage, sends its output to the next. Where a recompute follows, only
-    /// the stage's input is kept.
+    /// what that does not make again is kept.
     Forward(u32),
-    /// The forward again, keeping what autograd saves; directly before the backward.
+    /// The forward again, of all segments or of attention only, keeping what autograd saves; directly before the backward.
     Recompute(u32),
     /// Backward: takes the gradient from the next stage, sends its input's gradient to the previous.
     Backward(u32),

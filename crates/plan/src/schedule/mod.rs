@@ -36,8 +36,8 @@ pub fn warmup(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u3
 
 /// Most micro-batches that a stage has forwarded and not yet backwarded.
 #[must_use]
-pub fn stash_max(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches: u32) -> u32 {
-    (warmup(spec.kind, stages, stage, micro_batches) + 1).min(micro_batches)
+pub fn stash_max(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
+    (warmup(kind, stages, stage, micro_batches) + 1).min(micro_batches)
 }
 
 /// The instruction list of one stage.
@@ -57,7 +57,7 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
             next_forward += 1;
         }
         let fresh = list.last() == Some(&Instruction::Forward(next_backward));
-        if spec.recompute == Recompute::Full && !fresh {
+        if spec.recompute != Recompute::None && !fresh {
             list.push(Instruction::Recompute(next_backward));
         }
         list.push(Instruction::Backward(next_backward));
@@ -65,7 +65,7 @@ pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches:
     list
 }
 
-/// Whether the forward at `position` must keep only its input (it will be recomputed).
+/// Whether something of the forward at `position` will be recomputed, so that it must keep less.
 #[must_use]
 pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
     match list.get(position) {
@@ -88,13 +88,13 @@ mod tests {
     #[test]
     fn one_forward_one_backward_is_the_published_order() {
         let expected = "stage 0: f0 f1 b0 f2 b1 f3 b2 b3\nstage 1: f0 b0 f1 b1 f2 b2 f3 b3\n";
-        assert_eq!(text(&spec(1.0, Recompute::None), 2, 4), expected);
+        assert_eq!(text(&[spec(1.0, Recompute::None); 2], 4), expected);
     }
 
     #[test]
     fn a_double_warmup_runs_two_forwards_ahead_for_each_later_stage() {
         let expected = "stage 0: f0 f1 f2 b0 f3 b1 b2 b3\nstage 1: f0 b0 f1 b1 f2 b2 f3 b3\n";
-        assert_eq!(text(&spec(2.0, Recompute::None), 2, 4), expected);
+        assert_eq!(text(&[spec(2.0, Recompute::None); 2], 4), expected);
     }
 
     #[test]
@@ -103,12 +103,12 @@ mod tests {
             kind: ScheduleKind::Gpipe,
             recompute: Recompute::Full,
         };
-        assert_eq!(text(&gpipe, 1, 2), "stage 0: f0 f1 r0 b0 r1 b1\n");
+        assert_eq!(text(&[gpipe; 1], 2), "stage 0: f0 f1 r0 b0 r1 b1\n");
         let plain = ScheduleSpec {
             recompute: Recompute::None,
             ..gpipe
         };
-        assert_eq!(text(&plain, 1, 2), "stage 0: f0 f1 b0 b1\n");
+        assert_eq!(text(&[plain; 1], 2), "stage 0: f0 f1 b0 b1\n");
     }
 
     #[test]

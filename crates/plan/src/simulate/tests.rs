@@ -14,6 +14,7 @@ fn without_transfers_1f1b_takes_the_closed_form() {
             StageTimes {
                 forward_ms: 1.0,
                 backward_ms: 2.0,
+                recompute_ms: 1.0,
                 transfer_ms: 0.0
             };
             p
@@ -42,6 +43,7 @@ fn recompute_and_transfers_make_a_step_longer() {
             &[StageTimes {
                 forward_ms: 1.0,
                 backward_ms: 2.0,
+                recompute_ms: 1.0,
                 transfer_ms,
             }; 3],
             6,
@@ -57,6 +59,7 @@ fn uniform(stages: usize, transfer_ms: f64) -> Vec<StageTimes> {
         StageTimes {
             forward_ms: 1.0,
             backward_ms: 2.0,
+            recompute_ms: 1.0,
             transfer_ms,
         };
         stages

@@ -16,6 +16,7 @@ impl Planner for Wide {
         let all = request.layout.whole();
         let pipelines = (0..).zip(&request.workers).map(|(i, w)| Pipeline {
             stages: vec![Stage {
+                recompute: None,
                 worker: w.id,
                 segments: all,
             }],

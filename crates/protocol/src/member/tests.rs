@@ -18,6 +18,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
     let share = 4 / members.len().max(1) as u64;
     let pipelines = (0..).zip(members).map(|(i, w)| Pipeline {
         stages: vec![Stage {
+            recompute: None,
             worker: *w,
             segments: all,
         }],

@@ -50,7 +50,7 @@ fn step_ms(
     cuts: &mut BTreeMap<(usize, usize), Cut>,
 ) -> f64 {
     let family = &composer.families[0];
-    let (spec, weighed) = (family.schedules[0], if aware { depths.len() } else { 0 });
+    let (kind, weighed) = (family.schedules[0], if aware { depths.len() } else { 0 });
     for p in depths {
         cuts.entry((*p, weighed)).or_insert_with(|| {
             let plain = family.cuts[*p].clone().unwrap();
@@ -70,7 +70,7 @@ fn step_ms(
     }
     for (p, n) in depths.iter().zip(&shares) {
         runs.entry((*p, weighed, *n))
-            .or_insert_with(|| run_pipeline(family, &spec, cut(p), *n));
+            .or_insert_with(|| run_pipeline(family, kind, cut(p), *n));
     }
     let kind = |(p, n): (&usize, &u32)| Pipelines {
         stages: &cut(p).stages,

@@ -1,0 +1,137 @@
+//! Costs of whole blocks as costs of their halves: profiles of other frameworks know only whole blocks, plans may cut between
+//! attention and MLP.
+
+use super::{Costs, Device, GptSizes, SegmentCost, SegmentKind};
+
+impl Costs {
+    /// These costs with a segment for each half of a block: themselves where they have one, none where they are of another
+    /// number of segments than the model. Each quantity of a whole block is divided as an estimate of the same sizes divides it;
+    /// both halves together cost what the block did.
+    #[must_use]
+    pub fn with_halves(&self, gpt: GptSizes) -> Option<Costs> {
+        let (has, layers) = (self.segments.len(), gpt.layers as usize);
+        if self.layout().tied != gpt.tied {
+            return None;
+        }
+        if has == 2 * layers + 2 {
+            return Some(self.clone());
+        }
+        if has != layers + 2 {
+            return None;
+        }
+        let estimate = Costs::estimate(gpt, Device::CPU_CORE);
+        let [attention, mlp] = [&estimate.segments[1], &estimate.segments[2]];
+        let mut segments = Vec::with_capacity(2 * layers + 2);
+        for (i, whole) in self.segments.iter().enumerate() {
+            if i == 0 || i + 1 == has {
+                segments.push(whole.clone());
+            } else {
+                segments.extend(halves(whole, attention, mlp));
+            }
+        }
+        Some(Costs {
+            segments,
+            ..self.clone()
+        })
+    }
+}
+
+/// A block's costs, divided in the proportions of these two.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "costs are estimates"
+)]
+fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [SegmentCost; 2] {
+    let share =
+        |of: fn(&SegmentCost) -> f64| of(attention) / (of(attention) + of(mlp)).max(f64::MIN_POSITIVE);
+    let compute = share(|s| s.forward_ms);
+    let state = share(|s| s.parameters as f64);
+    let saved = share(|s| s.saved_bytes as f64);
+    let part = |all: u64, share: f64| ((all as f64 * share).round() as u64).min(all);
+    let first = SegmentCost {
+        kind: SegmentKind::Attention,
+        forward_ms: whole.forward_ms * compute,
+        backward_ms: whole.backward_ms * compute,
+        forward_fixed_ms: whole.forward_fixed_ms / 2.0,
+        backward_fixed_ms: whole.backward_fixed_ms / 2.0,
+        parameters: part(whole.parameters, state),
+        saved_bytes: part(whole.saved_bytes, saved),
+        input_bytes: whole.input_bytes,
+        optimizer_ms: whole.optimizer_ms * state,
+    };
+    let second = SegmentCost {
+        kind: SegmentKind::Mlp,
+        forward_ms: whole.forward_ms - first.forward_ms,
+        backward_ms: whole.backward_ms - first.backward_ms,
+        parameters: whole.parameters - first.parameters,
+        saved_bytes: whole.saved_bytes - first.saved_bytes,
+        optimizer_ms: whole.optimizer_ms - first.optimizer_ms,
+        ..first.clone()
+    };
+    [first, second]
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::SegmentRange;
+
+    const GPT: GptSizes = GptSizes {
+        layers: 3,
+        hidden: 64,
+        sequence: 32,
+        vocabulary: 300,
+        tied: true,
+    };
+
+    /// The estimate with its halves put together.
+    pub(crate) fn whole_blocks(gpt: GptSizes) -> Costs {
+        let mut costs = Costs::estimate(gpt, Device::CPU_CORE);
+        for block in (1..=gpt.layers as usize).rev() {
+            let mlp = costs.segments.remove(2 * block);
+            let first = &mut costs.segments[2 * block - 1];
+            first.kind = SegmentKind::Block;
+            first.forward_ms += mlp.forward_ms;
+            first.backward_ms += mlp.backward_ms;
+            first.forward_fixed_ms += mlp.forward_fixed_ms;
+            first.backward_fixed_ms += mlp.backward_fixed_ms;
+            first.parameters += mlp.parameters;
+            first.saved_bytes += mlp.saved_bytes;
+        }
+        costs
+    }
+
+    #[test]
+    fn a_profile_of_whole_blocks_divides_into_what_an_estimate_of_halves_says() {
+        let estimate = Costs::estimate(GPT, Device::CPU_CORE);
+        let divided = whole_blocks(GPT).with_halves(GPT).unwrap();
+        assert_eq!(divided.layout(), estimate.layout());
+        for (a, b) in divided.segments.iter().zip(&estimate.segments) {
+            assert_eq!(
+                (a.kind, a.parameters, a.saved_bytes),
+                (b.kind, b.parameters, b.saved_bytes)
+            );
+            assert!(
+                (a.forward_ms - b.forward_ms).abs() < 1e-12 && (a.backward_ms - b.backward_ms).abs() < 1e-12
+            );
+        }
+        assert_eq!(estimate.with_halves(GPT), Some(estimate));
+    }
+
+    #[test]
+    fn both_halves_cost_what_the_block_did_and_other_models_are_refused() {
+        let mut whole = whole_blocks(GPT);
+        whole.segments[2].parameters = 12_345;
+        whole.segments[2].forward_ms = 7.7;
+        let divided = whole.with_halves(GPT).unwrap();
+        let block = SegmentRange { start: 2, end: 3 };
+        let both = SegmentRange { start: 3, end: 5 };
+        assert_eq!(divided.parameters(both), 12_345);
+        assert!((divided.forward_ms(both, 4) - whole.forward_ms(block, 4)).abs() < 1e-9);
+        assert!((divided.backward_ms(both, 4) - whole.backward_ms(block, 4)).abs() < 1e-9);
+        assert_eq!(whole.with_halves(GptSizes { layers: 4, ..GPT }), None);
+        assert_eq!(whole.with_halves(GptSizes { tied: false, ..GPT }), None);
+    }
+}
