@@ -175,6 +175,7 @@ impl Asked<'_> {
             global_batch_size: self.job.training.global_batch_size,
             parent: self.parent.clone(),
             held,
+            horizon_ms: None,
         };
         let explained = self.planner.explain(&request);
         let explained = explained.map_err(|why| Failure::Input(why.to_string()))?;
@@ -206,7 +207,7 @@ fn planner(job: &Job, arguments: &Arguments) -> Result<CostPlanner, Failure> {
     if let Some(path) = &arguments.profile {
         let costs = read_profile(path, arguments.links.as_deref())?.costs();
         planner.costs = costs.with_halves(sizes).ok_or_else(|| {
-            bad(crate::job::wrong_segments(
+            bad(job::wrong_segments(
                 &path.display().to_string(),
                 costs.layout(),
                 &job.model,

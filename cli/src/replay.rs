@@ -186,7 +186,7 @@ fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Fail
     let costs = profile.costs();
     let divided = |costs: &Costs| {
         let wrong = || {
-            let why = crate::job::wrong_segments(&name, costs.layout(), &job.model);
+            let why = job::wrong_segments(&name, costs.layout(), &job.model);
             Failure::Input(why)
         };
         costs.with_halves(sizes(job)).ok_or_else(wrong)

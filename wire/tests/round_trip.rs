@@ -222,6 +222,7 @@ fn plan(base: Base) -> Plan {
             predicted: Prediction {
                 step_ms: 812.25,
                 bubble: 0.125,
+                move_ms: 0.0,
                 calibrated: false,
             },
         },

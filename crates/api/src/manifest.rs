@@ -165,8 +165,7 @@ pub struct PipelineSpec {
     pub schedule: Option<String>,
     /// Warm-up forwards per later stage, for `1f1b`: 1 (where left out) is the classical schedule, 2 tolerates jitter best.
     pub warmup_factor: Option<f64>,
-    /// What each stage recomputes: `none`, `selective` (attention only), `full`, or `auto` (where left out): as little as its
-    /// memory allows.
+    /// `auto` (where left out), as little as a stage's memory allows; else `none`, `selective` (attention only) or `full`.
     pub recompute: Option<String>,
     /// Fewest stages of a pipeline; 1 where left out.
     pub min_depth: Option<u32>,

@@ -57,6 +57,7 @@ fn request(planner: &CostPlanner, workers: u64) -> PlanRequest {
         global_batch_size: workers * 4,
         parent: None,
         held: BTreeMap::new(),
+        horizon_ms: None,
     }
 }
 

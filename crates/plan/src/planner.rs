@@ -21,7 +21,7 @@ use crate::layout::{Layout, SegmentRange};
 use crate::schedule::stash_max;
 use candidate::Candidate;
 use compose::Composer;
-use place::Pool;
+use place::{Placed, Pool};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -58,6 +58,9 @@ pub struct PlanRequest {
     pub parent: Option<Shape>,
     /// Units at the base, by worker: keeping them where they are costs nothing.
     pub held: BTreeMap<WorkerId, Vec<Unit>>,
+    /// Expected time until other workers will be there, milliseconds: plans are judged by what they train until then, the way
+    /// there included. None: for ever.
+    pub horizon_ms: Option<f64>,
 }
 
 /// No plan exists; the text is for the user.
@@ -133,45 +136,11 @@ impl CostPlanner {
             found.extend(composer.candidates().into_iter().map(|c| (c, i)));
             composers.push(composer);
         }
-        let least = |fits: &dyn Fn(&Candidate) -> bool| {
-            let fitting = found.iter().filter(|(c, _)| fits(c));
-            fitting.map(|(c, _)| c.step_ms).min_by(f64::total_cmp)
-        };
-        let Some(best) = least(&|_| true) else {
+        let Some((chosen, placed)) = self.choose(request, &found, &pools, workers.len()) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
         };
-        // One worker more must never make the step longer: what fewer workers reach is a limit too.
-        let fewer = least(&|c| c.workers() < workers.len()).unwrap_or(f64::INFINITY);
-        let limit = fewer.min(best * EQUAL).max(best);
-        let mut groups: BTreeMap<usize, Pool> = BTreeMap::new();
-        let near = found.iter().filter(|(c, _)| c.step_ms <= limit);
-        let ranked = near.map(|(c, i)| {
-            let pool = groups
-                .entry(*i)
-                .or_insert_with(|| Pool::new(self, request, &pools[*i]));
-            let placed = pool.place(self, c, &request.layout);
-            let single = c.pipelines.len() < 2;
-            // Where nobody holds anything, all state is made or loaded anyway.
-            let moved = if request.held.is_empty() {
-                0
-            } else {
-                placed.moved_bytes
-            };
-            let rank: Rank = (placed.crowded, single, moved, c.step_ms, placed.workers.len());
-            (rank, c, placed)
-        });
-        // The first of equals: pools go from all workers to few.
-        let chosen = ranked.min_by(|(a, ..), (b, ..)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-        let Some((_, candidate, placed)) = chosen else {
-            return Err(Infeasible(self.why_not(request, workers.len())));
-        };
-        let shape = self.name_spares(
-            self.shape(candidate, &placed.workers),
-            &workers,
-            &pools,
-            &composers,
-        );
-        let (chosen, moved_bytes) = (candidate.clone(), placed.moved_bytes);
+        let shape = self.name_spares(self.shape(&chosen, &placed), &workers, &pools, &composers);
+        let moved_bytes = placed.moved_bytes;
         let scored = composers.iter().map(|c| c.scored).sum();
         drop(composers);
         let mut found: Vec<Candidate> = found.into_iter().map(|(c, _)| c).collect();
@@ -186,6 +155,20 @@ impl CostPlanner {
     }
 }
 
+/// Smaller is better: old and new state do not fit together somewhere, not every segment held twice, bytes to move, score,
+/// workers used.
+type Rank = (bool, bool, u64, f64, usize);
+
+/// The step that a plan amounts to over the time that it is expected to last, when it must wait for its state first: a step of
+/// `step_ms` after `move_ms` trains as much until the horizon as this step from now on.
+fn score(step_ms: f64, move_ms: f64, horizon_ms: Option<f64>) -> f64 {
+    match horizon_ms {
+        // Where the way there is as long as the time it lasts, at least the shorter one.
+        Some(h) => step_ms * h / (h - move_ms).max(h / 100.0) + move_ms * 1e-6,
+        None => step_ms,
+    }
+}
+
 /// A measured speed in steps of 5 %, so that noise changes no plan. What is no positive number counts as nominal.
 fn pace(speed: f64) -> f64 {
     if speed.is_finite() && speed > 0.0 {
@@ -195,11 +178,56 @@ fn pace(speed: f64) -> f64 {
     }
 }
 
-/// Smaller is better: old and new state do not fit together somewhere, not every segment held twice, bytes to move, step
-/// time, workers used.
-type Rank = (bool, bool, u64, f64, usize);
-
 impl CostPlanner {
+    /// The candidate to take, on its workers: of those that score within [`EQUAL`] of the best the one of the least rank.
+    fn choose(
+        &self,
+        request: &PlanRequest,
+        found: &[(Candidate, usize)],
+        pools: &[Vec<&WorkerInfo>],
+        workers: usize,
+    ) -> Option<(Candidate, Placed)> {
+        let mut groups: BTreeMap<usize, Pool> = BTreeMap::new();
+        let mut quickest: Vec<usize> = (0..found.len()).collect();
+        quickest.sort_by(|a, b| found[*a].0.step_ms.total_cmp(&found[*b].0.step_ms));
+        let mut judged: Vec<(f64, usize, Placed)> = Vec::new();
+        let (mut best, mut fewer) = (f64::INFINITY, f64::INFINITY);
+        for i in quickest {
+            let (candidate, pool) = &found[i];
+            // No way there is shorter than none.
+            if candidate.step_ms > best * EQUAL {
+                break;
+            }
+            let group = groups.entry(*pool);
+            let group = group.or_insert_with(|| Pool::new(self, request, &pools[*pool]));
+            let placed = group.place(self, candidate, &request.layout);
+            let score = score(candidate.step_ms, placed.move_ms, request.horizon_ms);
+            best = best.min(score);
+            if candidate.workers() < workers {
+                fewer = fewer.min(score);
+            }
+            judged.push((score, i, placed));
+        }
+        // One worker more must never make the step longer: what fewer workers reach is a limit too.
+        let limit = fewer.min(best * EQUAL).max(best);
+        // The first of equals: pools go from all workers to few.
+        judged.sort_by_key(|(_, i, _)| *i);
+        let near = judged.into_iter().filter(|(score, ..)| *score <= limit);
+        let ranked = near.map(|(score, i, placed)| {
+            let single = found[i].0.pipelines.len() < 2;
+            let rank: Rank = (
+                placed.crowded,
+                single,
+                placed.moved_bytes,
+                score,
+                placed.workers.len(),
+            );
+            (rank, i, placed)
+        });
+        let least = ranked.min_by(|(a, ..), (b, ..)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+        least.map(|(_, i, placed)| (found[i].0.clone(), placed))
+    }
+
     fn offered(&self, request: &PlanRequest) -> Result<Vec<WorkerInfo>, Infeasible> {
         let mut workers = request.workers.clone();
         workers.sort_by_key(|w| w.id);
@@ -279,10 +307,10 @@ impl CostPlanner {
         }
     }
 
-    /// The shape of a candidate with these workers on its places.
-    fn shape(&self, candidate: &Candidate, workers: &[WorkerId]) -> Shape {
+    /// The shape of a candidate with its workers on their places.
+    fn shape(&self, candidate: &Candidate, placed: &Placed) -> Shape {
         let mut start = 0;
-        let mut workers = workers.iter();
+        let mut workers = placed.workers.iter();
         let mut pipelines = Vec::with_capacity(candidate.pipelines.len());
         for p in &candidate.pipelines {
             let stages = p.stages.iter().zip(&p.policies).zip(workers.by_ref());
@@ -309,6 +337,7 @@ impl CostPlanner {
             predicted: Prediction {
                 step_ms: candidate.step_ms,
                 bubble: candidate.bubble,
+                move_ms: placed.move_ms,
                 calibrated: self.costs.calibrated,
             },
         }

@@ -44,6 +44,7 @@ fn plan(planner: &CostPlanner, workers: u64, batch: u64) -> Option<Shape> {
         global_batch_size: batch,
         parent: None,
         held: BTreeMap::new(),
+        horizon_ms: None,
     };
     planner.plan(&request).ok()
 }

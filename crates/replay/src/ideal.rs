@@ -30,6 +30,7 @@ impl Ideal {
                 global_batch_size,
                 parent: None,
                 held: BTreeMap::new(),
+                horizon_ms: None,
             };
             let found = planner.explain(&request).ok().map(|e| {
                 let others = e.runners_up.iter().map(|r| r.step_ms);

@@ -110,6 +110,7 @@ impl Planner for RandomPlanner {
             predicted: Prediction {
                 step_ms: 90.0 / f64::from(self.drawn.get()),
                 bubble: 0.0,
+                move_ms: 0.0,
                 calibrated: false,
             },
         })

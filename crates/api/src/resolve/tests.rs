@@ -459,7 +459,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "recompute: full",
         "recompute: some",
-        "spec.pipeline.recompute: \"some\" — auto, none, selective or full",
+        "spec.pipeline.recompute: \"some\" — auto or none or selective or full",
     ),
     (
         "minDepth: 2",

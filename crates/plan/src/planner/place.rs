@@ -17,6 +17,8 @@ pub(super) struct Placed {
     pub(super) workers: Vec<WorkerId>,
     /// State that its new holder has to fetch.
     pub(super) moved_bytes: u64,
+    /// How long that takes at least: until the last one has fetched what it lacks, and the holders have sent it.
+    pub(super) move_ms: f64,
     /// Some worker's memory does not hold its old and its new state together, as it must until the plan is in force.
     pub(super) crowded: bool,
 }
@@ -72,6 +74,8 @@ type KindKey<'a> = (&'a [Unit], u64, Reverse<u64>);
 pub(super) struct Pool {
     kinds: Vec<Kind>,
     whole: Held,
+    /// How many workers hold some state.
+    holders: u64,
     /// Where the parent has its workers.
     parent: BTreeMap<WorkerId, (usize, usize)>,
 }
@@ -112,12 +116,14 @@ impl Pool {
         Pool {
             kinds: kinds.collect(),
             whole: Held::new(layout, &bytes, &all),
+            holders: request.held.values().filter(|units| !units.is_empty()).count() as u64,
             parent: parent.collect(),
         }
     }
 
     /// Puts workers on the places of a candidate, what is best kept first: room for old and new state together, then most
     /// bytes kept, then the parent's place, then faster workers on earlier places.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
     pub(super) fn place(&self, planner: &CostPlanner, candidate: &Candidate, layout: &Layout) -> Placed {
         let (sites, numbers) = self.sites(planner, candidate);
         let mut pairs: Vec<(bool, Reverse<u64>, usize, usize)> = Vec::new();
@@ -141,14 +147,25 @@ impl Pool {
         let mut placed = Placed {
             workers: Vec::new(),
             moved_bytes: 0,
+            move_ms: 0.0,
             crowded: false,
         };
+        let mut most = 0;
         for group in pairs.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
             let (crowded, Reverse(kept), ..) = group[0];
             let taken = filling.fill(self, group, &numbers);
             placed.crowded |= crowded && !taken.is_empty();
             for site in taken {
-                placed.moved_bytes += self.whole.of(layout, sites[site].range) - kept;
+                let lacking = self.whole.of(layout, sites[site].range) - kept;
+                placed.moved_bytes += lacking;
+                most = most.max(lacking);
+            }
+        }
+        match placed.moved_bytes.checked_div(self.holders) {
+            // Nobody holds anything: all state is made or loaded anyway.
+            None => placed.moved_bytes = 0,
+            Some(each) => {
+                placed.move_ms = most.max(each) as f64 / planner.costs.device.bytes_per_s * 1e3;
             }
         }
         placed.workers = filling.chosen.into_iter().flatten().collect();

@@ -66,6 +66,7 @@ fn request(planner: &CostPlanner, count: u64, batch: u64) -> PlanRequest {
         global_batch_size: batch,
         parent: None,
         held: BTreeMap::new(),
+        horizon_ms: None,
     }
 }
 
@@ -335,6 +336,73 @@ fn stages_recompute_only_as_much_as_their_memory_demands() {
         assert!(last.is_none_or(|policy| policy == Recompute::None), "{auto:?}");
     }
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), policies);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn no_other_plan_would_train_more_until_the_horizon(
+        count in 5u64..24, gone in prop::collection::btree_set(0u64..24, 1..4), seconds in prop::collection::vec(1u32..20_000, 1..4)
+    ) {
+        let planner = planner(2, None);
+        let mut request = request(&planner, count, 32);
+        let before = planner.plan(&request).unwrap();
+        let lost = |i: usize| gone.contains(&(i as u64));
+        request.workers = request.workers.into_iter().enumerate().filter(|(i, _)| !lost(*i)).map(|(_, w)| w).collect();
+        prop_assume!(request.workers.len() > 2);
+        let there = ids(&request);
+        let holds = before.members().into_iter().filter(|w| there.contains(w));
+        request.held = holds.map(|w| (w, before.units(&request.layout, w))).collect();
+        prop_assume!(!request.held.is_empty());
+        request.parent = Some(before);
+        let horizons: Vec<Option<f64>> = seconds.iter().map(|s| Some(f64::from(*s))).chain([None]).collect();
+        let plans: Vec<Shape> = horizons.iter().map(|h| {
+            let request = PlanRequest { horizon_ms: *h, ..request.clone() };
+            let shape = planner.plan(&request).unwrap();
+            assert_eq!(serde_json::to_string(&shape).unwrap(), serde_json::to_string(&planner.plan(&request).unwrap()).unwrap());
+            shape
+        }).collect();
+        for (horizon, ours) in horizons.iter().zip(&plans) {
+            let of = |s: &Shape| score(s.predicted.step_ms, s.predicted.move_ms, *horizon);
+            for other in &plans {
+                prop_assert!(of(ours) <= of(other) * EQUAL * (1.0 + 1e-9), "{horizon:?}: {ours:?} or {other:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_shorter_a_plan_lasts_the_less_it_may_move() {
+    let planner = planner(2, None);
+    let mut request = request(&planner, 9, 32);
+    let before = planner.plan(&request).unwrap();
+    let held = before
+        .members()
+        .into_iter()
+        .map(|w| (w, before.units(&request.layout, w)));
+    request.held = held.collect();
+    request.parent = Some(before);
+    let newcomer = |i| WorkerInfo {
+        id: WorkerId(i),
+        memory_bytes: None,
+        speed: 1.0,
+        node: "n".into(),
+    };
+    let mut less = 0;
+    for more in 100..104 {
+        request.workers.push(newcomer(more));
+        let move_ms = |horizon_ms| {
+            let shape = planner.plan(&PlanRequest {
+                horizon_ms,
+                ..request.clone()
+            });
+            shape.unwrap().predicted.move_ms
+        };
+        let (hasty, lasting) = (move_ms(Some(12.0)), move_ms(None));
+        assert!(hasty <= lasting, "{more}: {hasty} {lasting}");
+        less += u32::from(hasty < lasting);
+    }
+    assert!(less > 0, "the horizon never mattered");
 }
 
 #[test]

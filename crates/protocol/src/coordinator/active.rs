@@ -44,7 +44,12 @@ impl Coordinator {
             }
             Some(_) if switched => {}
             Some(n) => self.change(now, &plan, &n, effects),
-            None if running && now >= self.change_after => self.propose(now, &plan, effects),
+            None if running && now >= self.change_after => {
+                self.propose(now, &plan, effects);
+                if self.mode == Mode::Active {
+                    self.keep_warm(now);
+                }
+            }
             None => {}
         }
     }
@@ -152,6 +157,9 @@ impl Coordinator {
             self.progress_at = now;
             self.change_after = now.after(self.config.timing.change_delay);
             self.complained = None;
+            self.changes.begin(now);
+            self.horizon = self.changes.expected(now, self.config.timing.stay);
+            self.warm.forget();
             effects.push(CoordinatorEffect::Event(Event::Running { generation }));
         }
         self.tell_go(now, target, first, early, effects);

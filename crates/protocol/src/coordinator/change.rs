@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Generation, Infeasible, Plan, PlanRequest, Shape, Unit, WorkerId, WorkerInfo};
 
-/// A planned change must promise a step at least so much shorter, unless somebody has to go.
-const WORTH: f64 = 0.98;
+/// What a planned change costs beside the transfer of state, milliseconds: orders, agreement, the first step.
+const SWITCH_MS: f64 = 100.0;
+/// Predictions are not better than that: a smaller gain is none.
+const SURE: f64 = 0.002;
 
 impl Coordinator {
     /// Workers that may be planned with: those behind bad links left out, no more than the job may use, present members first.
@@ -30,12 +32,8 @@ impl Coordinator {
         self.all_up().into_iter().filter(firm).collect()
     }
 
-    /// Asks the planner.
-    pub(super) fn shape(
-        &self,
-        pool: &[WorkerId],
-        held: BTreeMap<WorkerId, Vec<Unit>>,
-    ) -> Result<Shape, Infeasible> {
+    /// The question to the planner.
+    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
         let info = |id: &WorkerId| {
             let hello = self.workers.get(id).and_then(|w| w.hello.as_ref());
             WorkerInfo {
@@ -45,13 +43,22 @@ impl Coordinator {
                 node: hello.map_or_else(String::new, |h| h.node.clone()),
             }
         };
-        self.planner.plan(&PlanRequest {
+        PlanRequest {
             workers: pool.iter().map(info).collect(),
             layout: self.config.layout,
             global_batch_size: self.config.global_batch_size,
             parent: self.record.plan.as_ref().map(|p| p.shape.clone()),
             held,
-        })
+            horizon_ms: Some(self.horizon.as_secs_f64() * 1e3),
+        }
+    }
+
+    /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
+    /// which its state travels and training stands.
+    fn repays(&self, shape: &Shape, present: &Shape) -> bool {
+        let horizon_ms = self.horizon.as_secs_f64() * 1e3;
+        let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
+        shape.predicted.step_ms * horizon_ms < present.predicted.step_ms * left_ms * (1.0 - SURE)
     }
 
     /// The document around a shape.
@@ -136,7 +143,7 @@ impl Coordinator {
         }
         self.considered = Some(considered);
         let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let shape = match self.shape(&pool, held) {
+        let shape = match self.planner.plan(&self.request(&pool, held)) {
             Ok(shape) => shape,
             Err(Infeasible(reason)) => return self.complain(Event::NoPlan { reason }, effects),
         };
@@ -144,7 +151,7 @@ impl Coordinator {
         let surplus = self
             .max_workers
             .is_some_and(|most| members.len() > most && after.len() < members.len());
-        let better = shape.predicted.step_ms < plan.shape.predicted.step_ms * WORTH;
+        let better = self.repays(&shape, &plan.shape);
         if after == members || !(better || surplus || !drained.is_empty()) {
             return;
         }

@@ -46,6 +46,10 @@ pub struct Timing {
     pub deadline_doublings: u32,
     /// After Go, and after a cancelled change, so long without a further planned change.
     pub change_delay: Duration,
+    /// While a run is quiet, a plan for a loss that may come is made so often; zero: never.
+    pub warm: Duration,
+    /// The workers that are there are expected to stay the same for so long, before anything is known of them.
+    pub stay: Duration,
 }
 
 impl Default for Timing {
@@ -70,6 +74,8 @@ impl Default for Timing {
             deadline_floor: ms(4_000),
             deadline_doublings: 5,
             change_delay: ms(300),
+            warm: ms(100),
+            stay: ms(1_800_000),
         }
     }
 }
@@ -98,6 +104,8 @@ impl Timing {
             deadline_floor: ms(400),
             deadline_doublings: 5,
             change_delay: ms(60),
+            warm: Duration::ZERO,
+            stay: ms(1_800_000),
         }
     }
 }
@@ -186,6 +194,9 @@ pub enum CoordinatorInput {
         /// Whose.
         worker: WorkerId,
     },
+    /// So much time has passed that the clock does not show, as where equal steps were left out of a simulation. It bears on the
+    /// estimate of how often workers change, on nothing else.
+    Passed(Duration),
     /// Use at most so many workers.
     MaxWorkers(Option<usize>),
     /// The user wants the run to end here: workers are stopped and released.

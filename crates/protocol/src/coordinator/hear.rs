@@ -33,6 +33,7 @@ impl Coordinator {
         self.told.retain(|(w, _), _| *w != from);
         let worker = self.workers.entry(from).or_default();
         if !worker.up {
+            self.changes.observe(now);
             let (name, address) = (hello.name.clone(), hello.address.clone());
             effects.push(CoordinatorEffect::Event(Event::WorkerJoined {
                 worker: from,
@@ -55,6 +56,7 @@ impl Coordinator {
         if let Some(worker) = self.workers.get_mut(&from).filter(|w| w.up) {
             worker.up = false;
             worker.down_since = now;
+            self.changes.observe(now);
             effects.push(CoordinatorEffect::Event(Event::WorkerLost { worker: from, name }));
         }
     }

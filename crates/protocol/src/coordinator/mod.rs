@@ -9,6 +9,7 @@ mod config;
 mod event;
 mod hear;
 mod links;
+mod pace;
 mod progress;
 mod record;
 mod recovery;
@@ -16,16 +17,20 @@ mod resume;
 #[cfg(test)]
 mod tests;
 mod view;
+mod warm;
 
 pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
 pub use event::{Event, Outcome, Snapshot, WorkerView};
 
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use links::BadLinks;
+use pace::Changes;
 use progress::Published;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use varuna_plan::{Generation, Plan, Planner, StateId, Unit, WorkerId};
+use warm::Warm;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
@@ -101,6 +106,10 @@ pub struct Coordinator {
     proposed: Generation,
     considered: Option<BTreeSet<WorkerId>>,
     suspected: Option<(Generation, String)>,
+    warm: Warm,
+    changes: Changes,
+    /// Expected time to the next change of who is there, as it was known when the generation began.
+    horizon: Duration,
     // recovery
     answers: BTreeMap<WorkerId, Inventory>,
     checkpoints: Option<Vec<StateId>>,
@@ -126,7 +135,6 @@ impl Coordinator {
     pub fn new(config: CoordinatorConfig, planner: Box<dyn Planner + Send>) -> Self {
         let published = Published::new(config.published);
         Coordinator {
-            config,
             planner,
             #[cfg(feature = "mutants")]
             mutant: None,
@@ -147,6 +155,9 @@ impl Coordinator {
             proposed: Generation(0),
             considered: None,
             suspected: None,
+            warm: Warm::default(),
+            changes: Changes::default(),
+            horizon: config.timing.stay,
             answers: BTreeMap::new(),
             checkpoints: None,
             stored: Generation(0),
@@ -160,6 +171,7 @@ impl Coordinator {
             watched_at: Time(0),
             ticked_at: Time(0),
             told: BTreeMap::new(),
+            config,
         }
     }
 
@@ -227,6 +239,7 @@ impl Coordinator {
                 self.workers.entry(worker).or_default().gone = true;
             }
             CoordinatorInput::Notice { worker } => self.notice(worker, effects),
+            CoordinatorInput::Passed(aside) => return self.changes.pass(aside),
             CoordinatorInput::MaxWorkers(most) => self.max_workers = most,
             CoordinatorInput::Stop => {
                 if !matches!(self.mode, Mode::Done { .. } | Mode::Lost | Mode::Deposed) {

@@ -145,7 +145,9 @@ impl Coordinator {
                 held.entry(*worker).or_default().push(unit);
             }
         }
-        let shape = match self.shape(&pool, held) {
+        let request = self.request(&pool, held);
+        let warm = self.warm.take(&request).map(Ok);
+        let shape = match warm.unwrap_or_else(|| self.planner.plan(&request)) {
             Ok(shape) => shape,
             Err(Infeasible(reason)) => return self.complain(Event::NoPlan { reason }, effects),
         };

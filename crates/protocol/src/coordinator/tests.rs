@@ -1,3 +1,6 @@
+mod ahead;
+mod resuming;
+
 use super::*;
 use crate::message::{Prepared, Ran, Report};
 use std::time::Duration;
@@ -7,11 +10,19 @@ use varuna_plan::{
 };
 use varuna_plan::{ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, Step};
 
+thread_local! {
+    /// Plans that were made in this test.
+    static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    /// What they say of the way there.
+    static MOVE_MS: std::cell::Cell<f64> = const { std::cell::Cell::new(0.0) };
+}
+
 /// One pipeline of one worker each; the more the faster.
 struct Wide;
 
 impl Planner for Wide {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        MADE.set(MADE.get() + 1);
         let n = request.workers.len() as u64;
         let all = request.layout.whole();
         let pipelines = (0..).zip(&request.workers).map(|(i, w)| Pipeline {
@@ -35,6 +46,7 @@ impl Planner for Wide {
             },
             predicted: Prediction {
                 step_ms: 100.0 / n as f64,
+                move_ms: MOVE_MS.get(),
                 ..Prediction::default()
             },
         })
@@ -170,7 +182,11 @@ impl Rig {
 
     /// Workers train in generation 1.
     fn training(workers: &[WorkerId]) -> Self {
-        let mut rig = Rig::with(config(), Record::default());
+        Rig::training_with(config(), workers)
+    }
+
+    fn training_with(config: CoordinatorConfig, workers: &[WorkerId]) -> Self {
+        let mut rig = Rig::with(config, Record::default());
         for worker in workers {
             rig.join(*worker);
             rig.answer(*worker, &[]);
@@ -678,111 +694,6 @@ fn a_failed_link_is_planned_around_and_relayed() {
     let plan = rig.plan();
     assert!(plan.relay);
     assert_eq!(plan.members().len(), 1);
-}
-
-mod resuming {
-    use super::super::resume::Evidence;
-    use super::*;
-
-    fn answer(units: &[StateId], prepared: &[u32], put_in: bool) -> Inventory {
-        let run_gen = Generation(1);
-        let step = Step(5);
-        let prepared = prepared.iter().map(|u| {
-            (
-                Unit(*u),
-                Prepared {
-                    run_gen,
-                    step,
-                    norm: norm(1.0),
-                },
-            )
-        });
-        Inventory {
-            upto: Generation(2),
-            units: (0..).map(Unit).zip(units.iter().copied()).collect(),
-            prepared: prepared.collect(),
-            ran: Some(Ran {
-                generation: run_gen,
-                step,
-                norm_put_in: put_in,
-            }),
-            decision: None,
-        }
-    }
-
-    fn resume(answers: Vec<Inventory>, persisted: Option<Decision>, saved: &[StateId]) -> Option<StateId> {
-        let answers = (1..).map(WorkerId).zip(answers).collect();
-        let evidence = Evidence {
-            layout: Layout {
-                segments: 2,
-                tied: false,
-            },
-            answers: &answers,
-            persisted,
-            checkpoints: saved,
-            #[cfg(feature = "mutants")]
-            mutant: None,
-        };
-        evidence.resume().map(|r| r.id)
-    }
-
-    fn decided() -> Decision {
-        Decision::conclude(state(1, 5), Generation(1), &[norm(1.0), norm(1.0)], None)
-    }
-
-    #[test]
-    fn a_step_that_somebody_may_have_committed_is_finished() {
-        let parent = [state(1, 5); 2];
-        let answers = vec![answer(&parent, &[0, 1], true)];
-        assert_eq!(resume(answers, None, &[]), Some(decided().id));
-    }
-
-    #[test]
-    fn a_step_that_nobody_can_have_committed_is_run_again() {
-        let parent = [state(1, 5); 2];
-        let answers = vec![answer(&parent, &[0, 1], true), answer(&parent, &[], false)];
-        assert_eq!(resume(answers, None, &[]), Some(state(1, 5)));
-    }
-
-    #[test]
-    fn a_step_that_all_who_ran_it_are_prepared_for_is_finished_since_that_costs_nothing() {
-        let parent = [state(1, 5); 2];
-        let answers = vec![answer(&parent, &[0, 1], false)];
-        assert_eq!(resume(answers, None, &[]), Some(decided().id));
-    }
-
-    /// Generation 1 reduced step 5; a recovery decided to finish it, somebody applied it and died. Now a worker answers that
-    /// had not put in its norm: alone it would prove that nobody committed.
-    #[test]
-    fn a_persisted_decision_binds_the_next_recovery() {
-        let parent = [state(1, 5); 2];
-        let answers = vec![answer(&parent, &[0, 1], true), answer(&parent, &[], false)];
-        assert_eq!(resume(answers, Some(decided()), &[]), Some(decided().id));
-    }
-
-    #[test]
-    fn where_a_holder_is_lacking_the_newest_whole_checkpoint_is_taken_or_nothing() {
-        let answers = || vec![answer(&[state(1, 5)], &[], false)];
-        assert_eq!(
-            resume(answers(), None, &[state(1, 2), state(1, 4)]),
-            Some(state(1, 4))
-        );
-        assert_eq!(resume(answers(), None, &[]), None);
-    }
-
-    #[test]
-    fn a_prepared_worker_and_a_committed_one_cover_the_model_together() {
-        let committed = Inventory {
-            decision: Some(decided()),
-            ..answer(&[], &[], true)
-        };
-        let committed = Inventory {
-            units: BTreeMap::from([(Unit(0), decided().id)]),
-            ..committed
-        };
-        let prepared = answer(&[state(1, 5); 2], &[1], true);
-        assert_eq!(resume(vec![committed, prepared], None, &[]), Some(decided().id));
-    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::ledger::{Activity, Cause};
 use crate::report::{Loss, Reconfiguration, Report, Why};
 use crate::trace::Trace;
 use std::cell::Cell;
+use std::time::Duration;
 use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Shape, StateId};
 use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, MemberInput, Timing,
@@ -39,7 +40,11 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         last_step: LAST_STEP,
         min_workers: setup.min_workers,
         expected_workers: None,
-        timing: Timing::default(),
+        // A plan is the same before and after the loss: here it only takes the replay's time.
+        timing: Timing {
+            warm: Duration::ZERO,
+            ..Timing::default()
+        },
         final_checkpoint: false,
         published: None,
         secret_seed: [0; 16],

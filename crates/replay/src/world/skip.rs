@@ -3,7 +3,9 @@
 
 use super::{Saved, World};
 use crate::ledger::{Activity, Cause};
+use std::time::Duration;
 use varuna_plan::{Decision, StateId};
+use varuna_protocol::CoordinatorInput;
 
 /// Nothing but commits for so long: everything that follows a change has been done, nanoseconds. The longest wait after
 /// a change is that after a cancelled one, 0.9 s.
@@ -42,6 +44,7 @@ impl World<'_> {
         if steps > 0 {
             let before = self.ledger.steps;
             self.ahead += steps * self.period;
+            self.passed(steps * self.period);
             self.ahead_steps += i128::from(steps);
             let real = self.real();
             self.judge_plan(false);
@@ -59,8 +62,15 @@ impl World<'_> {
             return;
         }
         let until = self.outside().unwrap_or(0).min(self.trace.end_ns());
-        self.ahead += until.saturating_sub(self.real() + 1);
+        let left = until.saturating_sub(self.real() + 1);
+        self.ahead += left;
+        self.passed(left);
         self.committed_at = self.now;
+    }
+
+    /// The coordinator learns how often nodes come and go, by the trace's clock.
+    fn passed(&mut self, ns: u64) {
+        self.lead(CoordinatorInput::Passed(Duration::from_nanos(ns)));
     }
 
     /// The last checkpoint that became due after `before` steps, kept at the tip's name. The machines know one state for all

@@ -1,0 +1,92 @@
+//! Plans that are made ahead, and changes that look ahead.
+
+use super::*;
+
+const C: WorkerId = WorkerId(3);
+
+/// Three workers train, and a plan for a loss is made every 100 ms.
+fn warmed() -> Rig {
+    let mut config = config();
+    config.timing.warm = Duration::from_millis(100);
+    let mut rig = Rig::training_with(config, &[A, B, C]);
+    for _ in 0..6 {
+        rig.wait(100);
+        for worker in [A, B, C] {
+            rig.status(worker, 1, Phase::Running, StateId::INITIAL);
+        }
+    }
+    assert_eq!(rig.machine.warm.len(), 3, "one for the loss of each");
+    rig
+}
+
+/// B dies; the others hold everything.
+fn recover_without_b(rig: &mut Rig) -> Shape {
+    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.say(A, suspect(1, B));
+    for worker in [A, C] {
+        rig.answer(
+            worker,
+            &[(Unit(0), StateId::INITIAL), (Unit(1), StateId::INITIAL)],
+        );
+    }
+    rig.wait(200);
+    assert_eq!(rig.plan().generation, Generation(2));
+    rig.plan().shape.clone()
+}
+
+#[test]
+fn a_recovery_takes_the_plan_that_was_made_for_it_before_and_it_equals_a_fresh_one() {
+    let mut rig = warmed();
+    let made = MADE.get();
+    let shape = recover_without_b(&mut rig);
+    assert_eq!(MADE.get(), made, "nothing was planned after the loss");
+    let mut cold = Rig::training(&[A, B, C]);
+    let made = MADE.get();
+    assert_eq!(recover_without_b(&mut cold), shape);
+    assert_eq!(MADE.get(), made + 1);
+}
+
+#[test]
+fn plans_made_before_are_dropped_when_the_world_is_another() {
+    // Another worker is there: what was planned without it is not taken.
+    let mut rig = warmed();
+    rig.join(WorkerId(4));
+    let made = MADE.get();
+    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.say(A, suspect(1, B));
+    for worker in [A, C, WorkerId(4)] {
+        rig.answer(
+            worker,
+            &[(Unit(0), StateId::INITIAL), (Unit(1), StateId::INITIAL)],
+        );
+    }
+    rig.wait(200);
+    assert_eq!(rig.plan().members(), [A, C, WorkerId(4)]);
+    assert!(MADE.get() > made);
+    // One of them answers without its state: the plan for whole survivors is not taken.
+    let mut rig = warmed();
+    let made = MADE.get();
+    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(0), StateId::INITIAL), (Unit(1), StateId::INITIAL)]);
+    rig.answer(C, &[(Unit(0), StateId::INITIAL)]);
+    rig.wait(200);
+    assert_eq!(rig.plan().members(), [A, C]);
+    assert_eq!(MADE.get(), made + 1);
+}
+
+#[test]
+fn a_change_that_does_not_repay_its_way_is_not_made() {
+    for (stay_s, wanted) in [(3_600, true), (12, false)] {
+        let mut config = config();
+        config.timing.stay = Duration::from_secs(stay_s);
+        let mut rig = Rig::training_with(config, &[A, B]);
+        MOVE_MS.set(5_000.0);
+        rig.wait(200);
+        rig.join(C);
+        rig.wait(200);
+        // Three in place of two train half as much again: 5 s of standing are worth it within an hour, not within 12 s.
+        assert_eq!(rig.machine.record.next.is_some(), wanted, "{stay_s} s");
+        MOVE_MS.set(0.0);
+    }
+}

@@ -1,0 +1,130 @@
+//! Plans for losses that have not happened: made one by one while a run is quiet, taken by the recovery that they were made
+//! for. A plan is the same whether it was made before or after the loss, since the planner is a function of its request: one that
+//! was made for anything else is never taken.
+
+use super::Coordinator;
+use crate::message::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use varuna_plan::{Generation, PlanRequest, Shape, WorkerId};
+
+/// Losses that are planned for at most.
+const LOSSES_MAX: usize = 1_024;
+/// Stages of all plans together: a few tens of megabytes.
+const STAGES_MAX: usize = 1 << 19;
+
+/// What the plans are made from: when any of it changes, all are dropped.
+#[derive(PartialEq)]
+struct World {
+    generation: Generation,
+    /// Of everyone that may be planned with.
+    request: PlanRequest,
+}
+
+/// The plans, and what is still to be planned.
+#[derive(Default)]
+pub(super) struct Warm {
+    world: Option<World>,
+    /// Who would be lost, next last.
+    losses: Vec<BTreeSet<WorkerId>>,
+    plans: Vec<(PlanRequestKey, Shape)>,
+    due: Time,
+}
+
+/// Who is planned with, and with which knowledge of the time to come; all else is the world's.
+type PlanRequestKey = (Vec<WorkerId>, Option<u64>);
+
+fn key(request: &PlanRequest) -> PlanRequestKey {
+    let workers = request.workers.iter().map(|w| w.id).collect();
+    (workers, request.horizon_ms.map(f64::to_bits))
+}
+
+impl Warm {
+    pub(super) fn forget(&mut self) {
+        *self = Warm {
+            due: self.due,
+            ..Warm::default()
+        };
+    }
+
+    /// The plan for the request, where one was made.
+    pub(super) fn take(&mut self, request: &PlanRequest) -> Option<Shape> {
+        let world = self.world.as_ref()?;
+        let all = &world.request;
+        let info: BTreeMap<WorkerId, _> = all.workers.iter().map(|w| (w.id, w)).collect();
+        let stay: BTreeSet<WorkerId> = request.workers.iter().map(|w| w.id).collect();
+        let held = all.held.iter().filter(|(id, _)| stay.contains(id));
+        let same = request.workers.iter().all(|w| info.get(&w.id) == Some(&w))
+            && request.held.iter().eq(held)
+            && (request.layout, request.global_batch_size) == (all.layout, all.global_batch_size)
+            && request.parent == all.parent;
+        let key = key(request);
+        let at = self.plans.iter().position(|(k, _)| same && *k == key)?;
+        Some(self.plans.swap_remove(at).1)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.plans.len()
+    }
+}
+
+/// Each member alone, then the members of each node that has several, but never all of them.
+fn losses(request: &PlanRequest, members: &[WorkerId]) -> Vec<BTreeSet<WorkerId>> {
+    let mut nodes: BTreeMap<&str, BTreeSet<WorkerId>> = BTreeMap::new();
+    for worker in request.workers.iter().filter(|w| !w.node.is_empty()) {
+        nodes.entry(&worker.node).or_default().insert(worker.id);
+    }
+    let trains = |ids: &BTreeSet<WorkerId>| members.iter().any(|m| ids.contains(m));
+    let several = |ids: &BTreeSet<WorkerId>| ids.len() > 1 && ids.len() < request.workers.len();
+    let whole = nodes.into_values().filter(|ids| several(ids) && trains(ids));
+    let alone = members.iter().map(|m| BTreeSet::from([*m]));
+    let mut all: Vec<BTreeSet<WorkerId>> = alone.chain(whole).collect();
+    all.truncate(LOSSES_MAX.min(STAGES_MAX / members.len().max(1)));
+    all.reverse();
+    all
+}
+
+impl Coordinator {
+    /// One more plan, where the run is quiet and one is due. Never while a change or a recovery is under way.
+    pub(super) fn keep_warm(&mut self, now: Time) {
+        let every = self.config.timing.warm;
+        if every == Duration::ZERO || now < self.warm.due {
+            return;
+        }
+        let Some(plan) = self.record.plan.clone() else {
+            return;
+        };
+        let members = plan.members();
+        if members.iter().any(|w| self.status(*w).is_none()) {
+            return;
+        }
+        self.warm.due = now.after(every);
+        let firm = self.firm();
+        let held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
+        let world = World {
+            generation: plan.generation,
+            // Before limits on their number: another takes the place of who is lost.
+            request: self.request(&firm, held),
+        };
+        if self.warm.world.as_ref() != Some(&world) {
+            self.warm.forget();
+            self.warm.losses = losses(&world.request, &members);
+            self.warm.world = Some(world);
+        }
+        let Some(lost) = self.warm.losses.pop() else {
+            return;
+        };
+        let left: Vec<WorkerId> = firm.into_iter().filter(|w| !lost.contains(w)).collect();
+        let pool = self.pool(now, &left);
+        if pool.len() < self.config.min_workers {
+            return;
+        }
+        let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
+        held.retain(|w, _| !lost.contains(w));
+        let request = self.request(&pool, held);
+        if let Ok(shape) = self.planner.plan(&request) {
+            self.warm.plans.push((key(&request), shape));
+        }
+    }
+}
