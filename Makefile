@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
+.PHONY: stores help setup build release test core sim lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -19,9 +19,17 @@ build: setup ## Build everything, quickly (dev profile)
 release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release
 
-test: build ## Run all tests: the core by seeds, parity, real workers that are really killed; as root also on a real cluster
+stores: setup
+	@scripts/setup-stores.sh
+
+test: build stores ## Run all tests: the core by seeds, parity, real workers that are really killed; as root also on a real cluster
 	$(CARGO) test --workspace --locked
 	$(MAKE) e2e-quick
+
+test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
+	scripts/setup-stores.sh all
+	$(CARGO) test --locked -p varuna-checkpoint -p varuna-store-tests --features varuna-store-tests/all
+	$(CARGO) test --locked -p varuna-tests --test checkpoints --test stores
 
 core: ## Test the pure core only (needs no libtorch; seconds)
 	$(CARGO) test --locked $(CORE)
@@ -51,7 +59,7 @@ bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
 bench-recovery: data ## kill -9 to the next step, against torchrun
 	python3 bench/recovery.py
 
-bench-checkpoint: data ## What a checkpoint costs, against torch.save and DCP
+bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
 
 crds: ## Write the custom resource definition from the types of crates/api

@@ -8,6 +8,8 @@ pub mod huggingface;
 mod keep;
 mod manifest;
 mod name;
+mod owner;
+mod pace;
 mod place;
 mod shard;
 mod store;
@@ -15,6 +17,8 @@ mod store;
 pub use keep::{Pruned, prunable};
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
 pub use name::{folder_name, parse_folder, unit_name};
+pub use owner::{Claim, LEASE, Ownership};
+pub use pace::Pace;
 pub use place::{Listed, Place};
 pub use shard::{Shard, ShardTensor};
 pub use store::Store;
@@ -44,6 +48,19 @@ pub enum CheckpointError {
         file: String,
         /// What is wrong with it.
         why: String,
+    },
+    /// Another run writes there.
+    #[error(
+        "run {run} writes its checkpoints there (last sign of life {silent_s} s ago): end it first, or wait until it has been \
+         silent for {lease_s} s, or give this job another name or place"
+    )]
+    Owned {
+        /// Whose.
+        run: String,
+        /// Since its last sign of life.
+        silent_s: u64,
+        /// After so long it counts as gone.
+        lease_s: u64,
     },
     /// The checkpoint is sound but not for this job.
     #[error("checkpoint {id} cannot be used here: {why}")]

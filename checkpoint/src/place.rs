@@ -7,11 +7,15 @@ use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::shard::{Shard, ShardFacts};
 use bytes::Bytes;
 use futures::TryStreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
-use object_store::{ObjectStore, PutMode, PutOptions};
+use object_store::{ObjectStore, ObjectStoreScheme, PutMode, PutOptions, RetryConfig};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use url::Url;
 use varuna_plan::StateId;
 
@@ -62,6 +66,43 @@ fn location(uri: &str) -> Result<Url, CheckpointError> {
     Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
 }
 
+/// As `object_store::parse_url_opts`, but it gives up a request soon: whoever made it decides whether and when to try again.
+fn build(
+    url: &Url,
+    settings: impl IntoIterator<Item = (String, String)>,
+) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
+    let (scheme, root) = ObjectStoreScheme::parse(url)?;
+    let retry = RetryConfig {
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(60),
+        ..RetryConfig::default()
+    };
+    macro_rules! with_settings {
+        ($builder:expr) => {
+            settings
+                .into_iter()
+                .fold(
+                    $builder.with_url(url.as_str()).with_retry(retry),
+                    |builder, (key, value)| {
+                        match key.parse() {
+                            Ok(key) => builder.with_config(key, value),
+                            // Not every variable is a store's.
+                            Err(_) => builder,
+                        }
+                    },
+                )
+                .build()?
+        };
+    }
+    let inner: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::AmazonS3 => Arc::new(with_settings!(AmazonS3Builder::new())),
+        ObjectStoreScheme::GoogleCloudStorage => Arc::new(with_settings!(GoogleCloudStorageBuilder::new())),
+        ObjectStoreScheme::MicrosoftAzure => Arc::new(with_settings!(MicrosoftAzureBuilder::new())),
+        _ => object_store::parse_url_opts(url, settings)?.0.into(),
+    };
+    Ok((inner, root))
+}
+
 impl Place {
     /// A folder `<uri>/<job>`: a path or `file://`, `s3://bucket/prefix`, `gs://...`, `az://...`.
     /// Credentials, endpoints and further settings come from the environment variables that the cloud's own tools use
@@ -71,17 +112,24 @@ impl Place {
     /// # Errors
     /// The location cannot be used. The store is not asked yet.
     pub fn open(uri: &str) -> Result<Place, CheckpointError> {
+        Place::open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+    }
+
+    /// As [`Place::open`], with settings of the caller's in place of the environment: the names of the variables in lower case.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with(
+        uri: &str,
+        settings: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Place, CheckpointError> {
         let url = location(uri)?;
         let wrong = |why: object_store::Error| CheckpointError::Location {
             uri: uri.to_owned(),
             why: why.to_string(),
         };
-        let options = std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v));
-        let (inner, root) = object_store::parse_url_opts(&url, options).map_err(wrong)?;
-        Ok(Place {
-            inner: inner.into(),
-            root,
-        })
+        let (inner, root) = build(&url, settings).map_err(wrong)?;
+        Ok(Place { inner, root })
     }
 
     /// A place on a given store: for tests that need one which fails.
@@ -97,6 +145,10 @@ impl Place {
     pub(crate) fn below(mut self, name: &str) -> Place {
         self.root = self.root.child(name);
         self
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     pub(crate) fn path(&self, id: StateId, file: &str) -> Path {

@@ -3,6 +3,7 @@
 use crate::CheckpointError;
 use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
+use crate::pace::Pace;
 use crate::place::{Listed, Place};
 use crate::shard::ShardFacts;
 use bytes::Bytes;
@@ -68,11 +69,17 @@ impl Store {
         &self.place
     }
 
-    /// Uploads a unit's encoded shard, unless it is there whole. A repeated or late upload writes the same bits.
+    /// Uploads a unit's encoded shard at a pace, unless it is there whole. A repeated or late upload writes the same bits.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn put_shard(&self, id: StateId, unit: Unit, file: Bytes) -> Result<(), CheckpointError> {
+    pub async fn put_shard(
+        &self,
+        id: StateId,
+        unit: Unit,
+        file: Bytes,
+        pace: &Pace,
+    ) -> Result<(), CheckpointError> {
         let path = self.place.path(id, &shard_file(self.layout, unit));
         match self.place.inner.head(&path).await {
             Ok(meta) if meta.size == file.len() as u64 => return Ok(()),
@@ -80,12 +87,14 @@ impl Store {
             Err(error) => return Err(error.into()),
         }
         if file.len() <= PART_BYTES {
+            pace.wait(file.len()).await;
             self.place.inner.put(&path, PutPayload::from_bytes(file)).await?;
             return Ok(());
         }
         let mut writer = BufWriter::with_capacity(Arc::clone(&self.place.inner), path, PART_BYTES);
         for part in 0..file.len().div_ceil(PART_BYTES) {
             let end = file.len().min((part + 1) * PART_BYTES);
+            pace.wait(end - part * PART_BYTES).await;
             writer.put(file.slice(part * PART_BYTES..end)).await?;
         }
         tokio::io::AsyncWriteExt::shutdown(&mut writer)

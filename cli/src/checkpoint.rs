@@ -1,16 +1,16 @@
 //! `varuna checkpoint`: what lies in a folder of checkpoints, whether it is whole, and the way to and from Hugging Face.
 
+mod bar;
+mod huggingface;
+mod save;
+
 use crate::coordinator::runtime;
 use crate::failure::Failure;
+use bar::Bar;
 use serde_json::json;
-use sha2::{Digest, Sha256};
-use std::path::{Path, PathBuf};
-use varuna_api::Model;
-use varuna_checkpoint::{
-    CheckpointError, Facts, Listed, Manifest, Place, Shard, Store, folder_name, huggingface,
-};
-use varuna_plan::state::Chain;
-use varuna_plan::{StateId, Unit};
+use std::path::PathBuf;
+use varuna_checkpoint::{CheckpointError, Listed, Manifest, Place, folder_name};
+use varuna_data::Tokenizer;
 
 /// Looks after checkpoints. URI is the folder of one job's: <spec.checkpoint.uri>/<job>, a path or s3://, gs://, az://.
 #[derive(clap::Args)]
@@ -44,6 +44,14 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Make a checkpoint of a run now, and wait until it is complete.
+    Save {
+        /// The run folder.
+        run: PathBuf,
+        /// Give up waiting after so many seconds; the checkpoint is made all the same.
+        #[arg(long, default_value_t = 600)]
+        timeout: u64,
+    },
     /// Delete all but the newest complete ones, and the leftovers of those that were never completed.
     Prune {
         /// The job's folder.
@@ -52,12 +60,15 @@ enum Command {
         #[arg(long)]
         keep: usize,
     },
-    /// Write a Hugging Face GPT-2 folder (model.safetensors, config.json).
+    /// Write a Hugging Face GPT-2 folder (model.safetensors, config.json, tokenizer.json) that `transformers` loads.
     Export {
         /// The job's folder.
         uri: String,
         /// Where to; must not exist.
         folder: PathBuf,
+        /// Whose files to add: byte or gpt2; the one with the model's vocabulary where left out.
+        #[arg(long)]
+        tokenizer: Option<Tokenizer>,
         /// The checkpoint's name as `ls` prints it; the newest where left out.
         #[arg(long)]
         name: Option<String>,
@@ -81,10 +92,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Command::Show { uri, name } => show(&Place::open(uri)?, name.as_deref()).await,
             Command::Verify { uri, json } => verify(&Place::open(uri)?, *json).await,
             Command::Prune { uri, keep } => prune(&Place::open(uri)?, *keep).await,
-            Command::Export { uri, folder, name } => {
-                export(&Place::open(uri)?, folder, name.as_deref()).await
+            Command::Save { run, timeout } => save::save(run, *timeout).await,
+            Command::Export {
+                uri,
+                folder,
+                tokenizer,
+                name,
+            } => huggingface::export(&Place::open(uri)?, folder, name.as_deref(), *tokenizer).await,
+            Command::Import { uri, folder, job } => {
+                huggingface::import(&Place::open(uri)?, folder, job).await
             }
-            Command::Import { uri, folder, job } => import(&Place::open(uri)?, folder, job).await,
         }
     })
 }
@@ -160,15 +177,18 @@ async fn show(place: &Place, name: Option<&str>) -> Result<(), Failure> {
 
 async fn verify(place: &Place, as_json: bool) -> Result<(), Failure> {
     let mut bad = 0;
-    for listed in place.list().await?.iter().filter(|l| l.manifest) {
+    let all = place.list().await?;
+    let complete = || all.iter().filter(|l| l.manifest);
+    let bar = Bar::of_bytes("reading", complete().flat_map(|l| l.files.values()).sum());
+    for listed in complete() {
         let name = folder_name(listed.id);
-        let problem = check(place, listed.id).await.err().map(|e| e.to_string());
+        let problem = check(place, listed, &bar).await.err().map(|e| e.to_string());
         bad += usize::from(problem.is_some());
-        match (as_json, &problem) {
+        bar.pause(|| match (as_json, &problem) {
             (true, _) => println!("{}", json!({"name": name, "problem": problem})),
             (false, None) => println!("{name}  sound"),
             (false, Some(why)) => println!("{name}  {why}"),
-        }
+        });
     }
     if bad > 0 {
         return Err(Failure::Input(format!("{bad} checkpoints are damaged")));
@@ -176,10 +196,11 @@ async fn verify(place: &Place, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn check(place: &Place, id: StateId) -> Result<(), CheckpointError> {
-    let manifest = place.manifest(id).await?;
+async fn check(place: &Place, listed: &Listed, bar: &Bar) -> Result<(), CheckpointError> {
+    let manifest = place.manifest(listed.id).await?;
     for shard in &manifest.shards {
         place.load(&manifest, &shard.unit, || {}).await?;
+        bar.more(shard.bytes);
     }
     Ok(())
 }
@@ -193,82 +214,6 @@ async fn prune(place: &Place, keep: usize) -> Result<(), Failure> {
         "deleted {} checkpoints and the leftovers of {} that were never completed",
         pruned.checkpoints.len(),
         pruned.orphans.len()
-    );
-    Ok(())
-}
-
-async fn export(place: &Place, folder: &Path, name: Option<&str>) -> Result<(), Failure> {
-    if folder.exists() {
-        return Err(Failure::Input(format!("{} exists already", folder.display())));
-    }
-    let manifest = choose(place, name).await?;
-    let model: Model = serde_json::from_value(manifest.facts.model.clone())
-        .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;
-    let mut shards: Vec<(Unit, Shard)> = Vec::new();
-    for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
-        shards.push((unit, place.load(&manifest, &entry.unit, || {}).await?));
-    }
-    let file = huggingface::export(&model, &shards).map_err(|e| Failure::Internal(e.to_string()))?;
-    let write = |name: &str, content: &[u8]| {
-        let path = folder.join(name);
-        std::fs::write(&path, content)
-            .map_err(|e| Failure::Input(format!("cannot write {}: {e}", path.display())))
-    };
-    std::fs::create_dir_all(folder)
-        .map_err(|e| Failure::Input(format!("cannot make {}: {e}", folder.display())))?;
-    let config = serde_json::to_string_pretty(&huggingface::config(&model)).unwrap_or_default();
-    write("config.json", config.as_bytes())?;
-    write("model.safetensors", &file)?;
-    println!(
-        "{}: step {} of {}",
-        folder.display(),
-        manifest.state.step,
-        manifest.facts.job
-    );
-    Ok(())
-}
-
-async fn import(place: &Place, folder: &Path, job: &str) -> Result<(), Failure> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        std::fs::read(&path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
-    };
-    let bad = |error: huggingface::HuggingFaceError| Failure::Input(format!("{}: {error}", folder.display()));
-    let config = serde_json::from_slice(&read("config.json")?)
-        .map_err(|e| Failure::Input(format!("{}/config.json: {e}", folder.display())))?;
-    let model = huggingface::model(&config).map_err(bad)?;
-    let file = read("model.safetensors")?;
-    // Above the state that the seed gives, below everything that was ever trained.
-    let digest = Sha256::digest(&file);
-    let chain = digest
-        .iter()
-        .take(8)
-        .fold(0u64, |chain, byte| chain << 8 | u64::from(*byte));
-    let id = StateId {
-        chain: Chain(chain.max(1)),
-        ..StateId::INITIAL
-    };
-    let facts = Facts {
-        job: job.to_owned(),
-        model: serde_json::to_value(&model).unwrap_or_default(),
-        training_hash: String::new(),
-        seed: 0,
-        global_batch_size: 1,
-        data_fingerprint: String::new(),
-    };
-    let store = Store::new(place.clone(), model.layout(), facts);
-    if !store.place().list().await?.is_empty() {
-        return Err(Failure::Input(format!("job {job} has checkpoints here already")));
-    }
-    for (unit, shard) in huggingface::import(&model, id, &file).map_err(bad)? {
-        store.put_shard(id, unit, shard.encode()?).await?;
-    }
-    store.complete(id).await?;
-    println!(
-        "{}: {} layers, {} parameters",
-        folder_name(id),
-        model.layers,
-        model.parameters()
     );
     Ok(())
 }

@@ -42,8 +42,9 @@ pub(crate) async fn start(
     data_fingerprint: String,
     crew: Option<Crew>,
 ) -> Result<Control, Failure> {
-    let checkpoints = job::checkpoints(&file.job, &data_fingerprint).await?;
-    let folder = RunFolder::open(folder, &file.text)?;
+    // First: of two runs in one folder the second must not even claim.
+    let run = RunFolder::open(folder, &file.text)?;
+    let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
     let JobFile { job, text } = file;
     let timing = Timing::default();
     let options = Options {
@@ -58,7 +59,7 @@ pub(crate) async fn start(
         checkpoints,
         scale: crew.map(|c| c.scale),
     };
-    Ok(serve(options, folder).await?)
+    Ok(serve(options, run).await?)
 }
 
 /// As the workers say it of themselves.

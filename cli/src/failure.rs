@@ -87,6 +87,7 @@ impl From<CoordinatorError> for Failure {
             }
             CoordinatorError::Listen { .. } | CoordinatorError::Store(_) => Failure::Input(error.to_string()),
             CoordinatorError::Folder(error) => error.into(),
+            taken @ CoordinatorError::CheckpointsTaken { .. } => Failure::Busy(taken.to_string()),
             other => Failure::Internal(other.to_string()),
         }
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, Model, parse_job};
 use varuna_checkpoint::{CheckpointError, Store};
+use varuna_coordinator::{Checkpointing, claim};
 use varuna_data::TokenDataset;
 use varuna_plan::Layout;
 
@@ -55,8 +56,12 @@ pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
 }
 
 /// Opens the place of the job's checkpoints, if it names one, and checks that it answers and that the newest one there is of
-/// the job's model. Also returns how many are kept.
-pub(crate) async fn checkpoints(job: &Job, fingerprint: &str) -> Result<Option<(Store, usize)>, Failure> {
+/// the job's model; claims it for the run of that folder.
+pub(crate) async fn checkpoints(
+    job: &Job,
+    fingerprint: &str,
+    folder: &Path,
+) -> Result<Option<Checkpointing>, Failure> {
     let bad = |error: String| Failure::Input(format!("spec.checkpoint.uri: {error}"));
     let store = Store::of_job(job, fingerprint).map_err(|e| bad(e.to_string()))?;
     let (Some(store), Some(settings)) = (store, &job.checkpoint) else {
@@ -71,5 +76,19 @@ pub(crate) async fn checkpoints(job: &Job, fingerprint: &str) -> Result<Option<(
         // From one that is damaged the run itself goes back to one that is whole.
         return Err(bad(error.to_string()));
     }
-    Ok(Some((store, settings.keep as usize)))
+    let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let claim = claim::of_this_process(run.display().to_string());
+    let ownership = store.place().claim(claim.clone(), claim::has_ended).await;
+    let ownership = ownership.map_err(|error| match error {
+        CheckpointError::Owned { .. } => {
+            Failure::Busy(format!("spec.checkpoint.uri: {}: {error}", settings.uri))
+        }
+        error => bad(error.to_string()),
+    })?;
+    Ok(Some(Checkpointing {
+        store,
+        keep: settings.keep as usize,
+        claim,
+        ownership: Some(ownership),
+    }))
 }

@@ -26,7 +26,7 @@ pub(crate) struct StatusArguments {
     json: bool,
 }
 
-fn contact(run: &Path) -> Result<Contact, Failure> {
+pub(crate) fn contact(run: &Path) -> Result<Contact, Failure> {
     let path = run.join("coordinator.json");
     let bad = |why: String| {
         Failure::Input(format!(
@@ -39,10 +39,20 @@ fn contact(run: &Path) -> Result<Contact, Failure> {
     serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
 }
 
-async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
+pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
     varuna_wire::connect(&contact.address)
         .await
         .map_err(|e| Failure::Internal(format!("no coordinator answers at {}: {e}", contact.address)))
+}
+
+/// The run's status, from its coordinator.
+pub(crate) async fn status_of(contact: &Contact) -> Result<Value, Failure> {
+    let request = StatusRequest {
+        token: contact.token.clone(),
+    };
+    let reply = reach(contact).await?.status(request).await;
+    let reply = reply.map_err(|status| Failure::Internal(status.message().to_owned()))?;
+    serde_json::from_str(&reply.into_inner().json).map_err(|e| Failure::Internal(format!("status: {e}")))
 }
 
 pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
@@ -63,19 +73,14 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let contact = contact(&arguments.run)?;
     // A run that has ended left its last status.
     let last = std::fs::read_to_string(arguments.run.join("status.json"));
-    let json = runtime()?.block_on(async {
-        let request = StatusRequest {
-            token: contact.token.clone(),
-        };
-        match reach(&contact).await {
-            Ok(mut client) => match client.status(request).await {
-                Ok(reply) => Ok(reply.into_inner().json),
-                Err(status) => Err(Failure::Internal(status.message().to_owned())),
-            },
-            Err(failure) => last.map_err(|_| failure),
+    let now = runtime()?.block_on(status_of(&contact));
+    let status = match (now, last) {
+        (Ok(status), _) => status,
+        (Err(failure), Err(_)) => return Err(failure),
+        (Err(_), Ok(text)) => {
+            serde_json::from_str(&text).map_err(|e| Failure::Internal(format!("status.json: {e}")))?
         }
-    })?;
-    let status: Value = serde_json::from_str(&json).map_err(|e| Failure::Internal(format!("status: {e}")))?;
+    };
     if arguments.json {
         println!("{status:#}");
     } else {

@@ -157,7 +157,7 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
         min_workers: job.elasticity.min_workers as usize,
         parts: parts.map_err(input)?,
         notice_s,
-        checkpoint_steps: job.checkpoint.as_ref().map(|c| c.interval_steps),
+        checkpoint_steps: job.checkpoint.as_ref().and_then(|c| c.interval_steps),
         skip: true,
     })
 }

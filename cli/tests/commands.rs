@@ -162,8 +162,8 @@ fn a_job_that_cannot_be_run_is_refused_with_every_field_its_value_and_what_is_al
         &["spec.training.microBatchSize: 3", "divisor"],
     );
     plan(
-        &change("maxDepth: 4", "maxDepth: 5"),
-        &["spec.pipeline.maxDepth: 5", "1 to 4"],
+        &change("maxDepth: 4", "maxDepth: 7"),
+        &["spec.pipeline.maxDepth: 7", "1 to 6"],
     );
     plan(
         &change("hiddenSize: 16, heads: 2", "hiddenSize: 16, heads: 3"),

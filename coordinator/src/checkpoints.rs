@@ -3,19 +3,24 @@
 //! One task asks the store; the driver never waits for it. A store that is slow or fails is answered for from what was last
 //! known, so that a recovery from memory does not depend on it.
 
+use crate::claim::has_ended;
 use crate::driver::Inbound;
+use crate::serve::Checkpointing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
-use varuna_checkpoint::{CheckpointError, Listed, Store};
+use varuna_checkpoint::{CheckpointError, Listed};
 use varuna_plan::StateId;
 
 /// The store is looked at so often without being asked to.
 const EVERY: Duration = Duration::from_secs(5);
 /// A recovery waits so long for a fresh answer where an older one is known.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A store gets so long to take the last word.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What is known of the checkpoints.
 #[derive(Clone, Debug, Default)]
@@ -29,24 +34,36 @@ pub(crate) struct Known {
 /// The handle to the task.
 pub(crate) struct Watch {
     ask: Arc<Notify>,
+    end: Arc<Notify>,
+    task: tokio::task::JoinHandle<()>,
     /// States that must stay, whatever retention says.
     protected: watch::Sender<Vec<StateId>>,
 }
 
 impl Watch {
     /// Starts the task; it tells `inbound`, and ends when nobody listens there.
-    pub(crate) fn start(store: Store, keep: usize, inbound: Sender<Inbound>) -> Watch {
-        let ask = Arc::new(Notify::new());
+    pub(crate) fn start(given: Checkpointing, inbound: Sender<Inbound>) -> Watch {
+        let (ask, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (protected, protects) = watch::channel(Vec::new());
         let eye = Eye {
-            store,
-            keep,
+            given,
             protects,
             verdicts: BTreeMap::new(),
             known: None,
         };
-        tokio::spawn(eye.work(Arc::clone(&ask), inbound));
-        Watch { ask, protected }
+        let task = tokio::spawn(eye.work(Arc::clone(&ask), Arc::clone(&end), inbound));
+        Watch {
+            ask,
+            end,
+            task,
+            protected,
+        }
+    }
+
+    /// Gives the place up, if the store takes that within a moment: if not, the next run waits until this one counts as gone.
+    pub(crate) async fn end(self) {
+        self.end.notify_one();
+        let _ = tokio::time::timeout(FAREWELL, self.task).await;
     }
 
     /// Wants a fresh answer.
@@ -61,8 +78,7 @@ impl Watch {
 }
 
 struct Eye {
-    store: Store,
-    keep: usize,
+    given: Checkpointing,
     protects: watch::Receiver<Vec<StateId>>,
     /// Manifests never change: each is judged once.
     verdicts: BTreeMap<StateId, bool>,
@@ -70,9 +86,17 @@ struct Eye {
 }
 
 impl Eye {
-    async fn work(mut self, ask: Arc<Notify>, inbound: Sender<Inbound>) {
+    async fn work(mut self, ask: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
+        let mut asked = false;
         loop {
-            let asked = tokio::time::timeout(EVERY, ask.notified()).await.is_ok();
+            if !asked && let Some(run) = self.own().await {
+                let _ = inbound.send(Inbound::Taken(run)).await;
+            }
+            asked = tokio::select! {
+                () = ask.notified() => true,
+                () = tokio::time::sleep(EVERY) => false,
+                () = end.notified() => return self.give_up().await,
+            };
             let known = self.look(asked).await;
             if let Some(known) = known
                 && inbound.send(Inbound::Checkpoints(known)).await.is_err()
@@ -82,6 +106,34 @@ impl Eye {
             if !asked {
                 self.prune().await;
             }
+        }
+    }
+
+    /// Gets, or keeps, the right to write; the run that has it, where it is another.
+    async fn own(&mut self) -> Option<String> {
+        let place = self.given.store.place();
+        let outcome = match &self.given.ownership {
+            Some(ownership) => ownership.renew().await,
+            None => match place.claim(self.given.claim.clone(), has_ended).await {
+                Ok(ownership) => {
+                    self.given.ownership = Some(ownership);
+                    Ok(None)
+                }
+                Err(CheckpointError::Owned { run, .. }) => Ok(Some(run)),
+                Err(error) => Err(error),
+            },
+        };
+        outcome.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the place of the checkpoints cannot be claimed now");
+            None
+        })
+    }
+
+    async fn give_up(self) {
+        if let Some(ownership) = &self.given.ownership
+            && let Err(error) = ownership.release().await
+        {
+            tracing::warn!(%error, "the place of the checkpoints is not given up");
         }
     }
 
@@ -109,7 +161,7 @@ impl Eye {
     }
 
     async fn list(&mut self) -> Result<Vec<StateId>, CheckpointError> {
-        let all = self.store.place().list().await?;
+        let all = self.given.store.place().list().await?;
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let mut usable = Vec::new();
         for listed in all.iter().filter(|l| l.is_usable()) {
@@ -124,13 +176,17 @@ impl Eye {
         if let Some(verdict) = self.verdicts.get(&listed.id) {
             return Ok(*verdict);
         }
-        let verdict = match self.store.check(listed).await {
+        let verdict = match self.given.store.check(listed).await {
             Ok(_) => true,
             Err(error) if error.is_final() => {
                 tracing::warn!(%error, "a checkpoint is left out");
                 if matches!(error, CheckpointError::Damaged { .. }) {
                     // Retention must not count it among those that are kept.
-                    self.store.place().refuse(listed.id, &error.to_string()).await?;
+                    self.given
+                        .store
+                        .place()
+                        .refuse(listed.id, &error.to_string())
+                        .await?;
                 }
                 false
             }
@@ -142,7 +198,7 @@ impl Eye {
 
     async fn prune(&mut self) {
         let protected = self.protects.borrow().clone();
-        match self.store.place().prune(self.keep, &protected).await {
+        match self.given.store.place().prune(self.given.keep, &protected).await {
             Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
             Ok(pruned) => tracing::info!(
                 checkpoints = pruned.checkpoints.len(),

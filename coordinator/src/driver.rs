@@ -57,11 +57,15 @@ pub(crate) enum Inbound {
     },
     Status(oneshot::Sender<String>),
     Checkpoints(Known),
+    /// This run writes there no more: the other one.
+    Taken(String),
     /// The process with this id, on this host, has ended.
     Ended(u32),
     /// Seen by somebody else.
     Known(serve::Known),
     Scale(u32, oneshot::Sender<Result<String, String>>),
+    /// A checkpoint is wanted; answered with the steps done.
+    Save(oneshot::Sender<Result<u64, String>>),
     /// What a store that is asked by a thread of its own answers.
     Stored(CoordinatorInput),
     Stop,
@@ -81,7 +85,10 @@ pub(crate) struct Driver {
     store: Keeping,
     checkpoints: Option<Watch>,
     known: Known,
+    taken: Option<String>,
     stale: bool,
+    /// When the newest checkpoint was first seen.
+    saved_at: Instant,
     folder: RunFolder,
     order: InOrder,
     streams: BTreeMap<WorkerId, Attached>,
@@ -116,6 +123,7 @@ impl Driver {
         publish: watch::Sender<View>,
         inbound: &Sender<Inbound>,
     ) -> Result<Driver, CoordinatorError> {
+        let settings = options.job.checkpoint.as_ref();
         let config = CoordinatorConfig {
             layout: options.job.model.layout(),
             global_batch_size: options.job.training.global_batch_size,
@@ -124,11 +132,12 @@ impl Driver {
             timing: options.timing,
             expected_workers: options.expected_workers,
             final_checkpoint: options.checkpoints.is_some(),
+            save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
             published: folder.last().map(|m| m.state),
             secret_seed: entropy()?,
         };
         let machine = Coordinator::new(config, Box::new(crate::planner(&options.job)));
-        let start = |(store, keep)| Watch::start(store, keep, inbound.clone());
+        let start = |given| Watch::start(given, inbound.clone());
         let checkpoints = options.checkpoints.take().map(start);
         let now = Instant::now();
         let order = InOrder::after(folder.last().map_or(Step(0), |m| m.step));
@@ -138,7 +147,9 @@ impl Driver {
             store,
             checkpoints,
             known: Known::default(),
+            taken: None,
             stale: false,
+            saved_at: now,
             folder,
             order,
             streams: BTreeMap::new(),
@@ -175,7 +186,13 @@ impl Driver {
             if let Some(outcome) = self.outcome.take() {
                 // The last orders are on their way; closing the streams at once could overtake them.
                 tokio::time::sleep(FAREWELL).await;
-                return Ok(outcome);
+                if let Some(watch) = self.checkpoints.take() {
+                    watch.end().await;
+                }
+                return match self.taken.take() {
+                    Some(run) => Err(CoordinatorError::CheckpointsTaken { run }),
+                    None => Ok(outcome),
+                };
             }
         }
     }
@@ -238,7 +255,13 @@ impl Driver {
                     drop(request.answer.send(Err(why.to_owned())));
                 }
             }
+            Inbound::Save(answer) => drop(answer.send(self.save())),
             Inbound::Checkpoints(known) => self.checkpoints(known),
+            Inbound::Taken(run) => {
+                self.say(json!({ "event": "checkpointsTaken", "by": run }));
+                self.taken = Some(run);
+                self.feed(CoordinatorInput::Stop);
+            }
             Inbound::Ended(process) => {
                 if let Some(worker) = self.processes.remove(&process) {
                     self.streams.remove(&worker);
@@ -251,11 +274,20 @@ impl Driver {
         }
     }
 
+    fn save(&mut self) -> Result<u64, String> {
+        if self.checkpoints.is_none() {
+            return Err("the job names no place for checkpoints (spec.checkpoint)".into());
+        }
+        self.feed(CoordinatorInput::Save);
+        Ok(self.machine.snapshot().step.0)
+    }
+
     /// The store has answered: for the machine, and for people what is new.
     fn checkpoints(&mut self, known: Known) {
         let newest = known.usable.iter().max();
         if let Some(id) = newest.filter(|id| Some(*id) > self.known.usable.iter().max()) {
             self.say(json!({ "event": "checkpointed", "step": id.step, "state": id }));
+            self.saved_at = Instant::now();
         }
         if let (Some(why), None) = (&known.failing, &self.known.failing) {
             self.say(
@@ -287,7 +319,9 @@ impl Driver {
         };
         let newest = self.known.usable.iter().max().map_or(Step(0), |id| id.step);
         let behind = self.machine.snapshot().step.0.saturating_sub(newest.0);
-        let stale = behind > STALE_INTERVALS.saturating_mul(settings.interval_steps);
+        let steps = STALE_INTERVALS.saturating_mul(settings.regular_steps());
+        let old = |seconds: u64| self.saved_at.elapsed().as_secs() > STALE_INTERVALS.saturating_mul(seconds);
+        let stale = behind > 0 && (behind > steps || settings.interval_seconds.is_some_and(old));
         if stale && !self.stale {
             self.say(json!({ "event": "checkpointStale", "newestStep": newest, "stepsBehind": behind }));
         }

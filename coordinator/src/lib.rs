@@ -5,6 +5,7 @@
 //! which generation, what is lost is decided in `crates/`.
 
 mod checkpoints;
+pub mod claim;
 mod driver;
 pub mod folder;
 mod in_order;
@@ -15,7 +16,7 @@ pub mod store;
 mod words;
 
 pub use folder::RunFolder;
-pub use serve::{Control, Known, Options, Saved, ScaleRequest, View, serve, serve_with};
+pub use serve::{Checkpointing, Control, Known, Options, Saved, ScaleRequest, View, serve, serve_with};
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
 
 use varuna_api::Job;
@@ -42,6 +43,12 @@ pub enum CoordinatorError {
     /// The server ended by itself.
     #[error("the gRPC server failed: {0}")]
     Server(#[from] tonic::transport::Error),
+    /// Two runs must not write in one place.
+    #[error("run {run} has taken over the place of the checkpoints")]
+    CheckpointsTaken {
+        /// The other one.
+        run: String,
+    },
     /// No entropy for the secrets of generations.
     #[error("the operating system gives no random bytes: {0}")]
     Entropy(std::io::Error),

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
 use tracing::Instrument as _;
 use varuna_api::Job;
-use varuna_checkpoint::Store;
+use varuna_checkpoint::{Claim, Ownership, Store};
 use varuna_plan::Step;
 use varuna_protocol::coordinator::{Event, Outcome, Snapshot, Timing};
 use varuna_wire::MESSAGE_BYTES_MAX;
@@ -50,10 +50,22 @@ pub struct Options {
     pub expected_workers: Option<usize>,
     /// Deadlines.
     pub timing: Timing,
-    /// Where checkpoints lie, if anywhere, and how many are kept.
-    pub checkpoints: Option<(Store, usize)>,
+    /// Where checkpoints lie, if anywhere.
+    pub checkpoints: Option<Checkpointing>,
     /// Who can start and stop workers, if anyone.
     pub scale: Option<Sender<ScaleRequest>>,
+}
+
+/// Where a run's checkpoints lie, and by what right it writes there.
+pub struct Checkpointing {
+    /// Where.
+    pub store: Store,
+    /// How many are kept.
+    pub keep: usize,
+    /// Who claims the place.
+    pub claim: Claim,
+    /// The right, where it was got before; otherwise the coordinator gets it as soon as the store answers.
+    pub ownership: Option<Ownership>,
 }
 
 /// What is known of a run's checkpoints.
@@ -63,6 +75,8 @@ pub struct Saved {
     pub newest: Option<Step>,
     /// Why the store could not be asked the last time.
     pub failing: Option<String>,
+    /// The newest is behind by more than a few intervals, whatever the reason.
+    pub stale: bool,
 }
 
 /// What watchers see.

@@ -13,7 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 use varuna_plan::WorkerId;
 use varuna_wire::v1::coordinator_server::Coordinator;
 use varuna_wire::v1::{
-    Down, ScaleReply, ScaleRequest, StatusReply, StatusRequest, StopReply, StopRequest, Up,
+    Down, SaveReply, SaveRequest, ScaleReply, ScaleRequest, StatusReply, StatusRequest, StopReply,
+    StopRequest, Up,
 };
 use varuna_wire::{Downward, Hello, Upward};
 
@@ -164,6 +165,15 @@ impl Coordinator for Service {
             .map_err(|_| gone())?
             .map_err(Status::failed_precondition)?;
         Ok(Response::new(ScaleReply { message }))
+    }
+
+    async fn save(&self, request: Request<SaveRequest>) -> Result<Response<SaveReply>, Status> {
+        self.authorise(&request.get_ref().token)?;
+        let (tell, answer) = oneshot::channel();
+        self.inbound.send(Inbound::Save(tell)).await.map_err(|_| gone())?;
+        let step = answer.await.map_err(|_| gone())?;
+        let step = step.map_err(Status::failed_precondition)?;
+        Ok(Response::new(SaveReply { step }))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {

@@ -6,6 +6,7 @@ use crate::folder::RunFolder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::Job;
+use varuna_checkpoint::folder_name;
 use varuna_plan::WorkerId;
 use varuna_protocol::coordinator::Snapshot;
 use varuna_wire::StepMetrics;
@@ -45,7 +46,7 @@ pub(crate) fn status_document(
             let newest = checkpoints.usable.iter().max();
             let behind = newest.map(|id| snapshot.step.0.saturating_sub(id.step.0));
             let checkpoint = json!({
-                "newestStep": newest.map(|id| id.step), "stepsBehind": behind, "failing": checkpoints.failing,
+                "newest": newest.map(|id| folder_name(*id)), "newestStep": newest.map(|id| id.step), "stepsBehind": behind, "failing": checkpoints.failing,
             });
             fields.insert("checkpoint".into(), checkpoint);
         }

@@ -1,5 +1,7 @@
 //! From text to tokens.
 
+mod published;
+
 use crate::error::DataError;
 use std::fmt;
 use std::str::FromStr;
@@ -35,6 +37,29 @@ impl Tokenizer {
             Tokenizer::Byte => "byte",
             Tokenizer::Gpt2 => "gpt2",
         }
+    }
+    /// The tokenizer whose vocabulary a model of that size can have been trained with: the size itself, or for speed a little
+    /// more. None where neither of ours fits.
+    #[must_use]
+    pub fn of_vocabulary(size: u32) -> Option<Tokenizer> {
+        let padded = |t: &Tokenizer| (t.vocabulary()..=t.vocabulary().next_multiple_of(128)).contains(&size);
+        [Tokenizer::Byte, Tokenizer::Gpt2].into_iter().find(padded)
+    }
+    /// The files that the Hugging Face libraries read, by name, for a model that sees so many tokens.
+    ///
+    /// # Errors
+    /// GPT-2's table cannot be read.
+    pub fn published(self, longest: u32) -> Result<[(&'static str, serde_json::Value); 2], DataError> {
+        let tokens: Vec<Vec<u8>> = match self.encoder()? {
+            Encoder::Byte => (0..=255).map(|byte| vec![byte]).collect(),
+            Encoder::Gpt2(bpe) => (0..self.end_of_document())
+                .map(|id| bpe.decode_bytes(&[id]).unwrap_or_default())
+                .collect(),
+        };
+        Ok([
+            ("tokenizer.json", published::tokenizer_json(&tokens)),
+            ("tokenizer_config.json", published::tokenizer_config(longest)),
+        ])
     }
     /// Makes an encoder; GPT-2's table (embedded in the binary) takes a moment to set up.
     pub(crate) fn encoder(self) -> Result<Encoder, DataError> {

@@ -21,8 +21,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 use varuna_api::parse_job;
-use varuna_checkpoint::Store;
-use varuna_coordinator::{Control, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with};
+use varuna_checkpoint::{Claim, Store};
+use varuna_coordinator::{
+    Checkpointing, Control, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with,
+};
 
 /// The status follows steps at most so often: a write for each step would be too many.
 const STEPS: Duration = Duration::from_secs(15);
@@ -167,6 +169,13 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
     let folder = RunFolder::open(&folder, &text).map_err(|e| failed(&e))?;
     let store =
         Store::of_job(&job, "").map_err(|e| Error::Coordinator(format!("spec.checkpoint.uri: {e}")))?;
+    // Of no process: another leader of the same job takes over.
+    let claim = Claim {
+        run: format!("{}/{} {}", seen.namespace, seen.name, seen.uid),
+        machine: String::new(),
+        process: 0,
+        started: 0,
+    };
     let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
     let options = Options {
         job,
@@ -181,7 +190,12 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
             watch: WATCH,
             ..Timing::default()
         },
-        checkpoints: store.map(|store| (store, keep)),
+        checkpoints: store.map(|store| Checkpointing {
+            store,
+            keep,
+            claim,
+            ownership: None,
+        }),
         scale: None,
     };
     let name = record_name(&seen.name);

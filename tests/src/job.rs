@@ -15,8 +15,8 @@ pub struct JobFile {
     pub min_depth: u32,
     /// Width of the model: what makes a step longer.
     pub hidden: u32,
-    /// Where checkpoints go, and every how many steps.
-    pub checkpoint: Option<(PathBuf, u64)>,
+    /// The fields of `spec.checkpoint`.
+    pub checkpoint: Option<String>,
 }
 
 impl Default for JobFile {
@@ -39,12 +39,8 @@ impl JobFile {
             hidden,
             ..
         } = self;
-        let checkpoint = self.checkpoint.as_ref().map_or(String::new(), |(folder, every)| {
-            format!(
-                "  checkpoint: {{uri: {}, intervalSteps: {every}}}\n",
-                folder.display()
-            )
-        });
+        let checkpoint = self.checkpoint.as_ref();
+        let checkpoint = checkpoint.map_or(String::new(), |fields| format!("  checkpoint: {{{fields}}}\n"));
         let min_workers = self.min_workers.max(*min_depth);
         format!(
             "apiVersion: varuna.dev/v1alpha1

@@ -96,10 +96,39 @@ impl Run {
     /// When something of the test's own set-up fails.
     #[must_use]
     pub fn start(job: &JobFile, workers: usize) -> Run {
+        Run::start_with(job, workers, &[])
+    }
+
+    /// As [`Run::start`], with environment variables.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn start_with(job: &JobFile, workers: usize, settings: &[(String, String)]) -> Run {
+        let mut command = Command::new(program("varuna"));
+        command.envs(settings.iter().cloned());
+        Run::launch(job, workers, command)
+    }
+
+    /// As [`Run::start`], in a world where a small disk of its own, nearly full of a file `ballast`, lies at `place`.
+    ///
+    /// # Panics
+    /// As there, and where a process may not have mounts of its own.
+    #[must_use]
+    pub fn start_on_small_disk(job: &JobFile, workers: usize, place: &Path, size: &str) -> Run {
+        let script = "mount -t tmpfs -o size=$1 tmpfs \"$0\" && head -c $1 /dev/zero > \"$0/ballast\"; truncate -s -200K \"$0/ballast\"; shift; exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
+        command.arg(place).arg(size).arg(program("varuna"));
+        Run::launch(job, workers, command)
+    }
+
+    /// `varuna run`, by a command that ends in `varuna`.
+    fn launch(job: &JobFile, workers: usize, mut command: Command) -> Run {
         let temp = TempDir::new().expect("a temporary folder");
         let job = prepare(temp.path(), job);
         let folder = temp.path().join("run");
-        let child = Command::new(program("varuna"))
+        let child = command
             .arg("run")
             .arg(&job)
             .args(["--workers", &workers.to_string()])
@@ -298,10 +327,20 @@ impl Run {
     /// When the program does not start.
     #[must_use]
     pub fn varuna(&self, arguments: &[&str]) -> Output {
+        self.varuna_with(arguments, &[])
+    }
+
+    /// As [`Run::varuna`], with environment variables.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn varuna_with(&self, arguments: &[&str], settings: &[(String, String)]) -> Output {
         let run = self.folder.to_str().expect("temporary folders are UTF-8");
         let arguments = arguments.iter().map(|a| if *a == "RUN" { run } else { a });
         Command::new(program("varuna"))
             .args(arguments)
+            .envs(settings.iter().cloned())
             .output()
             .expect("varuna starts")
     }
@@ -356,6 +395,12 @@ fn coordinator(temp: &Path, folder: &Path, bind: &str) -> Child {
         .stderr(stderr.expect("a file for stderr"))
         .spawn()
         .expect("varuna starts")
+}
+
+/// The last event of a kind.
+#[must_use]
+pub fn event(run: &Run, kind: &str) -> Option<serde_json::Value> {
+    run.events().into_iter().rev().find(|e| e["event"] == kind)
 }
 
 /// Sends a signal.

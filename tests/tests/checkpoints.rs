@@ -3,13 +3,13 @@
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use varuna_tests::{JobFile, Metric, Run, assert_same_curve, last_of_each, signal};
+use varuna_tests::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
 
 const STEPS: u64 = 60;
 
 fn job(folder: &Path) -> JobFile {
     JobFile {
-        checkpoint: Some((folder.to_owned(), 5)),
+        checkpoint: Some(format!("uri: {}, intervalSteps: 5", folder.display())),
         ..JobFile::default()
     }
 }
@@ -32,10 +32,6 @@ fn complete(store: &Path) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found
-}
-
-fn event(run: &Run, kind: &str) -> Option<serde_json::Value> {
-    run.events().into_iter().rev().find(|e| e["event"] == kind)
 }
 
 #[test]
@@ -188,4 +184,86 @@ fn a_place_with_another_models_checkpoints_is_refused_before_any_worker_starts()
         second.story()
     );
     assert!(second.metrics().is_empty());
+}
+
+fn rarely(folder: &Path, more: &str) -> JobFile {
+    JobFile {
+        steps: 2_000,
+        checkpoint: Some(format!("uri: {}, {more}", folder.display())),
+        ..JobFile::default()
+    }
+}
+
+fn step_of(checkpoint: &Path) -> u64 {
+    checkpoint.file_name().unwrap().to_str().unwrap()[5..13]
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn a_checkpoint_is_made_on_demand_on_notice_and_by_the_clock() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&rarely(store.path(), "intervalSteps: 100000"), 2);
+    run.wait_for_step(3);
+    let output = run.varuna(&["checkpoint", "save", "RUN"]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", run.story());
+    let [first] = complete(store.path()).try_into().unwrap();
+    assert_eq!(told.trim(), first.file_name().unwrap().to_str().unwrap());
+    assert!(step_of(&first) > 3);
+    // Notice to one of the two.
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGTERM);
+    run.wait_for("a checkpoint on notice", |_| {
+        (complete(store.path()).len() >= 2).then_some(())
+    });
+    drop(run);
+    let clock = TempDir::new().unwrap();
+    let mut run = Run::start(&rarely(clock.path(), "intervalSeconds: 1"), 2);
+    run.wait_for("checkpoints by the clock", |_| {
+        (complete(clock.path()).len() >= 2).then_some(())
+    });
+}
+
+#[test]
+fn a_run_without_a_place_for_checkpoints_refuses_to_save() {
+    let mut run = Run::start(&JobFile::default(), 1);
+    run.wait_for_step(1);
+    let output = run.varuna(&["checkpoint", "save", "RUN"]);
+    assert_eq!(output.status.code(), Some(2));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(words.contains("names no place for checkpoints"), "{words}");
+}
+
+#[test]
+fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
+    let store = TempDir::new().unwrap();
+    let job = rarely(store.path(), "intervalSteps: 5");
+    let mut first = Run::start(&job, 1);
+    first.wait_for_step(1);
+    let mut second = Run::start(&job, 1);
+    assert_eq!(second.exit_code(), 3, "{}", second.story());
+    let owner = format!("run {} writes its checkpoints there", first.folder().display());
+    assert!(second.story().contains(&owner), "{}", second.story());
+    assert!(second.metrics().is_empty());
+    // One that was killed cannot give the place up, but its process has ended for certain.
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    let mut third = Run::start(&job, 1);
+    third.wait_for_step(1);
+}
+
+/// The disk of the checkpoints is a small one of the run's own; the run sees it, and this test through the run's process.
+#[test]
+fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
+    let disk = TempDir::new().unwrap();
+    let mut run = Run::start_on_small_disk(&job(disk.path()), 2, disk.path(), "3m");
+    let seen = PathBuf::from(format!("/proc/{}/root{}", run.pid(), disk.path().display()));
+    run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    run.wait_for_step(STEPS);
+    std::fs::remove_file(seen.join("ballast")).unwrap();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
 }

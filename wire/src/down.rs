@@ -4,7 +4,7 @@ use crate::error::{WireError, need};
 use crate::v1;
 use std::sync::Arc;
 use v1::down::Order as Wire;
-use varuna_plan::{Generation, Plan};
+use varuna_plan::{Generation, Plan, Step};
 use varuna_protocol::Order;
 
 /// The answer to a hello that was accepted.
@@ -93,6 +93,7 @@ impl Downward {
             Wire::Go(g) => Downward::Order(Order::Go {
                 generation: generation(g.generation, "Go")?,
             }),
+            Wire::Save(s) => Downward::Order(Order::Save { after: Step(s.after) }),
             Wire::Release(v1::Release {}) => Downward::Order(Order::Release),
         };
         Ok((down.term, meaning))
@@ -115,6 +116,7 @@ fn order_to_wire(order: &Order) -> Result<Wire, WireError> {
         Order::Go { generation } => Wire::Go(v1::Go {
             generation: generation.0,
         }),
+        Order::Save { after } => Wire::Save(v1::Save { after: after.0 }),
         Order::Release => Wire::Release(v1::Release {}),
     })
 }

@@ -254,6 +254,7 @@ fn order() -> impl Strategy<Value = Order> {
         bases.prop_map(|base| Order::Prepare(Arc::new(plan(base)))),
         generation().prop_map(|generation| Order::Arm { generation }),
         generation().prop_map(|generation| Order::Go { generation }),
+        any::<u64>().prop_map(|after| Order::Save { after: Step(after) }),
         Just(Order::Release),
     ]
 }

@@ -9,28 +9,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use varuna_api::{Model, parameters};
-use varuna_checkpoint::{CheckpointError, Manifest, Shard, ShardTensor, Store, unit_name};
+use varuna_checkpoint::{CheckpointError, Manifest, Pace, Shard, ShardTensor, Store, unit_name};
 use varuna_plan::{StateId, Unit};
 
 /// The first pause after a failed upload; each further one is twice as long, up to the last, and a random part is taken off.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+const LAST_PAUSE: Duration = Duration::from_secs(10);
 /// A read that fails its digest is tried so often before the checkpoint is refused: the fault may have been on the way.
 const READS: u32 = 3;
+
+/// So many shards are on their way at once: one is encoded while another travels.
+const UPLOADS: usize = 2;
 
 /// Copies that wait for their upload, by state.
 #[derive(Default)]
 struct Backlog {
     waiting: BTreeMap<StateId, Vec<(Unit, UnitState)>>,
-    uploading: Option<StateId>,
+    /// How many of each state are on their way.
+    uploading: BTreeMap<StateId, usize>,
 }
 
 impl Backlog {
     /// Makes room for a state: what waits gives way to what is newer.
     fn admit(&mut self, id: StateId) {
-        let uploading = self.uploading;
+        let uploading = &self.uploading;
         self.waiting
-            .retain(|other, _| *other >= id || Some(*other) == uploading);
+            .retain(|other, _| *other >= id || uploading.contains_key(other));
         self.waiting.entry(id).or_default();
     }
 
@@ -45,13 +49,26 @@ impl Backlog {
     fn next(&mut self) -> Option<(StateId, Unit, UnitState)> {
         let found = self.waiting.iter_mut().find(|(_, batch)| !batch.is_empty());
         let next = found.and_then(|(id, batch)| batch.pop().map(|(unit, state)| (*id, unit, state)));
-        self.uploading = next.as_ref().map(|(id, ..)| *id);
+        if let Some((id, ..)) = next {
+            *self.uploading.entry(id).or_default() += 1;
+        }
         next
     }
 
-    /// All copies of this state that were made here are uploaded.
+    /// A copy that was on its way is not any more.
+    fn landed(&mut self, id: StateId) {
+        if let Some(count) = self.uploading.get_mut(&id) {
+            *count -= 1;
+            if *count == 0 {
+                self.uploading.remove(&id);
+            }
+        }
+    }
+
+    /// No copy of this state waits or is on its way.
     fn is_through(&self, id: StateId) -> bool {
-        self.waiting.get(&id).is_none_or(Vec::is_empty)
+        let waits = self.waiting.get(&id).is_some_and(|batch| !batch.is_empty());
+        !waits && !self.uploading.contains_key(&id)
     }
 
     /// The state is done with, unless another copy of it has come meanwhile.
@@ -71,6 +88,7 @@ impl Backlog {
 struct Inner {
     store: Store,
     model: Model,
+    pace: Pace,
     backlog: Mutex<Backlog>,
     news: Notify,
 }
@@ -82,17 +100,20 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the uploads, on the present runtime.
+    /// Starts the uploads, on the present runtime, at the pace that the job allows a worker.
     #[must_use]
-    pub fn start(store: Store, model: Model) -> Checkpoints {
+    pub fn start(store: Store, model: Model, pace: Pace) -> Checkpoints {
         let inner = Arc::new(Inner {
             store,
             model,
+            pace,
             backlog: Mutex::default(),
             news: Notify::new(),
         });
-        let uploads = Arc::clone(&inner);
-        tokio::spawn(async move { uploads.upload().await });
+        for _ in 0..UPLOADS {
+            let uploads = Arc::clone(&inner);
+            tokio::spawn(async move { uploads.upload().await });
+        }
         Checkpoints { inner }
     }
 
@@ -103,6 +124,7 @@ impl Checkpoints {
             inner.backlog().admit(id);
             let state = snapshot.copy();
             inner.backlog().add(id, unit, state);
+            inner.news.notify_waiters();
             inner.news.notify_one();
         });
     }
@@ -194,9 +216,17 @@ impl Inner {
         let shard = to_shard(&self.model, self.store.layout(), id, unit, state);
         // Digest and layout are work for a processor, not for the thread that serves the network.
         let encoded = tokio::task::spawn_blocking(move || shard.encode()).await;
-        let file = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
-        self.store.put_shard(id, unit, file).await?;
-        let last = self.backlog().is_through(id);
+        let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let put = match encoded {
+            Ok(file) => self.store.put_shard(id, unit, file, &self.pace).await,
+            Err(error) => Err(error),
+        };
+        let last = {
+            let mut backlog = self.backlog();
+            backlog.landed(id);
+            backlog.is_through(id)
+        };
+        put?;
         if last {
             // Forgotten only then: a manifest that could not be written is tried again with this unit.
             if self.store.complete(id).await? {
@@ -296,11 +326,16 @@ mod tests {
         );
         assert!(!backlog.is_through(id(1)), "one unit of it still waits");
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        assert!(backlog.is_through(id(1)) && !backlog.newer_waits(id(5)));
+        assert!(!backlog.newer_waits(id(5)));
+        backlog.landed(id(1));
+        assert!(!backlog.is_through(id(1)), "one is still on its way");
+        backlog.landed(id(1));
+        assert!(backlog.is_through(id(1)));
         // The manifest was not written: the unit is tried again.
         backlog.add(id(1), Unit(0), state(1.0));
         backlog.forget(id(1));
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+        backlog.landed(id(1));
         backlog.forget(id(1));
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
         // A copy that was under way when its state gave way.

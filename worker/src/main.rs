@@ -5,7 +5,7 @@ use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::{Job, parse_job};
-use varuna_checkpoint::Store;
+use varuna_checkpoint::{Pace, Store};
 use varuna_data::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -88,14 +88,15 @@ async fn work(arguments: &Arguments) -> Result<()> {
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
-    let checkpoints = store.map(|store| Checkpoints::start(store, job.model.clone()));
+    let pace = || Pace::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
+    let checkpoints = store.map(|store| Checkpoints::start(store, job.model.clone(), pace()));
     let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         id: me,
         layout: job.model.layout(),
         last_step: Step(job.training.steps),
-        checkpoint_every: job.checkpoint.as_ref().map(|c| c.interval_steps),
+        checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
         timing: MemberTiming::default(),
     };
     let parts = Parts {

@@ -97,6 +97,7 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
         step: Step(1),
         owned: vec![],
         armed: Generation(0),
+        save: true,
     });
     a.mesh.send_message(G, b.id, &message);
     assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![]));

@@ -98,6 +98,7 @@ impl Driver {
         let saved = self.options.job.checkpoint.as_ref().map(|_| Saved {
             newest: self.known.usable.iter().max().map(|id| id.step),
             failing: self.known.failing.clone(),
+            stale: self.stale,
         });
         let told = (
             self.diary_number,

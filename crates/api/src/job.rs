@@ -117,10 +117,22 @@ pub struct Workers {
 pub struct Checkpoint {
     /// Folder or bucket.
     pub uri: String,
-    /// Every so many steps, at least 1.
-    pub interval_steps: u64,
+    /// Every so many steps, at least 1. This or the next is there.
+    pub interval_steps: Option<u64>,
+    /// At least every so many seconds.
+    pub interval_seconds: Option<u64>,
     /// How many to keep, at least 1.
     pub keep: u32,
+    /// A worker uploads at most so many bytes a second; none = as fast as it goes.
+    pub upload_bytes_per_second: Option<u64>,
+}
+
+impl Checkpoint {
+    /// The interval in steps as a worker counts it: one in seconds is ordered by the coordinator.
+    #[must_use]
+    pub fn regular_steps(&self) -> u64 {
+        self.interval_steps.unwrap_or(u64::MAX)
+    }
 }
 
 /// Notices.

@@ -211,10 +211,15 @@ pub struct WorkersSpec {
 pub struct CheckpointSpec {
     /// Folder or bucket. Required.
     pub uri: Option<String>,
-    /// Every so many steps. Required.
+    /// Every so many steps. This or intervalSeconds is required.
     pub interval_steps: Option<u64>,
+    /// The newest becomes no older than so many seconds while training goes on. May stand beside intervalSteps.
+    pub interval_seconds: Option<u64>,
     /// How many to keep; 3 where left out.
     pub keep: Option<u32>,
+    /// Each worker uploads at most so much in a second (`50Mi`); without a limit where left out.
+    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::crd::int_or_string"))]
+    pub upload_per_second: Option<Value>,
 }
 
 /// Notices.

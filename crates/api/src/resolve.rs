@@ -6,6 +6,7 @@ use crate::manifest::{self, VarunaJob};
 use crate::model::Model;
 use crate::training::{Adam, Evaluation, LearningRate, Training};
 use crate::{preset, quantity, read};
+use serde_json::Value;
 use varuna_plan::{ScheduleKind, ScheduleSpec};
 
 mod check;
@@ -365,12 +366,18 @@ impl Check {
         }
     }
 
+    /// A quantity of bytes; none where it is left out, or was refused.
+    fn bytes(&mut self, path: &str, written: Option<&Value>) -> Option<u64> {
+        let bytes = written.and_then(quantity::bytes);
+        if let (Some(value), None) = (written, bytes) {
+            self.0.push(path, value, quantity::ALLOWED);
+        }
+        bytes
+    }
+
     fn workers(&mut self, written: manifest::WorkersSpec) -> Workers {
         let at = |field: &str| format!("spec.workers.{field}");
-        let device_memory_bytes = written.device_memory.as_ref().and_then(quantity::bytes);
-        if let (Some(value), None) = (&written.device_memory, device_memory_bytes) {
-            self.0.push(&at("deviceMemory"), value, quantity::ALLOWED);
-        }
+        let device_memory_bytes = self.bytes(&at("deviceMemory"), written.device_memory.as_ref());
         if let Some(template) = written.template.as_ref().filter(|t| !t.is_object()) {
             self.0
                 .push(&at("template"), template, "a pod template (a mapping)");
@@ -385,14 +392,31 @@ impl Check {
     }
 
     fn checkpoint(&mut self, written: manifest::CheckpointSpec) -> Checkpoint {
+        let at = "spec.checkpoint";
+        if written.interval_steps.is_none() && written.interval_seconds.is_none() {
+            let allowed = "a number of steps here, or of seconds in intervalSeconds";
+            self.0.push("spec.checkpoint.intervalSteps", "missing", allowed);
+        }
+        let mut count = |name: &str, value: Option<u64>| {
+            let path = format!("{at}.{name}");
+            value.map(|v| self.within(&path, v, 1..=COUNT_MAX))
+        };
+        let interval_steps = count("intervalSteps", written.interval_steps);
+        let interval_seconds = count("intervalSeconds", written.interval_seconds);
+        let upload_bytes_per_second = self.bytes(
+            &format!("{at}.uploadPerSecond"),
+            written.upload_per_second.as_ref(),
+        );
         Checkpoint {
             uri: self.text(
                 "spec.checkpoint.uri",
                 written.uri,
                 "a folder or the URI of a bucket",
             ),
-            interval_steps: self.count("spec.checkpoint.intervalSteps", written.interval_steps),
+            interval_steps,
+            interval_seconds,
             keep: self.within("spec.checkpoint.keep", written.keep.unwrap_or(3), 1..=1_000_000),
+            upload_bytes_per_second,
         }
     }
 

@@ -139,6 +139,11 @@ pub enum Order {
         /// The planned change.
         generation: Generation,
     },
+    /// Put the next state beyond `after` into the store, whatever the interval says. Who has put one since ignores it.
+    Save {
+        /// A step that was committed when this was wanted.
+        after: Step,
+    },
     /// Run; to sources and non-members: state may be freed.
     Go {
         /// The generation.
@@ -157,6 +162,10 @@ pub struct Norms {
     pub owned: Vec<(Unit, UnitNorm)>,
     /// Armed for this planned change.
     pub armed: Generation,
+    /// A checkpoint of the state that this step leads to is wanted. One such word is enough, and all members hear it before
+    /// any of them commits: so all put the same state.
+    #[serde(default)]
+    pub save: bool,
 }
 
 /// Worker to worker, on a connection that belongs to one generation; tensors travel beside it in the data plane.

@@ -55,7 +55,7 @@ const HUNTS: &[(Mutant, u64, &str)] = &[
     (Mutant::RollBackPrepared, 0, "c"),
     (Mutant::OnlyIfSurvivorCommitted, 0, "c"),
     (Mutant::ForgetPersistedDecision, 0, "c"),
-    (Mutant::StepIsIdentity, 7_400, "b"),
+    (Mutant::StepIsIdentity, 8_200, "b"),
     (Mutant::TornApply, 0, "b"),
     (Mutant::FreeBeforeGo, 0, "c"),
     (Mutant::ShardsWithoutGeneration, 3_600, "b"),

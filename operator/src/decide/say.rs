@@ -257,7 +257,7 @@ fn stale(seen: &Observed, status: &Status) -> Said {
         return said(kind, false, "NoCheckpoints", "no checkpoint is expected");
     };
     let behind = saved.steps_behind.unwrap_or(0);
-    let limit = i64::try_from(settings.interval_steps)
+    let limit = i64::try_from(settings.regular_steps())
         .unwrap_or(i64::MAX)
         .saturating_mul(STALE_INTERVALS);
     let newest = saved

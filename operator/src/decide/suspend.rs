@@ -27,7 +27,7 @@ pub(super) fn saving(seen: &Observed, job: &Job) -> bool {
     };
     let trains = run.ended.is_none() && ["training", "changing"].contains(&run.mode.as_str());
     let wait = suspending(seen);
-    let interval = i64::try_from(checkpoint.interval_steps).unwrap_or(i64::MAX);
+    let interval = i64::try_from(checkpoint.regular_steps()).unwrap_or(i64::MAX);
     #[expect(
         clippy::cast_possible_truncation,
         reason = "milliseconds of a step are far below 2^53"

@@ -113,9 +113,10 @@ fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
         ("workers.gpusPerPod", up_to(64)),
         ("workers.image", json!({ "minLength": 1, "maxLength": 1024 })),
         ("workers.threads", up_to(1024)),
-        ("checkpoint", json!({ "required": ["uri", "intervalSteps"] })),
+        ("checkpoint", json!({ "required": ["uri"] })),
         ("checkpoint.uri", json!({ "minLength": 1, "maxLength": 1024 })),
         ("checkpoint.intervalSteps", count()),
+        ("checkpoint.intervalSeconds", count()),
         ("checkpoint.keep", up_to(1_000_000)),
         (
             "disruption.nodeSignals",
@@ -198,6 +199,11 @@ fn sound() -> Vec<Rule> {
             "pipeline",
             "!has(self.minDepth) || !has(self.maxDepth) || self.minDepth <= self.maxDepth",
             "make minDepth at most maxDepth",
+        ),
+        rule(
+            "checkpoint",
+            "has(self.intervalSteps) || has(self.intervalSeconds)",
+            "give intervalSteps, intervalSeconds or both",
         ),
         rule(
             "elasticity",

@@ -35,7 +35,7 @@ spec:
   pipeline: {schedule: 1f1b, warmupFactor: 2, recompute: full, minDepth: 2, maxDepth: 5}
   elasticity: {minWorkers: 3, maxWorkers: 9}
   workers: {gpusPerPod: 4, image: "img:1", deviceMemory: 300Mi, threads: 2, template: {spec: {new: null}}}
-  checkpoint: {uri: "s3://bucket/x", intervalSteps: 50, keep: 2}
+  checkpoint: {uri: "s3://bucket/x", intervalSteps: 50, intervalSeconds: 600, keep: 2, uploadPerSecond: 5Mi}
   disruption: {nodeSignals: [example.com/spot], noticeSeconds: 30}
   suspend: true
 "#;
@@ -170,9 +170,11 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (
             checkpoint.uri.as_str(),
             checkpoint.interval_steps,
-            checkpoint.keep
+            checkpoint.interval_seconds,
+            checkpoint.keep,
+            checkpoint.upload_bytes_per_second,
         ),
-        ("s3://bucket/x", 50, 2)
+        ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
     );
     assert_eq!(
         (job.disruption.notice_seconds, job.disruption.node_signals.len()),

@@ -30,6 +30,9 @@ impl Coordinator {
         if finished {
             return self.end(now, effects);
         }
+        if running {
+            self.save(now, &target, effects);
+        }
         match next {
             Some(n) if switched && running => {
                 let record = self.record.clone();

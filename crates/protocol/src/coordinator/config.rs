@@ -127,6 +127,8 @@ pub struct CoordinatorConfig {
     pub timing: Timing,
     /// The run is done only when a complete checkpoint of the last step exists; else when its members report that step.
     pub final_checkpoint: bool,
+    /// The newest checkpoint becomes no older than this (where steps are committed and the store takes them).
+    pub save_every: Option<Duration>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
     pub published: Option<StateId>,
     /// Entropy for the secrets of generations, drawn by the driver from the operating system; the core draws none.
@@ -197,6 +199,8 @@ pub enum CoordinatorInput {
     /// So much time has passed that the clock does not show, as where equal steps were left out of a simulation. It bears on the
     /// estimate of how often workers change, on nothing else.
     Passed(Duration),
+    /// A checkpoint of a state beyond the present one is wanted.
+    Save,
     /// Use at most so many workers.
     MaxWorkers(Option<usize>),
     /// The user wants the run to end here: workers are stopped and released.

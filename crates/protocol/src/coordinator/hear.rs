@@ -68,6 +68,7 @@ impl Coordinator {
         };
         worker.noticed = true;
         if !worker.status.is_some_and(|s| s.draining) {
+            self.want_save();
             effects.push(CoordinatorEffect::Event(Event::WorkerDraining {
                 worker: from,
                 name,
@@ -106,6 +107,7 @@ impl Coordinator {
                         effects.push(CoordinatorEffect::Event(joined));
                     }
                     if drains {
+                        self.want_save();
                         effects.push(CoordinatorEffect::Event(Event::WorkerDraining {
                             worker: from,
                             name,

@@ -14,6 +14,7 @@ mod progress;
 mod record;
 mod recovery;
 mod resume;
+mod save;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -26,6 +27,7 @@ use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use links::BadLinks;
 use pace::Changes;
 use progress::Published;
+use save::Saves;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +77,7 @@ struct Worker {
 enum Kind {
     Prepare,
     Arm,
+    Save,
     Go,
     Fence,
     Release,
@@ -115,6 +118,7 @@ pub struct Coordinator {
     checkpoints: Option<Vec<StateId>>,
     /// The greatest generation of a checkpoint.
     stored: Generation,
+    saves: Saves,
     fruitless: u32,
     /// Since when there are enough workers for the first plan.
     gathering: Option<Time>,
@@ -161,6 +165,7 @@ impl Coordinator {
             answers: BTreeMap::new(),
             checkpoints: None,
             stored: Generation(0),
+            saves: Saves::default(),
             fruitless: 0,
             gathering: None,
             complained: None,
@@ -229,6 +234,7 @@ impl Coordinator {
                         effects,
                     );
                 }
+                self.saved(now, &list);
                 self.checkpoints = Some(list);
             }
             CoordinatorInput::StreamUp { from, hello } => return self.stream_up(now, from, hello, effects),
@@ -240,6 +246,7 @@ impl Coordinator {
             }
             CoordinatorInput::Notice { worker } => self.notice(worker, effects),
             CoordinatorInput::Passed(aside) => return self.changes.pass(aside),
+            CoordinatorInput::Save => self.want_save(),
             CoordinatorInput::MaxWorkers(most) => self.max_workers = most,
             CoordinatorInput::Stop => {
                 if !matches!(self.mode, Mode::Done { .. } | Mode::Lost | Mode::Deposed) {
@@ -302,6 +309,7 @@ impl Coordinator {
         let (kind, generation) = match &order {
             Order::Prepare(plan) => (Kind::Prepare, plan.generation),
             Order::Arm { generation } => (Kind::Arm, *generation),
+            Order::Save { .. } => (Kind::Save, Generation(0)),
             Order::Go { generation } => (Kind::Go, *generation),
             Order::Fence { upto } => (Kind::Fence, *upto),
             Order::Release => (Kind::Release, Generation(0)),

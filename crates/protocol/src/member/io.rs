@@ -36,7 +36,7 @@ pub struct MemberConfig {
     pub layout: Layout,
     /// The run ends when this many steps are committed.
     pub last_step: Step,
-    /// A checkpoint every so many steps and at the end; none = never.
+    /// A checkpoint every so many steps, when it is ordered, and at the end; none = there is no store.
     pub checkpoint_every: Option<u64>,
     /// Deadlines.
     pub timing: MemberTiming,

@@ -92,6 +92,11 @@ pub struct Member {
     next: Option<Arc<Plan>>,
     next_peers: BTreeSet<WorkerId>,
     armed: Generation,
+    // checkpoints
+    /// A checkpoint beyond this step is wanted.
+    save_after: Option<Step>,
+    /// Step of the last state that was put.
+    put_at: Step,
 }
 
 impl Member {
@@ -131,6 +136,8 @@ impl Member {
             next: None,
             next_peers: BTreeSet::new(),
             armed: Generation(0),
+            save_after: None,
+            put_at: Step(0),
         }
     }
 

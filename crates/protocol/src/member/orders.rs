@@ -16,6 +16,7 @@ impl Member {
                     self.armed = generation;
                 }
             }
+            Order::Save { after } => self.save_after = self.save_after.max(Some(after)),
             Order::Go { generation } => self.go(now, generation, effects),
             Order::Release => {
                 if self.plan.is_none() || self.phase == Phase::Source || self.finished() {
@@ -233,6 +234,9 @@ impl Member {
         self.asks.retain(|(g, _, _)| *g != generation);
         let held = self.held.values().next().copied();
         self.at = self.base.or(held).unwrap_or(StateId::INITIAL);
+        // Where steps were given up, what was put and what was wanted beyond here counts no more.
+        self.put_at = self.put_at.min(self.at.step);
+        self.save_after = self.save_after.min(Some(self.at.step));
         self.phase = Phase::Running;
         self.ran = Some(Ran {
             generation,

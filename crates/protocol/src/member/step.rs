@@ -49,6 +49,7 @@ impl Member {
             step,
             owned,
             armed: self.armed,
+            save: self.save_after.is_some_and(|after| self.put_at <= after),
         };
         for to in plan.members().into_iter().filter(|w| *w != me) {
             let message = PeerMessage::Norm(norms.clone());
@@ -204,8 +205,10 @@ impl Member {
             norm_put_in: false,
         });
         self.prepared.clear();
-        self.norms.retain(|(step, _), _| *step > decision.parent.step);
-        let due = |n: u64| decision.id.step.0.is_multiple_of(n.max(1)) || self.finished();
+        let parent = decision.parent.step;
+        let wanted = self.norms.iter().any(|((step, _), n)| *step == parent && n.save);
+        self.norms.retain(|(step, _), _| *step > parent);
+        let due = |n: u64| wanted || decision.id.step.0.is_multiple_of(n.max(1)) || self.finished();
         if self.config.checkpoint_every.is_some_and(due) {
             self.put_held(effects);
         }
@@ -227,7 +230,8 @@ impl Member {
 
     /// The holders of a unit share the writing: each unit has one writer. At the end all write, since one that dies then has
     /// no next checkpoint to make up for it.
-    pub(super) fn put_held(&self, effects: &mut Vec<MemberEffect>) {
+    pub(super) fn put_held(&mut self, effects: &mut Vec<MemberEffect>) {
+        self.put_at = self.at.step;
         let all = self.finished();
         let mine = |unit: &Unit| {
             let holders = self.plan.as_ref().map(|p| p.holders(*unit)).unwrap_or_default();

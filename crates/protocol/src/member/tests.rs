@@ -147,7 +147,12 @@ impl Rig {
     }
 
     fn peer_norm(&mut self, step: u64, armed: u64) -> Vec<MemberEffect> {
+        self.peer_norms(step, armed, false)
+    }
+
+    fn peer_norms(&mut self, step: u64, armed: u64, save: bool) -> Vec<MemberEffect> {
         let norms = Norms {
+            save,
             step: Step(step),
             owned: vec![],
             armed: Generation(armed),
@@ -562,4 +567,41 @@ fn an_old_go_does_not_make_a_fenced_worker_give_up_its_state() {
         vec![MemberEffect::Free { keep: vec![] }],
         "a spare of generation 2"
     );
+}
+
+/// Prepares, decides and commits a step with the peer, which wants a checkpoint or not; what this member said of one, and put.
+fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Unit, Step)>) {
+    let said = rig.prepare(step).into_iter().find_map(|e| match e {
+        MemberEffect::Send {
+            message: PeerMessage::Norm(norms),
+            ..
+        } => Some(norms.save),
+        _ => None,
+    });
+    let decision = apply(&rig.peer_norms(step, 0, peer_wants)).unwrap();
+    let effects = rig.put(MemberInput::Applied { id: decision.id });
+    let put = effects.iter().filter_map(|e| match e {
+        MemberEffect::Put { unit, id } => Some((*unit, id.step)),
+        _ => None,
+    });
+    (said.unwrap(), put.collect())
+}
+
+#[test]
+fn one_members_wish_makes_all_put_the_same_state_once() {
+    let mut rig = Rig::running();
+    rig.member.config.checkpoint_every = Some(u64::MAX);
+    assert_eq!(step(&mut rig, 0, false), (false, vec![]));
+    // The order reached the peer only; here it comes late and asks for nothing new.
+    let (said, put) = step(&mut rig, 1, true);
+    assert!(!said);
+    assert_eq!(put, [(Unit(0), Step(2))], "each holder writes its share");
+    rig.order(Order::Save { after: Step(1) });
+    assert_eq!(step(&mut rig, 2, false), (false, vec![]));
+    // The order reached this member only.
+    rig.order(Order::Save { after: Step(3) });
+    let (said, put) = step(&mut rig, 3, false);
+    assert!(said && put == [(Unit(0), Step(4))], "{put:?}");
+    rig.order(Order::Save { after: Step(3) });
+    assert_eq!(step(&mut rig, 4, false), (false, vec![]));
 }

@@ -46,6 +46,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
             ..Timing::default()
         },
         final_checkpoint: false,
+        save_every: None,
         published: None,
         secret_seed: [0; 16],
     };

@@ -28,6 +28,7 @@ impl World {
             timing: Timing::model(),
             expected_workers: None,
             final_checkpoint: self.final_checkpoint,
+            save_every: self.save_every,
             published: None,
             secret_seed,
         };

@@ -15,6 +15,7 @@ use crate::rng::Rng;
 use faults::Fault;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
 use varuna_plan::state::mix;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::CoordinatorInput;
@@ -84,6 +85,8 @@ pub struct World {
     cap: u32,
     last_step: Step,
     checkpoint_every: u64,
+    /// Checkpoints are also made by the clock.
+    save_every: Option<Duration>,
     /// The job needs a checkpoint of its last step.
     final_checkpoint: bool,
     mutant: Option<Mutant>,
@@ -152,6 +155,7 @@ impl World {
             last_step,
             checkpoint_every,
             final_checkpoint,
+            save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
             mutant,
             rng,
             now: 0,

@@ -1,4 +1,4 @@
-//! What every store must do, on the real implementations that need no server, and on one that fails.
+//! What is damaged, of another model or of a newer format is refused by name.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -6,7 +6,7 @@ use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use std::sync::Arc;
 use varuna_checkpoint::{
-    CheckpointError, Facts, Manifest, Place, Shard, ShardTensor, Store, folder_name, unit_name,
+    CheckpointError, Facts, Pace, Place, Shard, ShardTensor, Store, folder_name, unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -62,59 +62,9 @@ async fn save(store: &Store, id: StateId, elements: usize) {
             elements.min(100)
         };
         let file = shard(id, unit, elements).encode().unwrap();
-        store.put_shard(id, unit, file).await.unwrap();
+        store.put_shard(id, unit, file, &Pace::default()).await.unwrap();
     }
     assert!(store.complete(id).await.unwrap());
-}
-
-async fn conforms(place: Place) {
-    let store = Store::new(place, LAYOUT, facts());
-    assert_eq!(store.place().list().await.unwrap(), []);
-    save(&store, id(10), 100).await;
-    // Larger than one part of an upload.
-    save(&store, id(20), 2 << 20).await;
-    assert!(store.complete(id(20)).await.unwrap(), "completing twice is fine");
-    let listed = store.place().list().await.unwrap();
-    assert_eq!(listed.iter().map(|l| l.id).collect::<Vec<_>>(), [id(10), id(20)]);
-    assert!(listed.iter().all(|l| l.is_usable()));
-    let manifest: Manifest = store.check(&listed[1]).await.unwrap();
-    assert_eq!(manifest.next_sample, 160);
-    for unit in LAYOUT.all_units() {
-        let mut pieces = 0;
-        let read = store
-            .place()
-            .load(&manifest, &unit_name(LAYOUT, unit), || pieces += 1)
-            .await
-            .unwrap();
-        let elements = if unit == Unit(0) { 2 << 20 } else { 100 };
-        assert_eq!(read, shard(id(20), unit, elements));
-        assert!(pieces > 0);
-    }
-    store.place().refuse(id(20), "for the test").await.unwrap();
-    let listed = store.place().list().await.unwrap();
-    assert!(listed[1].refused && !listed[1].is_usable());
-    // A zombie's late upload of a state that was never completed.
-    store
-        .put_shard(id(5), Unit(0), shard(id(5), Unit(0), 10).encode().unwrap())
-        .await
-        .unwrap();
-    save(&store, id(30), 10).await;
-    let pruned = store.place().prune(1, &[id(10)]).await.unwrap();
-    assert_eq!((pruned.checkpoints, pruned.orphans), (vec![id(20)], vec![id(5)]));
-    let left: Vec<StateId> = store.place().list().await.unwrap().iter().map(|l| l.id).collect();
-    assert_eq!(left, [id(10), id(30)]);
-}
-
-#[tokio::test]
-async fn memory_conforms() {
-    conforms(Place::over(Arc::new(InMemory::new()))).await;
-}
-
-#[tokio::test]
-async fn a_local_folder_conforms() {
-    let folder = tempfile::tempdir().unwrap();
-    conforms(Place::open(folder.path().join("made/on/the/way").to_str().unwrap()).unwrap()).await;
-    conforms(Place::open(&format!("file://{}/other", folder.path().display())).unwrap()).await;
 }
 
 /// A store with one complete checkpoint, and the store behind it.

@@ -1,0 +1,56 @@
+//! Bounds the rate of uploads.
+
+use std::time::Duration;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+/// Lets bytes pass at a rate. Clones do not share it: one is made for a process.
+#[derive(Debug, Default)]
+pub struct Pace {
+    bytes_per_second: Option<u64>,
+    free_at: Mutex<Option<Instant>>,
+}
+
+impl Pace {
+    /// None = no bound.
+    #[must_use]
+    pub fn new(bytes_per_second: Option<u64>) -> Pace {
+        Pace {
+            bytes_per_second: bytes_per_second.filter(|rate| *rate > 0),
+            free_at: Mutex::default(),
+        }
+    }
+
+    /// Waits until what passed before has had its time, and takes the time of these bytes.
+    #[expect(clippy::cast_precision_loss, reason = "a duration's precision")]
+    pub async fn wait(&self, bytes: usize) {
+        let Some(rate) = self.bytes_per_second else { return };
+        let mut free_at = self.free_at.lock().await;
+        let start = free_at.map_or_else(Instant::now, |at| at.max(Instant::now()));
+        *free_at = Some(start + Duration::from_secs_f64(bytes as f64 / rate as f64));
+        drop(free_at);
+        sleep_until(start).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_pass_at_the_rate_whoever_sends_them() {
+        let pace = Pace::new(Some(1_000));
+        let start = Instant::now();
+        tokio::join!(pace.wait(500), pace.wait(500), pace.wait(1_000));
+        assert_eq!(
+            start.elapsed().as_millis(),
+            1_000,
+            "the last may start after the first two"
+        );
+        pace.wait(1).await;
+        assert_eq!(start.elapsed().as_millis(), 2_000);
+        let free = Pace::new(None);
+        free.wait(1 << 40).await;
+        assert_eq!(start.elapsed().as_millis(), 2_000);
+    }
+}

