@@ -1,6 +1,8 @@
 //! Faults of a real blob store, and deaths at each phase of a save, with real processes. Nothing complete is ever lost, nothing
 //! incomplete is ever loaded, and training never waits.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
 use nix::sys::signal::Signal;
 use std::time::Duration;
 use tokio::runtime::Runtime;

@@ -1,7 +1,5 @@
 //! Every store does what checkpoints need: in memory, in a folder, and on real servers.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
 use object_store::memory::InMemory;
 use std::sync::Arc;
 use varuna_checkpoint::Place;
