@@ -108,7 +108,8 @@ Reading all shards with their digests (`varuna checkpoint verify`) takes {restor
 this machine a checkpoint goes at {upload:.2f} times the speed of plain puts of the same bytes (digests and manifest included). The
 worker's peak memory grows by {extra:.0f} MiB.
 """
-    floor = max(stall, 1e-4)
+    # Less than half the spread of the pairs cannot be told from nothing.
+    floor = max(stall, (stalls[-1] - stalls[0]) / 2)
     results = {
         "checkpoint.stall_pct": f"{stall / step * 100:.2f}",
         "checkpoint.vs_torch_save": f"{save / floor:.2f}",

@@ -129,7 +129,9 @@ impl Eye {
         })
     }
 
-    async fn give_up(self) {
+    async fn give_up(mut self) {
+        // At the end as many are there as shall stay.
+        self.prune().await;
         if let Some(ownership) = &self.given.ownership
             && let Err(error) = ownership.release().await
         {

@@ -1,71 +1,11 @@
 //! What is damaged, of another model or of a newer format is refused by name.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use std::sync::Arc;
-use varuna_checkpoint::{
-    CheckpointError, Facts, Pace, Place, Shard, ShardTensor, Store, folder_name, unit_name,
-};
-use varuna_plan::state::Chain;
-use varuna_plan::{Generation, Layout, StateId, Step, Unit};
-
-const LAYOUT: Layout = Layout {
-    segments: 3,
-    tied: true,
-};
-
-fn id(step: u64) -> StateId {
-    StateId {
-        run_gen: Generation(2),
-        step: Step(step),
-        chain: Chain(step * 17),
-    }
-}
-
-fn facts() -> Facts {
-    Facts {
-        job: "demo".into(),
-        model: serde_json::json!({"layers": 1, "dropout": 0.1}),
-        training_hash: "t".into(),
-        seed: 5,
-        global_batch_size: 8,
-        data_fingerprint: "d".into(),
-    }
-}
-
-fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
-    let part = |k: f32| (0..elements).map(|i| k + i as f32).collect();
-    Shard {
-        id,
-        unit: unit_name(LAYOUT, unit),
-        adam_steps: id.step.0,
-        tensors: vec![ShardTensor {
-            name: "w".into(),
-            shape: vec![elements],
-            parts: [part(0.5), part(0.25), part(0.125)],
-        }],
-    }
-}
-
-async fn save(store: &Store, id: StateId, elements: usize) {
-    for unit in LAYOUT.all_units() {
-        assert!(
-            !store.complete(id).await.unwrap(),
-            "complete before its last shard"
-        );
-        // One large unit is enough.
-        let elements = if unit == Unit(0) {
-            elements
-        } else {
-            elements.min(100)
-        };
-        let file = shard(id, unit, elements).encode().unwrap();
-        store.put_shard(id, unit, file, &Pace::default()).await.unwrap();
-    }
-    assert!(store.complete(id).await.unwrap());
-}
+use varuna_checkpoint::{CheckpointError, Place, Store, folder_name};
+use varuna_plan::Unit;
+use varuna_store_tests::{LAYOUT, facts, save, shard, state as id};
 
 /// A store with one complete checkpoint, and the store behind it.
 async fn one() -> (Store, Arc<InMemory>) {
