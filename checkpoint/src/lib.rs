@@ -17,7 +17,7 @@ mod store;
 pub use keep::{Pruned, prunable};
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
 pub use name::{folder_name, parse_folder, unit_name};
-pub use owner::{Claim, LEASE, Ownership};
+pub use owner::{Claim, LEASE, Ownership, Standing};
 pub use pace::Pace;
 pub use place::{Listed, Place};
 pub use shard::{Shard, ShardTensor};

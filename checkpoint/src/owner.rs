@@ -41,6 +41,17 @@ pub struct Ownership {
     epoch: u64,
 }
 
+/// What a sign of life found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// The place is this owner's.
+    Owner,
+    /// The same run has claimed it anew, as after a change of leader: this one keeps its hands off.
+    Succeeded,
+    /// Another run, of this name, has it.
+    Taken(String),
+}
+
 /// The newest owner.
 struct Present {
     epoch: u64,
@@ -154,20 +165,22 @@ impl Ownership {
         serde_json::to_vec(&self.claim).unwrap_or_default()
     }
 
-    /// Gives a sign of life. The name of the run that has taken over, where one has.
+    /// Gives a sign of life, if the place is still this owner's.
     ///
     /// # Errors
     /// The store fails.
-    pub async fn renew(&self) -> Result<Option<String>, CheckpointError> {
+    pub async fn renew(&self) -> Result<Standing, CheckpointError> {
         match self.place.owner().await? {
             Some(present) if present.epoch > self.epoch => {
                 let owner = self.place.read_claim(&present.path).await?;
-                let other = owner.map(|o| o.run).filter(|run| *run != self.claim.run);
-                Ok(other)
+                Ok(match owner {
+                    Some(owner) if owner.run != self.claim.run => Standing::Taken(owner.run),
+                    _ => Standing::Succeeded,
+                })
             }
             _ => {
                 self.place.inner.put(&self.path(), self.text().into()).await?;
-                Ok(None)
+                Ok(Standing::Owner)
             }
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
-use varuna_checkpoint::{CheckpointError, Listed};
+use varuna_checkpoint::{CheckpointError, Listed, Standing};
 use varuna_plan::StateId;
 
 /// The store is looked at so often without being asked to.
@@ -50,6 +50,7 @@ impl Watch {
             protects,
             verdicts: BTreeMap::new(),
             known: None,
+            standing: None,
         };
         let task = tokio::spawn(eye.work(Arc::clone(&ask), Arc::clone(&end), inbound));
         Watch {
@@ -83,14 +84,18 @@ struct Eye {
     /// Manifests never change: each is judged once.
     verdicts: BTreeMap<StateId, bool>,
     known: Option<Known>,
+    standing: Option<Standing>,
 }
 
 impl Eye {
     async fn work(mut self, ask: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
         let mut asked = false;
         loop {
-            if !asked && let Some(run) = self.own().await {
-                let _ = inbound.send(Inbound::Taken(run)).await;
+            if !asked {
+                self.standing = self.own().await;
+                if let Some(Standing::Taken(run)) = &self.standing {
+                    let _ = inbound.send(Inbound::Taken(run.clone())).await;
+                }
             }
             asked = tokio::select! {
                 () = ask.notified() => true,
@@ -109,27 +114,27 @@ impl Eye {
         }
     }
 
-    /// Gets, or keeps, the right to write; the run that has it, where it is another.
-    async fn own(&mut self) -> Option<String> {
+    /// Gets, or keeps, the right to write; none where the store does not tell.
+    async fn own(&mut self) -> Option<Standing> {
         let place = self.given.store.place();
         let outcome = match &self.given.ownership {
             Some(ownership) => ownership.renew().await,
             None => match place.claim(self.given.claim.clone(), has_ended).await {
                 Ok(ownership) => {
                     self.given.ownership = Some(ownership);
-                    Ok(None)
+                    Ok(Standing::Owner)
                 }
-                Err(CheckpointError::Owned { run, .. }) => Ok(Some(run)),
+                Err(CheckpointError::Owned { run, .. }) => Ok(Standing::Taken(run)),
                 Err(error) => Err(error),
             },
         };
-        outcome.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the place of the checkpoints cannot be claimed now");
-            None
-        })
+        outcome
+            .inspect_err(|error| tracing::warn!(%error, "the place of the checkpoints cannot be claimed now"))
+            .ok()
     }
 
     async fn give_up(mut self) {
+        self.standing = self.own().await;
         // At the end as many are there as shall stay.
         self.prune().await;
         if let Some(ownership) = &self.given.ownership
@@ -198,7 +203,11 @@ impl Eye {
         Ok(verdict)
     }
 
+    /// Only in a place of its own: another run, or another leader of this one, knows better which states must stay.
     async fn prune(&mut self) {
+        if self.standing != Some(Standing::Owner) {
+            return;
+        }
         let protected = self.protects.borrow().clone();
         match self.given.store.place().prune(self.given.keep, &protected).await {
             Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}

@@ -64,6 +64,9 @@ impl Driver {
 
     /// Of two runs the one that came later writes there: this one ends.
     pub(super) fn taken(&mut self, run: String) {
+        if self.taken.is_some() {
+            return;
+        }
         self.say(json!({ "event": "checkpointsTaken", "by": run }));
         self.taken = Some(run);
         self.feed(CoordinatorInput::Stop);

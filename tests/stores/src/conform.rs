@@ -1,7 +1,7 @@
 //! What every store must do.
 
 use varuna_checkpoint::{
-    CheckpointError, Claim, Facts, Manifest, Pace, Place, Shard, ShardTensor, Store, unit_name,
+    CheckpointError, Claim, Facts, Manifest, Pace, Place, Shard, ShardTensor, Standing, Store, unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -154,20 +154,17 @@ async fn belongs_to_one_run(store: &Store) {
         matches!(refused, Err(CheckpointError::Owned { .. })),
         "{refused:?}"
     );
-    assert_eq!(first.renew().await.expect("an answer"), None);
+    assert_eq!(first.renew().await.expect("an answer"), Standing::Owner);
     // Its process has ended for certain.
     let second = place
         .claim(claim("second"), |_| true)
         .await
         .expect("a free place");
-    assert_eq!(first.renew().await.expect("an answer"), Some("second".to_owned()));
+    let standing = first.renew().await.expect("an answer");
+    assert_eq!(standing, Standing::Taken("second".to_owned()));
     // The same run after a restart.
     let restarted = place.claim(claim("second"), alive).await.expect("its own place");
-    assert_eq!(
-        second.renew().await.expect("an answer"),
-        None,
-        "it is the same run"
-    );
+    assert_eq!(second.renew().await.expect("an answer"), Standing::Succeeded);
     restarted.release().await.expect("an answer");
     let third = place
         .claim(claim("third"), alive)
