@@ -6,7 +6,7 @@ use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::shard::{Shard, ShardFacts};
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -18,6 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 use varuna_plan::StateId;
+
+/// A shard is read in pieces of this size, so many at once: one request would be one connection's speed, and a local file's
+/// stream comes in pieces of a few KiB.
+const READ_BYTES: usize = 8 << 20;
+const READS_AT_ONCE: usize = 4;
 
 /// A checkpoint's folder, as a listing shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -223,21 +228,31 @@ impl Place {
         let Some(entry) = manifest.shards.iter().find(|s| s.unit == unit) else {
             return Err(damaged(MANIFEST, format!("it names no shard of {unit}")));
         };
-        let mut pieces = match self.inner.get(&self.path(id, &entry.file)).await {
-            Ok(got) => got.into_stream(),
+        let path = self.path(id, &entry.file);
+        let there = match self.inner.head(&path).await {
+            Ok(meta) => meta.size,
             Err(object_store::Error::NotFound { .. }) => {
                 return Err(damaged(&entry.file, "it is missing".into()));
             }
             Err(error) => return Err(error.into()),
         };
-        let mut file = Vec::new();
+        if there != entry.bytes {
+            let why = format!("it has {there} bytes, the manifest says {}", entry.bytes);
+            return Err(damaged(&entry.file, why));
+        }
+        let starts = (0..there).step_by(READ_BYTES);
+        let reads = starts.map(|at| self.inner.get_range(&path, at..there.min(at + READ_BYTES as u64)));
+        let mut pieces = futures::stream::iter(reads).buffered(READS_AT_ONCE);
+        let mut file = Vec::with_capacity(usize::try_from(there).unwrap_or(0));
         while let Some(piece) = pieces.try_next().await? {
             file.extend_from_slice(&piece);
             arrived();
         }
         if file.len() as u64 != entry.bytes {
-            let why = format!("it has {} bytes, the manifest says {}", file.len(), entry.bytes);
-            return Err(damaged(&entry.file, why));
+            return Err(damaged(
+                &entry.file,
+                format!("only {} bytes of it can be read", file.len()),
+            ));
         }
         let facts = ShardFacts::read(id, unit, &file)?;
         if facts.sha256() != entry.sha256 {
