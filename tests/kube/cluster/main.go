@@ -413,7 +413,9 @@ nodeStatusReportFrequency: %s
 nodeLeaseDurationSeconds: %d
 syncFrequency: 5s
 imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, imagefs.available: 1%%}
+# The machine is not the nodes' own: what others leave of its memory (on cgroup v1 the page cache counts as used), disk and
+# process ids must not have pods evicted. 0%% switches a signal off.
+evictionHard: {memory.available: 0%%, nodefs.available: 0%%, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%, pid.available: 0%%}
 makeIPTablesUtilChains: false
 serializeImagePulls: false
 podLogsDir: %s

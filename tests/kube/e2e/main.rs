@@ -102,6 +102,7 @@ async fn work() -> Result<()> {
             }
         }
     }
+    let summary = world.first_failure.take();
     drop(world);
     if let Err(error) = curve.compare() {
         println!("the loss curve FAILED: {error:#}");
@@ -109,6 +110,12 @@ async fn work() -> Result<()> {
     }
     println!("RESULT e2e.cases_passed {passed}");
     println!("RESULT e2e.cases_left_out {left_out}");
+    if let Some(summary) = summary {
+        println!(
+            "-- at the first failure:
+{summary}"
+        );
+    }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }

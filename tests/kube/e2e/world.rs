@@ -39,6 +39,8 @@ pub(crate) struct World {
     pub(crate) client: Client,
     worker_image: String,
     cases: u32,
+    /// What the world looked like when a case first failed.
+    pub(crate) first_failure: Option<String>,
 }
 
 fn tag() -> Result<String> {
@@ -89,6 +91,7 @@ impl World {
             client,
             worker_image: format!("localhost/varuna-worker-text:{tag}"),
             cases: 0,
+            first_failure: None,
         };
         if world.nodes.is_some() {
             for (number, gpus) in NODES.into_iter().zip(GPUS) {
@@ -238,6 +241,33 @@ impl World {
         Ok(holder.trim().to_owned())
     }
 
+    /// What a failure looks like from outside, in a few lines: where only the end of the output is kept, folders are lost.
+    pub(crate) async fn summary(&self) -> String {
+        let kubectl = |arguments: &[&str]| {
+            self.cluster
+                .kubectl(arguments, "")
+                .unwrap_or_else(|e| format!("{e:#}\n"))
+        };
+        let mut text = kubectl(&["get", "pods", "-A", "-o", "wide", "--no-headers"]);
+        let conditions = "jsonpath={range .items[*]}{.metadata.name}{range .status.conditions[*]} {.type}={.status}{end} \
+                          {.spec.taints[*].key}{\"\\n\"}{end}";
+        text += &kubectl(&["get", "nodes", "-o", conditions]);
+        let warnings = [
+            "get",
+            "events",
+            "-A",
+            "--field-selector=type=Warning",
+            "--sort-by=.metadata.creationTimestamp",
+        ];
+        text += &last(&kubectl(&warnings), 8);
+        for pod in self.operators().await.unwrap_or_default() {
+            let name = pod.name_any();
+            text += &format!("-- {name}\n");
+            text += &last(&kubectl(&["-n", OPERATOR, "logs", "--tail=6", &name]), 6);
+        }
+        text
+    }
+
     /// What helps to understand a failure: into a folder that is returned.
     pub(crate) async fn autopsy(&self, case: &str, namespace: &str) -> PathBuf {
         let folder = root().join("runs/e2e").join(case);
@@ -280,6 +310,14 @@ impl World {
         write("workers.log", kubectl(&arguments));
         folder
     }
+}
+
+/// The last lines of a text, none of them long.
+fn last(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    let from = all.len().saturating_sub(lines);
+    let short = |line: &&str| line.chars().take(240).chain(['\n']).collect::<String>();
+    all[from..].iter().map(short).collect()
 }
 
 fn own() -> Result<(Cluster, Option<Nodes>)> {

@@ -112,6 +112,9 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     curve.extend(case.name, scene.job.losses());
     if let Err(error) = result {
         let folder = scene.world.autopsy(case.name, &namespace).await;
+        if scene.world.first_failure.is_none() {
+            scene.world.first_failure = Some(scene.world.summary().await);
+        }
         scene.tidy(&namespace);
         return Err(error.context(format!("see {}", folder.display())));
     }
