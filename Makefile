@@ -97,10 +97,11 @@ test-kube: data ## Test the operator on a real control plane, without root (KUBE
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py
 
-accuracy: ## Predicted against published measured steps, on rows that nothing was fitted on
+accuracy: data ## Predicted against measured steps, published ones and this machine's own, on rows that nothing was fitted on
 	$(CARGO) run --locked --release -p varuna -- plan calibrate --results accuracy.published \
 		--profile bench/data/measured/gpt-1.5b-v100-profile.json --links bench/data/measured/p2p-10gbps.csv \
 		--measured bench/data/measured/gpt-1.5b-v100-10gbps.csv
+	python3 bench/accuracy.py
 
 replay: ## Replay the spot traces: goodput, and what is lost to what (needs no libtorch)
 	$(CARGO) build --release --locked -p varuna

@@ -76,12 +76,12 @@ def job(steps, micro_batch, threads=1, min_depth=1, max_depth=8, workers=(1, 8))
 class Run:
     """A `varuna run` in a folder of its own; ends with the `with` block."""
 
-    def __init__(self, manifest, workers):
+    def __init__(self, manifest, workers, options=()):
         self.scratch = tempfile.TemporaryDirectory(prefix="varuna-bench-")
         self.folder = Path(self.scratch.name) / "run"
         file = Path(self.scratch.name) / "job.yaml"
         file.write_text(json.dumps(manifest))
-        command = [VARUNA, "run", file, "--workers", str(workers), "--run-dir", self.folder]
+        command = [VARUNA, "run", file, "--workers", str(workers), "--run-dir", self.folder, *options]
         self.log = open(Path(self.scratch.name) / "log", "w+")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=ROOT)
 
@@ -182,9 +182,9 @@ def model_line():
     )
 
 
-def publish(name, body, results):
+def publish(name, body, results, model=None):
     """Prints the table, puts it into docs/benchmarks.md in place of the last one, ends with the RESULT lines."""
-    body = f"{model_line()}.\nMachine: {machine()}.\n\n{body.strip()}\n"
+    body = f"{model or model_line()}.\nMachine: {machine()}.\n\n{body.strip()}\n"
     path = ROOT / "docs/benchmarks.md"
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     before, rest = path.read_text().split(begin)

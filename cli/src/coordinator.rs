@@ -6,7 +6,9 @@ use crate::progress::Progress;
 use crate::signals::Interrupts;
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc::Sender;
+use varuna_api::Job;
 use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
+use varuna_plan::Costs;
 
 /// Coordinates workers that are started by hand or elsewhere.
 #[derive(clap::Args)]
@@ -20,6 +22,9 @@ pub(crate) struct Arguments {
     /// The run folder; a folder with an earlier coordinator's record is taken over.
     #[arg(long)]
     run_dir: PathBuf,
+    /// A profile of the model on the workers' devices (`varuna profile`): plans are made with it.
+    #[arg(long)]
+    profile: Option<PathBuf>,
     /// The run's token; workers and commands must know it.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
@@ -33,6 +38,16 @@ pub(crate) struct Crew {
     pub(crate) scale: Sender<ScaleRequest>,
 }
 
+/// The costs of a profile, which must be of the job's model.
+pub(crate) fn measured(profile: Option<&Path>, job: &Job) -> Result<Option<Costs>, Failure> {
+    let Some(path) = profile else { return Ok(None) };
+    let profile = crate::plan::read_profile(path, None)?;
+    let costs = varuna_coordinator::measured_costs(&profile, job);
+    costs
+        .map(Some)
+        .map_err(|why| Failure::Input(format!("{}: {why}", path.display())))
+}
+
 /// Starts a coordinator on a run folder.
 pub(crate) async fn start(
     file: JobFile,
@@ -40,6 +55,7 @@ pub(crate) async fn start(
     bind: String,
     token: String,
     data_fingerprint: String,
+    costs: Option<Costs>,
     crew: Option<Crew>,
 ) -> Result<Control, Failure> {
     // First: of two runs in one folder the second must not even claim.
@@ -57,6 +73,7 @@ pub(crate) async fn start(
         expected_workers: crew.as_ref().map(|c| c.workers),
         timing,
         checkpoints,
+        costs,
         scale: crew.map(|c| c.scale),
     };
     Ok(serve(options, run).await?)
@@ -83,9 +100,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let steps = file.job.training.steps;
     // The data may lie with the workers only; they compare fingerprints among each other where it is known here.
     let fingerprint = job::check_data(&file.job).unwrap_or_default();
+    let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let outcome = runtime()?.block_on(async {
         let (bind, token) = (arguments.bind.clone(), arguments.token.clone());
-        let mut control = start(file, &arguments.run_dir, bind, token, fingerprint, None).await?;
+        let mut control = start(file, &arguments.run_dir, bind, token, fingerprint, costs, None).await?;
         println!("coordinator at {}", control.address);
         let mut progress = Progress::new(steps);
         let mut interrupts = Interrupts::listen()?;

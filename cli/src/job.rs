@@ -3,11 +3,10 @@
 use crate::failure::Failure;
 use std::path::Path;
 use std::time::Duration;
-use varuna_api::{Job, Model, parse_job};
+use varuna_api::{Job, parse_job};
 use varuna_checkpoint::{CheckpointError, Store};
 use varuna_coordinator::{Checkpointing, claim};
 use varuna_data::TokenDataset;
-use varuna_plan::Layout;
 
 /// A store that says nothing for so long at the start is not there.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,20 +23,6 @@ pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
         .map_err(|e| Failure::Input(format!("cannot read the job file {}: {e}", path.display())))?;
     let job = parse_job(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
     Ok(JobFile { job, text })
-}
-
-/// Why a profile's costs are no use for a model.
-pub(crate) fn wrong_segments(file: &str, has: Layout, model: &Model) -> String {
-    let wants = model.layout();
-    let tied = |tied| if tied { " and a tied weight" } else { "" };
-    format!(
-        "{file} has {} segments{}, the job's model has {} (or {} where blocks are whole){}",
-        has.segments,
-        tied(has.tied),
-        wants.segments,
-        model.layers + 2,
-        tied(wants.tied),
-    )
 }
 
 /// Opens the job's dataset and checks that the model can take it; returns its fingerprint.

@@ -7,6 +7,7 @@ mod data;
 mod failure;
 mod job;
 mod plan;
+mod profile;
 mod progress;
 mod remote;
 mod replay;
@@ -39,6 +40,8 @@ enum Command {
     Coordinator(coordinator::Arguments),
     /// Print the plan for a number of workers, and its schedule.
     Plan(plan::Arguments),
+    /// Measure what a job's model costs on this machine.
+    Profile(profile::Arguments),
     /// Replay an availability trace on simulated time: goodput, and what is lost to what.
     Replay(replay::Arguments),
     /// Build and inspect datasets.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Status(arguments) => remote::status(&arguments),
         Command::Coordinator(arguments) => coordinator::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
+        Command::Profile(arguments) => profile::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),

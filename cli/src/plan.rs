@@ -12,7 +12,6 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
-use varuna_plan::cost::GptSizes;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::trace::{spread, trace};
@@ -189,35 +188,22 @@ impl Asked<'_> {
 fn planner(job: &Job, arguments: &Arguments) -> Result<CostPlanner, Failure> {
     let mut planner = varuna_coordinator::planner(job);
     let bad = |why: String| Failure::Input(why);
-    let m = &job.model;
-    let sizes = GptSizes {
-        layers: m.layers,
-        hidden: m.hidden_size.into(),
-        sequence: m.sequence_length.into(),
-        vocabulary: m.vocabulary_size.into(),
-        tied: m.tied_head,
-    };
     if let Some(name) = &arguments.device {
         let kind = DeviceKind::named(name).map_err(|e| bad(e.to_string()))?;
         let one_node = arguments.nodes.is_some_and(|n| n.count == 1);
-        planner.costs = Costs::estimate(sizes, kind.device(one_node));
+        planner.costs = Costs::estimate(job.model.sizes(), kind.device(one_node));
         let memory = &mut planner.constraints.device_memory_bytes;
         *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
     }
     if let Some(path) = &arguments.profile {
-        let costs = read_profile(path, arguments.links.as_deref())?.costs();
-        planner.costs = costs.with_halves(sizes).ok_or_else(|| {
-            bad(job::wrong_segments(
-                &path.display().to_string(),
-                costs.layout(),
-                &job.model,
-            ))
-        })?;
+        let profile = read_profile(path, arguments.links.as_deref())?;
+        planner.costs = varuna_coordinator::measured_costs(&profile, job)
+            .map_err(|why| bad(format!("{}: {why}", path.display())))?;
     }
     Ok(planner)
 }
 
-fn read_profile(path: &Path, links: Option<&Path>) -> Result<Profile, Failure> {
+pub(crate) fn read_profile(path: &Path, links: Option<&Path>) -> Result<Profile, Failure> {
     let text = read(path)?;
     let links = links
         .map(|l| Ok::<_, Failure>((l.display().to_string(), read(l)?)))

@@ -5,7 +5,7 @@ use crate::job;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
 use varuna_plan::calibrate::{calibrate, read_measured};
-use varuna_plan::cost::{Costs, GptSizes};
+use varuna_plan::cost::Costs;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, svg, text};
@@ -132,7 +132,7 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
     let mut planner = varuna_coordinator::planner(job);
     if let Some(name) = &arguments.device {
         let kind = DeviceKind::named(name).map_err(input)?;
-        planner.costs = Costs::estimate(sizes(job), kind.device(false));
+        planner.costs = Costs::estimate(job.model.sizes(), kind.device(false));
         let memory = planner.constraints.device_memory_bytes.unwrap_or(u64::MAX);
         planner.constraints.device_memory_bytes = Some(memory.min(kind.usable_bytes()));
     }
@@ -162,17 +162,6 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
     })
 }
 
-fn sizes(job: &Job) -> GptSizes {
-    let m = &job.model;
-    GptSizes {
-        layers: m.layers,
-        hidden: m.hidden_size.into(),
-        sequence: m.sequence_length.into(),
-        vocabulary: m.vocabulary_size.into(),
-        tied: m.tied_head,
-    }
-}
-
 /// Costs of a profile, calibrated where measured steps are given.
 fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Failure> {
     let name = path.display().to_string();
@@ -185,11 +174,7 @@ fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Fail
     let profile = Profile::read(&name, &read(path)?, links).map_err(input)?;
     let costs = profile.costs();
     let divided = |costs: &Costs| {
-        let wrong = || {
-            let why = job::wrong_segments(&name, costs.layout(), &job.model);
-            Failure::Input(why)
-        };
-        costs.with_halves(sizes(job)).ok_or_else(wrong)
+        varuna_coordinator::costs_for(job, costs).map_err(|why| Failure::Input(format!("{name}: {why}")))
     };
     let Some(table) = &arguments.measured else {
         return divided(&costs);

@@ -1,7 +1,7 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
 use crate::children::{Children, Ended, worker_program};
-use crate::coordinator::{Crew, runtime, start};
+use crate::coordinator::{Crew, measured, runtime, start};
 use crate::failure::Failure;
 use crate::job;
 use crate::progress::Progress;
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// The run folder; runs/NAME-TIME by default.
     #[arg(long)]
     run_dir: Option<PathBuf>,
+    /// A profile of the model on this machine (`varuna profile`): plans are made with it.
+    #[arg(long)]
+    profile: Option<PathBuf>,
     /// Where to listen for workers (host:port; port 0 = any free one).
     #[arg(long, default_value = "127.0.0.1:0")]
     bind: String,
@@ -43,6 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.workers < least {
         eprintln!("varuna: the job needs at least {least} workers; training waits until more join");
     }
+    let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let program = worker_program(arguments.worker_binary.as_deref())?;
     let folder = arguments
         .run_dir
@@ -59,6 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             arguments.bind.clone(),
             token.clone(),
             fingerprint,
+            costs,
             Some(Crew {
                 workers: arguments.workers,
                 scale,

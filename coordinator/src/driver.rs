@@ -10,7 +10,7 @@ use crate::folder::RunFolder;
 use crate::in_order::InOrder;
 use crate::keeping::Keeping;
 use crate::serve::{self, Options, ScaleRequest, View};
-use crate::words::status_document;
+use crate::words::{observed, status_document};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -136,7 +136,10 @@ impl Driver {
             published: folder.last().map(|m| m.state),
             secret_seed: entropy()?,
         };
-        let machine = Coordinator::new(config, Box::new(crate::planner(&options.job)));
+        let machine = Coordinator::new(
+            config,
+            Box::new(crate::planner_with(&options.job, options.costs.as_ref())),
+        );
         let start = |given| Watch::start(given, inbound.clone());
         let checkpoints = options.checkpoints.take().map(start);
         let now = Instant::now();
@@ -215,8 +218,13 @@ impl Driver {
                 match word {
                     Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
                     Upward::Metrics(timings) => {
+                        let observed = observed(&timings);
                         stream.timings = Some(timings);
                         self.status_due = true;
+                        self.feed(CoordinatorInput::Observed {
+                            from: worker,
+                            observed,
+                        });
                     }
                     Upward::Hello(_) => {}
                 }

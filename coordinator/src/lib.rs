@@ -20,7 +20,8 @@ pub use serve::{Checkpointing, Control, Known, Options, Saved, ScaleRequest, Vie
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
 
 use varuna_api::Job;
-use varuna_plan::cost::{Costs, Device, GptSizes};
+use varuna_plan::cost::{Costs, Device};
+use varuna_plan::profile::Profile;
 use varuna_plan::{Constraints, CostPlanner};
 
 /// Why a coordinator cannot work.
@@ -54,19 +55,56 @@ pub enum CoordinatorError {
     Entropy(std::io::Error),
 }
 
+/// Costs for a job's model: of those that know whole blocks only, halves are made.
+///
+/// # Errors
+/// They are of another model: a sentence.
+pub fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
+    let (has, wants) = (costs.layout(), job.model.layout());
+    let tied = |tied| if tied { " and a tied weight" } else { "" };
+    costs.with_halves(job.model.sizes()).ok_or_else(|| {
+        format!(
+            "there are {} segments{}, the job's model has {} (or {} where blocks are whole){}",
+            has.segments,
+            tied(has.tied),
+            wants.segments,
+            job.model.layers + 2,
+            tied(wants.tied),
+        )
+    })
+}
+
+/// The costs that a profile tells of a job's model.
+///
+/// # Errors
+/// It is of another model: the first difference, as a sentence that names the field.
+pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
+    let costs = costs_for(job, &profile.costs())?;
+    let layout = job.model.layout();
+    let own: Vec<u64> = (0..layout.segments)
+        .map(|s| job.model.unit_parameters(s))
+        .collect();
+    let tied = layout.tied_unit().map_or(0, |u| job.model.unit_parameters(u.0));
+    profile.check_parameters(&own, tied)?;
+    Ok(costs)
+}
+
+/// The planner for a job with measured costs in place of the estimated ones; they must be of its model
+/// ([`measured_costs`]).
+#[must_use]
+pub fn planner_with(job: &Job, costs: Option<&Costs>) -> CostPlanner {
+    let mut planner = planner(job);
+    if let Some(costs) = costs {
+        planner.costs = costs.clone();
+    }
+    planner
+}
+
 /// The planner for a job: its sizes on an estimated CPU core, within the job's limits.
 #[must_use]
 pub fn planner(job: &Job) -> CostPlanner {
-    let m = &job.model;
-    let sizes = GptSizes {
-        layers: m.layers,
-        hidden: m.hidden_size.into(),
-        sequence: m.sequence_length.into(),
-        vocabulary: m.vocabulary_size.into(),
-        tied: m.tied_head,
-    };
     CostPlanner {
-        costs: Costs::estimate(sizes, Device::CPU_CORE),
+        costs: Costs::estimate(job.model.sizes(), Device::CPU_CORE),
         constraints: Constraints {
             min_workers: job.elasticity.min_workers,
             max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),

@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::Instrument as _;
 use varuna_api::Job;
 use varuna_checkpoint::{Claim, Ownership, Store};
-use varuna_plan::Step;
+use varuna_plan::{Costs, Step};
 use varuna_protocol::coordinator::{Event, Outcome, Snapshot, Timing};
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::coordinator_server::CoordinatorServer;
@@ -52,6 +52,8 @@ pub struct Options {
     pub timing: Timing,
     /// Where checkpoints lie, if anywhere.
     pub checkpoints: Option<Checkpointing>,
+    /// Measured costs of the job's model, checked to be of it; else they are estimated.
+    pub costs: Option<Costs>,
     /// Who can start and stop workers, if anyone.
     pub scale: Option<Sender<ScaleRequest>>,
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_checkpoint::folder_name;
 use varuna_plan::WorkerId;
-use varuna_protocol::coordinator::Snapshot;
+use varuna_protocol::coordinator::{Observed, Snapshot};
 use varuna_wire::StepMetrics;
 
 /// The content of `status.json`.
@@ -59,6 +59,20 @@ fn timings(t: &StepMetrics) -> Value {
         "step": t.step, "stepMs": t.step_ms, "forwardMs": t.forward_ms, "backwardMs": t.backward_ms,
         "recomputeMs": t.recompute_ms, "waitMs": t.wait_ms, "reduceMs": t.reduce_ms, "applyMs": t.apply_ms,
     })
+}
+
+/// What the machine makes of a worker's metrics.
+pub(crate) fn observed(metrics: &StepMetrics) -> Observed {
+    let segments = metrics.segments.iter();
+    Observed {
+        generation: metrics.generation,
+        step: metrics.step,
+        micro_batch_size: metrics.micro_batch_size,
+        busy_ms: metrics.forward_ms + metrics.backward_ms,
+        segments: segments
+            .map(|s| (s.segment, s.forward_ms + s.backward_ms))
+            .collect(),
+    }
 }
 
 /// A diary entry as one line for people.

@@ -56,6 +56,7 @@ fn options(bind: String) -> Options {
         host: None,
         expected_workers: None,
         checkpoints: None,
+        costs: None,
         scale: None,
     }
 }

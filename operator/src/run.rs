@@ -196,6 +196,7 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
             claim,
             ownership: None,
         }),
+        costs: None,
         scale: None,
     };
     let name = record_name(&seen.name);

@@ -7,6 +7,7 @@
 pub mod client;
 pub mod down;
 pub mod error;
+pub mod metrics;
 pub mod up;
 
 /// The generated code.
@@ -24,7 +25,8 @@ pub mod v1 {
 pub use client::{Client, connect};
 pub use down::{Downward, Welcome};
 pub use error::WireError;
-pub use up::{Hello, StepMetrics, Upward};
+pub use metrics::{SegmentTimes, StepMetrics};
+pub use up::{Hello, Upward};
 
 /// Version of the protocol that this build speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,6 +1,7 @@
 //! Worker to coordinator: the hello, the protocol's reports, and metrics.
 
 use crate::error::{WireError, need};
+use crate::metrics::{self, StepMetrics};
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
 use std::collections::BTreeMap;
 use v1::up::Message as Wire;
@@ -35,31 +36,6 @@ pub struct Hello {
     pub job_hash: String,
 }
 
-/// Where the time of one step went on one worker (milliseconds).
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StepMetrics {
-    /// In which generation.
-    pub generation: Generation,
-    /// The step that was run.
-    pub step: Step,
-    /// Whole step.
-    pub step_ms: f64,
-    /// In forwards.
-    pub forward_ms: f64,
-    /// In backwards.
-    pub backward_ms: f64,
-    /// In forwards that were run again.
-    pub recompute_ms: f64,
-    /// Waiting for neighbours.
-    pub wait_ms: f64,
-    /// Waiting for reductions.
-    pub reduce_ms: f64,
-    /// In the optimizer.
-    pub apply_ms: f64,
-    /// Tokens of this worker's pipeline in this step.
-    pub tokens: u64,
-}
-
 /// What a worker sends.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Upward {
@@ -78,7 +54,7 @@ impl Upward {
         let message = match self {
             Upward::Hello(hello) => Wire::Hello(hello_to_wire(hello)),
             Upward::Report(report) => report_to_wire(report),
-            Upward::Metrics(metrics) => Wire::Metrics(metrics_to_wire(metrics)),
+            Upward::Metrics(metrics) => Wire::Metrics(metrics::to_wire(metrics)),
         };
         v1::Up {
             message: Some(message),
@@ -102,7 +78,7 @@ impl Upward {
             Wire::Committed(c) => Upward::Report(Report::Committed {
                 decision: read_decision(need(c.decision, "Committed", "decision")?)?,
             }),
-            Wire::Metrics(metrics) => Upward::Metrics(read_metrics(&metrics)),
+            Wire::Metrics(metrics) => Upward::Metrics(metrics::read(&metrics)),
         })
     }
 }
@@ -383,36 +359,4 @@ fn read_decision(decision: v1::Decision) -> Result<Decision, WireError> {
         eval_loss: decision.eval_loss,
         switch: decision.switch.map(Generation),
     })
-}
-
-fn metrics_to_wire(m: &StepMetrics) -> v1::StepMetrics {
-    v1::StepMetrics {
-        generation: m.generation.0,
-        step: m.step.0,
-        step_ms: m.step_ms,
-        forward_ms: m.forward_ms,
-        backward_ms: m.backward_ms,
-        recompute_ms: m.recompute_ms,
-        wait_ms: m.wait_ms,
-        reduce_ms: m.reduce_ms,
-        apply_ms: m.apply_ms,
-        tokens: m.tokens,
-    }
-}
-
-fn read_metrics(m: &v1::StepMetrics) -> StepMetrics {
-    // Only shown to people, so a silly number is made harmless rather than refused.
-    let ms = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
-    StepMetrics {
-        generation: Generation(m.generation),
-        step: Step(m.step),
-        step_ms: ms(m.step_ms),
-        forward_ms: ms(m.forward_ms),
-        backward_ms: ms(m.backward_ms),
-        recompute_ms: ms(m.recompute_ms),
-        wait_ms: ms(m.wait_ms),
-        reduce_ms: ms(m.reduce_ms),
-        apply_ms: ms(m.apply_ms),
-        tokens: m.tokens,
-    }
 }

@@ -11,7 +11,9 @@ use varuna_plan::{
     Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
 };
 use varuna_protocol::{Inventory, Order, Phase, Prepared, Ran, Report, Status};
-use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, StepMetrics, Upward, Welcome, WireError, v1};
+use varuna_wire::{
+    Downward, Hello, PROTOCOL_VERSION, SegmentTimes, StepMetrics, Upward, Welcome, WireError, v1,
+};
 
 /// Any double but NaN (which is not equal to itself; it has a test of its own).
 fn real() -> impl Strategy<Value = f64> {
@@ -139,6 +141,16 @@ fn metrics() -> impl Strategy<Value = StepMetrics> {
             reduce_ms: ms[5],
             apply_ms: ms[6],
             tokens,
+            segments: vec![
+                SegmentTimes {
+                    segment: 3,
+                    forward_ms: ms[0],
+                    backward_ms: ms[1],
+                    recompute_ms: ms[2],
+                };
+                usize::from(tokens.is_multiple_of(2))
+            ],
+            micro_batch_size: 7,
         }
     })
 }

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod checkpoints;
 pub mod engine;
 pub mod model;
+pub mod profile;
 pub mod samples;
 pub mod state;
 pub mod transport;

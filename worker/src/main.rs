@@ -14,6 +14,7 @@ use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, Happening, Parts};
 use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
+use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
 use varuna_worker::transport::tcp::Mesh;
 
@@ -25,11 +26,17 @@ const HAPPENINGS: usize = 4096;
 /// SIGTERM is a notice: the worker is planned around and released, then ends. Exit codes: 0 released, 1 failed or refused,
 /// 2 wrong arguments.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    measure: Option<Measure>,
     /// Where the coordinator listens (host:port).
-    #[arg(long, env = "VARUNA_COORDINATOR")]
-    coordinator: String,
+    #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
+    coordinator: Option<String>,
     /// Name for people.
     #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
     name: String,
@@ -53,6 +60,15 @@ struct Arguments {
     node: Option<String>,
 }
 
+/// What this program does beside training.
+#[derive(clap::Subcommand)]
+enum Measure {
+    /// Measure a job's model on this machine; prints a profile (see `varuna profile`).
+    Profile(profile::Arguments),
+    #[command(hide = true)]
+    ProfilePeer(profile::PeerArguments),
+}
+
 fn main() -> Result<()> {
     varuna_torch::keep_freed_memory();
     let arguments = Arguments::parse();
@@ -63,16 +79,22 @@ fn main() -> Result<()> {
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
+    match &arguments.measure {
+        Some(Measure::Profile(arguments)) => return profile::run(arguments),
+        Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments),
+        None => {}
+    }
+    let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start")?
-        .block_on(work(&arguments))
+        .block_on(work(&arguments, &coordinator))
 }
 
 /// Attaches, gets the job, and trains until this worker is released.
-async fn work(arguments: &Arguments) -> Result<()> {
+async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (tell, happenings) = channel(HAPPENINGS);
@@ -83,8 +105,8 @@ async fn work(arguments: &Arguments) -> Result<()> {
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
     let hello = hello(arguments, me, &mesh);
-    let (reports, mut orders) = uplink::start(arguments.coordinator.clone(), hello);
-    let welcome = first_welcome(&mut orders, &arguments.coordinator).await?;
+    let (reports, mut orders) = uplink::start(coordinator.to_owned(), hello);
+    let welcome = first_welcome(&mut orders, coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;

@@ -146,6 +146,16 @@ void vt_keep_freed_memory() {
 #endif
 }
 
+// Bytes that are taken from the heap now; 0 where the C library does not say.
+uint64_t vt_taken_bytes() {
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#else
+  return 0;
+#endif
+}
+
 // A float32 tensor over memory that Rust owns; release(context) runs once, when the last view is gone.
 int vt_from_memory(float* data, const int64_t* sizes, int dimensions, void (*release)(void*), void* context,
                    Handle* out) {

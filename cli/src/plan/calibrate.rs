@@ -1,5 +1,7 @@
 //! `varuna plan calibrate`: fits a profile to measured steps.
 
+mod runs;
+
 use super::{read, read_profile, write};
 use crate::failure::Failure;
 use std::path::PathBuf;
@@ -13,8 +15,12 @@ pub(crate) struct Arguments {
     #[arg(long)]
     profile: PathBuf,
     /// Measured steps: columns `data_parallel`, `pipeline_parallel`, `step_ms` and, if known, `samples_per_s`.
-    #[arg(long)]
-    measured: PathBuf,
+    #[arg(long, required_unless_present = "run")]
+    measured: Option<PathBuf>,
+    /// A folder of a run on this kind of device, in place of a table; several: this option several times. Its last plan and
+    /// the median step of that plan count.
+    #[arg(long, conflicts_with = "measured")]
+    run: Vec<PathBuf>,
     /// Message times `bytes,us` in place of the profile's links.
     #[arg(long)]
     links: Option<PathBuf>,
@@ -35,8 +41,11 @@ pub(crate) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let bad = |why: String| Failure::Input(why);
     let mut profile = read_profile(&arguments.profile, arguments.links.as_deref())?;
-    let file = arguments.measured.display().to_string();
-    let rows = read_measured(&file, &read(&arguments.measured)?).map_err(|e| bad(e.to_string()))?;
+    let Some(measured) = &arguments.measured else {
+        return runs::run(arguments, profile);
+    };
+    let file = measured.display().to_string();
+    let rows = read_measured(&file, &read(measured)?).map_err(|e| bad(e.to_string()))?;
     let batch = arguments
         .batch
         .or(profile.global_batch_size)

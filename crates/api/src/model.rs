@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use varuna_plan::Layout;
+use varuna_plan::cost::GptSizes;
 
 /// A GPT-2: learned positions, pre-norm blocks, GELU (tanh form), a tied or untied head.
 ///
@@ -56,6 +57,18 @@ impl Model {
     pub fn layout(&self) -> Layout {
         Layout {
             segments: 2 * self.layers + 2,
+            tied: self.tied_head,
+        }
+    }
+
+    /// What its costs are estimated from.
+    #[must_use]
+    pub fn sizes(&self) -> GptSizes {
+        GptSizes {
+            layers: self.layers,
+            hidden: self.hidden_size.into(),
+            sequence: self.sequence_length.into(),
+            vocabulary: self.vocabulary_size.into(),
             tied: self.tied_head,
         }
     }

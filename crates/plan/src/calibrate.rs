@@ -4,8 +4,10 @@
 //! move ([`Runtime`]) and how wide an element is are chosen among four combinations by the fitted rows alone. It must
 //! never look at a held-out row before the constants are fixed.
 
+mod runs;
 mod table;
 
+pub use runs::{CalibratedRuns, JudgedRun, MeasuredRun, calibrate_runs};
 pub use table::{MeasuredError, MeasuredRow, read_measured};
 
 use crate::cost::{Calibration, Costs, Runtime};
@@ -190,18 +192,21 @@ pub fn calibrate(
             global_batch_size,
             micro_batch_size,
         };
-        plans.push((grid, stages, row.step_ms));
+        plans.push(Ran {
+            predict: Box::new(move |costs| predict_ms(costs, grid, &stages)),
+            step_ms: row.step_ms,
+        });
     }
-    let fitted: Vec<&Plan> = plans.iter().skip(1).step_by(2).collect();
+    let fitted: Vec<&Ran> = plans.iter().skip(1).step_by(2).collect();
     let best = structures(costs, fixed)
         .into_iter()
-        .filter_map(|structure| fit(&structure, &fitted))
+        .filter_map(|structure| fit(&structure, &fitted, true))
         .min_by(|a, b| a.1.total_cmp(&b.1));
     let (mut costs, _) = best.ok_or(CalibrateError::NoFit)?;
     costs.calibrated = true;
-    let judge = |(i, (row, (grid, stages, _))): (usize, (&MeasuredRow, &Plan))| Judged {
+    let judge = |(i, (row, plan)): (usize, (&MeasuredRow, &Ran))| Judged {
         row: *row,
-        predicted_ms: predict_ms(&costs, *grid, stages),
+        predicted_ms: (plan.predict)(&costs),
         fitted: i % 2 == 1,
     };
     let rows: Vec<Judged> = rows.iter().zip(&plans).enumerate().map(judge).collect();
@@ -222,7 +227,11 @@ pub fn calibrate(
     })
 }
 
-type Plan = (Grid, Vec<SegmentRange>, f64);
+/// A plan that was run: what the costs predict for it, and what it took, milliseconds.
+struct Ran<'a> {
+    predict: Box<dyn Fn(&Costs) -> f64 + 'a>,
+    step_ms: f64,
+}
 
 /// The ways in which tensors may move: the profile's own, or all, the profile's own first.
 fn structures(costs: &Costs, fixed: bool) -> Vec<Costs> {
@@ -245,8 +254,9 @@ fn structures(costs: &Costs, fixed: bool) -> Vec<Costs> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few rows")]
-/// Gauss and Newton on relative error; the costs with the constants, and the mean square of what is left.
-fn fit(costs: &Costs, plans: &[&Plan]) -> Option<(Costs, f64)> {
+/// Gauss and Newton on relative error, of both constants or of compute alone; the costs with the constants, and the mean
+/// square of what is left.
+fn fit(costs: &Costs, plans: &[&Ran], both: bool) -> Option<(Costs, f64)> {
     let with = |compute: f64, transfer: f64| {
         let mut costs = costs.clone();
         costs.calibration = Calibration { compute, transfer };
@@ -254,7 +264,7 @@ fn fit(costs: &Costs, plans: &[&Plan]) -> Option<(Costs, f64)> {
     };
     let errors = |compute: f64, transfer: f64| -> Vec<f64> {
         let costs = with(compute, transfer);
-        let error = |p: &&Plan| predict_ms(&costs, p.0, &p.1) / p.2 - 1.0;
+        let error = |p: &&Ran| (p.predict)(&costs) / p.step_ms - 1.0;
         plans.iter().map(error).collect()
     };
     let square = |errors: &[f64]| errors.iter().map(|e| e * e).sum::<f64>();
@@ -266,7 +276,7 @@ fn fit(costs: &Costs, plans: &[&Plan]) -> Option<(Costs, f64)> {
             other.iter().zip(&now).map(|(b, a)| (b - a) / h).collect()
         };
         let by_c = slope(errors(c + hc, g), hc);
-        let by_g = if plans.len() < ROWS_FOR_BOTH {
+        let by_g = if !both || plans.len() < ROWS_FOR_BOTH {
             vec![0.0; plans.len()]
         } else {
             slope(errors(c, g + hg), hg)

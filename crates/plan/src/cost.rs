@@ -4,6 +4,7 @@ pub(crate) mod halves;
 
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
+use crate::shared::Host;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
@@ -154,6 +155,12 @@ pub struct Costs {
     /// What makes the times agree with measured steps.
     #[serde(default)]
     pub calibration: Calibration,
+    /// Bytes a second at which rings send, where that was measured; else the link's.
+    #[serde(default)]
+    pub ring_bytes_per_s: Option<f64>,
+    /// Where workers of one node share its processor cores.
+    #[serde(default)]
+    pub host: Option<Host>,
 }
 
 /// The sizes of a GPT, for [`Costs::estimate`].
@@ -250,6 +257,8 @@ impl Costs {
             calibrated: false,
             runtime: Runtime::Overlapped,
             calibration: Calibration::default(),
+            ring_bytes_per_s: None,
+            host: None,
         }
     }
 
@@ -345,7 +354,8 @@ impl Costs {
     /// The gradients of so many parameters once over a link, without its latency, milliseconds.
     #[must_use]
     pub fn gradient_ms(&self, parameters: u64) -> f64 {
-        (parameters * self.device.element_bytes) as f64 / self.device.bytes_per_s * 1e3
+        let bytes_per_s = self.ring_bytes_per_s.unwrap_or(self.device.bytes_per_s);
+        (parameters * self.device.element_bytes) as f64 / bytes_per_s * 1e3
     }
 }
 

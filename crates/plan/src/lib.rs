@@ -15,6 +15,7 @@ pub mod partition;
 pub mod planner;
 pub mod profile;
 pub mod schedule;
+pub mod shared;
 pub mod simulate;
 pub mod state;
 pub mod sync;

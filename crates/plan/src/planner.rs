@@ -11,6 +11,7 @@ mod family;
 mod place;
 mod spares;
 mod tables;
+mod uneven;
 
 use crate::cost::Costs;
 use crate::document::{
@@ -75,6 +76,20 @@ pub trait Planner {
     /// # Errors
     /// A sentence that says what is missing.
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible>;
+
+    /// What a forward and backward of a micro-batch of `samples` through a segment should take on a worker of speed 1,
+    /// milliseconds; none where the planner has no costs, which turns feedback off.
+    fn expected_ms(&self, _segment: u32, _samples: u32) -> Option<f64> {
+        None
+    }
+
+    /// The predicted step of a shape on these workers, milliseconds.
+    fn predicted_ms(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> Option<f64> {
+        None
+    }
+
+    /// Observations say that segments take so many times what was expected of them.
+    fn learn(&mut self, _factors: &BTreeMap<u32, f64>) {}
 }
 
 /// What the job allows.
@@ -111,6 +126,23 @@ impl Planner for CostPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         Ok(self.search(request)?.shape)
     }
+
+    fn expected_ms(&self, segment: u32, samples: u32) -> Option<f64> {
+        let range = SegmentRange {
+            start: segment,
+            end: segment + 1,
+        };
+        let known = (segment as usize) < self.costs.segments.len();
+        known.then(|| self.costs.forward_ms(range, samples) + self.costs.backward_ms(range, samples))
+    }
+
+    fn predicted_ms(&self, shape: &Shape, workers: &[WorkerInfo]) -> Option<f64> {
+        Some(self.predict_ms(shape, workers))
+    }
+
+    fn learn(&mut self, factors: &BTreeMap<u32, f64>) {
+        self.scale_segments(factors);
+    }
 }
 
 /// What a search found.
@@ -139,7 +171,13 @@ impl CostPlanner {
         let Some((chosen, placed)) = self.choose(request, &found, &pools, workers.len()) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
         };
-        let shape = self.name_spares(self.shape(&chosen, &placed), &workers, &pools, &composers);
+        let mut shape = self.shape(&chosen, &placed);
+        let everyone = self.best_of_all(request, &found, &pools[0]);
+        let bases = [request.parent.as_ref(), everyone.as_ref(), Some(&shape)];
+        if let Some(uneven) = self.uneven(request, &bases, &shape.predicted) {
+            shape = uneven;
+        }
+        let shape = self.name_spares(shape, &workers, &pools, &composers);
         let moved_bytes = placed.moved_bytes;
         let scored = composers.iter().map(|c| c.scored).sum();
         drop(composers);

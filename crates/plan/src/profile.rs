@@ -8,6 +8,7 @@ mod read;
 pub use read::ProfileError;
 
 use crate::cost::{Calibration, Costs, Device, Runtime, SegmentCost, SegmentKind};
+use crate::shared::Host;
 use serde::{Deserialize, Serialize};
 
 /// The version that is written.
@@ -33,6 +34,15 @@ pub struct ProfileRow {
     pub forward_ms: f64,
     /// Backward without recompute.
     pub backward_ms: f64,
+    /// A forward that is run again, where it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute_ms: Option<f64>,
+    /// From the first to the third quartile of the forwards, where they were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forward_spread_ms: Option<f64>,
+    /// Likewise of the backwards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward_spread_ms: Option<f64>,
 }
 
 /// One segment.
@@ -51,6 +61,12 @@ pub struct SegmentProfile {
     pub saved_bytes: u64,
     /// Optimizer, once a step, milliseconds.
     pub optimizer_ms: f64,
+    /// Weights, gradients and moments, bytes, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_bytes: Option<u64>,
+    /// What a forward and backward of one sample take at most beyond state and saved bytes, where measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_bytes: Option<u64>,
     /// By micro-batch size, ascending; at least one.
     pub rows: Vec<ProfileRow>,
 }
@@ -60,6 +76,18 @@ pub struct SegmentProfile {
 #[serde(rename_all = "camelCase")]
 pub struct LinkRow {
     /// Its size, bytes.
+    pub bytes: u64,
+    /// Its time, milliseconds.
+    pub ms: f64,
+}
+
+/// The time of one ring all-reduce among workers that do nothing else.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RingRow {
+    /// Workers in the ring, at least 2.
+    pub holders: u32,
+    /// What is summed, bytes.
     pub bytes: u64,
     /// Its time, milliseconds.
     pub ms: f64,
@@ -92,6 +120,15 @@ pub struct Profile {
     pub segments: Vec<SegmentProfile>,
     /// Messages between two workers by size, ascending; at least one. The first gives the latency, the last the bandwidth.
     pub links: Vec<LinkRow>,
+    /// Rings, where they were measured: by holders, then size. They give the bandwidth of gradients, which `links` else gives.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rings: Vec<RingRow>,
+    /// Where workers of one node share its processor cores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
+    /// How it was measured, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measured: Option<String>,
     /// What makes the times agree with measured steps, once calibrated.
     pub calibration: Option<Calibration>,
 }
@@ -131,11 +168,16 @@ impl Profile {
             input_bytes: s.input_bytes,
             saved_bytes: s.saved_bytes,
             optimizer_ms: s.optimizer_ms,
+            state_bytes: None,
+            working_bytes: None,
             rows: [1u32, 4]
                 .map(|m| ProfileRow {
                     micro_batch_size: m,
                     forward_ms: s.forward_fixed_ms + s.forward_ms * f64::from(m),
                     backward_ms: s.backward_fixed_ms + s.backward_ms * f64::from(m),
+                    recompute_ms: None,
+                    forward_spread_ms: None,
+                    backward_spread_ms: None,
                 })
                 .to_vec(),
         };
@@ -155,6 +197,9 @@ impl Profile {
             tied_parameters: costs.tied_parameters,
             segments: costs.segments.iter().enumerate().map(segment).collect(),
             links: vec![link(1), link(1 << 30)],
+            rings: Vec::new(),
+            host: costs.host.clone(),
+            measured: None,
             calibration: costs.calibrated.then_some(costs.calibration),
         }
     }
@@ -198,7 +243,58 @@ impl Profile {
             calibrated: self.calibration.is_some(),
             runtime: self.runtime,
             calibration: self.calibration.unwrap_or_default(),
+            ring_bytes_per_s: self.ring_bytes_per_s(latency_ms),
+            host: self.host.clone(),
         }
+    }
+
+    /// The bandwidth at which rings send, by the median of the rows: `2 (D - 1)` latencies and `2 (D - 1) / D` times the
+    /// bytes. Where more workers than cores took part, they took turns, which is the host's doing and not the ring's.
+    #[expect(clippy::cast_precision_loss, reason = "message sizes")]
+    fn ring_bytes_per_s(&self, latency_ms: f64) -> Option<f64> {
+        let largest = self.rings.iter().map(|r| r.bytes).max()?;
+        let of = |r: &RingRow| {
+            let rounds = 2.0 * f64::from(r.holders - 1);
+            let sent = rounds / f64::from(r.holders) * r.bytes as f64;
+            let turns = self.host.as_ref().map_or(1.0, |h| h.turns(r.holders));
+            let ms = r.ms / turns - rounds * latency_ms;
+            (ms > 0.0).then_some(sent / ms * 1e3)
+        };
+        // Small messages say more of latency than of bandwidth.
+        let mut found: Vec<f64> = self
+            .rings
+            .iter()
+            .filter(|r| r.bytes >= largest / 8)
+            .filter_map(of)
+            .collect();
+        found.sort_by(f64::total_cmp);
+        found.get(found.len() / 2).copied()
+    }
+
+    /// Whether a profile that this project measured has these parameters in its segments.
+    ///
+    /// # Errors
+    /// The first difference, as a sentence that names the field.
+    pub fn check_parameters(&self, parameters: &[u64], tied: u64) -> Result<(), String> {
+        // Published tables count a few vectors differently, and estimates are of no job.
+        if self.measured.is_none() {
+            return Ok(());
+        }
+        if self.tied_parameters != tied {
+            return Err(format!(
+                "tiedParameters is {}, the job's model has {tied}",
+                self.tied_parameters
+            ));
+        }
+        for (i, (segment, wanted)) in self.segments.iter().zip(parameters).enumerate() {
+            if segment.parameters != *wanted {
+                return Err(format!(
+                    "segments[{i}].parameters is {}, the job's model has {wanted} there",
+                    segment.parameters
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::cost::{Costs, Runtime};
 use crate::document::{Pipeline, ScheduleSpec, Shape};
 use crate::layout::SegmentRange;
 use crate::schedule::generate;
+use crate::shared;
 use crate::simulate::{Simulated, Span, StageTimes, rendezvous, run};
 use crate::state::mix;
 use crate::sync::{self, Pipelines, StageEnd};
@@ -141,6 +142,20 @@ pub fn trace(costs: &Costs, shape: &Shape) -> Vec<PipelineTrace> {
     let ends = sync::ends(costs, &kinds);
     let with = |((trace, _), ends)| PipelineTrace { ends, ..trace };
     traces.into_iter().zip(ends).map(with).collect()
+}
+
+/// The predicted step of a shape on workers of speed 1, milliseconds; workers that share cores take turns, `per_node` to a
+/// node.
+#[must_use]
+pub fn step_ms(costs: &Costs, shape: &Shape, per_node: usize) -> f64 {
+    match &costs.host {
+        Some(host) => shared::shape_ms(costs, host, shape, per_node, |_| 1.0),
+        None => {
+            let ends = trace(costs, shape);
+            let ends = ends.iter().flat_map(|t| &t.ends);
+            ends.map(|end| end.ms).fold(0.0, f64::max)
+        }
+    }
 }
 
 /// A step under noise: every duration is stretched by up to `most` (0.1: ten per cent), evenly, from a seed; so many runs.

@@ -4,7 +4,7 @@
 //! reaches it by `Link::abort` (which ends every wait of the running step) and the [`Command::Quiesce`] that follows, whose
 //! answer proves that the engine itself, not merely its control task, has stopped.
 
-use crate::engine::{Engine, EngineError, StepTimings};
+use crate::engine::{Engine, EngineError, Lap, StepTimings};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::sync::Arc;
@@ -62,6 +62,7 @@ pub enum Event {
         step: Step,
         units: Vec<(Unit, UnitNorm)>,
         timings: StepTimings,
+        laps: Vec<Lap>,
     },
     /// The step broke for another reason than a fence.
     StepFailed {
@@ -188,12 +189,13 @@ impl<T: Fn(Event)> Thread<T> {
         match self.engine.run_step(plan, step, link, deadline) {
             Ok(report) => {
                 self.prepared.clone_from(&report.prepared);
-                let (units, timings) = (report.prepared, report.timings);
+                let (units, timings, laps) = (report.prepared, report.timings, report.laps);
                 Ok(Event::Prepared {
                     generation: plan.generation,
                     step,
                     units,
                     timings,
+                    laps,
                 })
             }
             Err(failure) => {

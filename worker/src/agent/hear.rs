@@ -3,12 +3,38 @@
 use super::engine_thread::Event;
 use super::uplink::UplinkEvent;
 use super::{Agent, AgentError, StoreEvent};
+use crate::engine::{Lap, Work};
 use crate::state::UnitState;
 use crate::transport::tcp::PeerEvent;
 use crate::transport::tcp::frame::StateHeader;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_protocol::MemberInput;
-use varuna_wire::{StepMetrics, Upward};
+use varuna_wire::{SegmentTimes, StepMetrics, Upward};
+
+/// Medians of the whole micro-batches' laps by segment, and how many samples those have.
+fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
+    let whole = laps.iter().map(|l| l.samples).max().unwrap_or(0);
+    let mut by: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
+    for lap in laps.iter().filter(|l| l.samples == whole) {
+        let works = by.entry(lap.segment).or_default();
+        works.entry(lap.work).or_default().push(lap.took);
+    }
+    let times = |(segment, mut works): (u32, BTreeMap<Work, Vec<Duration>>)| {
+        let mut median = |work| {
+            let mut times = works.remove(&work).unwrap_or_default();
+            times.sort_unstable();
+            times.get(times.len() / 2).map_or(0.0, |d| d.as_secs_f64() * 1e3)
+        };
+        SegmentTimes {
+            segment,
+            forward_ms: median(Work::Forward),
+            backward_ms: median(Work::Backward),
+            recompute_ms: median(Work::Recompute),
+        }
+    };
+    (whole, by.into_iter().map(times).collect())
+}
 
 impl Agent {
     pub(super) fn engine_said(&mut self, event: Event) -> Result<(), AgentError> {
@@ -19,8 +45,9 @@ impl Agent {
                 step,
                 units,
                 timings,
+                laps,
             } => {
-                self.timings = Some((generation, step, timings));
+                self.timings = Some((generation, step, timings, laps));
                 MemberInput::Prepared {
                     generation,
                     step,
@@ -72,10 +99,11 @@ impl Agent {
 
     /// Where the time of the step that was just applied went.
     fn say_metrics(&mut self, apply: Duration) {
-        let Some((generation, step, t)) = self.timings.take() else {
+        let Some((generation, step, t, laps)) = self.timings.take() else {
             return;
         };
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        let (micro_batch_size, segments) = medians(&laps);
         self.say(Upward::Metrics(StepMetrics {
             generation,
             step,
@@ -87,6 +115,8 @@ impl Agent {
             reduce_ms: ms(t.reduce),
             apply_ms: ms(apply),
             tokens: self.samples * self.tokens_per_sample,
+            segments,
+            micro_batch_size,
         }));
     }
 

@@ -8,7 +8,7 @@ mod hear;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
-use crate::engine::{Engine, EngineError, StepTimings};
+use crate::engine::{Engine, EngineError, Lap, StepTimings};
 use crate::state::UnitState;
 use crate::transport::Link;
 use crate::transport::tcp::{Mesh, PeerEvent};
@@ -113,7 +113,7 @@ struct Agent {
     running: Option<Arc<dyn Link>>,
     /// Units that arrived from a peer and wait for the member's word.
     staged: BTreeMap<(Unit, StateId), UnitState>,
-    timings: Option<(Generation, varuna_plan::Step, StepTimings)>,
+    timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
     samples: u64,
     tokens_per_sample: u64,
     start: Instant,

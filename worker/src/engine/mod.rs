@@ -97,6 +97,30 @@ pub struct StepTimings {
     pub total: Duration,
 }
 
+/// What a [`Lap`] was spent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// A forward.
+    Forward,
+    /// A forward that was run again.
+    Recompute,
+    /// A backward; of the last segment with the loss.
+    Backward,
+}
+
+/// One segment's work on one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lap {
+    /// Whose.
+    pub segment: u32,
+    /// Which part of it.
+    pub work: Work,
+    /// Samples in the micro-batch.
+    pub samples: u32,
+    /// How long.
+    pub took: Duration,
+}
+
 /// A step up to its reduced gradients.
 #[derive(Clone, Debug)]
 pub struct StepReport {
@@ -104,6 +128,8 @@ pub struct StepReport {
     pub prepared: Vec<(Unit, UnitNorm)>,
     /// Where the time went.
     pub timings: StepTimings,
+    /// The same by segment and micro-batch, in the order of the work.
+    pub laps: Vec<Lap>,
 }
 
 /// A step that ended early.
@@ -206,7 +232,11 @@ impl Engine {
         );
         prepared.sort_by_key(|(u, _)| *u);
         match result {
-            Ok(timings) => Ok(StepReport { prepared, timings }),
+            Ok((timings, laps)) => Ok(StepReport {
+                prepared,
+                timings,
+                laps,
+            }),
             Err(error) => Err(StepFailure { error, prepared }),
         }
     }

@@ -3,7 +3,7 @@
 mod evaluation;
 mod reduction;
 
-use super::{EngineConfig, EngineError, StepTimings};
+use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
 use crate::model::dropout::Dropout;
 use crate::model::{forward, loss};
 use crate::state::UnitBuffers;
@@ -54,6 +54,7 @@ struct Run<'a> {
     loss: f64,
     eval_loss: Option<f64>,
     timings: StepTimings,
+    laps: Vec<Lap>,
 }
 
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
@@ -65,7 +66,7 @@ pub(super) fn run(
     step: Step,
     link: &Arc<dyn Link>,
     deadline: Instant,
-) -> Result<StepTimings, EngineError> {
+) -> Result<(StepTimings, Vec<Lap>), EngineError> {
     let start = Instant::now();
     let (i, j) = plan
         .shape
@@ -96,6 +97,7 @@ pub(super) fn run(
         loss: 0.0,
         eval_loss: None,
         timings: StepTimings::default(),
+        laps: Vec::new(),
     };
     run.evaluate(units)?;
     let micro_batches =
@@ -116,7 +118,7 @@ pub(super) fn run(
         return Err(error);
     }
     run.timings.total = start.elapsed();
-    Ok(run.timings)
+    Ok((run.timings, run.laps))
 }
 
 impl Run<'_> {
@@ -145,6 +147,19 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    fn lap(&mut self, segment: u32, work: Work, samples: usize, start: Instant) {
+        self.laps.push(Lap {
+            segment,
+            work,
+            samples: u32::try_from(samples).unwrap_or(u32::MAX),
+            took: start.elapsed(),
+        });
+    }
+
+    fn sample_count(&self, micro_batch: u32) -> usize {
+        self.sample_numbers(micro_batch).len()
     }
 
     /// The samples of a micro-batch, as numbers of the seeded order.
@@ -213,24 +228,29 @@ impl Run<'_> {
 
     /// The forward of one segment.
     fn segment(
-        &self,
+        &mut self,
+        work: Work,
         units: &BTreeMap<Unit, UnitBuffers>,
         segment: u32,
         input: &Tensor,
         numbers: &[u64],
     ) -> Result<Tensor, EngineError> {
+        let start = Instant::now();
         let dropout = Dropout {
             probability: self.config.model.dropout,
             seed: self.config.training.seed,
             step: self.step,
             samples: numbers,
         };
-        Ok(forward(&self.config.model, segment, units, input, &dropout)?)
+        let output = forward(&self.config.model, segment, units, input, &dropout)?;
+        self.lap(segment, work, numbers.len(), start);
+        Ok(output)
     }
 
     /// All segments of the stage, cut from each other; of those that are not kept, only the inputs. Also the stage's output.
     fn segments(
-        &self,
+        &mut self,
+        work: Work,
         units: &BTreeMap<Unit, UnitBuffers>,
         input: Tensor,
         numbers: &[u64],
@@ -245,11 +265,11 @@ impl Run<'_> {
                 x.detach().set_requires_grad(true)
             };
             if keep(segment) {
-                x = self.segment(units, segment, &input, numbers)?;
+                x = self.segment(work, units, segment, &input, numbers)?;
                 kept.push(Kept::Graph(input, x.shallow_clone()));
             } else {
                 let _guard = tch::no_grad_guard();
-                x = self.segment(units, segment, &input, numbers)?;
+                x = self.segment(work, units, segment, &input, numbers)?;
                 kept.push(Kept::Input(input));
             }
         }
@@ -272,16 +292,19 @@ impl Run<'_> {
         };
         let (output, stash) = match policy {
             Recompute::None => {
-                let (output, kept) = self.segments(units, input, &numbers, |_| true)?;
+                let (output, kept) = self.segments(Work::Forward, units, input, &numbers, |_| true)?;
                 (output, Stash::Segments(kept))
             }
             Recompute::Selective => {
-                let attention = |s| matches!(self.config.model.part(s), Part::Attention(_));
-                let (output, kept) = self.segments(units, input, &numbers, |s| !attention(s))?;
+                let config = self.config;
+                let attention = |s| matches!(config.model.part(s), Part::Attention(_));
+                let (output, kept) =
+                    self.segments(Work::Forward, units, input, &numbers, |s| !attention(s))?;
                 (output, Stash::Segments(kept))
             }
             Recompute::Full => {
-                let (output, _) = self.segments(units, input.shallow_clone(), &numbers, |_| false)?;
+                let (output, _) =
+                    self.segments(Work::Forward, units, input.shallow_clone(), &numbers, |_| false)?;
                 (output, Stash::Input(input))
             }
         };
@@ -308,11 +331,14 @@ impl Run<'_> {
         let start = Instant::now();
         let numbers = self.sample_numbers(micro_batch);
         let kept = match self.stash.remove(&micro_batch) {
-            Some(Stash::Input(input)) => self.segments(units, input, &numbers, |_| true)?.1,
+            Some(Stash::Input(input)) => {
+                self.segments(Work::Recompute, units, input, &numbers, |_| true)?
+                    .1
+            }
             Some(Stash::Segments(kept)) => {
                 let again = (self.stage.start..).zip(kept).map(|(segment, kept)| match kept {
                     Kept::Input(input) => {
-                        let output = self.segment(units, segment, &input, &numbers)?;
+                        let output = self.segment(Work::Recompute, units, segment, &input, &numbers)?;
                         Ok(Kept::Graph(input, output))
                     }
                     graph @ Kept::Graph(..) => Ok(graph),
@@ -356,6 +382,7 @@ impl Run<'_> {
             }
             drop(output);
             self.timings.backward += start.elapsed();
+            self.lap(segment, Work::Backward, self.sample_count(micro_batch), start);
             if segment > 0 {
                 gradient = Some(input.grad());
             }

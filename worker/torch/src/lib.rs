@@ -16,6 +16,7 @@ type Handle = *mut torch_sys::C_tensor;
 unsafe extern "C" {
     fn vt_error() -> *const c_char;
     fn vt_keep_freed_memory();
+    fn vt_taken_bytes() -> u64;
     fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
     fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
     fn vt_adamw(
@@ -64,6 +65,13 @@ fn checked(code: c_int) -> Result<(), TorchError> {
 pub fn keep_freed_memory() {
     // SAFETY: sets three numbers of the C library's allocator; no pointer is involved.
     unsafe { vt_keep_freed_memory() }
+}
+
+/// Bytes that this process has taken from the heap and not freed, tensors included; 0 where the C library does not say.
+#[must_use]
+pub fn taken_bytes() -> u64 {
+    // SAFETY: reads the C library's own counters; no pointer is involved.
+    unsafe { vt_taken_bytes() }
 }
 
 fn handles(tensors: &[&Tensor]) -> Vec<Handle> {

@@ -8,6 +8,7 @@ use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::layout::SegmentRange;
 use crate::partition::Aware;
 use crate::schedule::generate;
+use crate::shared::{self, Line, Setting};
 use crate::simulate::{Simulated, rendezvous, simulate};
 use crate::sync::{self, Pipelines};
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ use std::collections::BTreeMap;
 const SHORT_LIST: [(usize, usize); 2] = [(400, 100), (8, 4)];
 /// What the closed form puts this much above the best simulated step is not simulated.
 const SURE: f64 = 1.03;
+/// Up to so many workers that share cores are simulated together; beyond, sharing is left out.
+const MANY_SHARING: usize = 64;
 /// Workers from which on the short list is the shorter one.
 const MANY: usize = 256;
 
@@ -131,7 +134,8 @@ impl Composer<'_> {
         self.know_aware_cuts(entry, aware_cuts);
         let cuts = aware_of(entry, family, aware_cuts).map(|(cut, _)| cut);
         if let Some(shares) = family.shares(&entry.composition, cuts) {
-            let score = Family::closed_form_of(&entry.composition, cuts, shares);
+            let turns = self.turns(entry.composition.workers());
+            let score = Family::closed_form_of(&entry.composition, cuts, shares) * turns;
             entry.score = entry.score.min(score);
         }
     }
@@ -247,7 +251,7 @@ impl Composer<'_> {
                 })
             })
             .collect();
-        let step_ms = sync::step_ms(&self.planner.costs, &kinds);
+        let mut step_ms = sync::step_ms(&self.planner.costs, &kinds);
         let makespan_ms = runs
             .iter()
             .map(|(_, _, run)| run.makespan_ms())
@@ -273,13 +277,17 @@ impl Composer<'_> {
                 });
             }
         }
+        let schedule = ScheduleSpec {
+            kind: family.schedules[variant.schedule],
+            recompute: family.policies.first().copied().unwrap_or(Recompute::None),
+        };
+        if let Some(shared_ms) = self.shared_ms(&pipelines, family.micro, schedule) {
+            step_ms = shared_ms.max(makespan_ms);
+        }
         Some(Candidate {
             pipelines,
             micro_batch_size: family.micro,
-            schedule: ScheduleSpec {
-                kind: family.schedules[variant.schedule],
-                recompute: family.policies.first().copied().unwrap_or(Recompute::None),
-            },
+            schedule,
             step_ms,
             bubble: (1.0 - busy / (composition.workers() as f64 * step_ms)).clamp(0.0, 1.0),
             parts: StepParts {
@@ -288,6 +296,53 @@ impl Composer<'_> {
                 rings_ms: step_ms - makespan_ms,
             },
         })
+    }
+}
+
+impl Composer<'_> {
+    /// How much longer everything takes because so many workers take turns on their nodes' cores; 1 where each has a
+    /// device of its own.
+    pub(super) fn turns(&self, workers: usize) -> f64 {
+        let beside = u32::try_from(workers.min(self.per_node())).unwrap_or(u32::MAX);
+        self.planner.costs.host.as_ref().map_or(1.0, |h| h.turns(beside))
+    }
+
+    /// Workers of the fullest node.
+    fn per_node(&self) -> usize {
+        let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
+        for worker in &self.request.workers {
+            *nodes.entry(worker.node.as_str()).or_default() += 1;
+        }
+        nodes.into_values().max().unwrap_or(1)
+    }
+
+    /// The step of workers that share their nodes' cores; none where they do not, or are too many to look at one by one.
+    fn shared_ms(
+        &self,
+        pipelines: &[CandidatePipeline],
+        micro_batch_size: u32,
+        schedule: ScheduleSpec,
+    ) -> Option<f64> {
+        let host = self.planner.costs.host.as_ref()?;
+        let workers: usize = pipelines.iter().map(|p| p.stages.len()).sum();
+        if workers > MANY_SHARING {
+            return None;
+        }
+        let line = |p: &'_ CandidatePipeline| Line {
+            stages: p.stages.clone(),
+            policies: p.policies.clone(),
+            samples: p.samples,
+            speeds: Vec::new(),
+        };
+        let lines: Vec<Line> = pipelines.iter().map(line).collect();
+        let setting = Setting {
+            costs: &self.planner.costs,
+            host,
+            schedule,
+            micro_batch_size,
+            per_node: self.per_node(),
+        };
+        Some(shared::step_ms(setting, &lines))
     }
 }
 

@@ -323,10 +323,14 @@ impl<'a> Composer<'a> {
             worst.min(self.near())
         };
         let f = &self.families[family];
-        if f.fractional(&composition).is_none_or(|least| least >= limit) {
+        let turns = self.turns(workers);
+        if f.fractional(&composition)
+            .is_none_or(|least| least * turns >= limit)
+        {
             return;
         }
-        let Some(score) = f.closed_form(&composition).filter(|score| *score < limit) else {
+        let score = f.closed_form(&composition).map(|score| score * turns);
+        let Some(score) = score.filter(|score| *score < limit) else {
             return;
         };
         self.best_score = self.best_score.min(score);

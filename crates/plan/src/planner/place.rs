@@ -6,6 +6,7 @@
 use super::candidate::Candidate;
 use super::{CostPlanner, PlanRequest, WorkerInfo, pace};
 use crate::cost::STATE_BYTES;
+use crate::document::{Shape, Stage};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use std::cmp::Reverse;
@@ -83,13 +84,7 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(planner: &CostPlanner, request: &PlanRequest, workers: &[&WorkerInfo]) -> Pool {
         let layout = &request.layout;
-        let costs = &planner.costs;
-        let mut bytes: Vec<u64> = costs
-            .segments
-            .iter()
-            .map(|s| s.parameters * STATE_BYTES)
-            .collect();
-        bytes.push(costs.tied_parameters * STATE_BYTES);
+        let bytes = planner.unit_bytes();
         let mut kinds: BTreeMap<KindKey, Vec<&WorkerInfo>> = BTreeMap::new();
         for worker in workers {
             let held = request.held.get(&worker.id).map_or(&[][..], Vec::as_slice);
@@ -195,6 +190,36 @@ impl Pool {
         }
         let site = |((range, need), places)| Site { range, need, places };
         (kinds.into_iter().map(site).collect(), numbers)
+    }
+}
+
+impl CostPlanner {
+    /// State of each unit, the tied one last.
+    fn unit_bytes(&self) -> Vec<u64> {
+        let own = self.costs.segments.iter().map(|s| s.parameters);
+        let all = own.chain([self.costs.tied_parameters]);
+        all.map(|parameters| parameters * STATE_BYTES).collect()
+    }
+
+    /// How long a shape's workers fetch what they lack, at least ([`Placed::move_ms`]).
+    #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
+    pub(super) fn move_ms(&self, request: &PlanRequest, shape: &Shape) -> f64 {
+        let (layout, bytes) = (&request.layout, self.unit_bytes());
+        let holders = request.held.values().filter(|units| !units.is_empty()).count() as u64;
+        let lacks = |stage: &Stage| -> u64 {
+            let held = request.held.get(&stage.worker).map_or(&[][..], Vec::as_slice);
+            let lacking = layout
+                .all_units()
+                .filter(|u| layout.stage_holds(stage.segments, *u) && !held.contains(u));
+            lacking.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum()
+        };
+        let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
+        let lacking: Vec<u64> = stages.map(lacks).collect();
+        let most = lacking.iter().copied().max().unwrap_or(0);
+        let each = lacking.iter().sum::<u64>().checked_div(holders);
+        each.map_or(0.0, |each| {
+            most.max(each) as f64 / self.costs.device.bytes_per_s * 1e3
+        })
     }
 }
 

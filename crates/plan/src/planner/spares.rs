@@ -78,6 +78,14 @@ impl CostPlanner {
                     mib(need)
                 );
             }
+            let more = u32::try_from(used.len() + 1).unwrap_or(u32::MAX);
+            if let Some(host) = self.costs.host.as_ref().filter(|h| h.turns(more) > 1.0) {
+                return format!(
+                    "workers of a node take turns on its {} cores: no plan of more than {} workers is faster",
+                    host.cores,
+                    used.len()
+                );
+            }
             let with = members
                 .iter()
                 .zip(&beyond)

@@ -41,10 +41,15 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
                 input_bytes,
                 saved_bytes: at.at("activations").count(0, MOST)? / u64::from(micro),
                 optimizer_ms: at.at("optimizer").ms()?,
+                state_bytes: None,
+                working_bytes: None,
                 rows: vec![ProfileRow {
                     micro_batch_size: micro,
                     forward_ms: at.at("forward").ms()?,
                     backward_ms: at.at("backward").ms()?,
+                    recompute_ms: None,
+                    forward_spread_ms: None,
+                    backward_spread_ms: None,
                 }],
             })
         };
@@ -73,6 +78,9 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
         tied_parameters,
         segments,
         links: links.map_or_else(|| named_bandwidth(&root.at("network")), Ok)?,
+        rings: Vec::new(),
+        host: None,
+        measured: None,
         calibration: None,
     })
 }

@@ -1,7 +1,8 @@
 //! The strict reader: every value knows its file and field.
 
-use super::{LinkRow, Profile, ProfileRow, SegmentProfile, Source, VERSION};
+use super::{LinkRow, Profile, ProfileRow, RingRow, SegmentProfile, Source, VERSION};
 use crate::cost::{Calibration, Runtime, SegmentKind};
+use crate::shared::Host;
 use serde_json::Value;
 
 /// Why a profile, or a table that goes with it, cannot be used.
@@ -187,6 +188,9 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
         "tiedParameters",
         "segments",
         "links",
+        "rings",
+        "host",
+        "measured",
         "calibration",
     ])?;
     Ok(Profile {
@@ -209,6 +213,13 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
             Some(links) => links,
             None => ascending(&root.at("links"), root.at("links").list(link)?, |l| l.bytes)?,
         },
+        rings: root
+            .optional("rings", |at| {
+                ascending(at, at.list(ring)?, |r| u64::from(r.holders) << 51 | r.bytes)
+            })?
+            .unwrap_or_default(),
+        host: root.optional("host", host)?,
+        measured: root.optional("measured", At::text)?,
         calibration: root.optional("calibration", |at| {
             at.only(&["compute", "transfer"])?;
             Ok(Calibration {
@@ -243,14 +254,26 @@ fn segment(at: &At) -> Result<SegmentProfile, ProfileError> {
         "inputBytes",
         "savedBytes",
         "optimizerMs",
+        "stateBytes",
+        "workingBytes",
         "rows",
     ])?;
     let rows = at.at("rows").list(|row| {
-        row.only(&["microBatchSize", "forwardMs", "backwardMs"])?;
+        row.only(&[
+            "microBatchSize",
+            "forwardMs",
+            "backwardMs",
+            "recomputeMs",
+            "forwardSpreadMs",
+            "backwardSpreadMs",
+        ])?;
         Ok(ProfileRow {
             micro_batch_size: u32::try_from(row.at("microBatchSize").count(1, 1 << 20)?).unwrap_or(u32::MAX),
             forward_ms: row.at("forwardMs").ms()?,
             backward_ms: row.at("backwardMs").ms()?,
+            recompute_ms: row.optional("recomputeMs", At::ms)?,
+            forward_spread_ms: row.optional("forwardSpreadMs", At::ms)?,
+            backward_spread_ms: row.optional("backwardSpreadMs", At::ms)?,
         })
     })?;
     Ok(SegmentProfile {
@@ -260,7 +283,31 @@ fn segment(at: &At) -> Result<SegmentProfile, ProfileError> {
         input_bytes: at.at("inputBytes").count(0, MOST)?,
         saved_bytes: at.at("savedBytes").count(0, MOST)?,
         optimizer_ms: at.at("optimizerMs").ms()?,
+        state_bytes: at.optional("stateBytes", |at| at.count(0, MOST))?,
+        working_bytes: at.optional("workingBytes", |at| at.count(0, MOST))?,
         rows: ascending(&at.at("rows"), rows, |r| u64::from(r.micro_batch_size))?,
+    })
+}
+
+fn small(at: &At, least: u64, most: u64) -> Result<u32, ProfileError> {
+    Ok(u32::try_from(at.count(least, most)?).unwrap_or(u32::MAX))
+}
+
+fn ring(at: &At) -> Result<RingRow, ProfileError> {
+    at.only(&["holders", "bytes", "ms"])?;
+    Ok(RingRow {
+        holders: small(&at.at("holders"), 2, 1 << 20)?,
+        bytes: at.at("bytes").count(1, MOST)?,
+        ms: at.at("ms").positive()?,
+    })
+}
+
+fn host(at: &At) -> Result<Host, ProfileError> {
+    at.only(&["cores", "threads", "slowdown"])?;
+    Ok(Host {
+        cores: small(&at.at("cores"), 1, 1 << 16)?,
+        threads: small(&at.at("threads"), 1, 1 << 16)?,
+        slowdown: at.at("slowdown").list(At::positive)?,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
+use super::speeds::slow_gain;
 use super::{Coordinator, CoordinatorEffect, Event};
 use crate::message::{Order, Record, Time};
 use sha2::{Digest, Sha256};
@@ -32,19 +33,24 @@ impl Coordinator {
         self.all_up().into_iter().filter(firm).collect()
     }
 
-    /// The question to the planner.
-    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
+    /// Workers as the planner sees them.
+    fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
         let info = |id: &WorkerId| {
             let hello = self.workers.get(id).and_then(|w| w.hello.as_ref());
             WorkerInfo {
                 id: *id,
                 memory_bytes: hello.and_then(|h| h.memory_bytes),
-                speed: hello.map_or(1.0, |h| h.speed),
+                speed: self.speed(*id),
                 node: hello.map_or_else(String::new, |h| h.node.clone()),
             }
         };
+        pool.iter().map(info).collect()
+    }
+
+    /// The question to the planner.
+    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
         PlanRequest {
-            workers: pool.iter().map(info).collect(),
+            workers: self.infos(pool),
             layout: self.config.layout,
             global_batch_size: self.config.global_batch_size,
             parent: self.record.plan.as_ref().map(|p| p.shape.clone()),
@@ -54,11 +60,11 @@ impl Coordinator {
     }
 
     /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
-    /// which its state travels and training stands.
-    fn repays(&self, shape: &Shape, present: &Shape) -> bool {
+    /// which its state travels and training stands, than the present one with steps of `present_ms`.
+    fn repays(&self, shape: &Shape, present_ms: f64) -> bool {
         let horizon_ms = self.horizon.as_secs_f64() * 1e3;
         let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
-        shape.predicted.step_ms * horizon_ms < present.predicted.step_ms * left_ms * (1.0 - SURE)
+        shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - SURE)
     }
 
     /// The document around a shape.
@@ -138,7 +144,9 @@ impl Coordinator {
         let leaves = |w: &&WorkerId| self.status(**w).is_some_and(|s| s.draining);
         let drained: Vec<WorkerId> = members.iter().filter(leaves).copied().collect();
         let considered: BTreeSet<WorkerId> = pool.iter().copied().collect();
-        if self.considered.as_ref() == Some(&considered) {
+        let slow = self.looks_anew(&members);
+        let others = self.considered.as_ref() != Some(&considered);
+        if !others && !slow {
             return;
         }
         self.considered = Some(considered);
@@ -151,12 +159,16 @@ impl Coordinator {
         let surplus = self
             .max_workers
             .is_some_and(|most| members.len() > most && after.len() < members.len());
-        let better = self.repays(&shape, &plan.shape);
-        if after == members || !(better || surplus || !drained.is_empty()) {
+        let present_ms = self.planner.predicted_ms(&plan.shape, &self.infos(&members));
+        let present_ms = present_ms.unwrap_or(plan.shape.predicted.step_ms);
+        let better = self.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
+        let same = after == members && !slow;
+        if same || !(better || surplus || !drained.is_empty()) {
             return;
         }
         let reason = match (drained.first(), after.len().cmp(&members.len())) {
             (Some(w), _) => format!("{} will go", self.name(*w)),
+            (None, _) if !others => self.slowest(&members),
             (None, std::cmp::Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use varuna_plan::{Layout, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
+use super::speeds::Observed;
 
 /// The coordinator's deadlines and intervals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,6 +185,13 @@ pub enum CoordinatorInput {
         from: WorkerId,
         /// What.
         report: Report,
+    },
+    /// Where the time of a worker's step went. Only plans are made with it; nothing of the protocol depends on it.
+    Observed {
+        /// Whose.
+        from: WorkerId,
+        /// What it observed.
+        observed: Observed,
     },
     /// A worker's process has ended for certain: it never comes back, and nothing that it held is waited for. Only from who
     /// has seen its end, such as the parent of its process.

@@ -123,6 +123,17 @@ pub enum Event {
         /// The step was skipped by the optimizer: a gradient was not finite.
         overflow: bool,
     },
+    /// For a number of steps in a row, a step took much longer, or shorter, than was predicted. Said once for a generation.
+    StepTimeOff {
+        /// The generation.
+        generation: Generation,
+        /// Predicted step time.
+        predicted_ms: f64,
+        /// The last observed one.
+        observed_ms: f64,
+        /// The prediction comes from costs that were fitted to measured steps.
+        calibrated: bool,
+    },
     /// Too few workers: training waits, state is kept.
     BelowMinimum {
         /// Usable workers.
@@ -193,6 +204,8 @@ pub struct WorkerView {
     pub step: Step,
     /// It had notice.
     pub draining: bool,
+    /// Its speed as plans count it, 1 = as the others.
+    pub speed: f64,
     /// What it runs in the present plan.
     pub segments: Option<SegmentRange>,
     /// Which pipeline it belongs to in the present plan.

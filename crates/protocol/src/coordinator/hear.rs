@@ -157,6 +157,7 @@ impl Coordinator {
                 gradient_norm: decision.norm2.sqrt(),
                 overflow: decision.overflow,
             }));
+            self.compare(decision.id.run_gen, effects);
         }
     }
 

@@ -9,12 +9,14 @@ mod config;
 mod event;
 mod hear;
 mod links;
+mod observed;
 mod pace;
 mod progress;
 mod record;
 mod recovery;
 mod resume;
 mod save;
+mod speeds;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -22,12 +24,14 @@ mod warm;
 
 pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
 pub use event::{Event, Outcome, Snapshot, WorkerView};
+pub use speeds::Observed;
 
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use links::BadLinks;
 use pace::Changes;
 use progress::Published;
 use save::Saves;
+use speeds::Speeds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,6 +106,7 @@ pub struct Coordinator {
     from_seed: bool,
     best: StateId,
     published: Published,
+    speeds: Speeds,
     // the generation in force
     gone: Generation,
     connected: Generation,
@@ -153,6 +158,7 @@ impl Coordinator {
             from_seed: false,
             best: StateId::INITIAL,
             published,
+            speeds: Speeds::default(),
             gone: Generation(0),
             connected: Generation(0),
             armed: Generation(0),
@@ -240,8 +246,10 @@ impl Coordinator {
             CoordinatorInput::StreamUp { from, hello } => return self.stream_up(now, from, hello, effects),
             CoordinatorInput::StreamDown { from } => self.stream_down(now, from, effects),
             CoordinatorInput::Report { from, report } => self.heard(now, from, report, effects),
+            CoordinatorInput::Observed { from, observed } => return self.observe(from, &observed),
             CoordinatorInput::Gone { worker } => {
                 self.stream_down(now, worker, effects);
+                self.speeds.forget(worker);
                 self.workers.entry(worker).or_default().gone = true;
             }
             CoordinatorInput::Notice { worker } => self.notice(worker, effects),

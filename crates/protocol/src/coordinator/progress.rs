@@ -16,6 +16,8 @@ pub(super) struct Published {
     forgotten: Step,
     last: Option<(StateId, Time)>,
     pace: Option<Duration>,
+    /// The newest step's own time, where the one before was of the same generation.
+    took: Option<Duration>,
 }
 
 impl Published {
@@ -26,6 +28,7 @@ impl Published {
             forgotten: Step(0),
             last: None,
             pace: None,
+            took: None,
         }
     }
 
@@ -49,16 +52,22 @@ impl Published {
 
     /// Exponentially weighted mean of the time between two commits of one generation (weight 1/8 for the newest).
     fn keep_pace(&mut self, now: Time, decision: &Decision) {
+        self.took = None;
         if let Some((last, at)) = self.last
             && last == decision.parent
             && last.run_gen == decision.id.run_gen
         {
             let took = now.since(at);
+            self.took = Some(took);
             self.pace = Some(self.pace.map_or(took, |mean| (mean * 7 + took) / 8));
         }
         self.last = Some((decision.id, now));
     }
 
+    /// What the newest step took.
+    pub(super) fn took(&self) -> Option<Duration> {
+        self.took
+    }
     pub(super) fn pace(&self) -> Option<Duration> {
         self.pace
     }

@@ -62,6 +62,7 @@ impl Coordinator {
             generation: status.map_or(Generation(0), |s| s.generation),
             step: status.map_or(Step(0), |s| s.at.step),
             draining: status.is_some_and(|s| s.draining),
+            speed: self.speed(id),
             segments,
             pipeline: place.map(|(i, _)| i),
         }

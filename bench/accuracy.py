@@ -1,0 +1,108 @@
+"""`make accuracy`, the local part: gpt2-tiny is profiled on this machine, run under nine plans, predicted for each.
+
+The profile's factor on compute is fitted on every second plan and judged by the others. Workers beyond the cores take turns:
+that is modelled, not fitted. Nothing else should run meanwhile; it takes a few minutes.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from common import DATA, ROOT, VARUNA, Run, median, publish
+
+# (workers, depth, micro-batch size): even places are fitted on, odd ones judged.
+PLANS = [(1, 1, 1), (1, 1, 4), (2, 1, 2), (2, 2, 1), (2, 2, 2), (2, 1, 4), (3, 3, 1), (4, 2, 2), (4, 4, 1)]
+BATCH = 8
+MODEL = f"gpt2-tiny (10.8 M parameters, sequence 256), batch {BATCH}, fp32, AdamW; one thread a worker"
+
+
+def job(steps, workers, depth, micro_batch):
+    """JSON is YAML."""
+    return {
+        "apiVersion": "varuna.dev/v1alpha1",
+        "kind": "VarunaJob",
+        "metadata": {"name": "accuracy"},
+        "spec": {
+            "model": {"preset": "gpt2-tiny"},
+            "data": {"path": str(DATA)},
+            "training": {
+                "globalBatchSize": BATCH,
+                "microBatchSize": micro_batch,
+                "steps": steps,
+                "seed": 1,
+                "optimizer": {"learningRate": 1e-3},
+            },
+            "pipeline": {"minDepth": depth, "maxDepth": depth},
+            "elasticity": {"minWorkers": workers, "maxWorkers": workers},
+            "workers": {"threads": 1},
+        },
+    }
+
+
+def command(*words):
+    """Runs varuna and returns what it printed."""
+    done = subprocess.run([VARUNA, *map(str, words)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"varuna {words[0]} failed:\n{done.stdout[-2000:]}")
+    return done.stdout
+
+
+def seconds(run):
+    """Seconds of each step after three of warm-up."""
+    times = [m["timeMs"] / 1e3 for m in run.lines("metrics.jsonl")]
+    return sorted(b - a for a, b in zip(times[2:], times[3:]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=4)
+    arguments = parser.parse_args()
+    print(f"load before: {os.getloadavg()[0]:.2f}", flush=True)
+    with contextlib.ExitStack() as open_runs:
+        scratch = Path(open_runs.enter_context(tempfile.TemporaryDirectory(prefix="varuna-accuracy-")))
+        file = scratch / "job.yaml"
+        file.write_text(json.dumps(job(arguments.steps, 1, 1, 1)))
+        profile = scratch / "profile.json"
+        print(
+            command("profile", file, "-o", profile, "-n", 4, "--micro-batch-sizes", "1,2,4", "--repeats", arguments.repeats),
+            flush=True,
+        )
+        runs, spreads = [], []
+        for workers, depth, micro_batch in PLANS:
+            manifest = job(arguments.steps, workers, depth, micro_batch)
+            run = open_runs.enter_context(Run(manifest, workers, options=["--profile", str(profile)]))
+            run.wait()
+            took = seconds(run)
+            spreads.append((took[len(took) // 4], took[3 * (len(took) - 1) // 4]))
+            runs.append(run)
+            print(f"  {workers} workers, depth {depth}, micro-batch {micro_batch}: {median(took) * 1e3:.0f} ms", flush=True)
+        chosen = [word for run in runs for word in ("--run", run.folder)]
+        said = command("plan", "calibrate", "--profile", profile, *chosen, "--results", "accuracy.local")
+    rows = re.findall(r"^run +(\S+) +(\d+) +([\d.]+) +([\d.]+) +([-+][\d.]+) %(  fitted)?$", said, re.M)
+    assert len(rows) == len(PLANS), said
+    compute = re.search(r"compute x ([\d.]+)", said)[1]
+    lines = []
+    for (plan, micro_batch, measured, predicted, error, fitted), (low, high) in zip(rows, spreads):
+        quartiles = f"{low * 1e3:.0f} - {high * 1e3:.0f}"
+        role = "fitted" if fitted else "**judged**"
+        lines.append(f"| {plan} | {micro_batch} | {measured} ({quartiles}) | {predicted} | {error} % | {role} |")
+    results = dict(re.findall(r"^RESULT (\S+) (\S+)$", said, re.M))
+    body = f"""
+| plan | micro-batch | measured step, ms (quartiles) | predicted, ms | error | |
+|---|---|---|---|---|---|
+{chr(10).join(lines)}
+
+Judged: median error **{results["accuracy.local_median_pct"]} %**, worst {results["accuracy.local_worst_pct"]} %; compute x {compute} fitted on {sum(1 for r in rows if r[5])} plans.
+{os.cpu_count()} cores; load at the end {os.getloadavg()[0]:.1f}. Medians over {arguments.steps - 3} steps.
+"""
+    publish("accuracy", body, results, model=MODEL)
+
+
+main()

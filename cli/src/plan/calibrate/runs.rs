@@ -1,0 +1,113 @@
+//! Calibration by run folders.
+
+use super::super::{read, write};
+use super::Arguments;
+use crate::failure::Failure;
+use serde::Deserialize;
+use std::path::Path;
+use varuna_plan::calibrate::{CalibratedRuns, MeasuredRun, calibrate_runs};
+use varuna_plan::profile::Profile;
+use varuna_plan::{Generation, Shape};
+
+/// The first steps of a generation warm up.
+const WARM_UP: usize = 2;
+
+/// What is needed of a line of `metrics.jsonl`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    generation: Generation,
+    time_ms: u64,
+}
+
+pub(super) fn run(arguments: &Arguments, mut profile: Profile) -> Result<(), Failure> {
+    let runs: Vec<MeasuredRun> = arguments
+        .run
+        .iter()
+        .map(|folder| measured(folder))
+        .collect::<Result<_, _>>()?;
+    let found = calibrate_runs(&profile.costs(), &runs).map_err(|e| Failure::Input(e.to_string()))?;
+    print!("{}", table(&found));
+    if let Some(path) = &arguments.output {
+        profile.calibration = Some(found.costs.calibration);
+        let text = serde_json::to_string_pretty(&profile).map_err(|e| Failure::Internal(e.to_string()))?;
+        write(path, &text)?;
+    }
+    if let Some(name) = &arguments.results {
+        println!("RESULT {name}_median_pct {:.2}", found.median_error * 100.0);
+        println!("RESULT {name}_worst_pct {:.2}", found.worst_error * 100.0);
+    }
+    Ok(())
+}
+
+/// The plan that a run ended with, and the median time between two of its commits.
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of one step")]
+fn measured(folder: &Path) -> Result<MeasuredRun, Failure> {
+    let file = folder.join("metrics.jsonl");
+    let text = read(&file)?;
+    let steps: Vec<Step> = text
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .enumerate()
+        .map(|(i, line)| {
+            let wrong = |e| Failure::Input(format!("{}: line {}: {e}", file.display(), i + 1));
+            serde_json::from_str(line).map_err(wrong)
+        })
+        .collect::<Result<_, _>>()?;
+    let last = steps.last().map_or(Generation(0), |s| s.generation);
+    let of_last: Vec<&Step> = steps
+        .iter()
+        .filter(|s| s.generation == last)
+        .skip(WARM_UP)
+        .collect();
+    let mut took: Vec<u64> = of_last
+        .windows(2)
+        .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms))
+        .collect();
+    took.sort_unstable();
+    let Some(step_ms) = took.get(took.len() / 2).filter(|ms| **ms > 0) else {
+        return Err(Failure::Input(format!(
+            "{}: generation {last} has {} steps, at least {} are needed",
+            file.display(),
+            of_last.len() + WARM_UP.min(steps.len()),
+            WARM_UP + 2
+        )));
+    };
+    let plan = folder.join(format!("plans/g{:06}.json", last.0));
+    let shape: Shape = serde_json::from_str(&read(&plan)?)
+        .map_err(|e| Failure::Input(format!("{}: not a plan: {e}", plan.display())))?;
+    let named = folder.file_name().unwrap_or(folder.as_os_str());
+    Ok(MeasuredRun {
+        name: named.to_string_lossy().into_owned(),
+        shape,
+        step_ms: *step_ms as f64,
+    })
+}
+
+fn table(found: &CalibratedRuns) -> String {
+    let calibration = found.costs.calibration;
+    let mut text = format!(
+        "compute x {:.4}, transfers x {:.4}\n\nrun                      plan       micro-batch  measured, ms  predicted, ms   error\n",
+        calibration.compute, calibration.transfer
+    );
+    for judged in &found.runs {
+        text.push_str(&format!(
+            "{:<24} {:<10} {:>11} {:>13.1} {:>14.1} {:>+6.1} %{}\n",
+            judged.run.name,
+            judged.run.shape.summary(),
+            judged.run.shape.micro_batch_size,
+            judged.run.step_ms,
+            judged.predicted_ms,
+            judged.error() * 100.0,
+            if judged.fitted { "  fitted" } else { "" }
+        ));
+    }
+    let fitted = found.runs.iter().filter(|r| r.fitted).count();
+    text.push_str(&format!(
+        "\nfitted on {fitted} runs; of the other {}: median error {:.2} %, worst {:.2} %\n",
+        found.runs.len() - fitted,
+        found.median_error * 100.0,
+        found.worst_error * 100.0,
+    ));
+    text
+}

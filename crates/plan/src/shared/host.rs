@@ -1,0 +1,33 @@
+//! What is shared.
+
+use serde::{Deserialize, Serialize};
+
+/// What the workers of one node share.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Host {
+    /// Processor cores of a node.
+    pub cores: u32,
+    /// Threads that a worker computes with.
+    pub threads: u32,
+    /// By how much compute slows when 1, 2, ... workers compute beside each other, each on cores of its own: caches, memory,
+    /// clock. The last value holds for more.
+    pub slowdown: Vec<f64>,
+}
+
+impl Host {
+    /// How much longer each of so many workers takes because they take turns.
+    #[must_use]
+    pub fn turns(&self, workers: u32) -> f64 {
+        (f64::from(workers) * f64::from(self.threads) / f64::from(self.cores.max(1))).max(1.0)
+    }
+
+    /// The pace of each of `active` tasks that want `wanted` cores together.
+    pub(super) fn pace(&self, active: usize, wanted: f64) -> f64 {
+        let cores = f64::from(self.cores.max(1));
+        let beside = (self.cores / self.threads.max(1)).max(1) as usize;
+        let slowdown = self.slowdown.get(active.min(beside).max(1) - 1);
+        let slowdown = slowdown.or(self.slowdown.last()).copied().unwrap_or(1.0);
+        (cores / wanted).min(1.0) / slowdown.max(1e-9)
+    }
+}

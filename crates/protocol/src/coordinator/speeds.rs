@@ -1,0 +1,357 @@
+//! How fast workers are, from what they observe: a robust running estimate, and when it is worth another plan.
+//!
+//! A worker is judged by the segments that others compute too (equal expected cost: equal kind), by medians over a window of
+//! steps, so that neither one odd step nor a costly segment makes it slow. It must never cause a plan by itself: it says what
+//! speeds are, and when they may be looked at again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use varuna_plan::{Generation, Shape, Step, WorkerId};
+
+/// Steps that an estimate is made of, and between two looks at it: a plan for a slow worker alone needs a cause that lasts.
+pub(super) const WINDOW: usize = 20;
+/// A change of plan for a slow worker alone must make steps so much shorter: it costs a switch and moves state, and what
+/// slowed the worker may end.
+const GAIN: f64 = 0.90;
+/// Whether a shape is that much better than steps of `present_ms`.
+pub(super) fn slow_gain(shape: &Shape, present_ms: f64) -> bool {
+    shape.predicted.step_ms < present_ms * GAIN
+}
+
+/// Speeds in force follow the estimates when these are so far off; closer is noise, or neighbours on the same machine.
+const BAND: f64 = 0.20;
+/// A worker that computes for less in a step is not judged, milliseconds: its times are decided by the time slices of the
+/// operating system, which are of this order.
+const LEAST_MS: f64 = 20.0;
+/// Predicted and observed step times that differ by more are worth a word, after a window of such steps.
+const OFF: f64 = 0.25;
+
+/// What a worker observed in one step: medians by segment of one micro-batch's forward and backward together.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Observed {
+    /// In which generation.
+    pub generation: Generation,
+    /// Which step.
+    pub step: Step,
+    /// Samples in the micro-batches.
+    pub micro_batch_size: u32,
+    /// All forwards and backwards of the step, milliseconds.
+    pub busy_ms: f64,
+    /// By segment, milliseconds.
+    pub segments: Vec<(u32, f64)>,
+}
+
+/// Estimates for one generation, and speeds that outlive it.
+#[derive(Default)]
+pub(super) struct Speeds {
+    generation: Generation,
+    micro_batch_size: u32,
+    windows: BTreeMap<WorkerId, VecDeque<BTreeMap<u32, f64>>>,
+    /// What plans are made with.
+    speeds: BTreeMap<WorkerId, f64>,
+    /// Reports of the worker that reports least since the last look.
+    fresh: BTreeMap<WorkerId, usize>,
+    /// Steps in a row whose time was far from the predicted one, and whether that was said in this generation.
+    off: usize,
+    said: bool,
+}
+
+/// What the windows amount to.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub(super) struct Estimates {
+    /// Workers that hold segments of a kind that others hold too; 1 = as the others.
+    pub(super) speeds: BTreeMap<WorkerId, f64>,
+    /// By segment: observed over expected, on a worker of speed 1.
+    pub(super) factors: BTreeMap<u32, f64>,
+}
+
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    // The lower one: of two workers the faster is the measure.
+    values.get(values.len().checked_sub(1)? / 2).copied()
+}
+
+impl Speeds {
+    /// Forgets what belongs to another generation.
+    pub(super) fn begin(&mut self, generation: Generation) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.windows.clear();
+            self.fresh.clear();
+            self.off = 0;
+            self.said = false;
+        }
+    }
+
+    pub(super) fn observe(&mut self, from: WorkerId, observed: &Observed) {
+        let usable = |ms: &f64| ms.is_finite() && *ms > 0.0;
+        let segments: BTreeMap<u32, f64> = observed
+            .segments
+            .iter()
+            .filter(|(_, ms)| usable(ms))
+            .copied()
+            .collect();
+        if observed.generation != self.generation || segments.is_empty() || observed.busy_ms < LEAST_MS {
+            return;
+        }
+        self.micro_batch_size = observed.micro_batch_size;
+        let window = self.windows.entry(from).or_default();
+        window.push_back(segments);
+        if window.len() > WINDOW {
+            window.pop_front();
+        }
+        *self.fresh.entry(from).or_default() += 1;
+    }
+
+    /// Whether every member has reported for a whole window since the last look.
+    pub(super) fn is_due(&self, members: &[WorkerId]) -> bool {
+        let reported = |w: &WorkerId| self.fresh.get(w).is_some_and(|n| *n >= WINDOW);
+        members.len() > 1 && members.iter().all(reported)
+    }
+
+    /// Takes the estimates over into the speeds in force, where they are far off; true where some speed changed.
+    pub(super) fn look(&mut self, estimates: &Estimates) -> bool {
+        self.fresh.clear();
+        let mut changed = false;
+        for (worker, estimate) in &estimates.speeds {
+            let held = self.speeds.entry(*worker).or_insert(1.0);
+            if (estimate / *held - 1.0).abs() > BAND {
+                *held = *estimate;
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// The speed that plans are made with; 1 where nothing else is known.
+    pub(super) fn speed(&self, worker: WorkerId) -> f64 {
+        self.speeds.get(&worker).copied().unwrap_or(1.0)
+    }
+
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.speeds.remove(&worker);
+        self.windows.remove(&worker);
+        self.fresh.remove(&worker);
+    }
+
+    /// `expected(segment, samples)`: what the planner's costs say, milliseconds. Of a speed that both halves of the window
+    /// see changed, the half that is nearer to the speed in force counts; where they disagree, nothing has changed.
+    pub(super) fn estimates(&self, expected: impl Fn(u32, u32) -> Option<f64>) -> Estimates {
+        let mut found = self.estimates_of(0..WINDOW, &expected);
+        let halves =
+            [0..WINDOW / 2, WINDOW / 2..WINDOW].map(|part| self.estimates_of(part, &expected).speeds);
+        for (worker, speed) in &mut found.speeds {
+            let held = self.speed(*worker);
+            let [early, late] = [0, 1].map(|i: usize| halves[i].get(worker).copied().unwrap_or(held));
+            *speed = if (early > held) != (late > held) {
+                held
+            } else if (early - held).abs() < (late - held).abs() {
+                early
+            } else {
+                late
+            };
+        }
+        found
+    }
+
+    /// Estimates from a part of each window.
+    fn estimates_of(&self, part: Range<usize>, expected: &impl Fn(u32, u32) -> Option<f64>) -> Estimates {
+        // By worker and segment: observed over expected, and the weight of the segment.
+        let mut ratios: BTreeMap<WorkerId, BTreeMap<u32, (f64, f64)>> = BTreeMap::new();
+        let mut kinds: BTreeMap<u64, BTreeMap<WorkerId, Vec<f64>>> = BTreeMap::new();
+        let mut kind_of: BTreeMap<u32, u64> = BTreeMap::new();
+        for (worker, window) in self.windows.iter().filter(|(_, w)| w.len() >= WINDOW) {
+            let mut by_segment: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+            for (segment, ms) in window.range(part.clone()).flatten() {
+                by_segment.entry(*segment).or_default().push(*ms);
+            }
+            for (segment, mut times) in by_segment {
+                let wanted = expected(segment, self.micro_batch_size).filter(|ms| *ms > 0.0);
+                let (Some(wanted), Some(observed)) = (wanted, median(&mut times)) else {
+                    continue;
+                };
+                // Segments of equal cost are alike; a hundredth of a per cent is rounding.
+                let kind = (wanted.log2() * 4096.0).round().to_bits();
+                kind_of.insert(segment, kind);
+                let ratio = observed / wanted;
+                ratios
+                    .entry(*worker)
+                    .or_default()
+                    .insert(segment, (ratio, wanted));
+                kinds
+                    .entry(kind)
+                    .or_default()
+                    .entry(*worker)
+                    .or_default()
+                    .push(ratio);
+            }
+        }
+        let shared: BTreeMap<u64, f64> = kinds
+            .iter()
+            .filter(|(_, workers)| workers.len() > 1)
+            .filter_map(|(kind, workers)| {
+                let mut each: Vec<f64> = workers
+                    .values()
+                    .filter_map(|ratios| median(&mut ratios.clone()))
+                    .collect();
+                Some((*kind, median(&mut each)?))
+            })
+            .collect();
+        let mut found = Estimates::default();
+        for (worker, segments) in &ratios {
+            let (mut took, mut normal) = (0.0, 0.0);
+            for (segment, (ratio, wanted)) in segments {
+                if let Some(factor) = kind_of.get(segment).and_then(|k| shared.get(k)) {
+                    took += ratio * wanted;
+                    normal += factor * wanted;
+                }
+            }
+            if took > 0.0 {
+                found.speeds.insert(*worker, normal / took);
+            }
+            for (segment, (ratio, _)) in segments {
+                let kind = kind_of.get(segment).and_then(|k| shared.get(k)).copied();
+                // Nobody else holds its kind: what is left once the worker's own speed is taken out.
+                let own = found.speeds.get(worker).map_or(*ratio, |speed| ratio * speed);
+                found.factors.insert(*segment, kind.unwrap_or(own));
+            }
+        }
+        found
+    }
+
+    /// A step took so long; true when that has differed from the prediction for a whole window and was not said yet.
+    pub(super) fn is_off(&mut self, predicted_ms: f64, observed_ms: f64) -> bool {
+        let far = predicted_ms > 0.0 && (observed_ms / predicted_ms - 1.0).abs() > OFF;
+        self.off = if far { self.off + 1 } else { 0 };
+        let tell = self.off >= WINDOW && !self.said;
+        self.said |= tell;
+        tell
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::mix;
+
+    const G: Generation = Generation(3);
+
+    /// Segment 0 and 7 are of their own kinds, the others alike.
+    fn expected(segment: u32, samples: u32) -> Option<f64> {
+        let each = match segment {
+            0 => 2.0,
+            7 => 14.0,
+            1..=6 => 8.0,
+            _ => return None,
+        };
+        Some(each * f64::from(samples))
+    }
+
+    fn noise(seed: u64, most: f64) -> f64 {
+        1.0 + most * ((mix(seed, 7) % 1000) as f64 / 500.0 - 1.0)
+    }
+
+    /// So many steps of workers with (speed, segments); each time off by up to `most`, and one in ten by far more.
+    fn run(speeds: &mut Speeds, workers: &[(f64, Range<u32>)], steps: u64, most: f64) {
+        for step in 0..steps {
+            for (w, (speed, range)) in (0..).zip(workers) {
+                let time = |s: u32| {
+                    let seed = step * 1000 + w * 100 + u64::from(s);
+                    let odd = if mix(seed, 1).is_multiple_of(10) { 3.0 } else { 1.0 };
+                    // The head costs half as much again as expected.
+                    let off = if s == 7 { 1.5 } else { 1.0 };
+                    (s, expected(s, 2).unwrap() * off * odd * noise(seed, most) / speed)
+                };
+                let observed = Observed {
+                    generation: G,
+                    step: Step(step),
+                    micro_batch_size: 2,
+                    busy_ms: 200.0,
+                    segments: range.clone().map(time).collect(),
+                };
+                speeds.observe(WorkerId(w), &observed);
+            }
+        }
+    }
+
+    fn observed_speeds() -> Speeds {
+        let mut speeds = Speeds::default();
+        speeds.begin(G);
+        speeds
+    }
+
+    #[test]
+    fn a_slow_worker_is_found_and_a_costly_segment_is_not_its_fault() {
+        let mut speeds = observed_speeds();
+        let workers = [(1.0, 0..3), (0.5, 3..5), (1.0, 5..8)];
+        run(&mut speeds, &workers, 25, 0.1);
+        let found = speeds.estimates(expected);
+        for (worker, speed) in [(0, 1.0), (1, 0.5), (2, 1.0)] {
+            let estimate = found.speeds[&WorkerId(worker)];
+            assert!((estimate / speed - 1.0).abs() < 0.1, "{worker}: {estimate}");
+        }
+        assert!((found.factors[&7] / 1.5 - 1.0).abs() < 0.1, "{found:?}");
+        assert!((found.factors[&3] - 1.0).abs() < 0.1, "{found:?}");
+        assert!(speeds.look(&found));
+        assert!((speeds.speed(WorkerId(1)) - 0.5).abs() < 0.05);
+        assert!(
+            !speeds.look(&speeds.estimates(expected)),
+            "nothing has changed since"
+        );
+    }
+
+    #[test]
+    fn noise_changes_no_speed() {
+        for seed in 0..200 {
+            let mut speeds = observed_speeds();
+            let workers = [(1.0, 0..4), (1.0, 4..8)];
+            run(&mut speeds, &workers, 20 + seed % 30, 0.25);
+            let found = speeds.estimates(expected);
+            assert!(!speeds.look(&found), "seed {seed}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_due_before_all_have_reported_a_window_and_nobody_is_judged_by_short_steps() {
+        let mut speeds = observed_speeds();
+        let (both, members) = ([(1.0, 0..4), (1.0, 4..8)], [WorkerId(0), WorkerId(1)]);
+        run(&mut speeds, &both, 19, 0.1);
+        assert!(!speeds.is_due(&members));
+        run(&mut speeds, &both, 1, 0.1);
+        assert!(speeds.is_due(&members));
+        let _ = speeds.look(&Estimates::default());
+        assert!(!speeds.is_due(&members), "a look begins the next window");
+        let mut short = observed_speeds();
+        for step in 0..40 {
+            let observed = Observed {
+                generation: G,
+                step: Step(step),
+                micro_batch_size: 2,
+                busy_ms: 5.0,
+                segments: vec![(1, 1.0)],
+            };
+            short.observe(WorkerId(0), &observed);
+        }
+        assert_eq!(short.estimates(expected), Estimates::default());
+    }
+
+    #[test]
+    fn another_generations_report_counts_for_nothing() {
+        let mut speeds = observed_speeds();
+        run(&mut speeds, &[(1.0, 0..8)], 20, 0.1);
+        speeds.begin(Generation(4));
+        run(&mut speeds, &[(1.0, 0..8)], 20, 0.1);
+        assert_eq!(speeds.estimates(expected), Estimates::default());
+    }
+
+    #[test]
+    fn a_wrong_prediction_is_said_once_after_a_window_of_such_steps() {
+        let mut speeds = observed_speeds();
+        let said: Vec<bool> = (0..60)
+            .map(|i| speeds.is_off(100.0, if i == 5 { 101.0 } else { 140.0 }))
+            .collect();
+        assert_eq!(said.iter().filter(|s| **s).count(), 1);
+        assert_eq!(said.iter().position(|s| *s), Some(5 + WINDOW));
+        assert!((0..60).all(|_| !speeds.is_off(100.0, 80.0)));
+    }
+}

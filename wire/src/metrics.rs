@@ -1,0 +1,97 @@
+//! Where the time of a worker's step went. Informative: nothing of the protocol depends on it.
+
+use crate::v1;
+use varuna_plan::{Generation, Step};
+
+/// Where the time of one step went on one worker (milliseconds).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepMetrics {
+    /// In which generation.
+    pub generation: Generation,
+    /// The step that was run.
+    pub step: Step,
+    /// Whole step.
+    pub step_ms: f64,
+    /// In forwards.
+    pub forward_ms: f64,
+    /// In backwards.
+    pub backward_ms: f64,
+    /// In forwards that were run again.
+    pub recompute_ms: f64,
+    /// Waiting for neighbours.
+    pub wait_ms: f64,
+    /// Waiting for reductions.
+    pub reduce_ms: f64,
+    /// In the optimizer.
+    pub apply_ms: f64,
+    /// Tokens of this worker's pipeline in this step.
+    pub tokens: u64,
+    /// Medians by segment; empty where the worker does not say.
+    pub segments: Vec<SegmentTimes>,
+    /// Samples in the micro-batches of `segments`.
+    pub micro_batch_size: u32,
+}
+
+/// Medians of one segment's work on one micro-batch (milliseconds).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SegmentTimes {
+    /// Whose.
+    pub segment: u32,
+    /// Forward.
+    pub forward_ms: f64,
+    /// Backward.
+    pub backward_ms: f64,
+    /// Forward that was run again; 0 where none was.
+    pub recompute_ms: f64,
+}
+
+pub(crate) fn to_wire(m: &StepMetrics) -> v1::StepMetrics {
+    v1::StepMetrics {
+        generation: m.generation.0,
+        step: m.step.0,
+        step_ms: m.step_ms,
+        forward_ms: m.forward_ms,
+        backward_ms: m.backward_ms,
+        recompute_ms: m.recompute_ms,
+        wait_ms: m.wait_ms,
+        reduce_ms: m.reduce_ms,
+        apply_ms: m.apply_ms,
+        tokens: m.tokens,
+        segments: m.segments.iter().map(segment_to_wire).collect(),
+        micro_batch_size: m.micro_batch_size,
+    }
+}
+
+pub(crate) fn read(m: &v1::StepMetrics) -> StepMetrics {
+    // Shown to people and fed to estimates, so a silly number is made harmless rather than refused.
+    let ms = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
+    let segment = |s: &v1::SegmentTimes| SegmentTimes {
+        segment: s.segment,
+        forward_ms: ms(s.forward_ms),
+        backward_ms: ms(s.backward_ms),
+        recompute_ms: ms(s.recompute_ms),
+    };
+    StepMetrics {
+        generation: Generation(m.generation),
+        step: Step(m.step),
+        step_ms: ms(m.step_ms),
+        forward_ms: ms(m.forward_ms),
+        backward_ms: ms(m.backward_ms),
+        recompute_ms: ms(m.recompute_ms),
+        wait_ms: ms(m.wait_ms),
+        reduce_ms: ms(m.reduce_ms),
+        apply_ms: ms(m.apply_ms),
+        tokens: m.tokens,
+        segments: m.segments.iter().map(segment).collect(),
+        micro_batch_size: m.micro_batch_size,
+    }
+}
+
+fn segment_to_wire(s: &SegmentTimes) -> v1::SegmentTimes {
+    v1::SegmentTimes {
+        segment: s.segment,
+        forward_ms: s.forward_ms,
+        backward_ms: s.backward_ms,
+        recompute_ms: s.recompute_ms,
+    }
+}

@@ -1,0 +1,307 @@
+//! Compute: whole steps of a real engine on one stage, taken apart by segment.
+
+use crate::engine::{Engine, EngineConfig, EngineError, Lap, SampleError, StepReport, Work};
+use crate::transport::Link;
+use crate::transport::local::LocalMesh;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varuna_api::{Model, Training};
+use varuna_plan::state::mix;
+use varuna_plan::{
+    Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, Shape, Stage, StateId, Unit, WorkerId,
+};
+
+const ME: WorkerId = WorkerId(1);
+/// A step that takes longer does not end any more.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Tokens from a hash: no data is needed, and none is compressible.
+struct Random {
+    vocabulary: u64,
+}
+
+impl crate::engine::Samples for Random {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        for (i, token) in tokens.iter_mut().enumerate() {
+            *token = i64::try_from(mix(index, i as u64) % self.vocabulary).unwrap_or(0);
+        }
+        Ok(())
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+/// An engine that holds a whole model and trains it on random tokens.
+pub(super) struct Bench {
+    pub(super) model: Model,
+    engine: Engine,
+    link: Arc<dyn Link>,
+    at: StateId,
+}
+
+/// What was measured.
+#[derive(Default)]
+pub(super) struct Samples {
+    /// Milliseconds by segment, micro-batch size and work.
+    laps: BTreeMap<(u32, u32, Work), Vec<f64>>,
+    /// Milliseconds of the optimizer by unit.
+    optimizer: BTreeMap<Unit, Vec<f64>>,
+    /// Milliseconds of a step that no lap has: zeroing, norms, tokens.
+    rest: Vec<f64>,
+    tied: Option<Unit>,
+    segments: u32,
+    parameters: BTreeMap<Unit, u64>,
+}
+
+fn ms(took: Duration) -> f64 {
+    took.as_secs_f64() * 1e3
+}
+
+impl Samples {
+    fn take(&mut self, laps: &[Lap], warm: bool) {
+        for lap in laps.iter().filter(|_| warm) {
+            let key = (lap.segment, lap.samples, lap.work);
+            self.laps.entry(key).or_default().push(ms(lap.took));
+        }
+    }
+
+    /// All laps of segments of one kind.
+    pub(super) fn of(&self, segments: &[u32], samples: u32, work: Work) -> Vec<f64> {
+        let laps = segments
+            .iter()
+            .filter_map(|s| self.laps.get(&(*s, samples, work)));
+        laps.flatten().copied().collect()
+    }
+
+    /// The optimizer of a segment of this kind, with its share of what a step takes beside its laps. A tied weight counts
+    /// at both ends: where they are one stage, once too often.
+    #[expect(clippy::cast_precision_loss, reason = "parameter counts")]
+    pub(super) fn optimizer_ms(&self, segments: &[u32]) -> f64 {
+        let Some(first) = segments.first() else { return 0.0 };
+        let all: f64 = self.parameters.values().map(|n| *n as f64).sum();
+        let (rest, _) = super::middle(&self.rest);
+        let of = |unit: Unit, among: &[u32]| {
+            let times = among.iter().filter_map(|s| self.optimizer.get(&Unit(*s)));
+            let times: Vec<f64> = match Some(unit) == self.tied {
+                true => self.optimizer.get(&unit).cloned().unwrap_or_default(),
+                false => times.flatten().copied().collect(),
+            };
+            let share = self.parameters.get(&unit).map_or(0.0, |n| *n as f64) / all.max(1.0);
+            super::middle(&times).0 + rest * share
+        };
+        let ends = *first == 0 || *first + 1 == self.segments;
+        let tied = self.tied.filter(|_| ends).map_or(0.0, |unit| of(unit, &[]));
+        of(Unit(*first), segments) + tied
+    }
+}
+
+impl Bench {
+    /// Makes the model's first state.
+    pub(super) fn new(model: Model, training: &Training) -> Result<Bench, EngineError> {
+        let mut engine = Engine::new(EngineConfig {
+            me: ME,
+            model: model.clone(),
+            training: Training {
+                evaluation: None,
+                ..training.clone()
+            },
+            samples: Arc::new(Random {
+                vocabulary: u64::from(model.vocabulary_size.max(1)),
+            }),
+        });
+        for unit in model.layout().all_units() {
+            engine.initialise(unit)?;
+        }
+        Ok(Bench {
+            model,
+            engine,
+            link: LocalMesh::new(&[ME]).link(ME),
+            at: StateId::INITIAL,
+        })
+    }
+
+    /// One stage, so many samples in micro-batches of this size.
+    fn plan(&self, samples: u64, micro_batch_size: u32, recompute: Recompute) -> Plan {
+        let layout = self.model.layout();
+        let kind = match recompute {
+            Recompute::None => ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+            // All forwards first, so that each micro-batch is recomputed.
+            _ => ScheduleKind::Gpipe,
+        };
+        Plan {
+            generation: Generation(1),
+            parent: Generation(0),
+            base: Base::Fixed {
+                id: StateId::INITIAL,
+                decision: None,
+                checkpoint: true,
+            },
+            layout,
+            shape: Shape {
+                pipelines: vec![Pipeline {
+                    stages: vec![Stage {
+                        worker: ME,
+                        segments: layout.whole(),
+                        recompute: None,
+                    }],
+                    samples: SampleRange {
+                        start: 0,
+                        end: samples,
+                    },
+                }],
+                spares: Vec::new(),
+                micro_batch_size,
+                schedule: ScheduleSpec { kind, recompute },
+                predicted: Prediction::default(),
+            },
+            sources: vec![Vec::new(); layout.units()],
+            addresses: BTreeMap::new(),
+            deadline_ns: 0,
+            relay: false,
+            secret: String::new(),
+            evidence: Vec::new(),
+            reason: String::new(),
+        }
+    }
+
+    /// Runs a step; the optimizer unit by unit. Its times go to `into`.
+    fn step(&mut self, plan: &Plan, into: &mut Samples, warm: bool) -> Result<StepReport, EngineError> {
+        let deadline = Instant::now() + DEADLINE;
+        let report = self
+            .engine
+            .run_step(plan, self.at.step, &self.link, deadline)
+            .map_err(|f| f.error)?;
+        let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+        let decision = Decision::conclude(self.at, plan.generation, &parts, None);
+        for unit in self.engine.held() {
+            let start = Instant::now();
+            self.engine.apply(&decision, &[unit])?;
+            if warm {
+                into.optimizer.entry(unit).or_default().push(ms(start.elapsed()));
+            }
+        }
+        self.at = decision.id;
+        if warm && plan.shape.schedule.recompute == Recompute::None {
+            let laps: Duration = report.laps.iter().map(|l| l.took).sum();
+            into.rest.push(ms(report.timings.total.saturating_sub(laps)));
+        }
+        Ok(report)
+    }
+
+    /// Steps of all micro-batch sizes by turns, so that drift of the machine meets all of them alike.
+    pub(super) fn measure(&mut self, sizes: &[u32], repeats: u32) -> Result<Samples, EngineError> {
+        let largest = u64::from(sizes.last().copied().unwrap_or(1));
+        let layout = self.model.layout();
+        let mut found = Samples {
+            tied: layout.tied_unit(),
+            segments: layout.segments,
+            ..Samples::default()
+        };
+        for unit in layout.all_units() {
+            let n = self.model.unit_parameters(unit.0);
+            found.parameters.insert(unit, n);
+        }
+        for round in 0..=repeats {
+            tracing::info!("compute: round {round} of {repeats}");
+            for size in sizes {
+                let warm = round > 0;
+                let whole = largest / u64::from(*size) * u64::from(*size);
+                let plan = self.plan(whole, *size, Recompute::None);
+                let report = self.step(&plan, &mut found, warm)?;
+                found.take(&report.laps, warm);
+                // Two micro-batches are recomputed; their forwards keep nothing and do not count.
+                if round < 2 || round == repeats {
+                    let plan = self.plan(u64::from(size * 2), *size, Recompute::Full);
+                    let report = self.step(&plan, &mut found, false)?;
+                    let again: Vec<Lap> = report
+                        .laps
+                        .into_iter()
+                        .filter(|l| l.work == Work::Recompute)
+                        .collect();
+                    found.take(&again, warm);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Forwards and backwards of a step of two samples, milliseconds.
+    pub(super) fn lap_ms(&mut self) -> Result<f64, EngineError> {
+        let plan = self.plan(2, 1, Recompute::None);
+        let report = self.step(&plan, &mut Samples::default(), false)?;
+        Ok(report.laps.iter().map(|l| ms(l.took)).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_api::{Adam, LearningRate};
+
+    fn bench() -> Bench {
+        let model = Model {
+            layers: 2,
+            hidden_size: 16,
+            heads: 2,
+            sequence_length: 8,
+            vocabulary_size: 30,
+            tied_head: true,
+            dropout: 0.0,
+        };
+        let training = Training {
+            global_batch_size: 8,
+            steps: 10,
+            seed: 1,
+            optimizer: Adam {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                clip_norm: Some(1.0),
+            },
+            learning_rate: LearningRate {
+                peak: 1e-3,
+                min: 1e-4,
+                warmup_steps: 1,
+                decay_steps: 10,
+            },
+            evaluation: None,
+        };
+        Bench::new(model, &training).unwrap()
+    }
+
+    #[test]
+    fn every_segment_is_measured_at_every_size_in_every_way() {
+        let mut bench = bench();
+        let found = bench.measure(&[1, 3], 2).unwrap();
+        for segment in 0..bench.model.layout().segments {
+            // Sizes 1 and 3 of three samples: three micro-batches, or one, in each of two steps.
+            for (size, count) in [(1, 6), (3, 2)] {
+                for work in [Work::Forward, Work::Backward] {
+                    assert_eq!(
+                        found.of(&[segment], size, work).len(),
+                        count,
+                        "{segment} {size} {work:?}"
+                    );
+                }
+                assert!(found.of(&[segment], size, Work::Recompute).len() >= 2);
+            }
+            assert!(found.optimizer_ms(&[segment]) > 0.0);
+        }
+    }
+
+    #[test]
+    fn memory_grows_by_what_autograd_keeps() {
+        let bench = bench();
+        let bytes = super::super::memory::measure(&bench).unwrap();
+        let block = bytes[&1];
+        // A boundary of 8 tokens of width 16, in single precision, is the least that a block keeps.
+        assert!(block.saved >= 8 * 16 * 4, "{block:?}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory: what a segment's forward keeps for its backward, and what both take besides.
+
+use super::compute::Bench;
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tch::{Kind, Tensor};
+use varuna_api::Model;
+use varuna_plan::{Step, Unit};
+use varuna_torch::{backward, taken_bytes};
+
+use crate::model::dropout::Dropout;
+use crate::model::forward;
+use crate::state::UnitBuffers;
+
+/// Bytes of one sample.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Bytes {
+    /// Kept from the forward to the backward, the output included.
+    pub(super) saved: u64,
+    /// Taken at most beyond that.
+    pub(super) working: u64,
+}
+
+/// The first segment of each kind, one sample at a time.
+pub(super) fn measure(bench: &Bench) -> Result<BTreeMap<u32, Bytes>> {
+    let model = &bench.model;
+    let mut found = BTreeMap::new();
+    for segments in super::kinds(model).into_values() {
+        let Some(segment) = segments.first().copied() else {
+            continue;
+        };
+        // The first time fills caches of the libraries.
+        let _ = one(model, segment)?;
+        found.insert(segment, one(model, segment)?);
+    }
+    Ok(found)
+}
+
+fn one(model: &Model, segment: u32) -> Result<Bytes> {
+    let mut units = BTreeMap::new();
+    let needed = [Some(Unit(segment)), model.layout().tied_unit()];
+    for unit in needed.into_iter().flatten() {
+        units.insert(unit, UnitBuffers::initial(model, unit, 1)?);
+    }
+    let (t, d) = (i64::from(model.sequence_length), i64::from(model.hidden_size));
+    let device = tch::Device::Cpu;
+    let input = match segment {
+        0 => Tensor::zeros([1, t], (Kind::Int64, device)),
+        _ => Tensor::randn([1, t, d], (Kind::Float, device)).set_requires_grad(true),
+    };
+    let dropout = Dropout {
+        probability: model.dropout,
+        seed: 1,
+        step: Step(0),
+        samples: &[0],
+    };
+    let (begun, end) = (AtomicBool::new(false), AtomicBool::new(false));
+    let most = AtomicU64::new(0);
+    let (before, kept) = std::thread::scope(|scope| {
+        // The allocator counts what is taken now, not at most: another thread looks again and again.
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                most.fetch_max(taken_bytes(), Ordering::Relaxed);
+                begun.store(true, Ordering::Release);
+            }
+        });
+        while !begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let before = taken_bytes();
+        most.store(before, Ordering::Relaxed);
+        let ran = forward(model, segment, &units, &input, &dropout).and_then(|output| {
+            let kept = taken_bytes();
+            let gradient = Tensor::ones_like(&output);
+            backward(&[&output], &[&gradient])?;
+            Ok((before, kept))
+        });
+        end.store(true, Ordering::Relaxed);
+        ran
+    })?;
+    let saved = kept.saturating_sub(before);
+    let most = most.into_inner().saturating_sub(before);
+    Ok(Bytes {
+        saved,
+        working: most.saturating_sub(saved),
+    })
+}

@@ -1,0 +1,288 @@
+//! `varuna-worker profile`: what a model costs on this machine, measured with the engine and the transport that train.
+//!
+//! One process measures compute on a whole (if need be shortened) model, then links and rings with peers that it starts
+//! itself. Its only output is one profile document on standard output. It must never train anything that lasts, read data,
+//! or talk to a coordinator.
+
+mod compute;
+mod memory;
+mod network;
+
+use anyhow::{Context, Result, bail};
+use compute::{Bench, Samples};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use varuna_api::model::Part;
+use varuna_api::{Job, Model, parse_job};
+use varuna_plan::cost::SegmentKind;
+use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
+use varuna_plan::shared::Host;
+use varuna_plan::{Costs, Device};
+
+/// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
+const LAYERS: u32 = 8;
+/// Bytes of training state a parameter: weight, gradient, two moments.
+const STATE_BYTES: u64 = 16;
+
+/// Measures a job's model on this machine and prints a profile.
+#[derive(clap::Args, Clone)]
+pub struct Arguments {
+    /// The job file; its data is not read.
+    #[arg(long)]
+    job: PathBuf,
+    /// Worker processes for links and rings, 1 to 4.
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+    /// Samples in a micro-batch, ascending.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+    micro_batch_sizes: Vec<u32>,
+    /// Threads for tensor operations; the job file's or 1 by default.
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Steps of each micro-batch size that count; one more warms up.
+    #[arg(long, default_value_t = 4)]
+    repeats: u32,
+}
+
+/// What a peer of a measurement is started with.
+#[derive(clap::Args)]
+pub struct PeerArguments {
+    #[command(flatten)]
+    all: Arguments,
+    /// Its place among the workers, from 1.
+    #[arg(long)]
+    place: usize,
+}
+
+impl Arguments {
+    fn check(&self) -> Result<()> {
+        let ascending = self.micro_batch_sizes.windows(2).all(|w| w[0] < w[1]);
+        if !ascending || !(1..=4096).contains(self.micro_batch_sizes.first().unwrap_or(&0)) {
+            bail!(
+                "--micro-batch-sizes is {:?}, allowed are whole numbers from 1 to 4096, ascending",
+                self.micro_batch_sizes
+            );
+        }
+        if self.micro_batch_sizes.iter().any(|m| *m > 4096) {
+            bail!(
+                "--micro-batch-sizes is {:?}, allowed is 4096 at most",
+                self.micro_batch_sizes
+            );
+        }
+        if !(1..=4).contains(&self.workers) {
+            bail!("--workers is {}, allowed are 1 to 4", self.workers);
+        }
+        if !(1..=1000).contains(&self.repeats) {
+            bail!("--repeats is {}, allowed are 1 to 1000", self.repeats);
+        }
+        Ok(())
+    }
+
+    fn job(&self) -> Result<Job> {
+        let text = std::fs::read_to_string(&self.job)
+            .with_context(|| format!("cannot read the job file {}", self.job.display()))?;
+        parse_job(&text).with_context(|| self.job.display().to_string())
+    }
+
+    fn threads(&self, job: &Job) -> u32 {
+        self.threads.or(job.workers.threads).unwrap_or(1).max(1)
+    }
+
+    fn bench(&self, job: &Job) -> Result<Bench> {
+        tch::set_num_threads(i32::try_from(self.threads(job)).unwrap_or(1));
+        let model = Model {
+            layers: job.model.layers.min(LAYERS),
+            ..job.model.clone()
+        };
+        Ok(Bench::new(model, &job.training)?)
+    }
+}
+
+fn cores() -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u32::try_from(cores).unwrap_or(u32::MAX)
+}
+
+/// Median, and the distance from the first to the third quartile.
+fn middle(values: &[f64]) -> (f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = |quarter: usize| sorted.get(sorted.len().saturating_sub(1) * quarter / 4);
+    let at = |quarter| at(quarter).copied().unwrap_or(0.0);
+    let half = sorted.len() / 2;
+    let median = if sorted.len().is_multiple_of(2) && half > 0 {
+        f64::midpoint(sorted[half - 1], sorted[half])
+    } else {
+        at(2)
+    };
+    (median, at(3) - at(1))
+}
+
+/// Measures and prints.
+///
+/// # Errors
+/// Bad arguments or job file, libtorch refuses, a peer does not answer.
+pub fn run(arguments: &Arguments) -> Result<()> {
+    arguments.check()?;
+    let job = arguments.job()?;
+    let mut bench = arguments.bench(&job)?;
+    let found = bench.measure(&arguments.micro_batch_sizes, arguments.repeats)?;
+    let memory = memory::measure(&bench)?;
+    tracing::info!(
+        "measuring links and rings between {} processes",
+        arguments.workers
+    );
+    let network = network::lead(arguments, &job, &mut bench)?;
+    let profile = assemble(arguments, &job, &bench, &found, &memory, network);
+    let text = serde_json::to_string_pretty(&profile).context("cannot write the profile as JSON")?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").context("cannot print the profile")
+}
+
+/// Takes part in a measurement until the leader has ended.
+///
+/// # Errors
+/// As [`run`].
+pub fn peer(arguments: &PeerArguments) -> Result<()> {
+    arguments.all.check()?;
+    let job = arguments.all.job()?;
+    network::follow(&arguments.all, &job, arguments.place)
+}
+
+/// What a segment computes: segments that compute the same cost the same.
+fn kind(model: &Model, segment: u32) -> SegmentKind {
+    match model.part(segment) {
+        Part::Embedding => SegmentKind::Embedding,
+        Part::Attention(_) => SegmentKind::Attention,
+        Part::Mlp(_) => SegmentKind::Mlp,
+        Part::Head => SegmentKind::Head,
+    }
+}
+
+/// Segments of the measured model by kind.
+fn kinds(model: &Model) -> BTreeMap<SegmentKind, Vec<u32>> {
+    let mut kinds: BTreeMap<SegmentKind, Vec<u32>> = BTreeMap::new();
+    for segment in 0..model.layout().segments {
+        kinds.entry(kind(model, segment)).or_default().push(segment);
+    }
+    kinds
+}
+
+/// The profile that the figures amount to.
+fn assemble(
+    arguments: &Arguments,
+    job: &Job,
+    bench: &Bench,
+    found: &Samples,
+    memory: &BTreeMap<u32, memory::Bytes>,
+    network: network::Figures,
+) -> Profile {
+    let model = &job.model;
+    let kinds = kinds(&bench.model);
+    let tied_parameters = model
+        .layout()
+        .tied_unit()
+        .map_or(0, |u| model.unit_parameters(u.0));
+    let estimate = Costs::estimate(model.sizes(), Device::CPU_CORE);
+    let sketch = Profile::of_costs(&estimate, String::new(), String::new());
+    let segments = (0u32..).zip(sketch.segments).map(|(segment, sketch)| {
+        let same = kinds.get(&kind(model, segment)).map_or(&[][..], Vec::as_slice);
+        let own = model.unit_parameters(segment);
+        let bytes = same
+            .first()
+            .and_then(|s| memory.get(s))
+            .copied()
+            .unwrap_or_default();
+        let row = |m: &u32| -> ProfileRow {
+            let all = |work| found.of(same, *m, work);
+            let (forward_ms, forward_spread) = middle(&all(crate::engine::Work::Forward));
+            let (backward_ms, backward_spread) = middle(&all(crate::engine::Work::Backward));
+            let (recompute_ms, _) = middle(&all(crate::engine::Work::Recompute));
+            ProfileRow {
+                micro_batch_size: *m,
+                forward_ms,
+                backward_ms,
+                recompute_ms: Some(recompute_ms),
+                forward_spread_ms: Some(forward_spread),
+                backward_spread_ms: Some(backward_spread),
+            }
+        };
+        SegmentProfile {
+            name: sketch.name,
+            kind: sketch.kind,
+            parameters: own,
+            input_bytes: sketch.input_bytes,
+            saved_bytes: bytes.saved,
+            optimizer_ms: found.optimizer_ms(same),
+            state_bytes: Some(own * STATE_BYTES),
+            working_bytes: Some(bytes.working),
+            rows: arguments.micro_batch_sizes.iter().map(row).collect(),
+        }
+    });
+    let threads = arguments.threads(job);
+    Profile {
+        version: varuna_plan::profile::VERSION,
+        model: job.name.clone(),
+        device: "cpu".into(),
+        source: Source::Measured,
+        runtime: varuna_plan::Runtime::Overlapped,
+        runtime_is_known: true,
+        element_bytes: 4,
+        global_batch_size: None,
+        tied_parameters,
+        segments: segments.collect(),
+        links: network.links,
+        rings: network.rings,
+        host: Some(Host {
+            cores: cores(),
+            threads,
+            slowdown: network.slowdown,
+        }),
+        measured: Some(told(arguments, &bench.model, model, threads)),
+        calibration: None,
+    }
+}
+
+fn told(arguments: &Arguments, measured: &Model, model: &Model, threads: u32) -> String {
+    let shared = if measured.layers < model.layers {
+        format!(
+            "{} of {} blocks measured, the others take their median",
+            measured.layers, model.layers
+        )
+    } else {
+        "segments that compute the same share one median".to_owned()
+    };
+    format!(
+        "engine steps on one stage, {threads} thread(s), random tokens; {} steps of each micro-batch size after one of warm-up, \
+         by turns; {shared}; optimizer: with zeroing and norms; links and rings: {} processes over tcp on this machine",
+        arguments.repeats, arguments.workers
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_the_median_and_the_distance_of_quartiles() {
+        assert_eq!(middle(&[3.0, 1.0, 2.0, 100.0, 4.0]), (3.0, 2.0));
+        assert_eq!(middle(&[1.0, 3.0]), (2.0, 0.0));
+        assert_eq!(middle(&[]), (0.0, 0.0));
+    }
+
+    #[test]
+    fn halves_of_blocks_are_two_kinds_and_the_ends_are_kinds_of_their_own() {
+        let model = Model {
+            layers: 3,
+            hidden_size: 16,
+            heads: 2,
+            sequence_length: 8,
+            vocabulary_size: 30,
+            tied_head: true,
+            dropout: 0.0,
+        };
+        let groups: Vec<Vec<u32>> = kinds(&model).into_values().collect();
+        assert_eq!(groups, [vec![0], vec![1, 3, 5], vec![2, 4, 6], vec![7]]);
+    }
+}
