@@ -8,7 +8,7 @@ use crate::driver::Inbound;
 use crate::serve::Checkpointing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use varuna_checkpoint::{CheckpointError, Listed, Standing};
@@ -50,6 +50,7 @@ impl Watch {
             protects,
             verdicts: BTreeMap::new(),
             known: None,
+            refused: None,
             standing: None,
         };
         let task = tokio::spawn(eye.work(Arc::clone(&ask), Arc::clone(&end), inbound));
@@ -85,6 +86,8 @@ struct Eye {
     verdicts: BTreeMap<StateId, bool>,
     known: Option<Known>,
     standing: Option<Standing>,
+    /// Since when another run's claim stands in the way.
+    refused: Option<Instant>,
 }
 
 impl Eye {
@@ -124,7 +127,14 @@ impl Eye {
                     self.given.ownership = Some(ownership);
                     Ok(Standing::Owner)
                 }
-                Err(CheckpointError::Owned { run, .. }) => Ok(Standing::Taken(run)),
+                Err(CheckpointError::Owned { run, .. }) => {
+                    // An owner that was killed gives no sign of life from now on; one that lives does.
+                    let since = self.refused.get_or_insert_with(Instant::now);
+                    if since.elapsed() < varuna_checkpoint::LEASE + 2 * EVERY {
+                        return None;
+                    }
+                    Ok(Standing::Taken(run))
+                }
                 Err(error) => Err(error),
             },
         };

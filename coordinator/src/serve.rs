@@ -114,6 +114,8 @@ pub struct Control {
     pub view: watch::Receiver<View>,
     /// Ends the run in an orderly way.
     pub stop: Sender<()>,
+    /// Orders a checkpoint of the next step.
+    pub save: Sender<()>,
     /// Takes the ids of processes of this host that have ended for certain.
     pub ended: Sender<u32>,
     /// Takes what is known of workers from elsewhere, by their names.
@@ -183,6 +185,7 @@ async fn start(
     let (publish, view) = watch::channel(View::default());
     let mut driver = Driver::new(options, folder, store(inbound.clone()), publish, &inbound)?;
     let (stop, mut stopped) = channel::<()>(1);
+    let (save, mut saves) = channel::<()>(1);
     let (ended, mut ends) = channel::<u32>(64);
     let (known, mut news) = channel::<Known>(64);
     // What is logged keeps the caller's fields: a process may run many coordinators.
@@ -200,6 +203,7 @@ async fn start(
         loop {
             let word = tokio::select! {
                 Some(()) = stopped.recv() => Inbound::Stop,
+                Some(()) = saves.recv() => Inbound::Save(oneshot::channel().0),
                 Some(process) = ends.recv() => Inbound::Ended(process),
                 Some(known) = news.recv() => Inbound::Known(known),
                 else => return,
@@ -213,6 +217,7 @@ async fn start(
         address,
         view,
         stop,
+        save,
         ended,
         known,
         outcome,

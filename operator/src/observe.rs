@@ -200,6 +200,7 @@ pub fn run(view: &View) -> RunSeen {
         saved: view.saved.as_ref().map(|s| SavedSeen {
             newest: s.newest.map(|step| whole(step.0)),
             failing: s.failing.clone(),
+            stale: s.stale,
         }),
         address: None,
         ended: None,

@@ -23,7 +23,7 @@ use tracing::Instrument as _;
 use varuna_api::parse_job;
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
-    Checkpointing, Control, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with,
+    Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with,
 };
 
 /// The status follows steps at most so often: a write for each step would be too many.
@@ -46,6 +46,9 @@ struct Run {
     /// Number of the last diary entry that was told.
     told: u64,
     stop: Sender<()>,
+    save: Sender<()>,
+    /// A checkpoint was ordered before the run is suspended.
+    saving: bool,
     known: Sender<Known>,
     ended: Arc<Mutex<Option<Ending>>>,
     /// Ends the coordinator when dropped.
@@ -131,6 +134,17 @@ impl Runs {
         lock(&self.runs).retain(|(namespace, name), _| exists(namespace, name));
     }
 
+    /// Orders one checkpoint each time that one is wished for after it was not.
+    fn save(&self, job: &JobSeen, wished: bool) {
+        if let Some(run) = lock(&self.runs).get_mut(&key(job)) {
+            if wished && !run.saving {
+                // Full: one is ordered already.
+                let _ = run.save.try_send(());
+            }
+            run.saving = wished;
+        }
+    }
+
     fn end(&self, job: &JobSeen) {
         lock(&self.runs).remove(&key(job));
     }
@@ -152,8 +166,10 @@ pub async fn carry_out(context: &Arc<Context>, job: &JobSeen, spec: &Value, wish
                 let _ = stop.try_send(());
             }
         }
-        (Wish::Run, Some(run)) if run.ended.is_none() => {}
-        (Wish::Run, _) => {
+        (Wish::Run | Wish::Save, Some(run)) if run.ended.is_none() => {
+            context.runs.save(job, wish == Wish::Save);
+        }
+        (Wish::Run | Wish::Save, _) => {
             context.runs.end(job);
             start(context, job, spec).await?;
         }
@@ -227,6 +243,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         address,
         view,
         stop,
+        save,
         known,
         outcome,
         ..
@@ -246,6 +263,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
             // It was dropped: the job is gone, or another one has taken its name.
             Err(error) if error.is_cancelled() => return,
             Err(error) => Ending::Broken(error.to_string()),
+            Ok(Err(CoordinatorError::CheckpointsTaken { run })) => Ending::Taken(run),
             Ok(Err(error)) => Ending::Broken(error.to_string()),
             Ok(Ok(Outcome::Done)) => Ending::Done,
             Ok(Ok(Outcome::Stopped)) => Ending::Stopped,
@@ -262,6 +280,8 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         view,
         told: 0,
         stop,
+        save,
+        saving: false,
         known,
         ended,
         _alive: alive,

@@ -7,6 +7,7 @@
 mod judge;
 mod known;
 pub mod objects;
+mod place;
 mod say;
 mod seen;
 mod suspend;
@@ -17,6 +18,7 @@ pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSe
 
 use serde_json::Value;
 use std::collections::BTreeMap;
+use place::{TAKEN, taken};
 use suspend::{saving, suspending};
 use varuna_api::Job;
 use varuna_api::crd::Status;
@@ -52,6 +54,8 @@ pub const NODE_SIGNALS: &[&str] = &[
 pub enum Wish {
     /// Run.
     Run,
+    /// Run, and make a checkpoint at once.
+    Save,
     /// End the run in an orderly way.
     Stop,
     /// Not be there.
@@ -104,8 +108,8 @@ pub struct Desired {
 /// What the decision on the job as a whole is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Course {
-    /// The spec is wrong: nothing is done.
-    Refused(String),
+    /// The spec is wrong, or cannot be had here: nothing is done. Reason and words.
+    Refused(&'static str, String),
     /// It runs.
     Run,
     /// It runs until a checkpoint holds what it has trained; then it rests.
@@ -232,7 +236,7 @@ fn holds(seen: &Observed, kind: &str) -> Option<(String, String)> {
 fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Course {
     let job = match &seen.job.spec {
         Ok(job) => job,
-        Err(why) => return Course::Refused(why.clone()),
+        Err(why) => return Course::Refused("InvalidSpec", why.clone()),
     };
     let complete = seen
         .job
@@ -258,6 +262,9 @@ fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Cours
             "StateLost",
             format!("no worker and no checkpoint holds {units} any more"),
         );
+    }
+    if let Some(words) = taken(seen, job) {
+        return Course::Refused(TAKEN, words);
     }
     if job.suspend {
         return if saving(seen, job) {
@@ -290,7 +297,8 @@ fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Cours
 fn wish(course: &Course, seen: &Observed) -> Wish {
     let runs = seen.run.as_ref().is_some_and(|r| r.ended.is_none());
     match course {
-        Course::Run | Course::Saving => Wish::Run,
+        Course::Run => Wish::Run,
+        Course::Saving => Wish::Save,
         Course::Suspend | Course::Fail(..) if runs => Wish::Stop,
         _ => Wish::Gone,
     }

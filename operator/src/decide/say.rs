@@ -59,7 +59,7 @@ pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired:
     let before = &seen.job.status;
     let run = seen.run.as_ref();
     let (phase, message) = match course {
-        Course::Refused(why) => ("Refused", Some(why.clone())),
+        Course::Refused(_, why) => ("Refused", Some(why.clone())),
         Course::Suspend => ("Suspended", None),
         Course::Complete => ("Complete", None),
         Course::Fail(_, words) => ("Failed", Some(words.clone())),
@@ -180,7 +180,7 @@ fn conditions(
     let run = seen.run.as_ref();
     let step = run.map_or(0, |r| r.step);
     let accepted = match course {
-        Course::Refused(why) => said("Accepted", false, "InvalidSpec", why),
+        Course::Refused(reason, why) => said("Accepted", false, reason, why),
         _ => said("Accepted", true, "ValidSpec", "the spec is sound"),
     };
     let training = match phase {
@@ -233,9 +233,6 @@ fn planned(run: Option<&RunSeen>) -> Said {
     }
 }
 
-/// A checkpoint older than so many intervals is stale: one may be on its way, and one may have failed.
-const STALE_INTERVALS: i64 = 3;
-
 fn saved(seen: &Observed, status: &mut Status) {
     let Some(saved) = seen.run.as_ref().and_then(|r| r.saved.as_ref()) else {
         return;
@@ -257,9 +254,8 @@ fn stale(seen: &Observed, status: &Status) -> Said {
         return said(kind, false, "NoCheckpoints", "no checkpoint is expected");
     };
     let behind = saved.steps_behind.unwrap_or(0);
-    let limit = i64::try_from(settings.regular_steps())
-        .unwrap_or(i64::MAX)
-        .saturating_mul(STALE_INTERVALS);
+    // Intervals of steps and of seconds: the coordinator's to judge.
+    let told = seen.run.as_ref().and_then(|r| r.saved.as_ref());
     let newest = saved
         .newest_step
         .map_or("none yet".to_owned(), |s| format!("of step {s}"));
@@ -270,7 +266,7 @@ fn stale(seen: &Observed, status: &Status) -> Said {
         );
         return said(kind, true, "StoreFails", words);
     }
-    if behind > limit {
+    if told.is_some_and(|t| t.stale) {
         return said(
             kind,
             true,

@@ -111,6 +111,8 @@ pub enum Ending {
     Stopped,
     /// Neither a worker nor a checkpoint holds these any more.
     StateLost(String),
+    /// Another run, of this name, writes to the place of the checkpoints.
+    Taken(String),
     /// Something else; it is started again.
     Broken(String),
 }
@@ -122,6 +124,8 @@ pub struct SavedSeen {
     pub newest: Option<i64>,
     /// Why the store does not answer.
     pub failing: Option<String>,
+    /// The newest is behind by more than a few intervals.
+    pub stale: bool,
 }
 
 /// What a job's coordinator tells.

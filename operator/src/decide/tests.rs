@@ -3,6 +3,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use varuna_api::parse_job;
 
+mod checkpoints;
+
 const NOW: i64 = 1_800_000_000;
 
 fn spec(max: u32, extra: &str) -> Job {
@@ -563,71 +565,6 @@ fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted()
         seen.run = Some(run);
         let status = decide(&seen).status;
         assert_eq!((status.step, status.steps_lost), (Some(step), Some(lost)));
-    }
-}
-
-#[test]
-fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
-    let mut seen = observed(2);
-    let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
-    seen.job.spec = Ok(spec(2, text));
-    let at = |step, newest, failing: Option<&str>| RunSeen {
-        saved: Some(SavedSeen {
-            newest: Some(newest),
-            failing: failing.map(str::to_owned),
-        }),
-        ..training(step)
-    };
-    seen.run = Some(at(15, 10, None));
-    let desired = decide(&seen);
-    assert_eq!(desired.coordinator, Wish::Run);
-    assert_eq!(condition(&desired, "Suspended").reason, "Saving");
-    seen.job.status = desired.status;
-    let mut later = seen.clone();
-    // Steps after the one that was asked for do not count: else it would never end.
-    later.run = Some(at(22, 20, None));
-    assert_eq!(decide(&later).coordinator, Wish::Stop);
-    later.run = Some(at(18, 10, Some("403")));
-    assert_eq!(decide(&later).coordinator, Wish::Stop, "none will come");
-    later.run = Some(at(18, 10, None));
-    assert_eq!(decide(&later).coordinator, Wish::Run);
-    later.now += suspend::SAVING_SECONDS.1;
-    assert_eq!(decide(&later).coordinator, Wish::Stop, "none has come");
-    later.job.spec = Ok(spec(2, &text.replace("true", "false")));
-    let resumed = decide(&later);
-    assert_eq!(
-        (resumed.coordinator, resumed.status.suspending),
-        (Wish::Run, None)
-    );
-}
-
-#[test]
-fn a_store_that_fails_or_a_checkpoint_far_behind_is_said_and_stops_nothing() {
-    let mut seen = observed(2);
-    seen.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
-    let saved = |newest, failing: Option<&str>| {
-        Some(SavedSeen {
-            newest,
-            failing: failing.map(str::to_owned),
-        })
-    };
-    for (step, saved, want) in [
-        (20, saved(Some(10), None), ("False", "Fresh")),
-        (50, saved(Some(10), None), ("True", "NoneForLong")),
-        (20, saved(Some(10), Some("403")), ("True", "StoreFails")),
-    ] {
-        seen.run = Some(RunSeen {
-            saved,
-            ..training(step)
-        });
-        let desired = decide(&seen);
-        let stale = condition(&desired, "CheckpointStale");
-        assert_eq!((stale.status.as_str(), stale.reason.as_str()), want, "{stale:?}");
-        assert_eq!(
-            (desired.coordinator, desired.status.phase.as_deref()),
-            (Wish::Run, Some("Training"))
-        );
-        assert_eq!(desired.status.checkpoint.as_ref().unwrap().newest_step, Some(10));
     }
 }
 
