@@ -69,6 +69,7 @@ pub(crate) async fn start(
         data_fingerprint,
         bind,
         token,
+        identity: None,
         host: crew.as_ref().and_then(|_| hostname()),
         expected_workers: crew.as_ref().map(|c| c.workers),
         timing,

@@ -40,7 +40,7 @@ pub(crate) fn contact(run: &Path) -> Result<Contact, Failure> {
 }
 
 pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
-    varuna_wire::connect(&contact.address)
+    varuna_wire::connect(&contact.address, None)
         .await
         .map_err(|e| Failure::Internal(format!("no coordinator answers at {}: {e}", contact.address)))
 }

@@ -16,8 +16,11 @@ pub mod store;
 mod words;
 
 pub use folder::RunFolder;
-pub use serve::{Checkpointing, Control, Known, Options, Saved, ScaleRequest, View, serve, serve_with};
+pub use serve::{
+    Checkpointing, Control, Identity, Known, Options, Saved, ScaleRequest, View, serve, serve_with,
+};
 pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
+pub use varuna_wire::SERVER_NAME;
 
 use varuna_api::Job;
 use varuna_plan::cost::{Costs, Device};

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
+use tonic::transport::ServerTlsConfig;
 use tracing::Instrument as _;
 use varuna_api::Job;
 use varuna_checkpoint::{Claim, Ownership, Store};
@@ -44,6 +45,8 @@ pub struct Options {
     pub bind: String,
     /// The run's token; workers and commands must know it.
     pub token: String,
+    /// What the server shows of itself; without it, it talks in the clear.
+    pub identity: Option<Identity>,
     /// The name of this host, where [`Control::ended`] will tell of the ends of processes on it.
     pub host: Option<String>,
     /// How many workers are started with the run, where that is known.
@@ -68,6 +71,22 @@ pub struct Checkpointing {
     pub claim: Claim,
     /// The right, where it was got before; otherwise the coordinator gets it as soon as the store answers.
     pub ownership: Option<Ownership>,
+}
+
+/// What a coordinator shows of itself to those that connect, as PEM. The certificate is of [`varuna_wire::SERVER_NAME`], and those
+/// that connect trust this one alone.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity")
+    }
 }
 
 /// What is known of a run's checkpoints.
@@ -176,7 +195,12 @@ async fn start(
     let service = CoordinatorServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let server = tonic::transport::Server::builder()
+    let mut server = tonic::transport::Server::builder();
+    if let Some(Identity { certificate, key }) = &options.identity {
+        let identity = tonic::transport::Identity::from_pem(certificate, key);
+        server = server.tls_config(ServerTlsConfig::new().identity(identity))?;
+    }
+    let server = server
         .tcp_nodelay(true)
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))

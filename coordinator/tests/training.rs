@@ -47,6 +47,7 @@ fn options(bind: String) -> Options {
         data_fingerprint: String::new(),
         bind,
         token: TOKEN.into(),
+        identity: None,
         timing: Timing {
             settle: ms(2_000),
             gather: ms(500),
@@ -273,7 +274,7 @@ async fn answer(address: &str, hello: Hello) -> Downward {
 }
 
 async fn answer_to(address: &str, first: varuna_wire::v1::Up) -> Downward {
-    let mut client = varuna_wire::connect(address).await.unwrap();
+    let mut client = varuna_wire::connect(address, None).await.unwrap();
     let (up, requests) = channel(1);
     up.send(first).await.unwrap();
     let mut down = client
@@ -328,7 +329,7 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_workers_newest_stream_counts() {
     let run = Run::start(0).await;
-    let mut client = varuna_wire::connect(&run.address()).await.unwrap();
+    let mut client = varuna_wire::connect(&run.address(), None).await.unwrap();
     let mut streams = vec![];
     for _ in 0..2 {
         let (up, requests) = channel(4);
@@ -354,7 +355,7 @@ async fn only_a_workers_newest_stream_counts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_need_the_token_and_a_standalone_coordinator_starts_no_workers() {
     let run = Run::start(0).await;
-    let mut client = varuna_wire::connect(&run.address()).await.unwrap();
+    let mut client = varuna_wire::connect(&run.address(), None).await.unwrap();
     let refused = client
         .status(StatusRequest {
             token: "wrong".into(),

@@ -1,11 +1,11 @@
 //! Makes the cluster's objects what `decide` wants them to be. Server-side apply: what others set on them stays.
 
 use crate::context::{Context, lock};
-use crate::decide::objects::{selector, token_name};
+use crate::decide::objects::selector;
 use crate::decide::{Deletion, Desired, JobSeen};
 use crate::reconcile::Error;
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
@@ -19,25 +19,6 @@ pub const MANAGER: &str = "varuna-operator";
 const ABREAST: usize = 8;
 /// Objects are applied again so often even if nothing changed: somebody may have changed them.
 const AGAIN: Duration = Duration::from_secs(600);
-
-/// The job's token: the one that is there, or a new one.
-///
-/// # Errors
-/// The API server refuses or does not answer.
-pub async fn token(context: &Context, job: &JobSeen) -> Result<String, Error> {
-    if let Some(token) = context.runs.token(&job.uid) {
-        return Ok(token);
-    }
-    let secrets: Api<Secret> = Api::namespaced(context.client.clone(), &job.namespace);
-    let secret = secrets.get_opt(&token_name(&job.name)).await?;
-    let present = secret.and_then(|s| String::from_utf8(s.data?.remove("token")?.0).ok());
-    let token = present.filter(|t| !t.is_empty()).unwrap_or_else(|| {
-        let bytes: [u8; 16] = rand::random();
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
-    });
-    context.runs.keep_token(&job.uid, &token);
-    Ok(token)
-}
 
 /// A job's pods as the API server has them now.
 ///

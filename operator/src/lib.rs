@@ -6,6 +6,7 @@
 pub mod apply;
 pub mod context;
 pub mod controller;
+pub mod credentials;
 pub mod decide;
 pub mod diary;
 pub mod health;

@@ -1,7 +1,8 @@
 //! One look at one job: observe -> decide -> apply -> publish.
 
 use crate::context::{Context, JobRef};
-use crate::decide::{Desired, Note, Observed, decide};
+use crate::credentials::credentials;
+use crate::decide::{Credentials, Desired, Note, Observed, decide};
 use crate::{apply, observe, publish, run};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -131,10 +132,10 @@ async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed,
         .map(|n: &Arc<Node>| (n.name_any(), observe::node(n)))
         .collect();
     Ok(Observed {
-        token: if job.deleting {
-            String::new()
+        credentials: if job.deleting {
+            Credentials::default()
         } else {
-            apply::token(context, &job).await?
+            credentials(context, &job).await?
         },
         run: context.runs.seen(&job, &context.place.address),
         pods,

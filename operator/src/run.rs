@@ -3,10 +3,10 @@
 //! A coordinator's word reaches the controller as a wish to look at the job: at once where the plan or the mode changed, now
 //! and then where only steps went by.
 
-use crate::apply::token;
 use crate::context::{Context, JobRef, lock, resource};
+use crate::credentials::credentials;
 use crate::decide::objects::{metadata, record_name};
-use crate::decide::{Ending, JobSeen, RunSeen, Wish};
+use crate::decide::{Credentials, Ending, JobSeen, RunSeen, Wish};
 use crate::metrics::{JobKey, Metrics, Recoveries};
 use crate::observe;
 use crate::reconcile::Error;
@@ -23,7 +23,8 @@ use tracing::Instrument as _;
 use varuna_api::parse_job;
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
-    Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, Timing, View, serve_with,
+    Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, Timing, View,
+    serve_with,
 };
 
 /// The status follows steps at most so often: a write for each step would be too many.
@@ -69,7 +70,7 @@ impl Drop for Alive {
 pub struct Runs {
     runs: Mutex<BTreeMap<(String, String), Run>>,
     /// By the job's identity.
-    tokens: Mutex<BTreeMap<String, String>>,
+    credentials: Mutex<BTreeMap<String, Credentials>>,
 }
 
 fn key(job: &JobSeen) -> (String, String) {
@@ -77,12 +78,12 @@ fn key(job: &JobSeen) -> (String, String) {
 }
 
 impl Runs {
-    pub(crate) fn token(&self, uid: &str) -> Option<String> {
-        lock(&self.tokens).get(uid).cloned()
+    pub(crate) fn credentials(&self, uid: &str) -> Option<Credentials> {
+        lock(&self.credentials).get(uid).cloned()
     }
 
-    pub(crate) fn keep_token(&self, uid: &str, token: &str) {
-        lock(&self.tokens).insert(uid.to_owned(), token.to_owned());
+    pub(crate) fn keep_credentials(&self, uid: &str, credentials: &Credentials) {
+        lock(&self.credentials).insert(uid.to_owned(), credentials.clone());
     }
 
     /// What a job's coordinator tells, if it runs here.
@@ -192,13 +193,15 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
         process: 0,
         started: 0,
     };
+    let Credentials { token, identity } = credentials(context, seen).await?;
     let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
     let options = Options {
         job,
         job_text: text,
         data_fingerprint: String::new(),
         bind: format!("{}:0", context.place.bind),
-        token: token(context, seen).await?,
+        token,
+        identity,
         host: None,
         expected_workers: None,
         timing: Timing {

@@ -3,7 +3,7 @@
 use crate::MESSAGE_BYTES_MAX;
 use crate::v1::coordinator_client::CoordinatorClient;
 use std::time::Duration;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 /// The service's client, with this project's message bounds.
 pub type Client = CoordinatorClient<Channel>;
@@ -15,17 +15,26 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// See above.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Connects to `address`: `host:port`, or a URI.
+/// The name in a coordinator's certificate, whatever its address: coordinators move.
+pub const SERVER_NAME: &str = "varuna-coordinator";
+
+/// Connects to `address`: `host:port`, or a URI. With a certificate (PEM) over TLS, and only to who can show this one.
 ///
 /// # Errors
-/// The address is no address, or nobody answers there in time.
-pub async fn connect(address: &str) -> Result<Client, tonic::transport::Error> {
+/// The address is no address, the certificate is none, or nobody answers there in time.
+pub async fn connect(address: &str, certificate: Option<&str>) -> Result<Client, tonic::transport::Error> {
+    let scheme = if certificate.is_some() { "https" } else { "http" };
     let uri = if address.contains("://") {
         address.to_owned()
     } else {
-        format!("http://{address}")
+        format!("{scheme}://{address}")
     };
-    let channel = Endpoint::from_shared(uri)?
+    let mut endpoint = Endpoint::from_shared(uri)?;
+    if let Some(pem) = certificate {
+        let trust = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
+        endpoint = endpoint.tls_config(trust.domain_name(SERVER_NAME))?;
+    }
+    let channel = endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)

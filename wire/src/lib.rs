@@ -22,7 +22,7 @@ pub mod v1 {
     tonic::include_proto!("varuna.v1");
 }
 
-pub use client::{Client, connect};
+pub use client::{Client, SERVER_NAME, connect};
 pub use down::{Downward, Welcome};
 pub use error::WireError;
 pub use metrics::{SegmentTimes, StepMetrics};

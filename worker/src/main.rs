@@ -49,6 +49,9 @@ struct Arguments {
     /// The run's token.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
+    /// The certificate (PEM) that the coordinator must show, for a stream over TLS; in the clear without it.
+    #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
+    certificate: Option<String>,
     /// Dataset (path without .bin / .idx), where it lies elsewhere than the job file says.
     #[arg(long)]
     data: Option<String>,
@@ -105,7 +108,11 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
     let hello = hello(arguments, me, &mesh);
-    let (reports, mut orders) = uplink::start(coordinator.to_owned(), hello);
+    let to = uplink::Coordinator {
+        address: coordinator.to_owned(),
+        certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+    };
+    let (reports, mut orders) = uplink::start(to, hello);
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
     let data = dataset(arguments, &job, &welcome)?;

@@ -14,11 +14,13 @@ mod suspend;
 
 pub use judge::{Verdict, judge, signal};
 pub use say::phase;
-pub use seen::{Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, SavedSeen, Settings};
+pub use seen::{
+    Credentials, Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, SavedSeen, Settings,
+};
 
+use place::{TAKEN, taken};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use place::{TAKEN, taken};
 use suspend::{saving, suspending};
 use varuna_api::Job;
 use varuna_api::crd::Status;
@@ -173,7 +175,7 @@ pub fn decide(seen: &Observed) -> Desired {
         return desired;
     }
     if let Ok(job) = &seen.job.spec {
-        desired.objects = objects::shared(&seen.job, &seen.token, seen.run.as_ref());
+        desired.objects = objects::shared(&seen.job, &seen.credentials, seen.run.as_ref());
         desired.coordinator = wish(&course, seen);
         match course {
             Course::Run | Course::Saving => staff(seen, job, &crew, &mut desired),

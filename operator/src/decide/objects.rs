@@ -1,7 +1,8 @@
 //! The objects of a job, as documents: what the operator sets, and no field more.
 
-use super::seen::{JobSeen, RunSeen, Settings};
+use super::seen::{Credentials, JobSeen, RunSeen, Settings};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
 
@@ -28,7 +29,14 @@ pub fn coordinator_name(job: &str) -> String {
     format!("{job}-coordinator")
 }
 
-/// Name of a job's token Secret.
+/// Keys of that Secret: the token, the coordinator's certificate, its private key. The last two as in a TLS Secret.
+pub(crate) const TOKEN_KEY: &str = "token";
+/// See above.
+pub(crate) const CERTIFICATE_KEY: &str = "tls.crt";
+/// See above.
+pub(crate) const PRIVATE_KEY: &str = "tls.key";
+
+/// Name of the Secret with what a job's workers and its coordinator know each other by.
 #[must_use]
 pub fn token_name(job: &str) -> String {
     format!("{job}-token")
@@ -62,13 +70,19 @@ pub fn metadata(job: &JobSeen, name: &str) -> Value {
 
 /// Token, Service, EndpointSlice and the plan for people.
 #[must_use]
-pub fn shared(job: &JobSeen, token: &str, run: Option<&RunSeen>) -> Vec<Value> {
+pub fn shared(job: &JobSeen, credentials: &Credentials, run: Option<&RunSeen>) -> Vec<Value> {
+    let secret = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
+    let mut data = BTreeMap::from([(TOKEN_KEY, secret(&credentials.token))]);
+    if let Some(identity) = &credentials.identity {
+        data.insert(CERTIFICATE_KEY, secret(&identity.certificate));
+        data.insert(PRIVATE_KEY, secret(&identity.key));
+    }
     let service = coordinator_name(&job.name);
     let mut objects = vec![
         json!({
             "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
             "metadata": metadata(job, &token_name(&job.name)),
-            "data": { "token": k8s_openapi::ByteString(token.as_bytes().to_vec()) },
+            "data": data,
         }),
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -196,12 +210,18 @@ fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) 
     );
     let field =
         |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let secret = |variable: &str, key: &str, optional: bool| {
+        let reference = json!({ "name": token_name(name), "key": key, "optional": optional });
+        json!({ "name": variable, "valueFrom": { "secretKeyRef": reference } })
+    };
     let mut env = vec![
         field("VARUNA_POD_IP", "status.podIP"),
         field("VARUNA_NODE", "spec.nodeName"),
         field("VARUNA_WORKER_NAME", "metadata.name"),
         json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(name)) }),
-        json!({ "name": "VARUNA_TOKEN", "valueFrom": { "secretKeyRef": { "name": token_name(name), "key": "token" } } }),
+        secret("VARUNA_TOKEN", TOKEN_KEY, false),
+        // Jobs of before there were certificates have none.
+        secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),
     ];
     // What the template sets stands: whoever sets one of these knows why.
     let given = base["env"].as_array().cloned().unwrap_or_default();

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::Job;
 use varuna_api::crd::Status;
+use varuna_coordinator::Identity;
 
 /// Everything that a decision goes by.
 #[derive(Clone, PartialEq, Debug)]
@@ -15,12 +16,21 @@ pub struct Observed {
     pub nodes: BTreeMap<String, NodeSeen>,
     /// What its coordinator tells; none where none runs here.
     pub run: Option<RunSeen>,
-    /// The job's token: the present one, or a new one where there is none yet.
-    pub token: String,
+    /// The present ones, or new ones where there are none yet.
+    pub credentials: Credentials,
     /// The time.
     pub now: i64,
     /// How the operator was started.
     pub settings: Settings,
+}
+
+/// What a job's workers and its coordinator know each other by.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Credentials {
+    /// What workers show.
+    pub token: String,
+    /// What the coordinator shows; none where a job is older than certificates.
+    pub identity: Option<Identity>,
 }
 
 /// The job's object.

@@ -34,7 +34,10 @@ fn observed(max: u32) -> Observed {
             },
         )]),
         run: None,
-        token: "t".into(),
+        credentials: Credentials {
+            token: "t".into(),
+            identity: None,
+        },
         now: NOW,
         settings: Settings {
             image: Some("img".into()),

@@ -178,18 +178,18 @@ impl Kubelet {
         }
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let secret = secrets.get(&format!("{}-token", self.job)).await?;
-        let token = secret
-            .data
-            .context("a token")?
-            .remove("token")
-            .context("a token")?
-            .0;
+        let mut data = secret.data.context("credentials")?;
+        let mut text = |key: &str| -> Result<String> {
+            let value = data.remove(key).with_context(|| key.to_owned())?;
+            Ok(String::from_utf8(value.0)?)
+        };
         let log = std::fs::File::create(self.folder.join(format!("{name}.log")))?;
         let process = Command::new(&self.worker)
             .arg("--data")
             .arg(&self.data)
             .env("VARUNA_COORDINATOR", self.service.to_string())
-            .env("VARUNA_TOKEN", String::from_utf8(token)?)
+            .env("VARUNA_TOKEN", text("token")?)
+            .env("VARUNA_CERTIFICATE", text("tls.crt")?)
             .env("VARUNA_WORKER_NAME", name)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

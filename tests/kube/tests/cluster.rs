@@ -331,7 +331,18 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     // Token, service, endpoint and record are there, and owned.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let token = secrets.get("j-token").await.unwrap();
-    assert_eq!(token.data.unwrap()["token"].0.len(), 32);
+    let credentials = token.data.unwrap();
+    assert_eq!(credentials["token"].0.len(), 32);
+    assert!(
+        credentials["tls.crt"]
+            .0
+            .starts_with(b"-----BEGIN CERTIFICATE-----")
+    );
+    assert!(
+        credentials["tls.key"]
+            .0
+            .starts_with(b"-----BEGIN PRIVATE KEY-----")
+    );
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     assert_eq!(
         services.get("j-coordinator").await.unwrap().owner_references()[0].kind,

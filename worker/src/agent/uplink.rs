@@ -54,26 +54,35 @@ impl From<tonic::Status> for StreamError {
     }
 }
 
+/// Where the coordinator is.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    /// `host:port`, or a URI.
+    pub address: String,
+    /// The certificate that it shows, as PEM; without it the stream is in the clear.
+    pub certificate: Option<String>,
+}
+
 /// Starts the task. Returns where words for the coordinator go, and where its words come from.
 #[must_use]
-pub fn start(address: String, hello: Hello) -> (Sender<Upward>, Receiver<UplinkEvent>) {
+pub fn start(to: Coordinator, hello: Hello) -> (Sender<Upward>, Receiver<UplinkEvent>) {
     let (reports, outbox) = channel(QUEUE);
     let (events, inbox) = channel(QUEUE);
-    tokio::spawn(keep_attached(address, hello, outbox, events));
+    tokio::spawn(keep_attached(to, hello, outbox, events));
     (reports, inbox)
 }
 
 async fn keep_attached(
-    address: String,
+    to: Coordinator,
     mut hello: Hello,
     mut outbox: Receiver<Upward>,
     events: Sender<UplinkEvent>,
 ) {
     let mut backoff = BACKOFF.0;
     loop {
-        match attach(&address, &mut hello, &mut outbox, &events, &mut backoff).await {
+        match attach(&to, &mut hello, &mut outbox, &events, &mut backoff).await {
             Err(StreamError::AgentGone) => return,
-            Err(error) => tracing::info!(%error, address, "no stream to the coordinator"),
+            Err(error) => tracing::info!(%error, address = to.address, "no stream to the coordinator"),
             Ok(never) => match never {},
         }
         if events.send(UplinkEvent::Down).await.is_err() {
@@ -86,13 +95,13 @@ async fn keep_attached(
 
 /// One stream from its hello to its end.
 async fn attach(
-    address: &str,
+    to: &Coordinator,
     hello: &mut Hello,
     outbox: &mut Receiver<Upward>,
     events: &Sender<UplinkEvent>,
     backoff: &mut Duration,
 ) -> Result<std::convert::Infallible, StreamError> {
-    let mut client = varuna_wire::connect(address).await?;
+    let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref()).await?;
     let (up, requests) = channel(QUEUE);
     let say = async |word: &Upward| up.send(word.to_wire()).await.map_err(|_| StreamError::Closed);
     say(&Upward::Hello(hello.clone())).await?;

@@ -48,7 +48,10 @@ fn a_job_whose_place_of_checkpoints_is_another_runs_is_refused_and_tried_again_l
     });
     let desired = decide(&seen);
     let accepted = condition(&desired, "Accepted");
-    assert_eq!((accepted.status.as_str(), accepted.reason.as_str()), ("False", "CheckpointsTaken"));
+    assert_eq!(
+        (accepted.status.as_str(), accepted.reason.as_str()),
+        ("False", "CheckpointsTaken")
+    );
     assert!(
         accepted.message.contains("spec.checkpoint.uri s3://b") && accepted.message.contains("default/other"),
         "{}",
