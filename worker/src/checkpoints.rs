@@ -124,6 +124,7 @@ impl Checkpoints {
             inner.backlog().admit(id);
             let state = snapshot.copy();
             inner.backlog().add(id, unit, state);
+            // Both uploads if both wait; a permit for the next to come where neither does.
             inner.news.notify_waiters();
             inner.news.notify_one();
         });
