@@ -7,6 +7,7 @@ use crate::state::{UnitSnapshot, UnitState};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use varuna_api::{Model, parameters};
 use varuna_checkpoint::{CheckpointError, Manifest, Pace, Shard, ShardTensor, Store, unit_name};
@@ -20,6 +21,9 @@ const READS: u32 = 3;
 
 /// So many shards are on their way at once: one is encoded while another travels.
 const UPLOADS: usize = 2;
+
+/// How far uploads stand behind training in the queue for processors (the `nice` of their threads).
+const NICE: i32 = 15;
 
 /// Copies that wait for their upload, by state.
 #[derive(Default)]
@@ -97,12 +101,48 @@ struct Inner {
 #[derive(Clone)]
 pub struct Checkpoints {
     inner: Arc<Inner>,
+    _background: Arc<Background>,
+}
+
+/// Threads that encode and upload, behind training in the queue for processors. Not those that copy: training may wait for them.
+struct Background(Option<Runtime>);
+
+impl Background {
+    fn start() -> std::io::Result<Background> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("checkpoints")
+            .worker_threads(1)
+            .max_blocking_threads(2 * UPLOADS)
+            .on_thread_start(give_way)
+            .enable_all()
+            .build()?;
+        Ok(Background(Some(runtime)))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // What is on its way is of no use once the worker has been released.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn give_way() {
+    let thread = rustix::thread::gettid();
+    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
+        tracing::debug!(%error, "uploads run at the priority of training");
+    }
 }
 
 impl Checkpoints {
-    /// Starts the uploads, on the present runtime, at the pace that the job allows a worker.
-    #[must_use]
-    pub fn start(store: Store, model: Model, pace: Pace) -> Checkpoints {
+    /// Starts the uploads, on threads of their own, at the pace that the job allows a worker.
+    ///
+    /// # Errors
+    /// No threads can be started.
+    pub fn start(store: Store, model: Model, pace: Pace) -> std::io::Result<Checkpoints> {
+        let background = Background::start()?;
         let inner = Arc::new(Inner {
             store,
             model,
@@ -112,9 +152,14 @@ impl Checkpoints {
         });
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
-            tokio::spawn(async move { uploads.upload().await });
+            if let Some(runtime) = &background.0 {
+                runtime.spawn(uploads.upload());
+            }
         }
-        Checkpoints { inner }
+        Ok(Checkpoints {
+            inner,
+            _background: Arc::new(background),
+        })
     }
 
     /// Copies a unit's state out and uploads it in the background.
@@ -188,7 +233,8 @@ impl Inner {
                 self.news.notified().await;
                 continue;
             };
-            match Arc::clone(&self).upload_one(id, unit, &state).await {
+            let state = Arc::new(state);
+            match Arc::clone(&self).upload_one(id, unit, Arc::clone(&state)).await {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "a checkpoint is not uploaded");
@@ -197,7 +243,7 @@ impl Inner {
                         if error.is_final() || backlog.newer_waits(id) {
                             backlog.waiting.remove(&id);
                         } else {
-                            backlog.add(id, unit, state);
+                            backlog.add(id, unit, Arc::unwrap_or_clone(state));
                         }
                     }
                     let share = 0.5 + 0.5 * rand::random::<f64>();
@@ -212,11 +258,12 @@ impl Inner {
         self: Arc<Self>,
         id: StateId,
         unit: Unit,
-        state: &UnitState,
+        state: Arc<UnitState>,
     ) -> Result<(), CheckpointError> {
-        let shard = to_shard(&self.model, self.store.layout(), id, unit, state);
         // Digest and layout are work for a processor, not for the thread that serves the network.
-        let encoded = tokio::task::spawn_blocking(move || shard.encode()).await;
+        let me = Arc::clone(&self);
+        let encode = move || to_shard(&me.model, me.store.layout(), id, unit, &state).encode();
+        let encoded = tokio::task::spawn_blocking(encode).await;
         let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let put = match encoded {
             Ok(file) => self.store.put_shard(id, unit, file, &self.pace).await,

@@ -118,7 +118,11 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let pace = || Pace::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
-    let checkpoints = store.map(|store| Checkpoints::start(store, job.model.clone(), pace()));
+    let start = |store| Checkpoints::start(store, job.model.clone(), pace());
+    let checkpoints = store
+        .map(start)
+        .transpose()
+        .context("cannot start uploads of checkpoints")?;
     let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
