@@ -204,6 +204,26 @@ impl Driver {
         Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// What a worker says, where it comes by its newest stream.
+    fn said(&mut self, worker: WorkerId, number: StreamNumber, word: Upward) {
+        let Some(stream) = self.streams.get_mut(&worker).filter(|s| s.number == number) else {
+            return;
+        };
+        match word {
+            Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
+            Upward::Metrics(timings) => {
+                let observed = observed(&timings);
+                stream.timings = Some(timings);
+                self.status_due = true;
+                self.feed(CoordinatorInput::Observed {
+                    from: worker,
+                    observed,
+                });
+            }
+            Upward::Hello(_) => {}
+        }
+    }
+
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Attached {
@@ -211,24 +231,7 @@ impl Driver {
                 hello,
                 orders,
             } => self.attach(number, hello, orders),
-            Inbound::Said { worker, number, word } => {
-                let Some(stream) = self.streams.get_mut(&worker).filter(|s| s.number == number) else {
-                    return;
-                };
-                match word {
-                    Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
-                    Upward::Metrics(timings) => {
-                        let observed = observed(&timings);
-                        stream.timings = Some(timings);
-                        self.status_due = true;
-                        self.feed(CoordinatorInput::Observed {
-                            from: worker,
-                            observed,
-                        });
-                    }
-                    Upward::Hello(_) => {}
-                }
-            }
+            Inbound::Said { worker, number, word } => self.said(worker, number, word),
             Inbound::Detached { worker, number } => {
                 if self.streams.get(&worker).is_some_and(|s| s.number == number) {
                     self.streams.remove(&worker);

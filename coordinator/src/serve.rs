@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::{oneshot, watch};
-use tonic::transport::ServerTlsConfig;
+use tonic::transport::{Server, ServerTlsConfig};
 use tracing::Instrument as _;
 use varuna_api::Job;
 use varuna_checkpoint::{Claim, Ownership, Store};
@@ -166,6 +166,18 @@ pub async fn serve_with(
     start(options, folder, |inbound| Keeping::far(store, inbound)).await
 }
 
+fn server(identity: Option<&Identity>) -> Result<Server, CoordinatorError> {
+    let mut server = Server::builder();
+    if let Some(Identity { certificate, key }) = identity {
+        let identity = tonic::transport::Identity::from_pem(certificate, key);
+        server = server.tls_config(ServerTlsConfig::new().identity(identity))?;
+    }
+    Ok(server
+        .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(Duration::from_secs(2)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5))))
+}
+
 async fn start(
     options: Options,
     folder: RunFolder,
@@ -195,15 +207,7 @@ async fn start(
     let service = CoordinatorServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let mut server = tonic::transport::Server::builder();
-    if let Some(Identity { certificate, key }) = &options.identity {
-        let identity = tonic::transport::Identity::from_pem(certificate, key);
-        server = server.tls_config(ServerTlsConfig::new().identity(identity))?;
-    }
-    let server = server
-        .tcp_nodelay(true)
-        .http2_keepalive_interval(Some(Duration::from_secs(2)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+    let server = server(options.identity.as_ref())?
         .add_service(service)
         .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
     let (publish, view) = watch::channel(View::default());

@@ -9,11 +9,7 @@ const ELEMENT_BYTES: u64 = 2;
 /// Latency of a message between two virtual machines where only the bandwidth is named, milliseconds.
 const LATENCY_MS: f64 = 0.14;
 
-pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, ProfileError> {
-    let model = root.at("model");
-    let layers = model.at("layers").count(1, 10_000)?;
-    let hidden = model.at("hidden").count(1, 1 << 24)?;
-    let sequence = model.at("sequence_length").count(1, 1 << 24)?;
+fn check_units(root: &At) -> Result<(), ProfileError> {
     for (field, unit) in [
         ("forward", "ms"),
         ("backward", "ms"),
@@ -25,6 +21,15 @@ pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, Pr
             return at.refuse(unit);
         }
     }
+    Ok(())
+}
+
+pub(super) fn read(root: &At, links: Option<Vec<LinkRow>>) -> Result<Profile, ProfileError> {
+    let model = root.at("model");
+    let layers = model.at("layers").count(1, 10_000)?;
+    let hidden = model.at("hidden").count(1, 1 << 24)?;
+    let sequence = model.at("sequence_length").count(1, 1 << 24)?;
+    check_units(root)?;
     let micro = u32::try_from(root.at("micro_batch_size").count(1, 1 << 20)?).unwrap_or(1);
     let boundary = hidden * sequence * ELEMENT_BYTES;
     let segment =
