@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import PEERS, ROOT, VARUNA, job, median, peers_python, publish, varuna_steps
+from common import PEERS, ROOT, VARUNA, WARM_UP, job, median, peers_python, publish, varuna_steps
 
 EVERY = 4
 
@@ -39,7 +39,15 @@ def one_round(steps, folder):
     manifest = job(steps, 1, max_depth=1)
     manifest["spec"]["checkpoint"] = {"uri": str(folder), "intervalSteps": EVERY, "keep": 2}
     saved, _ = varuna_steps(manifest, 1)
-    return sum(plain) / len(plain), sum(saved) / len(saved), peak_mib() - before
+    return sum(plain) / len(plain), sum(saved) / len(saved), peak_mib() - before, after_one(saved)
+
+
+def after_one(seconds):
+    """By how much a step that follows a checkpoint is longer than the others of its run."""
+    numbered = list(enumerate(seconds, start=WARM_UP + 1))
+    after = [s for n, s in numbered if n % EVERY == 1]
+    others = [s for n, s in numbered if n % EVERY != 1]
+    return median(after) - median(others)
 
 
 def restore_ratio(place):
@@ -88,9 +96,10 @@ def main():
         restore = restore_ratio(last)
     upload = upload_ratio(arguments.rounds)
     extra = pairs[0][2]
-    step = median([a for a, _, _ in pairs])
+    step = median([p[0] for p in pairs])
     # Every EVERY-th step is followed by a checkpoint: all that it costs, in the background too, falls on these steps.
-    stalls = sorted((b - a) * EVERY for a, b, _ in pairs)
+    stalls = sorted((p[1] - p[0]) * EVERY for p in pairs)
+    within = median([p[3] for p in pairs])
     stall = max(median(stalls), 0.0)
     save, asynchronous = median([p["SAVE"] for p in peers]), median([p["ASYNC"] for p in peers])
     body = f"""
@@ -100,6 +109,7 @@ the run takes longer, divided by the checkpoints: work in the background on the 
 | | ms | share of a step |
 |---|---|---|
 | Varuna, whole cost of a checkpoint (median of {len(pairs)} pairs; {stalls[0] * 1e3:.0f} to {stalls[-1] * 1e3:.0f}) | {stall * 1e3:.0f} | {stall / step * 100:.1f} % |
+| the step after one, against the others of the same run | {within * 1e3:.0f} | {within / step * 100:.1f} % |
 | `torch.save` of the same state, training stands still | {save * 1e3:.0f} | {save / step * 100:.1f} % |
 | `torch.distributed.checkpoint.async_save`, until it returns | {asynchronous * 1e3:.0f} | {asynchronous / step * 100:.1f} % |
 | the same, until it is written | {median([p["WRITTEN"] for p in peers]) * 1e3:.0f} | |

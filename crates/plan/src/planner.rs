@@ -4,6 +4,7 @@
 //! deterministic: the same request gives the same shape.
 
 mod candidate;
+mod choose;
 mod compose;
 mod cut;
 mod explain;
@@ -22,16 +23,12 @@ use crate::layout::{Layout, SegmentRange};
 use crate::schedule::stash_max;
 use candidate::Candidate;
 use compose::Composer;
-use place::{Placed, Pool};
+use place::Placed;
 use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 pub use candidate::StepParts;
 pub use explain::{Explained, RunnerUp};
-
-/// Predictions closer than this count as equal; then redundancy and little movement decide.
-const EQUAL: f64 = 1.01;
 
 /// A worker that may be planned with.
 #[derive(Clone, PartialEq, Debug)]
@@ -193,20 +190,6 @@ impl CostPlanner {
     }
 }
 
-/// Smaller is better: old and new state do not fit together somewhere, not every segment held twice, bytes to move, score,
-/// workers used.
-type Rank = (bool, bool, u64, f64, usize);
-
-/// The step that a plan amounts to over the time that it is expected to last, when it must wait for its state first: a step of
-/// `step_ms` after `move_ms` trains as much until the horizon as this step from now on.
-fn score(step_ms: f64, move_ms: f64, horizon_ms: Option<f64>) -> f64 {
-    match horizon_ms {
-        // Where the way there is as long as the time it lasts, at least the shorter one.
-        Some(h) => step_ms * h / (h - move_ms).max(h / 100.0) + move_ms * 1e-6,
-        None => step_ms,
-    }
-}
-
 /// A measured speed in steps of 5 %, so that noise changes no plan. What is no positive number counts as nominal.
 fn pace(speed: f64) -> f64 {
     if speed.is_finite() && speed > 0.0 {
@@ -217,55 +200,6 @@ fn pace(speed: f64) -> f64 {
 }
 
 impl CostPlanner {
-    /// The candidate to take, on its workers: of those that score within [`EQUAL`] of the best the one of the least rank.
-    fn choose(
-        &self,
-        request: &PlanRequest,
-        found: &[(Candidate, usize)],
-        pools: &[Vec<&WorkerInfo>],
-        workers: usize,
-    ) -> Option<(Candidate, Placed)> {
-        let mut groups: BTreeMap<usize, Pool> = BTreeMap::new();
-        let mut quickest: Vec<usize> = (0..found.len()).collect();
-        quickest.sort_by(|a, b| found[*a].0.step_ms.total_cmp(&found[*b].0.step_ms));
-        let mut judged: Vec<(f64, usize, Placed)> = Vec::new();
-        let (mut best, mut fewer) = (f64::INFINITY, f64::INFINITY);
-        for i in quickest {
-            let (candidate, pool) = &found[i];
-            // No way there is shorter than none.
-            if candidate.step_ms > best * EQUAL {
-                break;
-            }
-            let group = groups.entry(*pool);
-            let group = group.or_insert_with(|| Pool::new(self, request, &pools[*pool]));
-            let placed = group.place(self, candidate, &request.layout);
-            let score = score(candidate.step_ms, placed.move_ms, request.horizon_ms);
-            best = best.min(score);
-            if candidate.workers() < workers {
-                fewer = fewer.min(score);
-            }
-            judged.push((score, i, placed));
-        }
-        // One worker more must never make the step longer: what fewer workers reach is a limit too.
-        let limit = fewer.min(best * EQUAL).max(best);
-        // The first of equals: pools go from all workers to few.
-        judged.sort_by_key(|(_, i, _)| *i);
-        let near = judged.into_iter().filter(|(score, ..)| *score <= limit);
-        let ranked = near.map(|(score, i, placed)| {
-            let single = found[i].0.pipelines.len() < 2;
-            let rank: Rank = (
-                placed.crowded,
-                single,
-                placed.moved_bytes,
-                score,
-                placed.workers.len(),
-            );
-            (rank, i, placed)
-        });
-        let least = ranked.min_by(|(a, ..), (b, ..)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-        least.map(|(_, i, placed)| (found[i].0.clone(), placed))
-    }
-
     fn offered(&self, request: &PlanRequest) -> Result<Vec<WorkerInfo>, Infeasible> {
         let mut workers = request.workers.clone();
         workers.sort_by_key(|w| w.id);

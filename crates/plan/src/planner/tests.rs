@@ -1,5 +1,6 @@
 mod exhaustive;
 
+use super::choose::{EQUAL, score};
 use super::*;
 use crate::check::check_shape;
 use crate::cost::halves::tests::whole_blocks;

@@ -4,8 +4,9 @@
 //! so that all pipelines end together. State moves only across the cuts. Where all workers are alike this does nothing.
 
 use super::candidate::Candidate;
+use super::choose::score;
 use super::place::Pool;
-use super::{CostPlanner, PlanRequest, Planner, WorkerInfo, pace, score};
+use super::{CostPlanner, PlanRequest, Planner, WorkerInfo, pace};
 use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, Stage};
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
