@@ -166,7 +166,6 @@ fn a_store_that_answers_500_stops_nobody() {
     store_that(Answer::Status(500));
 }
 
-/// What a clock that has jumped gets from a store as well: signatures carry the time.
 #[test]
 fn a_store_that_answers_403_stops_nobody() {
     store_that(Answer::Status(403));
@@ -185,6 +184,62 @@ fn a_store_that_resets_connections_in_the_middle_of_uploads_stops_nobody() {
 #[test]
 fn a_store_that_hangs_stops_nobody() {
     store_that(Answer::Held);
+}
+
+/// Fakes the clock of a process, and of those that it starts: `scripts/setup-stores.sh` installs it.
+const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
+
+fn library(name: &str) -> String {
+    let folders = ["x86_64-linux-gnu", "aarch64-linux-gnu"].map(|f| format!("/usr/lib/{f}/{name}"));
+    let found = folders
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists());
+    found.unwrap_or_else(|| panic!("{name} is missing: run scripts/setup-stores.sh"))
+}
+
+/// Workers' and coordinator's clocks jump, the store's does not: signatures carry the time, so that it refuses them (MinIO
+/// allows for a quarter of an hour).
+fn clock_that_jumps(by: &'static str) {
+    let store = Store::new();
+    let folder = tempfile::tempdir().unwrap();
+    let clock = folder.path().join("clock");
+    let set = |offset: &str| {
+        // Replaced as a whole: it is read at any time.
+        let next = folder.path().join("next");
+        std::fs::write(&next, offset).unwrap();
+        std::fs::rename(&next, &clock).unwrap();
+    };
+    set("+0");
+    let mut settings = store.settings();
+    for (name, value) in [
+        ("LD_PRELOAD", library(FAKETIME)),
+        ("FAKETIME_TIMESTAMP_FILE", clock.to_string_lossy().into_owned()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ] {
+        settings.push((name.to_owned(), value));
+    }
+    let mut run = Run::start_with(&store.job(), 2, &settings);
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    set(by);
+    run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    run.wait_for_step(STEPS);
+    set("+0");
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    store.verify(&run, STEPS);
+}
+
+#[test]
+fn a_clock_that_jumps_ahead_stops_nobody() {
+    clock_that_jumps("+5h");
+}
+
+#[test]
+fn a_clock_that_jumps_back_stops_nobody() {
+    clock_that_jumps("-5h");
 }
 
 #[test]
