@@ -3,11 +3,11 @@
 //! It holds copies of at most two states at a time: the one that is being uploaded and the newest that waits. A store that is
 //! slow or fails makes checkpoints rarer; it must never make training wait.
 
+use crate::background::Background;
 use crate::state::{UnitSnapshot, UnitState};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use varuna_api::{Model, parameters};
 use varuna_checkpoint::{CheckpointError, Manifest, Pace, Shard, ShardTensor, Store, unit_name};
@@ -21,9 +21,6 @@ const READS: u32 = 3;
 
 /// So many shards are on their way at once: one is encoded while another travels.
 const UPLOADS: usize = 2;
-
-/// How far uploads stand behind training in the queue for processors (the `nice` of their threads).
-const NICE: i32 = 15;
 
 /// Copies that wait for their upload, by state.
 #[derive(Default)]
@@ -104,45 +101,13 @@ pub struct Checkpoints {
     _background: Arc<Background>,
 }
 
-/// Threads that encode and upload, behind training in the queue for processors. Not those that copy: training may wait for them.
-struct Background(Option<Runtime>);
-
-impl Background {
-    fn start() -> std::io::Result<Background> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .thread_name("checkpoints")
-            .worker_threads(1)
-            .max_blocking_threads(2 * UPLOADS)
-            .on_thread_start(give_way)
-            .enable_all()
-            .build()?;
-        Ok(Background(Some(runtime)))
-    }
-}
-
-impl Drop for Background {
-    fn drop(&mut self) {
-        // What is on its way is of no use once the worker has been released.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
-fn give_way() {
-    let thread = rustix::thread::gettid();
-    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
-        tracing::debug!(%error, "uploads run at the priority of training");
-    }
-}
-
 impl Checkpoints {
     /// Starts the uploads, on threads of their own, at the pace that the job allows a worker.
     ///
     /// # Errors
     /// No threads can be started.
     pub fn start(store: Store, model: Model, pace: Pace) -> std::io::Result<Checkpoints> {
-        let background = Background::start()?;
+        let background = Background::start("checkpoints", 2 * UPLOADS)?;
         let inner = Arc::new(Inner {
             store,
             model,
@@ -152,9 +117,7 @@ impl Checkpoints {
         });
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
-            if let Some(runtime) = &background.0 {
-                runtime.spawn(uploads.upload());
-            }
+            background.spawn(uploads.upload());
         }
         Ok(Checkpoints {
             inner,

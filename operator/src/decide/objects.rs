@@ -29,7 +29,7 @@ pub fn coordinator_name(job: &str) -> String {
     format!("{job}-coordinator")
 }
 
-/// Keys of that Secret: the token, the coordinator's certificate, its private key. The last two as in a TLS Secret.
+/// Keys of the Secret with a job's credentials: the token, the coordinator's certificate, its private key. The last two as in a TLS Secret.
 pub(crate) const TOKEN_KEY: &str = "token";
 /// See above.
 pub(crate) const CERTIFICATE_KEY: &str = "tls.crt";
