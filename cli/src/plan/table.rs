@@ -65,7 +65,8 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
             "  (estimated, not calibrated)"
         },
         parts.steady_ms,
-        parts.fill_ms,
+        // Rounding may leave less than nothing.
+        parts.fill_ms.max(0.0),
         parts.rings_ms,
     );
     if request.parent.is_some() {

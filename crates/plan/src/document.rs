@@ -148,6 +148,21 @@ impl Shape {
             .collect();
         all.into_iter().collect()
     }
+
+    /// Whether both divide the work in the same way, whichever workers do it.
+    #[must_use]
+    pub fn same_work(&self, other: &Shape) -> bool {
+        let work = |shape: &Shape| -> Vec<_> {
+            let stages = |p: &Pipeline| -> Vec<_> {
+                let stages = p.stages.iter();
+                stages.map(|s| (s.segments, shape.schedule_of(s))).collect()
+            };
+            let pipelines = shape.pipelines.iter();
+            pipelines.map(|p| (p.samples, stages(p))).collect()
+        };
+        self.micro_batch_size == other.micro_batch_size && work(self) == work(other)
+    }
+
     /// Where a worker stands: (pipeline index, stage index).
     #[must_use]
     pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {

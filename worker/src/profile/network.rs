@@ -33,8 +33,9 @@ const MESSAGES: [(usize, usize); 6] = [
 ];
 /// Elements of rings and how often: from one small segment to a few large ones.
 const RINGS: [(usize, usize); 4] = [(1 << 12, 30), (1 << 18, 15), (1 << 21, 8), (1 << 23, 5)];
-/// Rounds of compute alone and beside others.
-const ROUNDS: usize = 3;
+/// Rounds of compute alone and beside others: a few seconds each, since a machine whose cores are shared with strangers is slow in
+/// stretches.
+const ROUNDS: usize = 11;
 
 /// What the script finds.
 pub(super) struct Figures {

@@ -21,11 +21,15 @@ struct Step {
 }
 
 pub(super) fn run(arguments: &Arguments, mut profile: Profile) -> Result<(), Failure> {
-    let runs: Vec<MeasuredRun> = arguments
-        .run
-        .iter()
-        .map(|folder| measured(folder))
-        .collect::<Result<_, _>>()?;
+    let mut plans: Vec<Measured> = Vec::new();
+    for folder in &arguments.run {
+        let run = measured(folder)?;
+        match plans.iter_mut().find(|p| p.shape.same_work(&run.shape)) {
+            Some(plan) => plan.took_ms.extend(run.took_ms),
+            None => plans.push(run),
+        }
+    }
+    let runs: Vec<MeasuredRun> = plans.into_iter().map(Measured::median).collect();
     let found = calibrate_runs(&profile.costs(), &runs).map_err(|e| Failure::Input(e.to_string()))?;
     print!("{}", table(&found));
     if let Some(path) = &arguments.output {
@@ -40,9 +44,27 @@ pub(super) fn run(arguments: &Arguments, mut profile: Profile) -> Result<(), Fai
     Ok(())
 }
 
-/// The plan that a run ended with, and the median time between two of its commits.
-#[expect(clippy::cast_precision_loss, reason = "milliseconds of one step")]
-fn measured(folder: &Path) -> Result<MeasuredRun, Failure> {
+/// The plan that a run ended with, and the times between two of its commits.
+struct Measured {
+    name: String,
+    shape: Shape,
+    /// At least one.
+    took_ms: Vec<u64>,
+}
+
+impl Measured {
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of one step")]
+    fn median(mut self) -> MeasuredRun {
+        self.took_ms.sort_unstable();
+        MeasuredRun {
+            name: self.name,
+            shape: self.shape,
+            step_ms: self.took_ms[self.took_ms.len() / 2] as f64,
+        }
+    }
+}
+
+fn measured(folder: &Path) -> Result<Measured, Failure> {
     let file = folder.join("metrics.jsonl");
     let text = read(&file)?;
     let steps: Vec<Step> = text
@@ -60,27 +82,26 @@ fn measured(folder: &Path) -> Result<MeasuredRun, Failure> {
         .filter(|s| s.generation == last)
         .skip(WARM_UP)
         .collect();
-    let mut took: Vec<u64> = of_last
+    let took_ms: Vec<u64> = of_last
         .windows(2)
         .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms))
         .collect();
-    took.sort_unstable();
-    let Some(step_ms) = took.get(took.len() / 2).filter(|ms| **ms > 0) else {
+    if took_ms.iter().all(|ms| *ms == 0) {
         return Err(Failure::Input(format!(
             "{}: generation {last} has {} steps, at least {} are needed",
             file.display(),
             of_last.len() + WARM_UP.min(steps.len()),
             WARM_UP + 2
         )));
-    };
+    }
     let plan = folder.join(format!("plans/g{:06}.json", last.0));
     let shape: Shape = serde_json::from_str(&read(&plan)?)
         .map_err(|e| Failure::Input(format!("{}: not a plan: {e}", plan.display())))?;
     let named = folder.file_name().unwrap_or(folder.as_os_str());
-    Ok(MeasuredRun {
+    Ok(Measured {
         name: named.to_string_lossy().into_owned(),
         shape,
-        step_ms: *step_ms as f64,
+        took_ms,
     })
 }
 

@@ -303,17 +303,8 @@ impl Composer<'_> {
     /// How much longer everything takes because so many workers take turns on their nodes' cores; 1 where each has a
     /// device of its own.
     pub(super) fn turns(&self, workers: usize) -> f64 {
-        let beside = u32::try_from(workers.min(self.per_node())).unwrap_or(u32::MAX);
+        let beside = u32::try_from(workers.min(self.per_node)).unwrap_or(u32::MAX);
         self.planner.costs.host.as_ref().map_or(1.0, |h| h.turns(beside))
-    }
-
-    /// Workers of the fullest node.
-    fn per_node(&self) -> usize {
-        let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
-        for worker in &self.request.workers {
-            *nodes.entry(worker.node.as_str()).or_default() += 1;
-        }
-        nodes.into_values().max().unwrap_or(1)
     }
 
     /// The step of workers that share their nodes' cores; none where they do not, or are too many to look at one by one.
@@ -340,7 +331,7 @@ impl Composer<'_> {
             host,
             schedule,
             micro_batch_size,
-            per_node: self.per_node(),
+            per_node: self.per_node,
         };
         Some(shared::step_ms(setting, &lines))
     }

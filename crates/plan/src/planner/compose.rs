@@ -6,6 +6,7 @@
 
 use super::cut::Cut;
 use super::family::{Bounds, Composition, Family};
+use super::place::fullest_node;
 use super::tables::Tables;
 use super::{CostPlanner, PlanRequest};
 use crate::cost::SegmentKind;
@@ -39,6 +40,8 @@ pub(super) struct Composer<'a> {
     pub(super) workers: usize,
     pub(super) families: Vec<Family>,
     pub(super) memory: Option<u64>,
+    /// Workers of the fullest node.
+    pub(super) per_node: usize,
     /// By workers used, each list in ascending order of score.
     best: Vec<Vec<Entry>>,
     best_score: f64,
@@ -62,6 +65,7 @@ impl<'a> Composer<'a> {
             workers,
             families: Vec::new(),
             memory,
+            per_node: fullest_node(&request.workers),
             best: vec![Vec::new(); workers + 1],
             best_score: f64::INFINITY,
             scored: 0,
@@ -324,9 +328,7 @@ impl<'a> Composer<'a> {
         };
         let f = &self.families[family];
         let turns = self.turns(workers);
-        if f.fractional(&composition)
-            .is_none_or(|least| least * turns >= limit)
-        {
+        if !f.may_be_below(limit / turns, &composition) {
             return;
         }
         let score = f.closed_form(&composition).map(|score| score * turns);

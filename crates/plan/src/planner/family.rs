@@ -49,19 +49,28 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// The step with fractions of micro-batches: no more than [`Family::closed_form`].
+    /// Whether the step with fractions of micro-batches, which is no longer than [`Family::closed_form`], is shorter than this.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    pub(super) fn fractional(&self, composition: &Composition) -> Option<f64> {
-        let pipelines = composition.pipelines();
-        let (mut fill, mut rate, mut tail) = (0.0, 0.0, f64::NEG_INFINITY);
-        for (depth, count) in composition.classes.iter().filter(|(_, count)| *count > 0) {
-            let cut = self.cuts.get(*depth)?.as_ref()?;
+    pub(super) fn may_be_below(&self, limit_ms: f64, composition: &Composition) -> bool {
+        let classes = || composition.classes.iter().filter(|(_, count)| *count > 0);
+        let (mut fill, mut rate) = (0.0, 0.0);
+        for (depth, count) in classes() {
+            let Some(Some(cut)) = self.cuts.get(*depth) else {
+                return false;
+            };
             let share = *count as f64 / cut.period_ms;
             fill += share * cut.fill_ms;
             rate += share;
-            tail = tail.max(cut.tail_ms(pipelines));
         }
-        Some((self.batches as f64 + fill) / rate + tail)
+        let together = (self.batches as f64 + fill) / rate;
+        // No tail is negative: most compositions need not look at theirs.
+        if together >= limit_ms {
+            return false;
+        }
+        let pipelines = composition.pipelines();
+        let cuts = classes().filter_map(|(depth, _)| self.cuts[*depth].as_ref());
+        let tail = cuts.map(|c| c.tail_ms(pipelines)).fold(0.0, f64::max);
+        together + tail < limit_ms
     }
 
     /// The step with whole micro-batches, milliseconds.

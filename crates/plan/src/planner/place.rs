@@ -289,3 +289,12 @@ impl Filling {
         taken
     }
 }
+
+/// Workers of the node that has most.
+pub(super) fn fullest_node(workers: &[WorkerInfo]) -> usize {
+    let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for worker in workers {
+        *nodes.entry(worker.node.as_str()).or_default() += 1;
+    }
+    nodes.into_values().max().unwrap_or(1)
+}

@@ -5,7 +5,7 @@
 
 use super::candidate::Candidate;
 use super::choose::score;
-use super::place::Pool;
+use super::place::{Pool, fullest_node};
 use super::{CostPlanner, PlanRequest, Planner, WorkerInfo, pace};
 use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, Stage};
 use crate::ids::WorkerId;
@@ -24,12 +24,7 @@ impl CostPlanner {
         let speeds: BTreeMap<WorkerId, f64> = workers.iter().map(|w| (w.id, pace(w.speed))).collect();
         let speed = |w: WorkerId| speeds.get(&w).copied().unwrap_or(1.0);
         if let Some(host) = &self.costs.host {
-            let mut nodes: BTreeMap<&str, usize> = BTreeMap::new();
-            for worker in workers {
-                *nodes.entry(worker.node.as_str()).or_default() += 1;
-            }
-            let per_node = nodes.into_values().max().unwrap_or(1);
-            return shared::shape_ms(&self.costs, host, shape, per_node, speed);
+            return shared::shape_ms(&self.costs, host, shape, fullest_node(workers), speed);
         }
         let pipelines = shape.pipelines.iter();
         let runs: Vec<(Vec<SegmentRange>, Vec<f64>)> =

@@ -1,0 +1,90 @@
+//! Three plans as people read them. A change of the planner, of its model or of its words shows here, and in the review, as what it
+//! does to a plan. `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+
+use std::path::Path;
+use std::process::Command;
+
+const JOB: &str = "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {name: golden}
+spec:
+  model: MODEL
+  data: {path: not-read}
+  training: {globalBatchSize: BATCH, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
+  pipeline: {minDepth: 5}
+  elasticity: {maxWorkers: 64}
+";
+
+/// What a plan is asked for with, and what is said.
+struct Case {
+    name: &'static str,
+    model: &'static str,
+    batch: u32,
+    arguments: &'static [&'static str],
+}
+
+const CASES: [Case; 3] = [
+    // A number that no grid fits: pipelines of different depths.
+    Case {
+        name: "h100-37",
+        model: "{preset: gpt2-xl}",
+        batch: 512,
+        arguments: &["-n", "37", "--device", "h100-80g"],
+    },
+    // More state than a device holds, and neighbours on one node where that can be.
+    Case {
+        name: "a100-nodes-3x4",
+        model: "{layers: 32, hiddenSize: 4096, heads: 32, sequenceLength: 1024, vocabularySize: 50304}",
+        batch: 96,
+        arguments: &["--nodes", "3x4", "--device", "a100-40g"],
+    },
+    // A profile that was measured, and links that were.
+    Case {
+        name: "v100-profile-11",
+        model: "{layers: 48, hiddenSize: 1600, heads: 16, sequenceLength: 1024, vocabularySize: 50304}",
+        batch: 512,
+        arguments: &["-n", "11", "--profile", "PROFILE", "--links", "LINKS"],
+    },
+];
+
+#[test]
+fn plans_read_as_they_were_reviewed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let measured = root.join("../bench/data/measured");
+    let place = tempfile::tempdir().unwrap();
+    for case in &CASES {
+        let job = place.path().join("job.yaml");
+        let text = JOB
+            .replace("MODEL", case.model)
+            .replace("BATCH", &case.batch.to_string());
+        std::fs::write(&job, text).unwrap();
+        let arguments = case.arguments.iter().map(|a| match *a {
+            "PROFILE" => measured.join("gpt-1.5b-v100-profile.json"),
+            "LINKS" => measured.join("p2p-10gbps.csv"),
+            other => other.into(),
+        });
+        let mut command = Command::new(env!("CARGO_BIN_EXE_varuna"));
+        command.arg("plan").arg(&job).args(arguments);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}: {output:?}", case.name);
+        assert_eq!(
+            output.stdout,
+            command.output().unwrap().stdout,
+            "{}: the same question, the same bytes",
+            case.name
+        );
+        let said = String::from_utf8(output.stdout).unwrap();
+        let path = root.join(format!("tests/golden/{}.txt", case.name));
+        if std::env::var_os("VARUNA_WRITE_GOLDEN").is_some() {
+            std::fs::write(&path, &said).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap();
+        let differs = said.lines().zip(golden.lines()).find(|(now, then)| now != then);
+        assert!(
+            said == golden,
+            "{}: {differs:?}; if this is meant, write it anew with VARUNA_WRITE_GOLDEN=1",
+            case.name
+        );
+    }
+}
