@@ -6,6 +6,7 @@
 use crate::claim::has_ended;
 use crate::driver::Inbound;
 use crate::serve::Checkpointing;
+use crate::words;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,12 +20,17 @@ const EVERY: Duration = Duration::from_secs(5);
 /// A recovery waits so long for a fresh answer where an older one is known.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// A store that has never answered is not asked again sooner.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// A store gets so long to take the last word.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What is known of the checkpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
+    /// The store has answered at least once.
+    pub(crate) answered: bool,
     /// Those that may be resumed from, oldest first.
     pub(crate) usable: Vec<StateId>,
     /// Why the store could not be asked the last time.
@@ -49,7 +55,7 @@ impl Watch {
             given,
             protects,
             verdicts: BTreeMap::new(),
-            known: None,
+            known: Known::default(),
             refused: None,
             standing: None,
         };
@@ -84,7 +90,7 @@ struct Eye {
     protects: watch::Receiver<Vec<StateId>>,
     /// Manifests never change: each is judged once.
     verdicts: BTreeMap<StateId, bool>,
-    known: Option<Known>,
+    known: Known,
     standing: Option<Standing>,
     /// Since when another run's claim stands in the way.
     refused: Option<Instant>,
@@ -106,10 +112,13 @@ impl Eye {
                 () = end.notified() => return self.give_up().await,
             };
             let known = self.look(asked).await;
-            if let Some(known) = known
-                && inbound.send(Inbound::Checkpoints(known)).await.is_err()
-            {
+            let pause = known.failing.is_some() && !known.answered;
+            if inbound.send(Inbound::Checkpoints(known)).await.is_err() {
                 return;
+            }
+            if pause {
+                // Whoever waits to know whether there is a checkpoint asks without a pause.
+                tokio::time::sleep(PAUSE).await;
             }
             if !asked {
                 self.prune().await;
@@ -154,27 +163,27 @@ impl Eye {
         }
     }
 
-    /// What is known now; nothing while the store has never answered.
-    async fn look(&mut self, asked: bool) -> Option<Known> {
-        let hurry = asked && self.known.is_some();
+    /// What is known now.
+    async fn look(&mut self, asked: bool) -> Known {
+        let hurry = asked && self.known.answered;
         let patience = if hurry { PATIENCE } else { Duration::from_secs(30) };
         let failing = match tokio::time::timeout(patience, self.list()).await {
             Ok(Ok(usable)) => {
-                self.known = Some(Known {
-                    usable,
-                    failing: None,
-                });
+                self.known.answered = true;
+                self.known.usable = usable;
                 None
             }
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => Some(words::in_short(&error.to_string())),
             Err(_) => Some(format!("no answer within {} s", patience.as_secs())),
         };
-        if let Some(why) = &failing {
+        if let Some(why) = failing
+            .as_ref()
+            .filter(|why| self.known.failing.as_ref() != Some(*why))
+        {
             tracing::warn!(why, "the checkpoint store cannot be asked");
         }
-        let known = self.known.as_mut()?;
-        known.failing = failing;
-        Some(known.clone())
+        self.known.failing = failing;
+        self.known.clone()
     }
 
     async fn list(&mut self) -> Result<Vec<StateId>, CheckpointError> {

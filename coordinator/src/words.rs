@@ -95,3 +95,55 @@ pub(crate) fn words(entry: &Value) -> String {
         .collect();
     format!("{kind} {}", rest.join(" "))
 }
+
+/// What an object store's error says, without what differs from one try to the next: how long it took, and the number of the request.
+pub(crate) fn in_short(error: &str) -> String {
+    let head = error.split("<?xml").next().unwrap_or(error);
+    let mut words = head
+        .lines()
+        .next()
+        .unwrap_or("")
+        .trim_end_matches([':', ' '])
+        .to_owned();
+    if let Some((before, after)) = words.split_once(" in ")
+        && let Some((took, rest)) = after.split_once(" - ")
+        && took.starts_with(|c: char| c.is_ascii_digit())
+    {
+        words = format!("{before}: {rest}");
+    }
+    let tag = |name: &str| {
+        let (_, after) = error.split_once(&format!("<{name}>"))?;
+        Some(after.split_once(&format!("</{name}>"))?.0)
+    };
+    match (tag("Code"), tag("Message")) {
+        (Some(code), Some(message)) => format!("{words} ({code}: {message})"),
+        (Some(code), None) => format!("{words} ({code})"),
+        _ => words,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stores_error_reads_the_same_each_time() {
+        let error = |took: &str, request: &str| {
+            format!(
+                "checkpoint store: Generic S3 error: Error performing list request: Error performing GET http://h:1/b?list-type=2 in {took} \
+                 - Server returned non-2xx status code: 404 Not Found: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket\
+                 </Code><Message>The specified bucket does not exist</Message><RequestId>{request}</RequestId></Error>"
+            )
+        };
+        let words = in_short(&error("1.4ms", "a"));
+        assert_eq!(words, in_short(&error("12.5ms", "b")));
+        assert!(
+            words.ends_with("b?list-type=2: Server returned non-2xx status code: 404 Not Found (NoSuchBucket: The specified bucket does not exist)"),
+            "{words}"
+        );
+        assert_eq!(
+            in_short("no space left in 3 folders"),
+            "no space left in 3 folders"
+        );
+    }
+}

@@ -2,7 +2,7 @@
 
 use crate::context::{Context, lock};
 use crate::decide::objects::selector;
-use crate::decide::{Deletion, Desired, JobSeen};
+use crate::decide::{Deletion, Desired, JobSeen, Refused};
 use crate::reconcile::Error;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -19,6 +19,17 @@ pub const MANAGER: &str = "varuna-operator";
 const ABREAST: usize = 8;
 /// Objects are applied again so often even if nothing changed: somebody may have changed them.
 const AGAIN: Duration = Duration::from_secs(600);
+
+/// What the API server will not do, however often it is asked, told apart from what it cannot do now.
+fn refused(what: Refused) -> impl Fn(kube::Error) -> Error {
+    move |error| match error {
+        kube::Error::Api(s) if s.is_forbidden() || s.is_invalid() || s.code == 400 => Error::Refused {
+            what,
+            words: s.message.clone(),
+        },
+        error => error.into(),
+    }
+}
 
 /// A job's pods as the API server has them now.
 ///
@@ -70,7 +81,8 @@ async fn objects(context: &Context, job: &JobSeen, objects: &[Value]) -> Result<
         let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), &job.namespace, &resource);
         let params = PatchParams::apply(MANAGER).force();
         api.patch(&text(&object["metadata"]["name"]), &params, &Patch::Apply(object))
-            .await?;
+            .await
+            .map_err(refused(Refused::Objects))?;
     }
     lock(&context.applied).insert(job.uid.clone(), (objects.to_vec(), Instant::now()));
     Ok(())
@@ -87,8 +99,10 @@ async fn delete(pods: &Api<Pod>, deletion: &Deletion) -> Result<(), Error> {
 
 /// As a document: a typed pod would drop the template's fields that are newer than this program.
 async fn create(pods: &Api<DynamicObject>, pod: &Value) -> Result<(), Error> {
-    let pod: DynamicObject =
-        serde_json::from_value(pod.clone()).map_err(|e| Error::Template(e.to_string()))?;
+    let pod: DynamicObject = serde_json::from_value(pod.clone()).map_err(|e| Error::Refused {
+        what: Refused::Pods,
+        words: e.to_string(),
+    })?;
     let params = PostParams {
         field_manager: Some(MANAGER.into()),
         ..PostParams::default()
@@ -97,7 +111,6 @@ async fn create(pods: &Api<DynamicObject>, pod: &Value) -> Result<(), Error> {
         Ok(_) => Ok(()),
         // The number was given out before, and the answer lost.
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_invalid() => Err(Error::Template(status.message.clone())),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(refused(Refused::Pods)(error)),
     }
 }

@@ -4,6 +4,7 @@ use crate::decide::Settings;
 use crate::diary::Diary;
 use crate::health::Health;
 use crate::run::Runs;
+use crate::setbacks::Setbacks;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -61,6 +62,8 @@ pub struct Context {
     pub diary: Diary,
     /// Coordinators that run here.
     pub runs: Runs,
+    /// What is left alone for a while.
+    pub setbacks: Setbacks,
     /// Objects that need not be applied again.
     pub(crate) applied: Mutex<Applied>,
     /// Asks for a job to be looked at.
@@ -90,6 +93,7 @@ impl Context {
             settings,
             place,
             runs: Runs::default(),
+            setbacks: Setbacks::default(),
             applied: Mutex::default(),
             wake,
         }

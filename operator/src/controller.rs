@@ -205,5 +205,6 @@ async fn sweep(context: Arc<Context>, jobs: Store<DynamicObject>) {
         context.health.metrics.jobs.retain(there);
         let identities: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
         context.diary.retain(|uid| identities.contains(uid));
+        context.setbacks.retain(|uid| identities.contains(uid));
     }
 }

@@ -53,7 +53,7 @@ fn token() -> String {
 /// A key, and a certificate signed with it: its own authority, since nobody but this job's workers needs to trust it.
 fn identity() -> Result<Identity, Error> {
     let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()]);
-    let made = made.map_err(|e| Error::Coordinator(format!("no certificate can be made: {e}")))?;
+    let made = made.map_err(|e| Error::coordinator(&format!("no certificate can be made: {e}")))?;
     Ok(Identity {
         certificate: made.cert.pem(),
         key: made.signing_key.serialize_pem(),

@@ -36,6 +36,8 @@ enum Verdict {
     Write,
     /// It was said before, in the Event of this name: so many times in all.
     Repeat(String, i32),
+    /// It is news no more.
+    Known,
     /// Too many.
     Drop,
 }
@@ -70,6 +72,11 @@ impl Voice {
         self.tokens = self.tokens.saturating_add(gained).min(BURST);
         self.refilled += REFILL * gained;
         self.said.retain(|_, s| now.duration_since(s.at) < SAME);
+        let said = self.said.get_mut(&(note.reason, note.text.clone()));
+        if let Some(said) = said.filter(|_| note.once) {
+            said.at = now;
+            return Verdict::Known;
+        }
         if self.tokens == 0 {
             return Verdict::Drop;
         }
@@ -124,14 +131,15 @@ impl Diary {
         lock(&self.voices).retain(|uid, _| exists(uid));
     }
 
-    /// Writes one sentence. What cannot be written is logged and counted.
-    pub async fn write(&self, job: &JobSeen, note: &Note) {
+    /// Writes one sentence; whether it was news. What cannot be written is logged and counted.
+    pub async fn write(&self, job: &JobSeen, note: &Note) -> bool {
         let now = Instant::now();
         let verdict = lock(&self.voices)
             .entry(job.uid.clone())
             .or_insert_with(|| Voice::new(now))
             .judge(now, note);
         let done = match verdict {
+            Verdict::Known => return false,
             Verdict::Drop => Ok("dropped"),
             Verdict::Repeat(name, times) => self.repeat(job, &name, times).await.map(|()| "repeated"),
             Verdict::Write => self.create(job, note).await.map(|name| {
@@ -146,6 +154,7 @@ impl Diary {
             "failed"
         });
         self.metrics.event(kind);
+        true
     }
 
     async fn repeat(&self, job: &JobSeen, name: &str, times: i32) -> kube::Result<()> {
@@ -209,6 +218,7 @@ mod tests {
     fn note(text: &str) -> Note {
         Note {
             warning: false,
+            once: false,
             reason: "Run",
             text: text.into(),
         }
@@ -226,6 +236,24 @@ mod tests {
             voice.judge(now + SAME, &note("a")),
             Verdict::Write,
             "after a while it is news again"
+        );
+    }
+
+    #[test]
+    fn what_is_seen_for_a_while_is_news_once() {
+        let now = Instant::now();
+        let mut voice = Voice::new(now);
+        let lasting = Note {
+            once: true,
+            ..note("a")
+        };
+        assert_eq!(voice.judge(now, &lasting), Verdict::Write);
+        voice.remember(now, &lasting, "e1".into());
+        assert_eq!(voice.judge(now + SAME / 2, &lasting), Verdict::Known);
+        assert_eq!(
+            voice.judge(now + SAME, &lasting),
+            Verdict::Known,
+            "seen in between"
         );
     }
 

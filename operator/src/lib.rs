@@ -17,3 +17,4 @@ pub mod publish;
 pub mod reconcile;
 pub mod record;
 pub mod run;
+pub mod setbacks;

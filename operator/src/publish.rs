@@ -33,6 +33,9 @@ pub async fn publish(context: &Context, job: &JobSeen, desired: &Desired) -> Res
 
 /// Says one sentence: to whoever reads Events, and to whoever reads logs.
 pub async fn event(context: &Context, job: &JobSeen, note: &Note) {
+    if !context.diary.write(job, note).await {
+        return;
+    }
     tracing::info!(
         job = job.name,
         namespace = job.namespace,
@@ -42,5 +45,4 @@ pub async fn event(context: &Context, job: &JobSeen, note: &Note) {
         "{}",
         note.text
     );
-    context.diary.write(job, note).await;
 }

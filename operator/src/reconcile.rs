@@ -2,7 +2,7 @@
 
 use crate::context::{Context, JobRef};
 use crate::credentials::credentials;
-use crate::decide::{Credentials, Desired, Note, Observed, decide};
+use crate::decide::{Credentials, Desired, Note, Observed, Refused, decide};
 use crate::{apply, observe, publish, run};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -22,25 +22,34 @@ pub enum Error {
     /// The API server refused or did not answer.
     #[error("API server: {0}")]
     Api(#[from] kube::Error),
-    /// The API server takes no pod of this template.
-    #[error("spec.workers.template makes no pod: {0}")]
-    Template(String),
-    /// The job's coordinator cannot be started.
-    #[error("the coordinator cannot start: {0}")]
-    Coordinator(String),
+    /// Something will not be done, however often it is tried.
+    #[error("{what:?} refused: {words}")]
+    Refused {
+        /// What.
+        what: Refused,
+        /// Why, in the words of whoever refuses.
+        words: String,
+    },
     /// It took too long.
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Late,
 }
 
 impl Error {
+    /// The job's coordinator cannot be started.
+    pub(crate) fn coordinator(why: &dyn std::fmt::Display) -> Error {
+        Error::Refused {
+            what: Refused::Coordinator,
+            words: why.to_string(),
+        }
+    }
+
     /// In a word, for metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Error::Api(_) => "api",
-            Error::Template(_) => "template",
-            Error::Coordinator(_) => "coordinator",
+            Error::Refused { .. } => "refused",
             Error::Late => "late",
         }
     }
@@ -69,41 +78,48 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
             return Ok(Action::await_change());
         };
         seen.job = observe::job(&now);
-        seen.pods = apply::pods(context, &seen.job)
-            .await?
-            .iter()
-            .filter_map(observe::pod)
-            .collect();
+        let pods = apply::pods(context, &seen.job).await?;
+        seen.pods = pods.iter().filter_map(observe::pod).collect();
         desired = decide(&seen);
         fresh = Some(now);
     }
-    let spec = fresh
-        .as_ref()
-        .unwrap_or(object)
-        .data
-        .get("spec")
-        .cloned()
-        .unwrap_or_default();
-    run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
-    context.runs.tell(&seen.job, &desired.known);
-    apply::apply(context, &seen.job, &desired).await?;
+    match carry_out(context, &seen, fresh.as_ref().unwrap_or(object), &desired).await {
+        Ok(()) => context.setbacks.went_well(&seen.job, &seen.setbacks),
+        Err(Error::Refused { what, words }) => context.setbacks.hit(&seen.job, what, &words),
+        Err(error) => return Err(error),
+    }
+    let setbacks = context.setbacks.seen(&seen.job);
+    if setbacks != seen.setbacks {
+        // What is said of the job includes what has just been refused.
+        seen.setbacks = setbacks;
+        desired = decide(&seen);
+    }
     measure(context, &seen, &desired);
     publish::publish(context, &seen.job, &desired).await?;
     for text in context.runs.diary(&seen.job) {
         let note = Note {
             warning: false,
+            once: false,
             reason: "Run",
             text,
         };
         publish::event(context, &seen.job, &note).await;
     }
-    let again = desired
-        .again_after
-        .and_then(|s| u64::try_from(s).ok())
-        .map(Duration::from_secs);
-    Ok(Action::requeue(
-        again.unwrap_or(AGAIN).max(Duration::from_secs(1)),
-    ))
+    let again = desired.again_after.and_then(|s| u64::try_from(s).ok());
+    let again = again.map_or(AGAIN, Duration::from_secs);
+    Ok(Action::requeue(again.clamp(Duration::from_secs(1), AGAIN)))
+}
+
+async fn carry_out(
+    context: &Arc<Context>,
+    seen: &Observed,
+    object: &DynamicObject,
+    desired: &Desired,
+) -> Result<(), Error> {
+    let spec = object.data.get("spec").cloned().unwrap_or_default();
+    run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
+    context.runs.tell(&seen.job, &desired.known);
+    apply::apply(context, &seen.job, desired).await
 }
 
 fn measure(context: &Context, seen: &Observed, desired: &Desired) {
@@ -138,6 +154,7 @@ async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed,
             credentials(context, &job).await?
         },
         run: context.runs.seen(&job, &context.place.address),
+        setbacks: context.setbacks.seen(&job),
         pods,
         nodes,
         now: jiff::Timestamp::now().as_second(),
@@ -150,11 +167,12 @@ async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed,
 pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
     let reference = JobRef::from_obj_with(object.as_ref(), crate::context::resource());
     tracing::warn!(%error, job = %reference, "will be tried again");
-    if matches!(error, Error::Template(_) | Error::Coordinator(_)) {
+    if matches!(error, Error::Refused { .. }) {
         let (job, text) = (observe::job(&object), error.to_string());
         tokio::spawn(async move {
             let note = Note {
                 warning: true,
+                once: true,
                 reason: "CannotRun",
                 text,
             };

@@ -6,7 +6,7 @@
 use crate::context::{Context, JobRef, lock, resource};
 use crate::credentials::credentials;
 use crate::decide::objects::{metadata, record_name};
-use crate::decide::{Credentials, Ending, JobSeen, RunSeen, Wish};
+use crate::decide::{Credentials, Ending, JobSeen, Refused, RunSeen, Wish};
 use crate::metrics::{JobKey, Metrics, Recoveries};
 use crate::observe;
 use crate::reconcile::Error;
@@ -180,12 +180,12 @@ pub async fn carry_out(context: &Arc<Context>, job: &JobSeen, spec: &Value, wish
 
 async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(), Error> {
     let text = observe::run_document(&seen.name, &seen.namespace, spec).to_string();
-    let job = parse_job(&text).map_err(|e| Error::Coordinator(e.to_string()))?;
-    let failed = |e: &dyn std::fmt::Display| Error::Coordinator(e.to_string());
+    let failed = |e: &dyn std::fmt::Display| Error::coordinator(e);
+    let job = parse_job(&text).map_err(|e| failed(&e))?;
     let folder = context.place.folder.join(format!("{}-{}", seen.name, seen.uid));
     let folder = RunFolder::open(&folder, &text).map_err(|e| failed(&e))?;
     let store =
-        Store::of_job(&job, "").map_err(|e| Error::Coordinator(format!("spec.checkpoint.uri: {e}")))?;
+        Store::of_job(&job, "").map_err(|e| Error::coordinator(&format!("spec.checkpoint.uri: {e}")))?;
     // Of no process: another leader of the same job takes over.
     let claim = Claim {
         run: format!("{}/{} {}", seen.namespace, seen.name, seen.uid),
@@ -254,7 +254,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
     let ended = Arc::new(Mutex::new(None));
     let (tell, wake) = (Arc::clone(&ended), context.wake.clone());
     let alive = Alive(outcome.abort_handle());
-    let watched = view.clone();
+    let (watched, shared, seen) = (view.clone(), Arc::clone(context), job.clone());
     let (measured, name, metrics) = (view.clone(), key(job), Arc::clone(&context.health.metrics));
     tokio::spawn(async move {
         let result = tokio::select! {
@@ -274,6 +274,9 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
             Ok(Ok(Outcome::Deposed)) => Ending::Broken("another coordinator has taken over".into()),
         };
         tracing::info!(job = %reference, ?ending, "coordinator ended");
+        if let Ending::Broken(words) = &ending {
+            shared.setbacks.hit(&seen, Refused::Coordinator, words);
+        }
         *lock(&tell) = Some(ending);
         let _ = wake.send(reference).await;
     });

@@ -28,7 +28,12 @@ impl Driver {
                 json!({ "event": "checkpointsFail", "why": why, "newestStep": newest.map(|id| id.step) }),
             );
         }
+        let answered = known.answered;
         self.known = known;
+        if !answered {
+            // Whether there is a checkpoint is not known: nothing may start from nothing.
+            return;
+        }
         self.note_staleness();
         let record = self.machine.record();
         let bases: Vec<StateId> = [&record.plan, &record.next]

@@ -15,7 +15,8 @@ mod suspend;
 pub use judge::{Verdict, judge, signal};
 pub use say::phase;
 pub use seen::{
-    Credentials, Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, RunSeen, SavedSeen, Settings,
+    Credentials, Ended, Ending, JobSeen, NodeSeen, Observed, Phase, PodSeen, Refused, RunSeen, SavedSeen,
+    Setback, Settings,
 };
 
 use place::{TAKEN, taken};
@@ -78,6 +79,8 @@ pub struct Deletion {
 pub struct Note {
     /// Something is wrong.
     pub warning: bool,
+    /// It stays true for a while and is found again at every look: news at the first only.
+    pub once: bool,
     /// In one word.
     pub reason: &'static str,
     /// In a sentence.
@@ -175,7 +178,9 @@ pub fn decide(seen: &Observed) -> Desired {
         return desired;
     }
     if let Ok(job) = &seen.job.spec {
-        desired.objects = objects::shared(&seen.job, &seen.credentials, seen.run.as_ref());
+        if !left_alone(seen, &[Refused::Objects]) {
+            desired.objects = objects::shared(&seen.job, &seen.credentials, seen.run.as_ref());
+        }
         desired.coordinator = wish(&course, seen);
         match course {
             Course::Run | Course::Saving => staff(seen, job, &crew, &mut desired),
@@ -184,8 +189,16 @@ pub fn decide(seen: &Observed) -> Desired {
             _ => dismiss(&crew, &mut desired),
         }
     }
+    let again = seen.setbacks.iter().map(|s| s.again_in);
+    desired.again_after = again.chain(desired.again_after).min();
     say::status(seen, &crew, &course, &mut desired);
     desired
+}
+
+/// Whether one of these was refused and its time has not come.
+fn left_alone(seen: &Observed, what: &[Refused]) -> bool {
+    let mut setbacks = seen.setbacks.iter();
+    setbacks.any(|s| s.again_in > 0 && what.contains(&s.what))
 }
 
 fn signals(seen: &Observed) -> Vec<String> {
@@ -299,6 +312,7 @@ fn course(seen: &Observed, crew: &Crew<'_>, progressed_at: Option<i64>) -> Cours
 fn wish(course: &Course, seen: &Observed) -> Wish {
     let runs = seen.run.as_ref().is_some_and(|r| r.ended.is_none());
     match course {
+        Course::Run | Course::Saving if left_alone(seen, &[Refused::Coordinator]) => Wish::Gone,
         Course::Run => Wish::Run,
         Course::Saving => Wish::Save,
         Course::Suspend | Course::Fail(..) if runs => Wish::Stop,
@@ -350,6 +364,9 @@ fn staff(seen: &Observed, job: &Job, crew: &Crew<'_>, desired: &mut Desired) {
     }
     let (held, again) = backoff(seen.now, &ended.iter().map(|(_, e)| e.at).collect::<Vec<_>>());
     desired.again_after = again;
+    if left_alone(seen, &[Refused::Objects, Refused::Pods, Refused::Coordinator]) {
+        return;
+    }
     for _ in 0..wanted.saturating_sub(occupied.len()).saturating_sub(held) {
         desired.status.newest_pod += 1;
         let number = desired.status.newest_pod;

@@ -1,6 +1,6 @@
 //! What is said of a job: status, conditions, and notes on what has changed.
 
-use super::seen::{Ended, Observed, RunSeen};
+use super::seen::{Ended, Observed, Refused, RunSeen, Setback};
 use super::{Course, Crew, Desired, Note, Verdict, objects};
 use jiff::Timestamp;
 use varuna_api::crd::{CheckpointStatus, Condition, PlanStatus, Status};
@@ -56,7 +56,6 @@ pub fn phase(run: Option<&RunSeen>) -> &'static str {
 }
 
 pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired: &mut Desired) {
-    let before = &seen.job.status;
     let run = seen.run.as_ref();
     let (phase, message) = match course {
         Course::Refused(_, why) => ("Refused", Some(why.clone())),
@@ -68,7 +67,7 @@ pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired:
             (phase, (phase != "Training").then(|| waits(seen, crew)).flatten())
         }
     };
-    let trouble = trouble(crew);
+    let trouble = trouble(seen, crew);
     let status = &mut desired.status;
     status.observed_generation = Some(seen.job.generation);
     status.phase = Some(phase.to_owned());
@@ -88,7 +87,7 @@ pub(super) fn status(seen: &Observed, crew: &Crew<'_>, course: &Course, desired:
     let stale = stale(seen, status);
     status.conditions = conditions(seen, course, phase, trouble, stale);
     let after = desired.status.clone();
-    notes(before, &after, crew, desired);
+    notes(seen, &after, crew, desired);
 }
 
 #[expect(
@@ -117,6 +116,20 @@ fn waits(seen: &Observed, crew: &Crew<'_>) -> Option<String> {
     let job = seen.job.spec.as_ref().ok()?;
     let attached = seen.run.as_ref().map_or(0, |r| r.attached);
     let need = i64::from(job.elasticity.min_workers);
+    let setback = seen.setbacks.first().map(|s| setback(s).1);
+    if let (Some(words), true) = (&setback, attached < need) {
+        return Some(format!(
+            "{attached} workers of at least {need} are there; {words}"
+        ));
+    }
+    let saved = seen.run.as_ref().and_then(|r| r.saved.as_ref());
+    if let Some(failing) = saved.and_then(|s| s.failing.as_ref())
+        && seen.run.as_ref().is_some_and(|r| r.generation == 0)
+    {
+        return Some(format!(
+            "whether there is a checkpoint to resume from is not known: {failing}"
+        ));
+    }
     let why = crew.0.iter().find_map(|(_, v)| match v {
         Verdict::Broken(reason, words) => Some(format!("{reason}: {words}")),
         Verdict::Pending(Some(words)) => Some(words.clone()),
@@ -130,7 +143,10 @@ fn waits(seen: &Observed, crew: &Crew<'_>) -> Option<String> {
 }
 
 /// What is wrong with pods although the job may be training.
-fn trouble(crew: &Crew<'_>) -> Option<(&'static str, String)> {
+fn trouble(seen: &Observed, crew: &Crew<'_>) -> Option<(&'static str, String)> {
+    if let Some(first) = seen.setbacks.first() {
+        return Some(setback(first));
+    }
     let find =
         |f: fn(&Verdict) -> Option<(&'static str, String)>| crew.0.iter().rev().find_map(|(_, v)| f(v));
     find(|v| match v {
@@ -160,6 +176,31 @@ fn trouble(crew: &Crew<'_>) -> Option<(&'static str, String)> {
             _ => None,
         })
     })
+}
+
+/// What was refused and what to do, in one word and in a sentence that stays the same while it is so.
+fn setback(setback: &Setback) -> (&'static str, String) {
+    let words = &setback.words;
+    match setback.what {
+        Refused::Objects => (
+            "ObjectsRefused",
+            format!("the API server refuses the job's objects: {words}"),
+        ),
+        Refused::Pods if words.contains("exceeded quota") => (
+            "PodsRefused",
+            format!(
+                "the API server takes no more pods: {words}; raise the quota or lower spec.elasticity.maxWorkers"
+            ),
+        ),
+        Refused::Pods => (
+            "PodsRefused",
+            format!("the API server takes no pod of spec.workers.template: {words}"),
+        ),
+        Refused::Coordinator => (
+            "CoordinatorFails",
+            format!("the job's coordinator cannot run: {words}"),
+        ),
+    }
 }
 
 /// Kind, whether it holds, reason, sentence.
@@ -316,10 +357,19 @@ fn condition(seen: &Observed, kind: &str, is: bool, reason: String, message: Str
 }
 
 /// What has changed, as a diary. Pods that are made are the pods' own story.
-fn notes(before: &Status, after: &Status, crew: &Crew<'_>, desired: &mut Desired) {
+fn notes(seen: &Observed, after: &Status, crew: &Crew<'_>, desired: &mut Desired) {
+    let before = &seen.job.status;
+    let mut lasting = taken_away(crew);
+    lasting.extend(seen.setbacks.iter().map(|s| Note {
+        warning: true,
+        once: true,
+        reason: setback(s).0,
+        text: setback(s).1,
+    }));
     let mut note = |warning, reason, text: String| {
         desired.notes.push(Note {
             warning,
+            once: false,
             reason,
             text,
         })
@@ -355,4 +405,21 @@ fn notes(before: &Status, after: &Status, crew: &Crew<'_>, desired: &mut Desired
             ),
         );
     }
+    desired.notes.extend(lasting);
+}
+
+/// Pods that Kubernetes takes away: evicted, preempted by priority, from a node with a NoExecute taint. It deletes them itself, and
+/// they are seen until their grace period is over.
+fn taken_away(crew: &Crew<'_>) -> Vec<Note> {
+    let away = crew.0.iter().filter(|(_, v)| *v == Verdict::Leaving);
+    away.filter_map(|(pod, _)| {
+        let (why, node) = (pod.disrupted.as_ref()?, pod.node.as_deref().unwrap_or("no node"));
+        Some(Note {
+            warning: true,
+            once: true,
+            reason: "WorkerPreempted",
+            text: format!("pod {} on {node} is taken away ({why})", pod.name),
+        })
+    })
+    .collect()
 }

@@ -16,6 +16,8 @@ pub struct Observed {
     pub nodes: BTreeMap<String, NodeSeen>,
     /// What its coordinator tells; none where none runs here.
     pub run: Option<RunSeen>,
+    /// What could not be carried out for its present spec.
+    pub setbacks: Vec<Setback>,
     /// The present ones, or new ones where there are none yet.
     pub credentials: Credentials,
     /// The time.
@@ -171,6 +173,28 @@ pub struct RunSeen {
     pub address: Option<(String, u16)>,
     /// How it ended.
     pub ended: Option<Ending>,
+}
+
+/// What can be refused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Refused {
+    /// Service, Secret and the like.
+    Objects,
+    /// Pods.
+    Pods,
+    /// The coordinator cannot start, or has ended with an error.
+    Coordinator,
+}
+
+/// What could not be carried out, and is left alone for a while.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setback {
+    /// What.
+    pub what: Refused,
+    /// Why, in the words of whoever refused.
+    pub words: String,
+    /// It is tried again after so many seconds.
+    pub again_in: i64,
 }
 
 /// How the operator was started.

@@ -34,6 +34,7 @@ fn observed(max: u32) -> Observed {
             },
         )]),
         run: None,
+        setbacks: vec![],
         credentials: Credentials {
             token: "t".into(),
             identity: None,
@@ -372,6 +373,63 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
     seen.now += 4;
     assert_eq!(names(&decide(&seen)), ["j-w4"]);
     assert_eq!(condition(&desired, "Degraded").reason, "WorkersCrash");
+}
+
+#[test]
+fn the_diary_tells_of_a_pod_that_is_taken_away_and_not_of_one_that_is_let_go() {
+    let mut seen = observed(1);
+    let leaving = PodSeen {
+        deleting: true,
+        node: Some("n1".into()),
+        ..pod(1, Phase::Running)
+    };
+    seen.pods = vec![leaving.clone()];
+    let told = |seen: &Observed| {
+        let notes = decide(seen).notes;
+        notes.into_iter().find(|n| n.reason == "WorkerPreempted")
+    };
+    assert_eq!(told(&seen), None);
+    seen.pods = vec![PodSeen {
+        disrupted: Some("EvictionByEvictionAPI".into()),
+        ..leaving
+    }];
+    let note = told(&seen).unwrap();
+    assert!(note.once && note.warning, "{note:?}");
+    assert_eq!(note.text, "pod j-w1 on n1 is taken away (EvictionByEvictionAPI)");
+}
+
+#[test]
+fn what_is_refused_is_left_alone_for_a_while_and_told() {
+    let setback = |what, again_in| Setback {
+        what,
+        words: "exceeded quota: q".into(),
+        again_in,
+    };
+    let mut seen = observed(4);
+    seen.run = Some(training(5));
+    seen.pods = vec![pod(1, Phase::Running)];
+    seen.setbacks = vec![setback(Refused::Pods, 7)];
+    let desired = decide(&seen);
+    assert_eq!(names(&desired), Vec::<String>::new());
+    assert_eq!((desired.coordinator, desired.again_after), (Wish::Run, Some(7)));
+    assert_eq!(desired.status.newest_pod, 1, "no number is used up");
+    let degraded = condition(&desired, "Degraded");
+    assert_eq!(
+        (degraded.status.as_str(), degraded.reason.as_str()),
+        ("True", "PodsRefused")
+    );
+    assert!(
+        degraded.message.contains("exceeded quota: q; raise the quota"),
+        "{degraded:?}"
+    );
+    assert_eq!(condition(&desired, "Training").status, "True");
+    seen.setbacks = vec![setback(Refused::Pods, 0)];
+    assert_eq!(names(&decide(&seen)).len(), 3, "its time has come");
+    seen.setbacks = vec![setback(Refused::Coordinator, 7)];
+    let desired = decide(&seen);
+    assert_eq!((desired.coordinator, desired.create.len()), (Wish::Gone, 0));
+    seen.setbacks = vec![setback(Refused::Objects, 7)];
+    assert_eq!(decide(&seen).objects.len(), 0);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The cases: what happens to a job, and what must be true afterwards.
 
+mod bad;
 mod jobs;
 mod nodes;
 mod pods;
@@ -83,6 +84,11 @@ pub(crate) const CASES: &[Case] = &[
         "the bucket does not answer for a while",
         &[Need::Bucket],
     ),
+    case(
+        "bad-input",
+        "jobs that cannot run say why, and disturb nobody",
+        &[Need::Bucket],
+    ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
 ];
 
@@ -140,6 +146,7 @@ impl Scene<'_> {
             "suspend" => return self.suspend().await,
             "all-gone" => return self.all_gone().await,
             "store-down" => self.store_down().await?,
+            "bad-input" => self.bad_input().await?,
             "job-deleted" => self.job_deleted().await?,
             other => bail!("no case is called {other}"),
         }
@@ -195,13 +202,12 @@ impl Scene<'_> {
 
     /// Status, Events and metrics tell of a change since then.
     async fn told(&self, before: &Look) -> Result<()> {
-        let now = self.job.now()?;
         let count = |l: &Look| l.status["reconfigurations"].as_i64().unwrap_or(0);
-        ensure!(
-            count(&now) > count(before),
-            "no reconfiguration in {}",
-            now.status
-        );
+        // Workers on notice train on until their replacements are there.
+        let now = self
+            .job
+            .until("a reconfiguration", |l| count(l) > count(before))
+            .await?;
         let newest = now.generation();
         self.job.event("Planned", &format!("plan {newest}")).await?;
         let label = format!("namespace=\"{}\"", self.job.namespace);

@@ -29,7 +29,8 @@ impl Scene<'_> {
         let (before, pod) = (self.job.now()?, self.first_pod().await?);
         let pods: Api<Pod> = Api::namespaced(self.job.client.clone(), &self.job.namespace);
         pods.evict(&pod, &EvictParams::default()).await?;
-        self.replaced(&before, &pod).await
+        self.replaced(&before, &pod).await?;
+        self.job.event("WorkerPreempted", &pod).await
     }
 
     pub(super) async fn preemption(&mut self) -> Result<()> {
@@ -56,6 +57,7 @@ impl Scene<'_> {
                 .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
         }
         self.job.event("Run", "workerDraining").await?;
+        self.job.event("WorkerPreempted", "PreemptionByScheduler").await?;
         let fewer = self
             .job
             .until("training goes on with two workers", |l| {

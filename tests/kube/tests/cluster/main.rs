@@ -5,6 +5,8 @@
     reason = "tests that tell a story"
 )]
 
+mod refused;
+
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret, Service};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
@@ -151,7 +153,7 @@ fn a_wrong_job_is_refused_with_what_to_do() {
         (
             "/spec/checkpoint",
             json!({ "uri": "s3://b" }),
-            "intervalSteps: Required",
+            "give intervalSteps, intervalSeconds or both",
         ),
         (
             "/metadata/name",

@@ -1,0 +1,113 @@
+//! What the API server refuses, a job says; it is tried again by itself, and not too often.
+
+use super::*;
+use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
+
+async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -> Result<()> {
+    eventually(reason, || async {
+        let found = condition(client, namespace, "Degraded").await?;
+        let message = found["message"].as_str().unwrap_or("");
+        ensure!(
+            found["status"] == "True" && found["reason"] == reason && message.contains(words),
+            "{found}"
+        );
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised() {
+    let namespace = cluster().namespace("quota").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q" }, "spec": { "hard": { "pods": "1" } },
+    });
+    let apply = ["-n", &namespace, "apply", "-f", "-"];
+    cluster().kubectl(&apply, &quota.to_string()).unwrap();
+    let quotas: Api<ResourceQuota> = Api::namespaced(client.clone(), &namespace);
+    eventually("the quota is in force", || async {
+        let status = quotas.get("q").await?.status;
+        ensure!(status.and_then(|s| s.hard).is_some(), "not yet");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
+    degraded(
+        &client,
+        &namespace,
+        "PodsRefused",
+        "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1; raise the quota or lower spec.elasticity.maxWorkers",
+    )
+    .await
+    .unwrap();
+    let there = live(&client, &namespace).await.unwrap();
+    assert_eq!(there.len(), 1, "{there:?}");
+    cluster()
+        .kubectl(&["-n", &namespace, "delete", "resourcequota", "q"], "")
+        .unwrap();
+    eventually("all three pods", || async {
+        let there = live(&client, &namespace).await?;
+        ensure!(there == ["j-w1", "j-w2", "j-w3"], "{there:?}");
+        let found = condition(&client, &namespace, "Degraded").await?;
+        ensure!(found["reason"] != "PodsRefused", "{found}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_once() {
+    let namespace = cluster().namespace("template").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    let mut wrong = pooled(&namespace, 1);
+    wrong["spec"]["workers"]["template"]["spec"]["priorityClassName"] = "none-such".into();
+    create(&client, &namespace, wrong).await.unwrap();
+    degraded(&client, &namespace, "PodsRefused", "none-such")
+        .await
+        .unwrap();
+    let phase = jobs(&client, &namespace).get("j").await.unwrap().data["status"]["message"].clone();
+    assert!(phase.as_str().unwrap_or("").contains("none-such"), "{phase}");
+    let right = json!({ "spec": { "workers": { "template": { "spec": { "priorityClassName": null } } } } });
+    jobs(&client, &namespace)
+        .patch("j", &PatchParams::default(), &Patch::Merge(&right))
+        .await
+        .unwrap();
+    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_deleted_takes_its_job_along() {
+    let namespace = cluster().namespace("gone").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let node = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 2)
+        .await
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
+    cluster()
+        .kubectl(&["delete", "namespace", &namespace, "--wait=false"], "")
+        .unwrap();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    eventually("the namespace is gone", || async {
+        // As its kubelet would: pods of a node end before they are gone.
+        for pod in pods(&client, &namespace).await? {
+            let now = DeleteParams::default().grace_period(0);
+            let api: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+            let _ = api.delete(&pod.name_any(), &now).await;
+        }
+        ensure!(namespaces.get_opt(&namespace).await?.is_none(), "it is there");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    drop(node);
+}
