@@ -22,8 +22,9 @@ release: setup ## Build everything, optimised
 stores: setup
 	@scripts/setup-stores.sh
 
-test: build stores ## Run all tests: the core by seeds, parity, real workers that are really killed; as root also on a real cluster
-	$(CARGO) test --workspace --locked
+test: build stores data ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
+	scripts/setup-kube.sh
+	$(CARGO) test --workspace --locked --features varuna-kube-tests/cluster
 	$(MAKE) e2e-quick
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
@@ -80,25 +81,21 @@ e2e-quick: build data
 e2e: release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
 	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text; fi
 	@if [ -z "$(KUBECONFIG)" ] && [ -x scripts/setup-stores.sh ]; then scripts/setup-stores.sh; fi
-	$(CARGO) build --locked --release -p varuna-kube-tests
 	BINARIES=target/release target/release/varuna-e2e $(CASES)
 
 bench-operator: release data ## The operator: from a signal to the plan and the next step; a thousand jobs (ten minutes)
 	scripts/setup-kube.sh
-	$(CARGO) build --locked --release -p varuna-kube-tests
 	python3 bench/operator.py
 
-test-kube: data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
+test-kube: build data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --locked -p varuna-api --features crd
-	$(CARGO) test --locked -p varuna-operator
-	VARUNA_WORKER=$(CURDIR)/target/release/varuna-worker $(CARGO) test --locked -p varuna-kube-tests --features cluster
+	$(CARGO) test --workspace --locked --features varuna-kube-tests/cluster --test chart --test cluster --test training
 
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py
 
 accuracy: data ## Predicted against measured steps, published ones and this machine's own, on rows that nothing was fitted on
-	$(CARGO) run --locked --release -p varuna -- plan calibrate --results accuracy.published \
+	target/release/varuna plan calibrate --results accuracy.published \
 		--profile bench/data/measured/gpt-1.5b-v100-profile.json --links bench/data/measured/p2p-10gbps.csv \
 		--measured bench/data/measured/gpt-1.5b-v100-10gbps.csv
 	python3 bench/accuracy.py

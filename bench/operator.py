@@ -33,7 +33,7 @@ def table(r):
         lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
     lines += [
         "",
-        f"{get('signals')} signals, four worker processes on this machine's cores. Goals: 250 ms to the plan; 1 s and one step to the step.",
+        f"{get('signals')} signals, four worker processes on this machine's cores. {get('requests_per_preemption')} requests to the API server for each, with the pod that comes instead, two plans and their Events (watches and leases left out). Goals: 250 ms to the plan; 1 s and one step to the step.",
         "",
         f"| {get('jobs')} jobs, {get('pods')} pods | |",
         "|---|---|",
@@ -43,6 +43,7 @@ def table(r):
         f"| CPU of the operator at rest, cores | {get('idle_cpu_cores')} |",
         f"| requests for a job at rest, a minute (watches and leases left out) | {get('idle_requests_per_job_min')} |",
         f"| another operator has taken all jobs over, s (10 s of them the Lease) | {get('cold_start_s')} |",
+        f"| images as `make images` writes them, MB: operator, worker without CUDA | {get('operator_image_mb')}, {get('worker_image_mb')} |",
     ]
     return "\n".join(lines)
 
@@ -58,6 +59,10 @@ def main():
     bench = a.binaries / "varuna-bench-operator"
     results = run(bench, "signals", a.rounds, a.binaries / "varuna-worker", ROOT / ".cache/data/kjv")
     results |= run(bench, "scale", a.jobs, a.pods, a.binaries / "varuna-operator")
+    for image in ("operator", "worker"):
+        archive = ROOT / f".cache/images/varuna-{image}.tar"
+        if archive.exists():
+            results[f"operator.{image}_image_mb"] = f"{archive.stat().st_size / 1e6:.0f}"
     body = f"Machine: {machine()}, shared with the API server, etcd and whatever plays the nodes.\n\n{table(results)}\n"
     print(body)
     if not a.no_table:

@@ -4,6 +4,7 @@
 //!   varuna-bench-operator signals ROUNDS WORKER DATA     signal -> plan persisted -> next step, by kind of signal
 //!   varuna-bench-operator scale JOBS PODS OPERATOR       JOBS jobs of PODS pods under that operator binary
 
+mod audit;
 mod scale;
 mod signals;
 

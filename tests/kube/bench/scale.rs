@@ -1,6 +1,7 @@
 //! A thousand jobs: how long a look at a job takes, what the operator's process needs, what it asks of the API server at rest, and
 //! how quickly a new one has taken all of them over. Pods are bound to fake nodes as they are made, and run when this says so.
 
+use crate::audit::Audited;
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
 use futures::stream;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use varuna_kube_tests::{Cluster, FakeNode, jobs};
+use varuna_kube_tests::{FakeNode, jobs};
 
 /// Calls side by side.
 const ABREAST: usize = 16;
@@ -115,53 +116,6 @@ fn job(name: &str, pods: u32, node: &str) -> Value {
     })
 }
 
-/// An identity whose requests are told apart in the audit log.
-fn identity(cluster: &Cluster, namespace: &str, folder: &Path) -> Result<PathBuf> {
-    cluster.kubectl(
-        &["-n", namespace, "create", "serviceaccount", "bench-operator"],
-        "",
-    )?;
-    let account = format!("--serviceaccount={namespace}:bench-operator");
-    cluster.kubectl(
-        &[
-            "create",
-            "clusterrolebinding",
-            "bench-operator",
-            "--clusterrole=cluster-admin",
-            &account,
-        ],
-        "",
-    )?;
-    let token = cluster.kubectl(
-        &[
-            "-n",
-            namespace,
-            "create",
-            "token",
-            "bench-operator",
-            "--duration=2h",
-        ],
-        "",
-    )?;
-    let raw = cluster.kubectl(&["config", "view", "--raw", "-o", "json"], "")?;
-    let mut config: Value = serde_json::from_str(&raw)?;
-    config["users"][0]["user"] = json!({ "token": token.trim() });
-    let path = folder.join("operator.kubeconfig");
-    std::fs::write(&path, config.to_string())?;
-    Ok(path)
-}
-
-/// Requests of the operator in the audit log, leases left out.
-fn requests(log: &Path) -> usize {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
-    let ours = |l: &&str| {
-        l.contains(":bench-operator\"")
-            && !l.contains("\"resource\":\"leases\"")
-            && !l.contains("\"verb\":\"watch\"")
-    };
-    text.lines().filter(ours).count()
-}
-
 async fn wait(what: &str, mut done: impl AsyncFnMut() -> bool) -> Result<f64> {
     let began = Instant::now();
     while !done().await {
@@ -249,31 +203,17 @@ async fn make(client: &Client, namespace: &str, count: usize, pods: u32) -> Resu
     Ok(())
 }
 
-/// A control plane that logs who asks for what.
-fn cluster(folder: &Path, audit: &Path) -> Result<Cluster> {
-    let policy = folder.join("policy.yaml");
-    let rules = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules: [{level: Metadata}]\n";
-    std::fs::write(&policy, rules)?;
-    let options = format!(
-        "--audit-policy-file={} --audit-log-path={}",
-        policy.display(),
-        audit.display()
-    );
-    Cluster::own(tempfile::tempdir()?, &["--api-args", &options])
-}
-
 pub(crate) async fn run(count: usize, pods: u32, binary: PathBuf) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let audit = folder.path().join("audit.log");
-    let cluster = cluster(folder.path(), &audit)?;
+    let audited = Audited::start()?;
+    let (cluster, folder) = (&audited.cluster, audited.folder.path());
     let client = cluster.client().await?;
     let namespace = cluster.namespace("scale")?;
     let mut nodes = vec![];
     for i in 0..8 {
         nodes.push(FakeNode::add(&client, &format!("bench-{i}"), "bench", 8).await?);
     }
-    let kubeconfig = identity(&cluster, &namespace, folder.path())?;
-    let operator = Operator::start(&binary, &kubeconfig, folder.path(), &namespace)?;
+    let kubeconfig = audited.identity(&namespace)?;
+    let operator = Operator::start(&binary, &kubeconfig, folder, &namespace)?;
     make(&client, &namespace, count, pods).await?;
     let all = count * pods as usize;
     let made: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -296,13 +236,13 @@ pub(crate) async fn run(count: usize, pods: u32, binary: PathBuf) -> Result<()> 
     );
     // What the last changes cause comes to rest: the status follows within 15 s.
     tokio::time::sleep(Duration::from_secs(20)).await;
-    let (before, (_, cpu)) = (requests(&audit), operator.cost()?);
+    let (before, (_, cpu)) = (audited.requests(), operator.cost()?);
     tokio::time::sleep(REST).await;
     let (rss, cpu_after) = operator.cost()?;
     #[expect(clippy::cast_precision_loss, reason = "counts")]
-    let idle = (requests(&audit) - before) as f64 / count as f64 / (REST.as_secs_f64() / 60.0);
+    let idle = (audited.requests() - before) as f64 / count as f64 / (REST.as_secs_f64() / 60.0);
     drop(operator);
-    let operator = Operator::start(&binary, &kubeconfig, folder.path(), &namespace)?;
+    let operator = Operator::start(&binary, &kubeconfig, folder, &namespace)?;
     let cold = wait("another operator has taken all jobs over", async || {
         operator.knows().await == count
     })

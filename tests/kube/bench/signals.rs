@@ -1,6 +1,7 @@
 //! From a signal to the plan without the worker, and to the next committed step: real worker processes, real API server, the
 //! operator in this process; the part of the kubelet is played.
 
+use crate::audit::{ACCOUNT, Audited};
 use crate::quantile;
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use varuna_kube_tests::kubelet::{Kubelet, Processes};
-use varuna_kube_tests::{FakeNode, cluster, eventually, jobs, operator_with};
+use varuna_kube_tests::{FakeNode, eventually, jobs, operator_with};
 use varuna_operator::metrics::Metrics;
 
 const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
@@ -149,8 +150,10 @@ async fn follow(secrets: Api<Secret>, tell: watch::Sender<(i64, Instant)>) {
 }
 
 pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<()> {
-    let namespace = cluster().namespace("signals")?;
-    let client = cluster().client().await?;
+    let audited = Audited::start()?;
+    let namespace = audited.cluster.namespace("signals")?;
+    let client = audited.cluster.client().await?;
+    audited.identity(&namespace)?;
     let folder = tempfile::tempdir()?;
     let mut nodes = vec![];
     for i in 0..4 {
@@ -170,7 +173,7 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     let kubelet = tokio::spawn(kubelet.work());
     let metrics = std::sync::Arc::new(Metrics::default());
     let operator = operator_with(
-        client.clone(),
+        audited.cluster.client_as(&namespace, ACCOUNT).await?,
         &namespace,
         &folder.path().join("run"),
         metrics.clone(),
@@ -188,11 +191,15 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
         metrics,
         processes,
     };
+    bench.settled().await?;
+    let before = audited.requests();
     let all = measured(&mut bench, rounds).await?;
+    bench.settled().await?;
+    let requests = audited.requests() - before;
     follower.abort();
     operator.abort();
     kubelet.abort();
-    report(&all);
+    report(&all, requests);
     drop(nodes);
     Ok(())
 }
@@ -211,7 +218,7 @@ async fn measured(bench: &mut Bench, rounds: u32) -> Result<Measured> {
     Ok(all)
 }
 
-fn report(all: &Measured) {
+fn report(all: &Measured, requests: usize) {
     let mut every = (vec![], vec![]);
     for (kind, (plans, steps)) in all {
         for (what, values) in [("plan", plans), ("step", steps)] {
@@ -228,6 +235,9 @@ fn report(all: &Measured) {
         every.1.extend(steps);
     }
     println!("RESULT operator.signals {}", every.0.len());
+    #[expect(clippy::cast_precision_loss, reason = "counts")]
+    let each = requests as f64 / every.0.len() as f64;
+    println!("RESULT operator.requests_per_preemption {each:.1}");
     println!(
         "RESULT operator.signal_to_plan_p50_ms {:.0}",
         quantile(&every.0, 0.5)

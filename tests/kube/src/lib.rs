@@ -99,7 +99,11 @@ impl Cluster {
         );
         let dir = folder.path().join("state");
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let mut process = Command::new(&binary)
+        // A cluster that is a static is never dropped: whoever ends it tidies up.
+        let mut process = Command::new("sh")
+            .args(["-c", r#""$@" && rm -rf -- "$0""#])
+            .arg(folder.path())
+            .arg(&binary)
             .args(["up", "--while-stdin", "--dir"])
             .arg(&dir)
             .args(options)
