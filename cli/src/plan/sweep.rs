@@ -110,6 +110,11 @@ const SHORT: f64 = 110.0;
 /// Name, height, colour and value of a plot.
 type Plot<'a> = (&'a str, f64, &'a str, &'a dyn Fn(&Planned) -> f64);
 
+/// Decimals that show three digits of the highest value of a scale.
+fn digits(high: f64) -> usize {
+    (0..6).find(|d| high * 10f64.powi(*d) >= 100.0).unwrap_or(6) as usize
+}
+
 /// Three plots over the number of workers: throughput, cost, idle share.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn svg(rows: &[Row]) -> String {
@@ -129,6 +134,7 @@ fn svg(rows: &[Row]) -> String {
     ];
     for (name, height, colour, of) in plots {
         let high = planned().map(|(_, p)| of(p)).fold(f64::MIN_POSITIVE, f64::max);
+        let digits = digits(high);
         let _ = writeln!(
             body,
             "<text x=\"{LEFT}\" y=\"{:.1}\" class=\"l\">{name}</text>",
@@ -140,7 +146,7 @@ fn svg(rows: &[Row]) -> String {
             let _ = writeln!(
                 body,
                 "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"e\">{:.2}</text>",
+                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"e\">{:.digits$}</text>",
                 LEFT + PLOT,
                 LEFT - 8.0,
                 y + 4.0,

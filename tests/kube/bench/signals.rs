@@ -63,10 +63,13 @@ impl Bench {
                 status["phase"] == "Training" && status["plan"]["workers"] == 4,
                 "{status}"
             );
+            // Those that were killed stay for their logs.
+            let running = ListParams::default().fields("status.phase=Running");
             let names: Vec<_> = pods
-                .list(&ListParams::default())
+                .list(&running)
                 .await?
                 .iter()
+                .filter(|p| p.metadata.deletion_timestamp.is_none())
                 .map(ResourceExt::name_any)
                 .collect();
             ensure!(names.len() == 4, "{names:?}");
