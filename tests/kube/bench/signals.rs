@@ -60,7 +60,10 @@ impl Bench {
         eventually("four workers train", || async {
             let status = jobs(&self.client, &self.namespace).get("j").await?.data["status"].clone();
             ensure!(
-                status["phase"] == "Training" && status["plan"]["workers"] == 4,
+                status["phase"] == "Training"
+                    && status["plan"]["workers"] == 4
+                    // Not of a plan that another one is about to follow.
+                    && status["plan"]["generation"] == self.plans.borrow().0,
                 "{status}"
             );
             // Those that were killed stay for their logs.
