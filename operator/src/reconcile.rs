@@ -96,11 +96,11 @@ async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, 
     }
     measure(context, &seen, &desired);
     publish::publish(context, &seen.job, &desired).await?;
-    for text in context.runs.diary(&seen.job) {
+    for (reason, text) in context.runs.diary(&seen.job) {
         let note = Note {
             warning: false,
             once: false,
-            reason: "Run",
+            reason,
             text,
         };
         publish::event(context, &seen.job, &note).await;

@@ -38,6 +38,11 @@ const LOST: Duration = Duration::from_secs(600);
 /// find out. More often would cost every job at rest requests.
 const WATCH: Duration = Duration::from_secs(300);
 
+/// Sentences for people; at most [`STORIES_MAX`].
+type Stories = Arc<Mutex<Vec<String>>>;
+/// A job that is not looked at for long loses the rest.
+const STORIES_MAX: usize = 64;
+
 /// One coordinator.
 struct Run {
     /// The job's object: another object of the same name is another job.
@@ -46,6 +51,8 @@ struct Run {
     view: watch::Receiver<View>,
     /// Number of the last diary entry that was told.
     told: u64,
+    /// Recoveries and changes that are over and were not told yet.
+    stories: Stories,
     stop: Sender<()>,
     save: Sender<()>,
     /// A checkpoint was ordered before the run is suspended.
@@ -99,9 +106,9 @@ impl Runs {
         })
     }
 
-    /// Diary entries that were not told yet; they are from now on.
+    /// What was not told yet, by reason; it is from now on.
     #[must_use]
-    pub fn diary(&self, job: &JobSeen) -> Vec<String> {
+    pub fn diary(&self, job: &JobSeen) -> Vec<(&'static str, String)> {
         let mut runs = lock(&self.runs);
         let Some(run) = runs.get_mut(&key(job)).filter(|r| r.uid == job.uid) else {
             return vec![];
@@ -115,7 +122,11 @@ impl Runs {
             .collect();
         drop(view);
         run.told = new.last().map_or(run.told, |(number, _)| *number);
-        new.into_iter().map(|(_, text)| text).collect()
+        let stories = std::mem::take(&mut *lock(&run.stories));
+        let lines = new.into_iter().map(|(_, text)| ("Run", text));
+        lines
+            .chain(stories.into_iter().map(|text| ("Resumed", text)))
+            .collect()
     }
 
     /// Tells a job's coordinator what the cluster knows of its workers.
@@ -256,11 +267,13 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
     let alive = Alive(outcome.abort_handle());
     let (watched, shared, seen) = (view.clone(), Arc::clone(context), job.clone());
     let (measured, name, metrics) = (view.clone(), key(job), Arc::clone(&context.health.metrics));
+    let stories = Stories::default();
+    let tells = Arc::clone(&stories);
     tokio::spawn(async move {
         let result = tokio::select! {
             result = outcome => result,
             () = pass_on(watched, reference.clone(), wake.clone()) => return,
-            () = measure(measured, name, metrics) => return,
+            () = measure(measured, name, metrics, tells) => return,
         };
         let ending = match result {
             // It was dropped: the job is gone, or another one has taken its name.
@@ -285,6 +298,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
         port: address.port(),
         view,
         told: 0,
+        stories,
         stop,
         save,
         saving: false,
@@ -296,9 +310,9 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
 }
 
 /// Measures what the coordinator tells. Never ends while it lives.
-async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metrics>) {
+async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metrics>, stories: Stories) {
     let mut watch = Recoveries::default();
-    let mut heard = 0;
+    let (mut heard, mut lost) = (0, 0);
     while view.changed().await.is_ok() {
         let view = view.borrow_and_update();
         metrics.jobs.saw(&job, &view, metrics.jobs.now());
@@ -307,6 +321,12 @@ async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metr
             heard = *number;
             for measured in watch.hear(*at, event) {
                 metrics.recovered(&measured);
+                if let Some(story) = measured.sentence(event, lost) {
+                    lost = 0;
+                    let mut stories = lock(&stories);
+                    stories.push(story);
+                    stories.truncate(STORIES_MAX);
+                }
             }
             if let (
                 Event::Resumed {
@@ -315,9 +335,8 @@ async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metr
                 Some(last),
             ) = (event, &view.metric)
             {
-                metrics
-                    .jobs
-                    .lost(&job, last.step.0.saturating_sub(base.step.0), last.step_ms);
+                lost = last.step.0.saturating_sub(base.step.0);
+                metrics.jobs.lost(&job, lost, last.step_ms);
             }
         }
     }

@@ -1,6 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use varuna_api::Job;
 use varuna_api::parse_job;
 
 mod checkpoints;

@@ -67,6 +67,19 @@ impl Cause {
     }
 }
 
+impl Cause {
+    /// For people, after "after".
+    fn words(self) -> &'static str {
+        match self {
+            Cause::Lost => "the loss of a worker",
+            Cause::Notice => "notice to a worker",
+            Cause::Takeover => "a change of the leader",
+            Cause::Joined => "workers had come",
+            Cause::Other => "a change of plan",
+        }
+    }
+}
+
 /// One phase that is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
@@ -76,6 +89,23 @@ pub struct Measured {
     pub cause: Cause,
     /// How long it took.
     pub took: Duration,
+}
+
+impl Measured {
+    /// A recovery or a change as a whole, for people; none of a part of one. `event`: what ended it. `lost`: steps that are trained again.
+    #[must_use]
+    pub fn sentence(&self, event: &Event, lost: u64) -> Option<String> {
+        let (took, why) = (self.took.as_secs_f64(), self.cause.words());
+        match (self.phase, event) {
+            (Phase::Total, Event::Committed { step, .. }) => Some(format!(
+                "training goes on {took:.2} s after {why}, with step {step}; {lost} steps lost"
+            )),
+            (Phase::Total, Event::Switched { generation }) => Some(format!(
+                "plan {generation} has taken over after {why}; training did not stop"
+            )),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

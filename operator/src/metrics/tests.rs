@@ -199,3 +199,37 @@ fn recoveries_and_errors_are_told_apart_by_bounded_labels() {
         assert!(text.contains(line), "no {line} in:\n{text}");
     }
 }
+
+#[test]
+fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
+    let mut watch = Recoveries::default();
+    let story = [
+        (0, committed(4)),
+        (10, lost()),
+        (12, fenced()),
+        (20, collected()),
+        (30, planned(false)),
+        (430, committed(5)),
+    ];
+    let mut said = vec![];
+    for (at, event) in &story {
+        let measured = watch.hear(ms(*at), event);
+        said.extend(measured.iter().filter_map(|m| m.sentence(event, 0)));
+    }
+    assert_eq!(
+        said,
+        ["training goes on 0.42 s after the loss of a worker, with step 5; 0 steps lost"]
+    );
+    let change = Measured {
+        phase: Phase::Total,
+        cause: Cause::Joined,
+        took: ms(90),
+    };
+    let switched = Event::Switched {
+        generation: Generation(7),
+    };
+    assert_eq!(
+        change.sentence(&switched, 0).as_deref(),
+        Some("plan 7 has taken over after workers had come; training did not stop")
+    );
+}

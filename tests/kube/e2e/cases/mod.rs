@@ -210,6 +210,7 @@ impl Scene<'_> {
             .await?;
         let newest = now.generation();
         self.job.event("Planned", &format!("plan {newest}")).await?;
+        self.job.event("Resumed", "after").await?;
         let label = format!("namespace=\"{}\"", self.job.namespace);
         let generation = self.job.metric("varuna_job_generation", &[&label]).await?;
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
