@@ -74,15 +74,20 @@ impl Setbacks {
             .collect()
     }
 
-    /// All was carried out, what had waited for its time included.
+    /// All was carried out, what had waited for its time included. What was refused again meanwhile (a coordinator ends when it
+    /// likes) is not over.
     pub fn went_well(&self, job: &JobSeen, tried: &[Setback]) {
+        self.went_well_at(Instant::now(), job, tried);
+    }
+
+    fn went_well_at(&self, now: Instant, job: &JobSeen, tried: &[Setback]) {
         let mut all = lock(&self.0);
         let Some(of_job) = all.get_mut(&job.uid) else {
             return;
         };
         for setback in tried.iter().filter(|s| s.again_in <= 0) {
             if let Some(kept) = of_job.get_mut(&setback.what) {
-                kept.over = true;
+                kept.over = kept.at + kept.wait() <= now;
             }
         }
     }
@@ -132,12 +137,12 @@ mod tests {
         let (setbacks, now) = (Setbacks::default(), Instant::now());
         setbacks.hit_at(now, &job(1), Refused::Pods, "a");
         setbacks.hit_at(now, &job(1), Refused::Coordinator, "b");
-        setbacks.went_well(&job(1), &setbacks.seen_at(now, &job(1)));
+        setbacks.went_well_at(now, &job(1), &setbacks.seen_at(now, &job(1)));
         assert_eq!(setbacks.seen_at(now, &job(1)).len(), 2, "neither's time had come");
         let later = now + Duration::from_secs(1);
         let mut tried = setbacks.seen_at(later, &job(1));
         tried.retain(|s| s.what == Refused::Pods);
-        setbacks.went_well(&job(1), &tried);
+        setbacks.went_well_at(later, &job(1), &tried);
         let left: Vec<_> = setbacks
             .seen_at(later, &job(1))
             .into_iter()
@@ -151,5 +156,17 @@ mod tests {
                 .iter()
                 .any(|s| s.what == Refused::Pods && s.again_in == 2)
         );
+    }
+
+    #[test]
+    fn what_breaks_again_while_the_rest_is_carried_out_is_not_over() {
+        let (setbacks, now) = (Setbacks::default(), Instant::now());
+        setbacks.hit_at(now, &job(1), Refused::Coordinator, "a");
+        let later = now + Duration::from_secs(1);
+        let tried = setbacks.seen_at(later, &job(1));
+        assert_eq!(tried[0].again_in, 0);
+        setbacks.hit_at(later, &job(1), Refused::Coordinator, "a");
+        setbacks.went_well_at(later, &job(1), &tried);
+        assert_eq!(setbacks.seen_at(later, &job(1))[0].again_in, 2);
     }
 }

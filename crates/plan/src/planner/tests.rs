@@ -431,3 +431,23 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
     let (chosen, tight) = factor(Some(least)).unwrap();
     assert!((chosen - 1.0).abs() < f64::EPSILON && tight > roomy);
 }
+
+#[test]
+fn plans_are_the_same_work_whoever_does_it_and_not_when_cut_otherwise() {
+    let planner = planner(2, None);
+    let mut asked = request(&planner, 4, 24);
+    let first = planner.plan(&asked).unwrap();
+    for worker in &mut asked.workers {
+        worker.id = WorkerId(worker.id.0 + 10);
+    }
+    let others = planner.plan(&asked).unwrap();
+    assert_ne!(first, others);
+    assert!(first.same_work(&others));
+    let mut cut = first.clone();
+    cut.pipelines[0].stages[0].segments.end -= 1;
+    cut.pipelines[0].stages[1].segments.start -= 1;
+    assert!(!first.same_work(&cut));
+    let mut finer = first.clone();
+    finer.micro_batch_size += 1;
+    assert!(!first.same_work(&finer));
+}
