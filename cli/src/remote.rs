@@ -119,16 +119,12 @@ fn text(status: &Value) -> String {
         .flatten()
     {
         let of = |key: &str| worker.get(key).map_or(String::new(), plain);
-        let segments = worker
-            .get("segments")
-            .filter(|s| !s.is_null())
-            .map_or("-".into(), |s| {
-                format!(
-                    "{}..{}",
-                    s.get("start").map_or(String::new(), plain),
-                    s.get("end").map_or(String::new(), plain)
-                )
-            });
+        let ranges = worker.get("segments").and_then(Value::as_array);
+        let ranges: Vec<String> = ranges.into_iter().flatten().map(range).collect();
+        let segments = match ranges.as_slice() {
+            [] => "-".into(),
+            some => some.join(","),
+        };
         text.push_str(&format!(
             "  {:<8} {:<8} pipeline {:<3} segments {:<8} step {:<6} pid {} on {}{}\n",
             of("name"),
@@ -154,4 +150,10 @@ fn plain(value: &Value) -> String {
         Value::Null => "-".into(),
         other => other.to_string(),
     }
+}
+
+/// `3..5`.
+fn range(segments: &Value) -> String {
+    let of = |key: &str| segments.get(key).map_or(String::new(), plain);
+    format!("{}..{}", of("start"), of("end"))
 }

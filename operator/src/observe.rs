@@ -165,13 +165,12 @@ pub fn run(view: &View) -> RunSeen {
     };
     let mut pipelines: BTreeMap<usize, Vec<(u32, String)>> = BTreeMap::new();
     for worker in &snapshot.workers {
-        if let (Some(pipeline), Some(segments)) = (worker.pipeline, worker.segments) {
-            let place = format!("{}..{} {}", segments.start, segments.end, worker.name);
-            pipelines
-                .entry(pipeline)
-                .or_default()
-                .push((segments.start, place));
-        }
+        let Some(pipeline) = worker.pipeline else { continue };
+        let places = worker
+            .segments
+            .iter()
+            .map(|s| (s.start, format!("{s} {}", worker.name)));
+        pipelines.entry(pipeline).or_default().extend(places);
     }
     let rank_map: Vec<String> = pipelines
         .into_values()

@@ -79,6 +79,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
     let plan = plan(&case, &shape(&case, &[&[4, 2]], &[8], 8));
     let mesh = LocalMesh::new(&[ONE, TWO]);
     let tag = Tag::Activation {
+        stage: 1,
         step: Step(0),
         micro_batch: 0,
     };
@@ -121,6 +122,7 @@ fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
         .run_step(&plan, Step(0), &mesh.link(TWO), Instant::now())
         .unwrap_err();
     let tag = Tag::Activation {
+        stage: 1,
         step: Step(0),
         micro_batch: 0,
     };

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, assert_close, run, shape, single};
-use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec};
+use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
 const STEPS: u64 = 22;
 
@@ -106,6 +106,71 @@ fn every_schedule_draws_the_same_curve() {
             1e-5,
             &format!("{schedule:?}"),
         );
+    }
+}
+
+/// Gives each pipeline's stages to its first workers, round after round.
+fn interleave(mut shape: Shape, chunks: u32, recompute: Recompute) -> Shape {
+    shape.schedule = ScheduleSpec {
+        kind: ScheduleKind::Interleaved { chunks },
+        recompute,
+    };
+    for pipeline in &mut shape.pipelines {
+        let round = pipeline.stages.len() / chunks as usize;
+        for s in round..pipeline.stages.len() {
+            pipeline.stages[s].worker = pipeline.stages[s - round].worker;
+        }
+    }
+    shape
+}
+
+#[test]
+fn workers_with_several_stages_draw_the_same_curve() {
+    for tied in [false, true] {
+        let case = Case {
+            tied,
+            evaluate: true,
+            ..Case::default()
+        };
+        let unsplit = run(&case, &single(&case), STEPS);
+        let plans = [
+            ("two chunks", 2, shape(&case, &[&[2, 1, 1, 2]], &[8], 1)),
+            (
+                "one group of short micro-batches",
+                2,
+                shape(&case, &[&[1, 2, 2, 1]], &[8], 5),
+            ),
+            ("three chunks", 3, shape(&case, &[&[1, 1, 1, 1, 1, 1]], &[8], 2)),
+            (
+                "two pipelines",
+                2,
+                shape(&case, &[&[1, 2, 1, 2], &[2, 1, 2, 1]], &[4, 4], 1),
+            ),
+            (
+                "unequal shares and depths",
+                2,
+                shape(&case, &[&[1, 1, 1, 1, 1, 1], &[2, 1, 2, 1]], &[6, 2], 1),
+            ),
+        ];
+        for (name, chunks, plan) in plans {
+            let plan = interleave(plan, chunks, Recompute::None);
+            let split = run(&case, &plan, STEPS);
+            assert_close(&unsplit, &split, 1e-5, &format!("{name}, tied {tied}"));
+            for ((step, a), b) in unsplit.evaluations.iter().zip(&split.evaluations) {
+                assert!(
+                    (a - b.1).abs() <= 1e-5 * a && *step == b.0,
+                    "{name}: {a} and {b:?}"
+                );
+            }
+            assert_eq!(split.evaluations.len(), 6, "{name}");
+            for policy in [Recompute::Full, Recompute::Selective] {
+                let mut recomputes = plan.clone();
+                recomputes.schedule.recompute = policy;
+                let recomputes = run(&case, &recomputes, STEPS);
+                assert_eq!(split.losses, recomputes.losses, "{name} {policy:?}");
+                assert_eq!(split.parameters, recomputes.parameters, "{name} {policy:?}");
+            }
+        }
     }
 }
 

@@ -71,6 +71,7 @@ fn later() -> Instant {
 
 fn activation(micro_batch: u32) -> Tag {
     Tag::Activation {
+        stage: 0,
         step: Step(1),
         micro_batch,
     }

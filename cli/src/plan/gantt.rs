@@ -1,4 +1,4 @@
-//! One step as a picture: a lane for each stage, time from left to right, idle time left bare.
+//! One step as a picture: a lane for each worker of a pipeline, time from left to right, idle time left bare.
 
 use std::fmt::Write as _;
 use varuna_plan::Shape;
@@ -24,6 +24,8 @@ const TRANSFER: &str = "#9467bd";
 const RING: &str = "#c8503c";
 const OPTIMIZER: &str = "#555555";
 const IDLE: &str = "#ececec";
+/// Over a colour above.
+const SHADE: &str = "#00000040";
 
 fn end_ms(traces: &[PipelineTrace]) -> f64 {
     let ends = traces.iter().flat_map(|t| &t.ends);
@@ -64,14 +66,19 @@ impl Picture {
         );
     }
 
-    fn span(&mut self, span: &Span, top: f64) {
+    fn span(&mut self, span: &Span, workers: usize, top: f64) {
         let (fill, micro_batch, compute) = look(span.what);
-        let y = top + LANE * stage_as_f64(span.stage);
+        let y = top + LANE * stage_as_f64(span.stage % workers);
         if !compute {
             self.bar(span.start_ms, span.end_ms, y + COMPUTE, NETWORK, fill);
             return;
         }
         self.bar(span.start_ms, span.end_ms, y, COMPUTE, fill);
+        // Later stages of a worker are shaded from below, the more the later.
+        let shade = COMPUTE * (1.0 - 1.0 / stage_as_f64(1 + span.stage / workers));
+        if shade > 0.0 {
+            self.bar(span.start_ms, span.end_ms, y + COMPUTE - shade, shade, SHADE);
+        }
         let width = (span.end_ms - span.start_ms) * self.scale;
         if width >= 9.0 {
             let middle = LEFT + f64::midpoint(span.start_ms, span.end_ms) * self.scale;
@@ -84,6 +91,14 @@ impl Picture {
 #[expect(clippy::cast_precision_loss, reason = "stage counts are small")]
 fn stage_as_f64(stage: usize) -> f64 {
     stage as f64
+}
+
+/// What a lane belongs to: a stage, or a worker where each has several.
+fn lane(trace: &PipelineTrace) -> &'static str {
+    match trace.workers < trace.stages.len() {
+        true => "worker",
+        false => "stage",
+    }
 }
 
 /// The step as an SVG document.
@@ -126,22 +141,26 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
         );
         picture.words(10.0, top, "l", &head);
         top += 8.0;
-        for (s, (range, ends)) in trace.stages.iter().zip(&trace.ends).enumerate() {
-            let y = top + LANE * stage_as_f64(s);
+        for w in 0..trace.workers {
+            let y = top + LANE * stage_as_f64(w);
             picture.bar(0.0, end, y, COMPUTE + NETWORK, IDLE);
-            picture.words(10.0, y + 12.0, "l", &format!("stage {s}"));
-            picture.words(10.0, y + 25.0, "g", &format!("segments {range}"));
-            if ends.rings_to_ms > ends.rings_from_ms {
-                picture.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
-            }
-            if ends.ms > ends.rings_to_ms {
-                picture.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
+            picture.words(10.0, y + 12.0, "l", &format!("{} {w}", lane(trace)));
+            let own = trace.stages.iter().skip(w).step_by(trace.workers);
+            let ranges: Vec<String> = own.map(ToString::to_string).collect();
+            picture.words(10.0, y + 25.0, "g", &format!("segments {}", ranges.join(", ")));
+            for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
+                if ends.rings_to_ms > ends.rings_from_ms {
+                    picture.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
+                }
+                if ends.ms > ends.rings_to_ms {
+                    picture.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
+                }
             }
         }
         for span in &trace.spans {
-            picture.span(span, top);
+            picture.span(span, trace.workers, top);
         }
-        top += LANE * stage_as_f64(trace.stages.len()) + 20.0;
+        top += LANE * stage_as_f64(trace.workers) + 20.0;
     }
     if traces.len() > KINDS {
         picture.words(
@@ -202,7 +221,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
     );
     for trace in traces.iter().take(KINDS) {
         let _ = writeln!(text, "pipeline {} ({} of this kind):", trace.first, trace.count);
-        for (s, ends) in trace.ends.iter().enumerate() {
+        for w in 0..trace.workers {
             // Milliseconds of each letter in each column.
             let mut time = vec![[0.0f64; 5]; COLUMNS];
             let mut add = |letter: usize, from: f64, to: f64| {
@@ -213,7 +232,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                     time[letter] += (to.min(stop) - from.max(start)).max(0.0);
                 }
             };
-            for span in trace.spans.iter().filter(|span| span.stage == s) {
+            for span in trace.spans.iter().filter(|s| s.stage % trace.workers == w) {
                 let letter = match span.what {
                     What::Compute(Instruction::Forward(_)) => 0,
                     What::Compute(Instruction::Recompute(_)) => 1,
@@ -222,8 +241,10 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                 };
                 add(letter, span.start_ms, span.end_ms);
             }
-            add(3, ends.rings_from_ms, ends.rings_to_ms);
-            add(4, ends.rings_to_ms, ends.ms);
+            for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
+                add(3, ends.rings_from_ms, ends.rings_to_ms);
+                add(4, ends.rings_to_ms, ends.ms);
+            }
             let letter = |time: &[f64; 5]| {
                 let idle = column - time.iter().sum::<f64>();
                 let most = time.iter().zip("FRB=O".chars()).max_by(|a, b| a.0.total_cmp(b.0));
@@ -231,7 +252,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                     .map_or('.', |(_, letter)| letter)
             };
             let line: String = time.iter().map(letter).collect();
-            let _ = writeln!(text, "  stage {s:>2} {line}");
+            let _ = writeln!(text, "  {} {w:>2} {line}", lane(trace));
         }
     }
     if traces.len() > KINDS {

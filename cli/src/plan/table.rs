@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use varuna_plan::schedule::paper::{self, ChunkTimes, PaperKind, generate};
+use varuna_plan::schedule::paper::{self, PaperKind, PartTimes, generate};
 use varuna_plan::trace::Spread;
 use varuna_plan::{
     Costs, Explained, PlanRequest, Recompute, RunnerUp, ScheduleKind, ScheduleSpec, Shape, schedule,
@@ -25,6 +25,7 @@ fn words(spec: &ScheduleSpec) -> String {
     let order = match spec.kind {
         ScheduleKind::Gpipe => "gpipe".to_owned(),
         ScheduleKind::OneForwardOneBackward { warmup_factor } => format!("1f1b w={warmup_factor}"),
+        ScheduleKind::Interleaved { chunks } => format!("interleaved x{chunks}"),
     };
     match spec.recompute {
         Recompute::None => order,
@@ -168,9 +169,9 @@ fn runners_up(text: &mut String, explained: &Explained) {
 }
 
 /// What the first pipeline would take under orders of work that the worker does not have.
-#[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
-    let Some(pipeline) = shape.pipelines.first().filter(|p| p.stages.len() > 1) else {
+    let plain = shape.schedule.kind.chunks() == 1;
+    let Some(pipeline) = shape.pipelines.first().filter(|p| plain && p.stages.len() > 1) else {
         return;
     };
     let (m, stages) = (shape.micro_batch_size, pipeline.stages.len());
@@ -182,26 +183,16 @@ fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
         text,
         "simulated only (the worker refuses them), if all stages were as slow as the slowest:"
     );
-    let plain = PaperKind::Interleaved { chunks: 1 };
-    for kind in [
-        plain,
-        PaperKind::Interleaved { chunks: 2 },
-        PaperKind::ZeroBubbleH1,
-    ] {
-        let chunks = kind.chunks() as f64;
-        let times = ChunkTimes {
-            forward_ms: costs.forward_ms(slowest, m) / chunks,
-            input_ms: costs.backward_ms(slowest, m) / 2.0 / chunks,
-            weight_ms: costs.backward_ms(slowest, m) / 2.0 / chunks,
-            transfer_ms: costs.transfer_ms(1, m),
-        };
+    let times = PartTimes {
+        forward_ms: costs.forward_ms(slowest, m),
+        input_ms: costs.backward_ms(slowest, m) / 2.0,
+        weight_ms: costs.backward_ms(slowest, m) / 2.0,
+        transfer_ms: costs.transfer_ms(1, m),
+    };
+    for kind in [PaperKind::OneForwardOneBackward, PaperKind::ZeroBubbleH1] {
         let lists: Vec<_> = (0..stages).map(|s| generate(kind, stages, s, n)).collect();
         if let Ok(ends) = paper::run(&lists, kind, n, times) {
-            let name = if kind == plain {
-                "1f1b w=1, to compare".into()
-            } else {
-                kind.to_string()
-            };
+            let name = kind.to_string();
             let _ = writeln!(
                 text,
                 "  {name:<32} {:>9.1} ms",

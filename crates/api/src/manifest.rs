@@ -161,13 +161,15 @@ pub struct EvaluationSpec {
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PipelineSpec {
-    /// `1f1b` (where left out) or `gpipe`.
+    /// `1f1b` (where left out), `gpipe`, or `interleaved`: 1F1B in which each worker has two to four stages, wherever that is
+    /// predicted to be faster than one. It makes pipelines fill and drain sooner and sends activations that many times as often.
     pub schedule: Option<String>,
-    /// Warm-up forwards per later stage, for `1f1b`: 1 (where left out) is the classical schedule, 2 tolerates jitter best.
+    /// Warm-up forwards per later stage, for stages that are not interleaved: 1 is the classical schedule, 2 tolerates jitter
+    /// best; where left out, the planner takes the faster of the two.
     pub warmup_factor: Option<f64>,
     /// `auto` (where left out), as little as a stage's memory allows; else `none`, `selective` (attention only) or `full`.
     pub recompute: Option<String>,
-    /// Fewest stages of a pipeline; 1 where left out.
+    /// Fewest stages of a pipeline, an interleaved one counting as many as it has workers; 1 where left out.
     pub min_depth: Option<u32>,
     /// Most stages of a pipeline; the model's number of segments where left out.
     pub max_depth: Option<u32>,

@@ -23,6 +23,22 @@ const VOCABULARY_MAX: u32 = 1 << 24;
 const WARMUP_FACTOR_MAX: f64 = 16.0;
 /// Where the job file names none: twice the least warm-up takes up uneven stages and jitter, where its larger stash fits.
 const WARMUP_FACTORS: [f64; 2] = [2.0, 1.0];
+/// Stages of each worker that the planner tries where the job allows interleaving.
+const CHUNKS: [u32; 3] = [2, 3, 4];
+
+/// Orders of work, as `pipeline.schedule` names them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Plain,
+    Gpipe,
+    Interleaved,
+}
+
+const ORDERS: [(&str, Order); 3] = [
+    ("1f1b", Order::Plain),
+    ("gpipe", Order::Gpipe),
+    ("interleaved", Order::Interleaved),
+];
 
 /// Reads, completes and checks a job file.
 ///
@@ -295,8 +311,8 @@ impl Check {
             None => WARMUP_FACTORS.to_vec(),
         };
         let one_f_one_b = |warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor };
-        let names = [("1f1b", false), ("gpipe", true)];
-        let gpipe = self.one_of(&at("schedule"), written.schedule, &names, Some(false)) == Some(true);
+        let order = self.one_of(&at("schedule"), written.schedule, &ORDERS, Some(Order::Plain));
+        let gpipe = order == Some(Order::Gpipe);
         if let (true, Some(factor)) = (gpipe, written.warmup_factor) {
             self.0.push(
                 &at("warmupFactor"),
@@ -304,11 +320,13 @@ impl Check {
                 "nothing with schedule gpipe, which has no warm-up",
             );
         }
-        let kinds = if gpipe {
-            vec![ScheduleKind::Gpipe]
-        } else {
-            factors.into_iter().map(one_f_one_b).collect()
+        let mut kinds: Vec<ScheduleKind> = match gpipe {
+            true => vec![ScheduleKind::Gpipe],
+            false => factors.into_iter().map(one_f_one_b).collect(),
         };
+        if order == Some(Order::Interleaved) {
+            kinds.extend(CHUNKS.map(|chunks| ScheduleKind::Interleaved { chunks }));
+        }
         let recompute = self.one_of(
             &at("recompute"),
             written.recompute,

@@ -13,7 +13,7 @@ pub use table::{MeasuredError, MeasuredRow, read_measured};
 use crate::cost::{Calibration, Costs, Runtime};
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::layout::SegmentRange;
-use crate::schedule::generate;
+use crate::schedule::lists;
 use crate::simulate::{StageTimes, rendezvous, simulate};
 use crate::sync::{Pipelines, step_ms};
 
@@ -85,13 +85,12 @@ pub fn predict_ms(costs: &Costs, grid: Grid, stages: &[SegmentRange]) -> f64 {
                 kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
                 recompute: Recompute::None,
             };
-            let p = stages.len();
-            let lists: Vec<_> = (0..p).map(|s| generate(&spec, p, s, n)).collect();
-            simulate(&lists, &times, n)
+            simulate(&lists(&vec![spec; stages.len()], n), &times, n)
         }
     };
     let kinds = [Pipelines {
         stages,
+        workers: stages.len(),
         ends_ms: &took.ends_ms,
         count: grid.data_parallel,
     }];

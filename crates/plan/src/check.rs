@@ -1,6 +1,6 @@
 //! The plan checker: judges any plan, and shares no code with the planner.
 
-use crate::document::{Plan, Shape};
+use crate::document::{Plan, ScheduleKind, Shape, Stage};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
 use std::collections::BTreeSet;
@@ -34,6 +34,30 @@ pub enum PlanError {
     /// A worker has two places.
     #[error("worker {0} has more than one place")]
     Twice(WorkerId),
+    /// The stages of an interleaved pipeline do not go round its workers, two at least, in whole rounds.
+    #[error(
+        "pipeline {pipeline}: {stages} stages do not make {chunks} rounds of at least 2 workers in one order"
+    )]
+    Rounds {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Its stages.
+        stages: usize,
+        /// Rounds that the schedule names.
+        chunks: usize,
+    },
+    /// An interleaved pipeline's micro-batches are no whole groups.
+    #[error(
+        "pipeline {pipeline} interleaves {micro_batches} micro-batches, no multiple of its {workers} workers"
+    )]
+    Groups {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Micro-batches in a step.
+        micro_batches: u64,
+        /// Its workers.
+        workers: usize,
+    },
     /// Samples are missing, doubled, or a pipeline has none.
     #[error("pipeline {pipeline} takes samples {start}..{end}, expected a non-empty range from {expected}")]
     Samples {
@@ -82,6 +106,36 @@ pub enum PlanError {
     Unsourced(Unit),
 }
 
+/// How many of a pipeline's stages the first round takes: all, unless it is interleaved.
+fn check_rounds(shape: &Shape, pipeline: usize) -> Result<usize, PlanError> {
+    let chunks = match shape.schedule.kind {
+        ScheduleKind::Interleaved { chunks } => chunks as usize,
+        ScheduleKind::Gpipe | ScheduleKind::OneForwardOneBackward { .. } => {
+            return Ok(shape.pipelines[pipeline].stages.len());
+        }
+    };
+    let stages = &shape.pipelines[pipeline].stages;
+    let workers = stages.len() / chunks.max(1);
+    let again = |(s, stage): (usize, &Stage)| stage.worker == stages[s % workers].worker;
+    if chunks < 2 || workers < 2 || workers * chunks != stages.len() || !stages.iter().enumerate().all(again)
+    {
+        return Err(PlanError::Rounds {
+            pipeline,
+            stages: stages.len(),
+            chunks,
+        });
+    }
+    let micro_batches = shape.pipelines[pipeline].micro_batches(shape.micro_batch_size);
+    if !micro_batches.is_multiple_of(workers as u64) {
+        return Err(PlanError::Groups {
+            pipeline,
+            micro_batches,
+            workers,
+        });
+    }
+    Ok(workers)
+}
+
 /// Judges a shape against what it was made from.
 ///
 /// # Errors
@@ -102,6 +156,7 @@ pub fn check_shape(
     let mut placed = BTreeSet::new();
     let mut sample = 0;
     for (pipeline, p) in shape.pipelines.iter().enumerate() {
+        let round = check_rounds(shape, pipeline)?;
         let mut segment = 0;
         for (stage, s) in p.stages.iter().enumerate() {
             if s.segments.start != segment {
@@ -116,7 +171,7 @@ pub fn check_shape(
                 return Err(PlanError::EmptyStage { pipeline, stage });
             }
             segment = s.segments.end;
-            if !placed.insert(s.worker) {
+            if stage < round && !placed.insert(s.worker) {
                 return Err(PlanError::Twice(s.worker));
             }
             if !offered.contains(&s.worker) {

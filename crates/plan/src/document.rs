@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A contiguous range of segments on one worker, for one pipeline.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stage {
-    /// Who runs it. A worker has at most one stage in a plan.
+    /// Who runs it. A worker has one stage in a plan; where the schedule is interleaved, one in each round of its pipeline.
     pub worker: WorkerId,
     /// What it runs.
     pub segments: SegmentRange,
@@ -40,7 +40,8 @@ impl SampleRange {
     }
 }
 
-/// An ordered list of stages that covers all segments once: the data-parallel unit.
+/// An ordered list of stages that covers all segments once: the data-parallel unit. Where the schedule is interleaved the list
+/// goes round the pipeline's P workers several times: stage s is on the worker of stage s modulo P.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pipeline {
     /// First stage first.
@@ -80,6 +81,30 @@ pub enum ScheduleKind {
         #[serde(rename = "warmupFactor")]
         warmup_factor: f64,
     },
+    /// 1F1B over several chunks of the model on each worker (Narayanan et al. 2021, section 2.2): the bubble is divided by
+    /// their number, and boundaries are crossed as many times as often. Micro-batches come in whole groups of as many as
+    /// a pipeline has workers.
+    Interleaved {
+        /// Stages of each worker, at least 2.
+        chunks: u32,
+    },
+}
+
+impl ScheduleKind {
+    /// Stages that each worker of a pipeline has.
+    #[must_use]
+    pub fn chunks(self) -> usize {
+        match self {
+            ScheduleKind::Interleaved { chunks } => chunks.max(1) as usize,
+            ScheduleKind::Gpipe | ScheduleKind::OneForwardOneBackward { .. } => 1,
+        }
+    }
+
+    /// Workers of a pipeline of so many stages; stage s is on the one of stage s modulo this.
+    #[must_use]
+    pub fn workers(self, stages: usize) -> usize {
+        (stages / self.chunks()).max(1)
+    }
 }
 
 /// What is kept of a forward for its backward.
@@ -163,13 +188,33 @@ impl Shape {
         self.micro_batch_size == other.micro_batch_size && work(self) == work(other)
     }
 
-    /// Where a worker stands: (pipeline index, stage index).
+    /// Where a worker stands: (pipeline index, index of its first stage).
     #[must_use]
     pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {
         self.pipelines
             .iter()
             .enumerate()
             .find_map(|(i, p)| p.stages.iter().position(|s| s.worker == worker).map(|j| (i, j)))
+    }
+    /// The worker's pipeline and the indices of its stages there, ascending.
+    #[must_use]
+    pub fn stages_of(&self, worker: WorkerId) -> Option<(usize, Vec<usize>)> {
+        let (i, _) = self.place(worker)?;
+        let stages = self.pipelines[i].stages.iter().enumerate();
+        Some((
+            i,
+            stages
+                .filter(|(_, s)| s.worker == worker)
+                .map(|(j, _)| j)
+                .collect(),
+        ))
+    }
+    /// The segments of each of the worker's stages, ascending; none for a worker without a stage.
+    #[must_use]
+    pub fn segments_of(&self, worker: WorkerId) -> Vec<SegmentRange> {
+        let (i, stages) = self.stages_of(worker).unwrap_or_default();
+        let stages = stages.into_iter();
+        stages.map(|j| self.pipelines[i].stages[j].segments).collect()
     }
     /// Holders of a unit in pipeline order, then stage order; the first owns the unit's part of the norm.
     #[must_use]
@@ -183,9 +228,9 @@ impl Shape {
     /// The units that a worker holds, in order; empty for a worker without a stage.
     #[must_use]
     pub fn units(&self, layout: &Layout, worker: WorkerId) -> Vec<Unit> {
-        self.place(worker).map_or_else(Vec::new, |(i, j)| {
-            layout.units_of(self.pipelines[i].stages[j].segments)
-        })
+        let ranges = self.segments_of(worker);
+        let held = |unit: &Unit| ranges.iter().any(|r| layout.stage_holds(*r, *unit));
+        layout.all_units().filter(held).collect()
     }
     /// The schedule of one of its stages.
     #[must_use]
@@ -195,17 +240,18 @@ impl Shape {
             recompute: stage.recompute.unwrap_or(self.schedule.recompute),
         }
     }
-    /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise.
+    /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise; `P2xD4xV3` where each worker has three stages.
     #[must_use]
     pub fn summary(&self) -> String {
-        summary_of(self.pipelines.iter().map(|p| p.stages.len()))
+        let kind = self.schedule.kind;
+        summary_of(self.pipelines.iter().map(|p| kind.workers(p.stages.len())), kind)
     }
 }
 
-/// `P2xD4` for pipelines of one depth, runs of equal depths (`13x2+9`) otherwise.
-pub(crate) fn summary_of(depths: impl Iterator<Item = usize>) -> String {
+/// `P2xD4` for pipelines of one depth, runs of equal depths (`13x2+9`) otherwise, `xV3` behind where each worker has three stages.
+pub(crate) fn summary_of(depths: impl Iterator<Item = usize>, kind: ScheduleKind) -> String {
     let depths: Vec<usize> = depths.collect();
-    match depths.first() {
+    let grid = match depths.first() {
         Some(first) if depths.iter().all(|d| d == first) => format!("P{first}xD{}", depths.len()),
         _ => {
             let runs = depths.chunk_by(|a, b| a == b).map(|run| match run {
@@ -217,6 +263,10 @@ pub(crate) fn summary_of(depths: impl Iterator<Item = usize>) -> String {
             });
             runs.collect::<Vec<_>>().join("+")
         }
+    };
+    match kind.chunks() {
+        1 => grid,
+        chunks => format!("{grid}xV{chunks}"),
     }
 }
 

@@ -9,6 +9,7 @@ mod compose;
 mod cut;
 mod explain;
 mod family;
+mod interleave;
 mod place;
 mod spares;
 mod tables;
@@ -165,17 +166,23 @@ impl CostPlanner {
             found.extend(composer.candidates().into_iter().map(|c| (c, i)));
             composers.push(composer);
         }
-        let Some((chosen, placed)) = self.choose(request, &found, &pools, workers.len()) else {
+        let Some((mut chosen, placed)) = self.choose(request, &found, &pools, workers.len()) else {
             return Err(Infeasible(self.why_not(request, workers.len())));
         };
         let mut shape = self.shape(&chosen, &placed);
         let everyone = self.best_of_all(request, &found, &pools[0]);
         let bases = [request.parent.as_ref(), everyone.as_ref(), Some(&shape)];
+        let mut moved_bytes = placed.moved_bytes;
         if let Some(uneven) = self.uneven(request, &bases, &shape.predicted) {
+            moved_bytes = self.moved_bytes(request, &uneven);
             shape = uneven;
         }
+        if let Some((interleaved, described)) = self.interleaved(request, &shape, &found, &pools) {
+            found.push((chosen, 0));
+            moved_bytes = self.moved_bytes(request, &interleaved);
+            (shape, chosen) = (interleaved, described);
+        }
         let shape = self.name_spares(shape, &workers, &pools, &composers);
-        let moved_bytes = placed.moved_bytes;
         let scored = composers.iter().map(|c| c.scored).sum();
         drop(composers);
         let mut found: Vec<Candidate> = found.into_iter().map(|(c, _)| c).collect();

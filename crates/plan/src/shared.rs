@@ -13,7 +13,7 @@ use crate::cost::Costs;
 use crate::document::{Pipeline, Recompute, ScheduleSpec, Shape};
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
-use crate::schedule::{Instruction, generate};
+use crate::schedule::{Instruction, Task, list};
 use crate::sync::ring_factor;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,6 +28,17 @@ pub struct Line {
     pub samples: u64,
     /// Speed of each stage's worker, 1 where the list is shorter.
     pub speeds: Vec<f64>,
+}
+
+impl Line {
+    /// The schedule of each stage.
+    fn schedules(&self, schedule: ScheduleSpec) -> Vec<ScheduleSpec> {
+        let of = |stage| ScheduleSpec {
+            recompute: self.policies.get(stage).copied().unwrap_or(schedule.recompute),
+            ..schedule
+        };
+        (0..self.stages.len()).map(of).collect()
+    }
 }
 
 /// What all pipelines of a step have in common.
@@ -50,13 +61,13 @@ type Arrival = (usize, usize, u32, bool);
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Compute(Instruction),
+    Compute(Task),
     Send(Arrival),
     Ring(usize),
     Optimizer,
 }
 
-struct Task {
+struct Job {
     worker: usize,
     kind: Kind,
     /// Cores that it can use.
@@ -65,15 +76,13 @@ struct Task {
     left: f64,
 }
 
-/// One place of a pipeline.
+/// One worker of a pipeline.
 struct Worker {
     line: usize,
-    stage: usize,
-    stages: usize,
-    range: SegmentRange,
-    recompute: Recompute,
+    /// The segments of each of its stages.
+    ranges: Vec<SegmentRange>,
     speed: f64,
-    list: Vec<Instruction>,
+    list: Vec<Task>,
     at: usize,
     computes: bool,
     sends: bool,
@@ -95,12 +104,11 @@ struct Ring {
 
 struct Simulation<'a> {
     setting: Setting<'a>,
-    /// Samples of each line.
-    samples: Vec<u64>,
+    lines: &'a [Line],
     workers: Vec<Worker>,
     rings: Vec<Ring>,
     arrived: BTreeMap<Arrival, ()>,
-    tasks: Vec<Task>,
+    jobs: Vec<Job>,
     now: f64,
 }
 
@@ -140,26 +148,20 @@ pub fn shape_ms(
 }
 
 impl<'a> Simulation<'a> {
-    fn new(setting: Setting<'a>, lines: &[Line]) -> Simulation<'a> {
+    fn new(setting: Setting<'a>, lines: &'a [Line]) -> Simulation<'a> {
         let micro = u64::from(setting.micro_batch_size.max(1));
         let mut workers = Vec::new();
         for (line, of) in lines.iter().enumerate() {
             let n = u32::try_from(of.samples.div_ceil(micro)).unwrap_or(u32::MAX);
-            for (stage, range) in of.stages.iter().enumerate() {
-                let speed = of.speeds.get(stage).copied().filter(|s| *s > 0.0);
-                let recompute = of.policies.get(stage).copied();
-                let schedule = ScheduleSpec {
-                    recompute: recompute.unwrap_or(setting.schedule.recompute),
-                    ..setting.schedule
-                };
+            let specs = of.schedules(setting.schedule);
+            let count = setting.schedule.kind.workers(specs.len());
+            for first in 0..count {
+                let speed = of.speeds.get(first).copied().filter(|s| *s > 0.0);
                 workers.push(Worker {
                     line,
-                    stage,
-                    stages: of.stages.len(),
-                    range: *range,
-                    recompute: schedule.recompute,
+                    ranges: of.stages.iter().skip(first).step_by(count).copied().collect(),
                     speed: speed.unwrap_or(1.0),
-                    list: generate(&schedule, of.stages.len(), stage, n),
+                    list: list(&specs, first, n),
                     at: 0,
                     computes: false,
                     sends: false,
@@ -173,11 +175,11 @@ impl<'a> Simulation<'a> {
         }
         let mut simulation = Simulation {
             setting,
-            samples: lines.iter().map(|l| l.samples).collect(),
+            lines,
             workers,
             rings: Vec::new(),
             arrived: BTreeMap::new(),
-            tasks: Vec::new(),
+            jobs: Vec::new(),
             now: 0.0,
         };
         simulation.make_rings();
@@ -190,8 +192,7 @@ impl<'a> Simulation<'a> {
         let costs = self.setting.costs;
         let mut groups: Vec<(Vec<usize>, u64)> = Vec::new();
         for (segment, cost) in (0u32..).zip(&costs.segments) {
-            let holds = |w: &Worker| w.range.start <= segment && segment < w.range.end;
-            let holders = self.holders(holds);
+            let holders = self.holders(|r| r.contains(segment));
             match groups.last_mut() {
                 Some((last, parameters)) if *last == holders => *parameters += cost.parameters,
                 _ => groups.push((holders, cost.parameters)),
@@ -199,7 +200,7 @@ impl<'a> Simulation<'a> {
         }
         if costs.tied_parameters > 0 {
             let last = costs.layout().segments;
-            let ends = self.holders(|w| w.range.start == 0 || w.range.end == last);
+            let ends = self.holders(|r| r.start == 0 || r.end == last);
             groups.push((ends, costs.tied_parameters));
         }
         for (holders, parameters) in groups.into_iter().filter(|(h, _)| h.len() > 1) {
@@ -219,45 +220,46 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn holders(&self, holds: impl Fn(&Worker) -> bool) -> Vec<usize> {
+    fn holders(&self, holds: impl Fn(&SegmentRange) -> bool) -> Vec<usize> {
         let all = self.workers.iter().enumerate();
-        all.filter(|(_, w)| holds(w)).map(|(i, _)| i).collect()
+        let some = all.filter(|(_, w)| w.ranges.iter().any(&holds));
+        some.map(|(i, _)| i).collect()
     }
 
     fn run(&mut self) {
         loop {
             self.start_what_is_ready();
             let paces = self.paces();
-            let node = |task: &Task| task.worker / self.setting.per_node.max(1);
-            let soonest = self.tasks.iter().map(|t| t.left / paces[&node(t)]);
+            let node = |job: &Job| job.worker / self.setting.per_node.max(1);
+            let soonest = self.jobs.iter().map(|j| j.left / paces[&node(j)]);
             let Some(step) = soonest.min_by(f64::total_cmp) else {
                 return;
             };
             self.now += step;
             let per_node = self.setting.per_node.max(1);
-            for task in &mut self.tasks {
-                task.left -= step * paces[&(task.worker / per_node)];
+            for job in &mut self.jobs {
+                job.left -= step * paces[&(job.worker / per_node)];
             }
-            let (ended, go_on) = std::mem::take(&mut self.tasks)
+            let (ended, go_on) = std::mem::take(&mut self.jobs)
                 .into_iter()
-                .partition(|t| t.left <= 1e-9);
-            self.tasks = go_on;
-            let ended: Vec<Task> = ended;
-            for task in ended {
-                self.end(&task);
+                .partition(|j| j.left <= 1e-9);
+            self.jobs = go_on;
+            let ended: Vec<Job> = ended;
+            for job in ended {
+                self.end(&job);
             }
         }
     }
 
-    /// How fast tasks go on, by node.
+    /// How fast jobs go on, by node.
     fn paces(&self) -> BTreeMap<usize, f64> {
         let mut wanted: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
-        for task in &self.tasks {
+        for job in &self.jobs {
             let node = wanted
-                .entry(task.worker / self.setting.per_node.max(1))
+                .entry(job.worker / self.setting.per_node.max(1))
                 .or_default();
             node.0 += 1;
-            node.1 += task.wanted;
+            node.1 += job.wanted;
         }
         let pace = |(active, cores)| self.setting.host.pace(active, cores);
         wanted
@@ -298,7 +300,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn begin(&mut self, worker: usize, kind: Kind, wanted: f64, left: f64) {
-        self.tasks.push(Task {
+        self.jobs.push(Job {
             worker,
             kind,
             wanted,
@@ -313,50 +315,55 @@ impl<'a> Simulation<'a> {
             return;
         }
         let (costs, threads) = (self.setting.costs, f64::from(self.setting.host.threads.max(1)));
-        let Some(instruction) = worker.list.get(worker.at).copied() else {
+        let Some(task) = worker.list.get(worker.at).copied() else {
             if worker.open_rings == 0 {
-                let ms = costs.optimizer_ms(worker.range) / worker.speed;
+                let ms: f64 = worker.ranges.iter().map(|r| costs.optimizer_ms(*r)).sum();
+                let ms = ms / worker.speed;
                 self.workers[w].computes = true;
                 self.workers[w].finished = true;
                 self.begin(w, Kind::Optimizer, threads, ms);
             }
             return;
         };
-        let (line, stage) = (worker.line, worker.stage);
-        let needs = match instruction {
+        let (line, stage) = (worker.line, task.stage);
+        let of = &self.lines[line];
+        let range = of.stages[stage];
+        let needs = match task.instruction {
             Instruction::Forward(m) if stage > 0 => Some((line, stage, m, true)),
-            Instruction::Backward(m) if stage + 1 < worker.stages => Some((line, stage, m, false)),
+            Instruction::Backward(m) if stage + 1 < of.stages.len() => Some((line, stage, m, false)),
             _ => None,
         };
         if needs.is_some_and(|arrival| !self.arrived.contains_key(&arrival)) {
             return;
         }
-        let ms = match instruction {
-            Instruction::Forward(m) => costs.forward_ms(worker.range, self.size(line, m)),
+        let ms = match task.instruction {
+            Instruction::Forward(m) => costs.forward_ms(range, self.size(line, m)),
             Instruction::Recompute(m) => {
-                costs.recompute_ms(worker.range, self.size(line, m), worker.recompute)
+                let policy = of.policies.get(stage).copied();
+                let policy = policy.unwrap_or(self.setting.schedule.recompute);
+                costs.recompute_ms(range, self.size(line, m), policy)
             }
-            Instruction::Backward(m) => costs.backward_ms(worker.range, self.size(line, m)),
+            Instruction::Backward(m) => costs.backward_ms(range, self.size(line, m)),
         };
         let ms = ms / worker.speed;
         self.workers[w].computes = true;
-        self.begin(w, Kind::Compute(instruction), threads, ms);
+        self.begin(w, Kind::Compute(task), threads, ms);
     }
 
     /// Samples of a micro-batch.
     fn size(&self, line: usize, micro_batch: u32) -> u32 {
         let micro = u64::from(self.setting.micro_batch_size.max(1));
         let before = u64::from(micro_batch) * micro;
-        u32::try_from(self.samples[line].saturating_sub(before).min(micro)).unwrap_or(u32::MAX)
+        u32::try_from(self.lines[line].samples.saturating_sub(before).min(micro)).unwrap_or(u32::MAX)
     }
 
-    fn end(&mut self, task: &Task) {
-        let w = task.worker;
-        match task.kind {
-            Kind::Compute(instruction) => {
+    fn end(&mut self, job: &Job) {
+        let w = job.worker;
+        match job.kind {
+            Kind::Compute(task) => {
                 self.workers[w].computes = false;
                 self.workers[w].at += 1;
-                self.queue_message(w, instruction);
+                self.queue_message(w, task);
             }
             Kind::Send(arrival) => {
                 self.workers[w].sends = false;
@@ -375,14 +382,14 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn queue_message(&mut self, w: usize, instruction: Instruction) {
-        let worker = &self.workers[w];
-        let (line, stage) = (worker.line, worker.stage);
-        let (cut, arrival) = match instruction {
-            Instruction::Forward(m) if stage + 1 < worker.stages => {
-                (worker.range.end, (line, stage + 1, m, true))
+    fn queue_message(&mut self, w: usize, task: Task) {
+        let (line, stage) = (self.workers[w].line, task.stage);
+        let stages = &self.lines[line].stages;
+        let (cut, arrival) = match task.instruction {
+            Instruction::Forward(m) if stage + 1 < stages.len() => {
+                (stages[stage].end, (line, stage + 1, m, true))
             }
-            Instruction::Backward(m) if stage > 0 => (worker.range.start, (line, stage - 1, m, false)),
+            Instruction::Backward(m) if stage > 0 => (stages[stage].start, (line, stage - 1, m, false)),
             _ => return,
         };
         let ms = self.setting.costs.transfer_ms(cut, self.size(line, arrival.2));

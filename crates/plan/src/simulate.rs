@@ -7,7 +7,7 @@ mod rendezvous;
 
 pub use rendezvous::rendezvous;
 
-use crate::schedule::Instruction;
+use crate::schedule::{Instruction, Task};
 
 /// Times of one stage for one micro-batch, milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -50,7 +50,7 @@ pub enum What {
     SendGradient(u32),
 }
 
-/// A stretch of a stage's time, milliseconds from the step's start.
+/// A stretch of a stage's part of its worker's time, milliseconds from the step's start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
     /// Which stage.
@@ -63,35 +63,39 @@ pub struct Span {
     pub end_ms: f64,
 }
 
-/// Runs the lists of all stages. Transfers overlap with compute; each stage sends one thing at a time, in the order in
-/// which it made them. The lists must have passed [`crate::schedule::check::check`]; instructions that can never run are
-/// left out.
+/// Runs the lists of all workers. Transfers overlap with compute; each worker sends one thing at a time, in the order in
+/// which it made them. The lists must have passed [`crate::schedule::check::check`]; tasks that can never run are left out.
 #[must_use]
-pub fn simulate(lists: &[Vec<Instruction>], times: &[StageTimes], micro_batches: u32) -> Simulated {
+pub fn simulate(lists: &[Vec<Task>], times: &[StageTimes], micro_batches: u32) -> Simulated {
     run(lists, times, micro_batches, |_, ms| ms, |_| {})
 }
 
 /// The same with every duration passed through `noise(stage, ms)`, and every span told to `record`.
 pub fn run(
-    lists: &[Vec<Instruction>],
+    lists: &[Vec<Task>],
     times: &[StageTimes],
     micro_batches: u32,
     mut noise: impl FnMut(usize, f64) -> f64,
     mut record: impl FnMut(Span),
 ) -> Simulated {
-    let (stages, n) = (lists.len(), micro_batches as usize);
+    let (workers, stages, n) = (lists.len(), times.len(), micro_batches as usize);
     // When the activation, or the gradient, of each micro-batch reaches each stage; not yet: infinite.
     let mut activation = vec![f64::INFINITY; stages * n];
     let mut gradient = vec![f64::INFINITY; stages * n];
     activation[..n].fill(0.0);
     gradient[stages.saturating_sub(1) * n..].fill(0.0);
-    let mut at = vec![0; stages];
-    let [mut free, mut sent, mut busy] = [(); 3].map(|()| vec![0.0f64; stages]);
+    let mut at = vec![0; workers];
+    let [mut free, mut sent] = [(); 2].map(|()| vec![0.0f64; workers]);
+    let [mut ends_ms, mut busy_ms] = [(); 2].map(|()| vec![0.0f64; stages]);
     loop {
         let mut moved = false;
-        for s in 0..stages {
-            while let Some(instruction) = lists[s].get(at[s]) {
-                let (arrives, takes) = match *instruction {
+        for w in 0..workers {
+            while let Some(Task {
+                stage: s,
+                instruction,
+            }) = lists[w].get(at[w]).copied()
+            {
+                let (arrives, takes) = match instruction {
                     Instruction::Forward(m) => (activation[s * n + m as usize], times[s].forward_ms),
                     Instruction::Recompute(_) => (0.0, times[s].recompute_ms),
                     Instruction::Backward(m) => (gradient[s * n + m as usize], times[s].backward_ms),
@@ -99,10 +103,11 @@ pub fn run(
                 if arrives.is_infinite() {
                     break;
                 }
-                let start_ms = free[s].max(arrives);
+                let start_ms = free[w].max(arrives);
                 let takes = noise(s, takes);
-                free[s] = start_ms + takes;
-                busy[s] += takes;
+                free[w] = start_ms + takes;
+                ends_ms[s] = free[w];
+                busy_ms[s] += takes;
                 let mut tell = |what, start_ms, end_ms| {
                     record(Span {
                         stage: s,
@@ -111,40 +116,26 @@ pub fn run(
                         end_ms,
                     });
                 };
-                tell(What::Compute(*instruction), start_ms, free[s]);
-                let (to, transfer_ms, what, arrivals) = match *instruction {
+                tell(What::Compute(instruction), start_ms, free[w]);
+                (at[w], moved) = (at[w] + 1, true);
+                let (to, transfer_ms, what, arrivals) = match instruction {
                     Instruction::Forward(m) if s + 1 < stages => {
-                        let what = What::SendActivation(m);
-                        (
-                            (s + 1) * n + m as usize,
-                            times[s + 1].transfer_ms,
-                            what,
-                            &mut activation,
-                        )
+                        let (to, transfer_ms) = ((s + 1) * n + m as usize, times[s + 1].transfer_ms);
+                        (to, transfer_ms, What::SendActivation(m), &mut activation)
                     }
                     Instruction::Backward(m) if s > 0 => {
-                        let what = What::SendGradient(m);
-                        (
-                            (s - 1) * n + m as usize,
-                            times[s].transfer_ms,
-                            what,
-                            &mut gradient,
-                        )
+                        let (to, transfer_ms) = ((s - 1) * n + m as usize, times[s].transfer_ms);
+                        (to, transfer_ms, What::SendGradient(m), &mut gradient)
                     }
-                    _ => {
-                        (at[s], moved) = (at[s] + 1, true);
-                        continue;
-                    }
+                    _ => continue,
                 };
-                let start_ms = sent[s].max(free[s]);
-                sent[s] = start_ms + noise(s, transfer_ms);
-                arrivals[to] = sent[s];
-                tell(what, start_ms, sent[s]);
-                (at[s], moved) = (at[s] + 1, true);
+                let start_ms = sent[w].max(free[w]);
+                sent[w] = start_ms + noise(s, transfer_ms);
+                arrivals[to] = sent[w];
+                tell(what, start_ms, sent[w]);
             }
         }
         if !moved {
-            let (ends_ms, busy_ms) = (free, busy);
             return Simulated { ends_ms, busy_ms };
         }
     }

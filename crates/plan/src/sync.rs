@@ -11,10 +11,20 @@ use crate::layout::SegmentRange;
 pub struct Pipelines<'a> {
     /// Their cuts.
     pub stages: &'a [SegmentRange],
+    /// Workers of each; stage s is on worker s modulo this.
+    pub workers: usize,
     /// When each stage has ended its last backward, milliseconds.
     pub ends_ms: &'a [f64],
     /// How many there are.
     pub count: usize,
+}
+
+impl Pipelines<'_> {
+    /// The stages on the worker of this one.
+    fn same_worker(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
+        let workers = self.workers.max(1);
+        (stage % workers..self.stages.len()).step_by(workers)
+    }
 }
 
 /// The end of one stage's step, milliseconds from the step's start.
@@ -72,7 +82,11 @@ pub fn ends(costs: &Costs, kinds: &[Pipelines]) -> Vec<Vec<StageEnd>> {
         .collect();
     for (ready, milliseconds, held) in rings(costs, kinds, &free, tied_ms) {
         for (kind, stage) in held {
-            free[kind][stage] = free[kind][stage].max(ready) + milliseconds;
+            let until = free[kind][stage].max(ready) + milliseconds;
+            // A worker's stages share its network interface.
+            for other in kinds[kind].same_worker(stage) {
+                free[kind][other] = free[kind][other].max(until);
+            }
         }
     }
     if !pairs && tied_ms > 0.0 {
@@ -84,8 +98,28 @@ pub fn ends(costs: &Costs, kinds: &[Pipelines]) -> Vec<Vec<StageEnd>> {
             end.rings_to_ms = if rings { free + latency } else { free };
             end.ms = end.rings_to_ms + costs.optimizer_ms(*range);
         }
+        if kind.workers < kind.stages.len() {
+            one_optimizer(costs, kind, ends);
+        }
     }
     ends
+}
+
+/// A worker's optimizer follows the last of its stages' rings.
+fn one_optimizer(costs: &Costs, kind: &Pipelines, ends: &mut [StageEnd]) {
+    for worker in 0..kind.workers {
+        let rings_to_ms = kind
+            .same_worker(worker)
+            .map(|s| ends[s].rings_to_ms)
+            .fold(0.0, f64::max);
+        let optimizer_ms: f64 = kind
+            .same_worker(worker)
+            .map(|s| costs.optimizer_ms(kind.stages[s]))
+            .sum();
+        for stage in kind.same_worker(worker) {
+            ends[stage].ms = rings_to_ms + optimizer_ms;
+        }
+    }
 }
 
 /// A ring: when it can start, how long it keeps a network interface, the (kind, stage) pairs that take part.
@@ -171,6 +205,7 @@ mod tests {
         let stages = cuts(&[5, 10]);
         let kinds = [Pipelines {
             stages: &stages,
+            workers: 2,
             ends_ms: &[7.0, 5.0],
             count: 1,
         }];
@@ -187,6 +222,7 @@ mod tests {
         let stages = cuts(&[5, 10]);
         let kinds = [Pipelines {
             stages: &stages,
+            workers: 2,
             ends_ms: &[7.0, 7.0],
             count: 4,
         }];
@@ -202,11 +238,13 @@ mod tests {
             let kinds = [
                 Pipelines {
                     stages: &deep,
+                    workers: 3,
                     ends_ms: &[5.0, 5.0, 5.0],
                     count: 1,
                 },
                 Pipelines {
                     stages: &flat,
+                    workers: 2,
                     ends_ms: &[5.0, 5.0 + late],
                     count: 1,
                 },

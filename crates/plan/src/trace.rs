@@ -5,7 +5,7 @@
 use crate::cost::{Costs, Runtime};
 use crate::document::{Pipeline, ScheduleSpec, Shape};
 use crate::layout::SegmentRange;
-use crate::schedule::generate;
+use crate::schedule::lists;
 use crate::shared;
 use crate::simulate::{Simulated, Span, StageTimes, rendezvous, run};
 use crate::state::mix;
@@ -22,6 +22,8 @@ pub struct PipelineTrace {
     pub micro_batches: u32,
     /// Their cuts.
     pub stages: Vec<SegmentRange>,
+    /// Workers of each; stage s is on worker s modulo this.
+    pub workers: usize,
     /// Compute and transfers, in no particular order.
     pub spans: Vec<Span>,
     /// Rings and optimizer of each stage.
@@ -105,16 +107,14 @@ fn simulated(
             });
             rendezvous(&late.collect::<Vec<_>>(), n, record)
         }
-        Runtime::Overlapped => {
-            let lists: Vec<_> = (0..p).map(|s| generate(&specs[s], p, s, n)).collect();
-            run(&lists, &times, n, noise, record)
-        }
+        Runtime::Overlapped => run(&lists(&specs, n), &times, n, noise, record),
     }
 }
 
 fn parts<'a>(trace: &'a PipelineTrace, run: &'a Simulated) -> Pipelines<'a> {
     Pipelines {
         stages: &trace.stages,
+        workers: trace.workers,
         ends_ms: &run.ends_ms,
         count: trace.count,
     }
@@ -133,6 +133,7 @@ pub fn trace(costs: &Costs, shape: &Shape) -> Vec<PipelineTrace> {
             count,
             micro_batches: u32::try_from(pipeline.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX),
             stages: pipeline.stages.iter().map(|s| s.segments).collect(),
+            workers: shape.schedule.kind.workers(pipeline.stages.len()),
             spans,
             ends: Vec::new(),
         };
@@ -189,6 +190,7 @@ pub fn spread(costs: &Costs, shape: &Shape, most: f64, seed: u64, runs: u32) -> 
             let parts: Vec<Pipelines> = parts
                 .map(|((run, stages), (_, count))| Pipelines {
                     stages,
+                    workers: shape.schedule.kind.workers(stages.len()),
                     ends_ms: &run.ends_ms,
                     count: *count,
                 })

@@ -160,7 +160,9 @@ impl Engine {
         let pipeline = &plan.shape.pipelines[i];
         let (g, step) = (plan.generation, job.step);
         let samples = (pipeline.samples.start, pipeline.samples.end);
-        let next = pipeline.stages.get(j + 1).map(|s| s.worker);
+        // Workers with several stages run all of them in their first stage's turn.
+        let round = plan.shape.schedule.kind.workers(pipeline.stages.len());
+        let next = pipeline.stages[..round].get(j + 1).map(|s| s.worker);
         let units = plan.units(me);
         if job.forwarded.is_none() {
             let start = mix(step.0, mix(samples.0, samples.1));
@@ -205,13 +207,12 @@ impl Engine {
         samples: (u64, u64),
         said: &mut Vec<Said>,
     ) {
-        let Some((i, j)) = plan.shape.place(me) else {
-            return;
-        };
-        let range = plan.shape.pipelines[i].stages[j].segments;
+        let ranges = plan.shape.segments_of(me);
+        let first = ranges.iter().any(|r| r.start == 0);
+        let last = ranges.iter().any(|r| r.end == plan.layout.segments);
         for unit in plan.units(me) {
             let tied = Some(unit) == plan.layout.tied_unit();
-            let ends = u8::from(range.start == 0) | (u8::from(range.end == plan.layout.segments) << 1);
+            let ends = u8::from(first) | (u8::from(last) << 1);
             let weight = self.held.get(&unit).map_or(0, |h| h.bits);
             let part = Contribution {
                 run_gen: plan.generation,

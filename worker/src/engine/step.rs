@@ -1,4 +1,4 @@
-//! One step on one stage: the interpreter of the schedule's instruction list.
+//! One step on one worker: the interpreter of the schedule's list of tasks.
 
 mod evaluation;
 mod reduction;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_api::model::Part;
-use varuna_plan::schedule::{Instruction, generate, is_recomputed};
+use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Plan, Recompute, SegmentRange, Step, Unit, WorkerId};
+use varuna_plan::{Pipeline, Plan, Recompute, ScheduleSpec, SegmentRange, Step, Unit, WorkerId};
 use varuna_torch::{Lease, backward, tensor_from_vec};
 
 /// What a forward leaves for its backward.
@@ -35,21 +35,49 @@ enum Kept {
     Graph(Tensor, Tensor),
 }
 
+/// One of the worker's stages.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Index in its pipeline.
+    stage: usize,
+    segments: SegmentRange,
+    /// What it keeps of forwards that are recomputed.
+    recompute: Recompute,
+    /// Neighbours in the pipeline.
+    previous: Option<WorkerId>,
+    next: Option<WorkerId>,
+}
+
+impl Place {
+    fn of(plan: &Plan, pipeline: &Pipeline, stage: usize) -> Place {
+        let of = &pipeline.stages[stage];
+        Place {
+            stage,
+            segments: of.segments,
+            recompute: plan.shape.schedule_of(of).recompute,
+            previous: stage.checked_sub(1).map(|p| pipeline.stages[p].worker),
+            next: pipeline.stages.get(stage + 1).map(|s| s.worker),
+        }
+    }
+}
+
+/// Stage indices on the wire.
+fn small(stage: usize) -> u32 {
+    u32::try_from(stage).unwrap_or(u32::MAX)
+}
+
 struct Run<'a> {
     config: &'a EngineConfig,
     plan: &'a Plan,
     step: Step,
     deadline: Instant,
     link: &'a Arc<dyn Link>,
-    stage: SegmentRange,
-    /// What the stage keeps of forwards that are recomputed.
-    recompute: Recompute,
-    /// Neighbours in the pipeline.
-    previous: Option<WorkerId>,
-    next: Option<WorkerId>,
+    /// This worker's stages, in the pipeline's order.
+    places: Vec<Place>,
     /// This pipeline's share of the batch, as offsets.
     samples: std::ops::Range<u64>,
-    stash: BTreeMap<u32, Stash>,
+    /// By stage and micro-batch.
+    stash: BTreeMap<(usize, u32), Stash>,
     /// Sum of the samples' losses over the batch size; evaluation's over the evaluated samples.
     loss: f64,
     eval_loss: Option<f64>,
@@ -68,14 +96,13 @@ pub(super) fn run(
     deadline: Instant,
 ) -> Result<(StepTimings, Vec<Lap>), EngineError> {
     let start = Instant::now();
-    let (i, j) = plan
+    let (i, stages) = plan
         .shape
-        .place(config.me)
+        .stages_of(config.me)
         .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
-    let stage = pipeline.stages[j].segments;
-    let schedule = plan.shape.schedule_of(&pipeline.stages[j]);
-    for unit in plan.layout.units_of(stage) {
+    let own = plan.units(config.me);
+    for unit in own.iter().copied() {
         let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
         if buffers.gradient_memory.is_leased() {
             return Err(EngineError::Leased(unit));
@@ -88,10 +115,7 @@ pub(super) fn run(
         step,
         deadline,
         link,
-        stage,
-        recompute: schedule.recompute,
-        previous: j.checked_sub(1).map(|p| pipeline.stages[p].worker),
-        next: pipeline.stages.get(j + 1).map(|s| s.worker),
+        places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         samples: pipeline.samples.start..pipeline.samples.end,
         stash: BTreeMap::new(),
         loss: 0.0,
@@ -102,12 +126,13 @@ pub(super) fn run(
     run.evaluate(units)?;
     let micro_batches =
         u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
-    let list = generate(&schedule, pipeline.stages.len(), j, micro_batches);
+    let specs = pipeline.stages.iter().map(|s| plan.shape.schedule_of(s));
+    let specs: Vec<ScheduleSpec> = specs.collect();
+    let list = schedule::list(&specs, stages[0], micro_batches);
     let mut reducer =
         Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
     let result = run.interpret(units, &list, &mut reducer);
-    let count = plan.layout.units_of(stage).len();
-    if let Err(error) = result.and_then(|()| run.collect(&mut reducer, count, prepared)) {
+    if let Err(error) = result.and_then(|()| run.collect(&mut reducer, own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
         prepared.extend(
             reducer
@@ -122,23 +147,32 @@ pub(super) fn run(
 }
 
 impl Run<'_> {
-    /// Carries out the stage's list; a unit goes to the reduction as soon as its last backward has ended.
+    /// Carries out the worker's list; a unit goes to the reduction as soon as its last backward has ended.
     fn interpret(
         &mut self,
         units: &BTreeMap<Unit, UnitBuffers>,
-        list: &[Instruction],
+        list: &[Task],
         reducer: &mut Reducer<Lease>,
     ) -> Result<(), EngineError> {
-        let last_backward = list.iter().rposition(|i| matches!(i, Instruction::Backward(_)));
-        for (position, instruction) in list.iter().enumerate() {
-            match *instruction {
-                Instruction::Forward(m) => self.forward(units, m, is_recomputed(list, position))?,
-                Instruction::Recompute(m) => self.recompute(units, m)?,
+        let places: BTreeMap<usize, Place> = self.places.iter().map(|p| (p.stage, *p)).collect();
+        let last_backward = |stage: usize| {
+            let of = |t: &Task| t.stage == stage && matches!(t.instruction, Instruction::Backward(_));
+            list.iter().rposition(of)
+        };
+        let last: BTreeMap<usize, Option<usize>> = places
+            .keys()
+            .map(|stage| (*stage, last_backward(*stage)))
+            .collect();
+        for (position, task) in list.iter().enumerate() {
+            let place = places[&task.stage];
+            match task.instruction {
+                Instruction::Forward(m) => self.forward(place, units, m, is_recomputed(list, position))?,
+                Instruction::Recompute(m) => self.recompute(place, units, m)?,
                 Instruction::Backward(m) => {
-                    let last = Some(position) == last_backward;
-                    self.backward(m, |segment, run| {
+                    let last = last[&task.stage] == Some(position);
+                    self.backward(place, m, |segment, run| {
                         if last {
-                            run.reduce(units, segment, reducer)
+                            run.reduce(place, units, segment, reducer)
                         } else {
                             Ok(())
                         }
@@ -204,12 +238,13 @@ impl Run<'_> {
     }
 
     /// The stage's input: tokens on the first stage, else the previous stage's activation.
-    fn input(&mut self, micro_batch: u32) -> Result<Tensor, EngineError> {
-        match self.previous {
+    fn input(&mut self, place: Place, micro_batch: u32) -> Result<Tensor, EngineError> {
+        match place.previous {
             None => Ok(self.tokens(&self.sample_numbers(micro_batch), false)?.0),
             Some(worker) => self.receive(
                 worker,
                 Tag::Activation {
+                    stage: small(place.stage),
                     step: self.step,
                     micro_batch,
                 },
@@ -219,42 +254,50 @@ impl Run<'_> {
 
     fn forward(
         &mut self,
+        place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         micro_batch: u32,
         recomputed: bool,
     ) -> Result<(), EngineError> {
-        let input = self.input(micro_batch)?;
+        let input = self.input(place, micro_batch)?;
         let numbers = self.sample_numbers(micro_batch);
         let start = Instant::now();
         let policy = if recomputed {
-            self.recompute
+            place.recompute
         } else {
             Recompute::None
         };
         let (output, stash) = match policy {
             Recompute::None => {
-                let (output, kept) = self.segments(Work::Forward, units, input, &numbers, |_| true)?;
+                let (output, kept) = self.segments(place, Work::Forward, units, input, &numbers, |_| true)?;
                 (output, Stash::Segments(kept))
             }
             Recompute::Selective => {
                 let config = self.config;
                 let attention = |s| matches!(config.model.part(s), Part::Attention(_));
                 let (output, kept) =
-                    self.segments(Work::Forward, units, input, &numbers, |s| !attention(s))?;
+                    self.segments(place, Work::Forward, units, input, &numbers, |s| !attention(s))?;
                 (output, Stash::Segments(kept))
             }
             Recompute::Full => {
-                let (output, _) =
-                    self.segments(Work::Forward, units, input.shallow_clone(), &numbers, |_| false)?;
+                let (output, _) = self.segments(
+                    place,
+                    Work::Forward,
+                    units,
+                    input.shallow_clone(),
+                    &numbers,
+                    |_| false,
+                )?;
                 (output, Stash::Input(input))
             }
         };
-        self.stash.insert(micro_batch, stash);
+        self.stash.insert((place.stage, micro_batch), stash);
         self.timings.forward += start.elapsed();
-        if let Some(worker) = self.next {
+        if let Some(worker) = place.next {
             self.send(
                 worker,
                 Tag::Activation {
+                    stage: small(place.stage + 1),
                     step: self.step,
                     micro_batch,
                 },
@@ -266,29 +309,33 @@ impl Run<'_> {
 
     fn recompute(
         &mut self,
+        place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         micro_batch: u32,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
         let numbers = self.sample_numbers(micro_batch);
-        let kept = match self.stash.remove(&micro_batch) {
+        let kept = match self.stash.remove(&(place.stage, micro_batch)) {
             Some(Stash::Input(input)) => {
-                self.segments(Work::Recompute, units, input, &numbers, |_| true)?
+                self.segments(place, Work::Recompute, units, input, &numbers, |_| true)?
                     .1
             }
             Some(Stash::Segments(kept)) => {
-                let again = (self.stage.start..).zip(kept).map(|(segment, kept)| match kept {
-                    Kept::Input(input) => {
-                        let output = self.segment(Work::Recompute, units, segment, &input, &numbers)?;
-                        Ok(Kept::Graph(input, output))
-                    }
-                    graph @ Kept::Graph(..) => Ok(graph),
-                });
+                let again = (place.segments.start..)
+                    .zip(kept)
+                    .map(|(segment, kept)| match kept {
+                        Kept::Input(input) => {
+                            let output = self.segment(Work::Recompute, units, segment, &input, &numbers)?;
+                            Ok(Kept::Graph(input, output))
+                        }
+                        graph @ Kept::Graph(..) => Ok(graph),
+                    });
                 again.collect::<Result<_, EngineError>>()?
             }
             None => Vec::new(),
         };
-        self.stash.insert(micro_batch, Stash::Segments(kept));
+        self.stash
+            .insert((place.stage, micro_batch), Stash::Segments(kept));
         self.timings.recompute += start.elapsed();
         Ok(())
     }
@@ -296,23 +343,25 @@ impl Run<'_> {
     /// Backward of a micro-batch, segment by segment from the last; `finished` is called after each.
     fn backward(
         &mut self,
+        place: Place,
         micro_batch: u32,
         mut finished: impl FnMut(u32, &mut Self) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let Some(Stash::Segments(mut kept)) = self.stash.remove(&micro_batch) else {
+        let Some(Stash::Segments(mut kept)) = self.stash.remove(&(place.stage, micro_batch)) else {
             unreachable!("the schedule checker proved a forward or recompute before each backward");
         };
-        let mut gradient = match self.next {
+        let mut gradient = match place.next {
             Some(worker) => Some(self.receive(
                 worker,
                 Tag::Gradient {
+                    stage: small(place.stage),
                     step: self.step,
                     micro_batch,
                 },
             )?),
             None => None,
         };
-        for segment in (self.stage.start..self.stage.end).rev() {
+        for segment in (place.segments.start..place.segments.end).rev() {
             let start = Instant::now();
             let Some(Kept::Graph(input, output)) = kept.pop() else {
                 unreachable!("the schedule checker proved a forward or recompute before each backward");
@@ -329,10 +378,11 @@ impl Run<'_> {
             }
             finished(segment, self)?;
         }
-        if let (Some(worker), Some(g)) = (self.previous, gradient) {
+        if let (Some(worker), Some(g)) = (place.previous, gradient) {
             self.send(
                 worker,
                 Tag::Gradient {
+                    stage: small(place.stage - 1),
                     step: self.step,
                     micro_batch,
                 },

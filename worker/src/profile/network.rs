@@ -265,6 +265,7 @@ impl Station {
     fn there_and_back(&mut self, elements: usize) -> Result<f64> {
         self.number += 1;
         let tag = Tag::Activation {
+            stage: 0,
             step: Step(self.number),
             micro_batch: 0,
         };

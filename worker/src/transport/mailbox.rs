@@ -210,6 +210,7 @@ mod tests {
 
     fn tag(micro_batch: u32) -> Tag {
         Tag::Activation {
+            stage: 0,
             step: Step(0),
             micro_batch,
         }

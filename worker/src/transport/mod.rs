@@ -16,6 +16,8 @@ use varuna_plan::{Step, Unit, WorkerId};
 pub enum Tag {
     /// Boundary activation, shape (micro-batch, sequence, hidden), from a stage to the next.
     Activation {
+        /// Index in its pipeline of the stage that it goes to: two workers may meet at several boundaries.
+        stage: u32,
         /// The step being run.
         step: Step,
         /// Index within the pipeline's share; evaluation uses indices from `EVALUATION` on.
@@ -23,6 +25,8 @@ pub enum Tag {
     },
     /// Gradient of a boundary activation, from a stage to the one before.
     Gradient {
+        /// Index in its pipeline of the stage that it goes to.
+        stage: u32,
         /// The step being run.
         step: Step,
         /// Index within the pipeline's share.

@@ -94,7 +94,10 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
 /// Pipelines, workers and what is around them.
 fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
     vec![
-        ("pipeline.schedule", json!({ "enum": ["1f1b", "gpipe"] })),
+        (
+            "pipeline.schedule",
+            json!({ "enum": ["1f1b", "gpipe", "interleaved"] }),
+        ),
         (
             "pipeline.recompute",
             json!({ "enum": ["auto", "none", "selective", "full"] }),

@@ -59,6 +59,19 @@ fn kinds(job: &Job) -> Vec<ScheduleKind> {
 }
 
 #[test]
+fn interleaving_is_allowed_beside_the_plain_orders() {
+    let job = parse_job(&with(
+        FULL,
+        "schedule: 1f1b, warmupFactor: 2",
+        "schedule: interleaved, warmupFactor: 2",
+    ));
+    let plain = ScheduleKind::OneForwardOneBackward { warmup_factor: 2.0 };
+    let chunks = [2, 3, 4].map(|chunks| ScheduleKind::Interleaved { chunks });
+    let expected: Vec<_> = [plain].into_iter().chain(chunks).collect();
+    assert_eq!(kinds(&job.unwrap()), expected);
+}
+
+#[test]
 fn a_minimal_job_gets_its_defaults() {
     let job = parse_job(MINIMAL).unwrap();
     assert_eq!(
@@ -446,7 +459,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "schedule: 1f1b",
         "schedule: pipedream",
-        "spec.pipeline.schedule: \"pipedream\" — 1f1b or gpipe",
+        "spec.pipeline.schedule: \"pipedream\" — 1f1b or gpipe or interleaved",
     ),
     (
         "schedule: 1f1b",

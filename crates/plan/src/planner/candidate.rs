@@ -7,7 +7,7 @@ use crate::cost::Runtime;
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::layout::SegmentRange;
 use crate::partition::Aware;
-use crate::schedule::generate;
+use crate::schedule::lists;
 use crate::shared::{self, Line, Setting};
 use crate::simulate::{Simulated, rendezvous, simulate};
 use crate::sync::{self, Pipelines};
@@ -58,7 +58,13 @@ pub(super) struct Candidate {
 
 impl Candidate {
     pub(super) fn workers(&self) -> usize {
-        self.pipelines.iter().map(|p| p.stages.len()).sum()
+        self.depths().sum()
+    }
+
+    /// Workers of each pipeline.
+    pub(super) fn depths(&self) -> impl Iterator<Item = usize> {
+        let kind = self.schedule.kind;
+        self.pipelines.iter().map(move |p| kind.workers(p.stages.len()))
     }
 }
 
@@ -244,8 +250,10 @@ impl Composer<'_> {
         let kinds: Vec<Pipelines> = runs
             .iter()
             .filter_map(|(i, count, run)| {
+                let stages = &cuts[*i]?.stages;
                 Some(Pipelines {
-                    stages: &cuts[*i]?.stages,
+                    stages,
+                    workers: stages.len(),
                     ends_ms: &run.ends_ms,
                     count: *count,
                 })
@@ -361,18 +369,17 @@ fn steady(stages: usize) -> u32 {
 
 /// Simulates the fill and some steady state of a pipeline.
 pub(super) fn run_pipeline(family: &Family, kind: ScheduleKind, cut: &Cut, n: u32) -> Simulated {
-    let stages = cut.stages.len();
     let kept = cut.stages.iter().zip(&cut.policies);
     let times: Vec<_> = kept.map(|(r, p)| family.tables.times(*r, *p)).collect();
     match family.tables.runtime {
         Runtime::Rendezvous => rendezvous(&times, n, |_| {}),
         Runtime::Overlapped => {
-            let spec = |s: usize| ScheduleSpec {
+            let spec = |recompute: &Recompute| ScheduleSpec {
                 kind,
-                recompute: cut.policies[s],
+                recompute: *recompute,
             };
-            let lists: Vec<_> = (0..stages).map(|s| generate(&spec(s), stages, s, n)).collect();
-            simulate(&lists, &times, n)
+            let specs: Vec<ScheduleSpec> = cut.policies.iter().map(spec).collect();
+            simulate(&lists(&specs, n), &times, n)
         }
     }
 }

@@ -101,7 +101,7 @@ impl<'a> Composer<'a> {
         let mut choices: Vec<(Vec<Recompute>, Vec<ScheduleKind>)> = Vec::new();
         let mut seen: Vec<ScheduleKind> = Vec::new();
         for spec in &self.planner.constraints.schedules {
-            if seen.contains(&spec.kind) {
+            if seen.contains(&spec.kind) || spec.kind.chunks() > 1 {
                 continue;
             }
             seen.push(spec.kind);

@@ -96,7 +96,7 @@ impl CostPlanner {
 }
 
 fn summary(candidate: &Candidate) -> String {
-    crate::document::summary_of(candidate.pipelines.iter().map(|p| p.stages.len()))
+    crate::document::summary_of(candidate.depths(), candidate.schedule.kind)
 }
 
 /// The most that one of its stages recomputes.

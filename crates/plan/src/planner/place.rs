@@ -195,15 +195,14 @@ impl Pool {
 
 impl CostPlanner {
     /// State of each unit, the tied one last.
-    fn unit_bytes(&self) -> Vec<u64> {
+    pub(super) fn unit_bytes(&self) -> Vec<u64> {
         let own = self.costs.segments.iter().map(|s| s.parameters);
         let all = own.chain([self.costs.tied_parameters]);
         all.map(|parameters| parameters * STATE_BYTES).collect()
     }
 
-    /// How long a shape's workers fetch what they lack, at least ([`Placed::move_ms`]).
-    #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
-    pub(super) fn move_ms(&self, request: &PlanRequest, shape: &Shape) -> f64 {
+    /// What each of a shape's workers lacks, and how many workers hold some state.
+    fn lacking(&self, request: &PlanRequest, shape: &Shape) -> (Vec<u64>, u64) {
         let (layout, bytes) = (&request.layout, self.unit_bytes());
         let holders = request.held.values().filter(|units| !units.is_empty()).count() as u64;
         let lacks = |stage: &Stage| -> u64 {
@@ -213,8 +212,25 @@ impl CostPlanner {
                 .filter(|u| layout.stage_holds(stage.segments, *u) && !held.contains(u));
             lacking.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum()
         };
-        let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
-        let lacking: Vec<u64> = stages.map(lacks).collect();
+        let mut lacking: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
+            *lacking.entry(stage.worker).or_default() += lacks(stage);
+        }
+        (lacking.into_values().collect(), holders)
+    }
+
+    /// State that a shape's workers fetch ([`Placed::moved_bytes`]).
+    pub(super) fn moved_bytes(&self, request: &PlanRequest, shape: &Shape) -> u64 {
+        match self.lacking(request, shape) {
+            (_, 0) => 0,
+            (lacking, _) => lacking.iter().sum(),
+        }
+    }
+
+    /// How long they fetch what they lack, at least ([`Placed::move_ms`]).
+    #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
+    pub(super) fn move_ms(&self, request: &PlanRequest, shape: &Shape) -> f64 {
+        let (lacking, holders) = self.lacking(request, shape);
         let most = lacking.iter().copied().max().unwrap_or(0);
         let each = lacking.iter().sum::<u64>().checked_div(holders);
         each.map_or(0.0, |each| {

@@ -11,7 +11,7 @@ use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, St
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
-use crate::schedule::generate;
+use crate::schedule::lists;
 use crate::shared;
 use crate::simulate::{StageTimes, simulate};
 use crate::sync::{self, Pipelines};
@@ -33,6 +33,7 @@ impl CostPlanner {
             .iter()
             .map(|(stages, ends_ms)| Pipelines {
                 stages,
+                workers: shape.schedule.kind.workers(stages.len()),
                 ends_ms,
                 count: 1,
             })
@@ -101,11 +102,8 @@ impl CostPlanner {
             },
         });
         let times: Vec<StageTimes> = times.collect();
-        let lists = pipeline.stages.iter().enumerate();
-        let lists: Vec<_> = lists
-            .map(|(i, s)| generate(&shape.schedule_of(s), stages.len(), i, n))
-            .collect();
-        let ran = simulate(&lists, &times, n);
+        let specs: Vec<ScheduleSpec> = pipeline.stages.iter().map(|s| shape.schedule_of(s)).collect();
+        let ran = simulate(&lists(&specs, n), &times, n);
         (stages, ran.ends_ms)
     }
 
@@ -135,7 +133,8 @@ impl CostPlanner {
                 .iter()
                 .flat_map(|p| &p.stages)
                 .map(|s| s.segments.end);
-            known && ends.max() == Some(request.layout.segments)
+            let plain = shape.schedule.kind.chunks() == 1;
+            plain && known && ends.max() == Some(request.layout.segments)
         };
         let made = shapes
             .iter()
@@ -198,7 +197,12 @@ impl CostPlanner {
     }
 
     /// The cuts of one pipeline whose slowest stage is as fast as can be, each worker at its own speed.
-    fn cut_by_speed(&self, m: u32, places: &[(&WorkerInfo, ScheduleSpec)], batches: u64) -> Option<Line> {
+    pub(super) fn cut_by_speed(
+        &self,
+        m: u32,
+        places: &[(&WorkerInfo, ScheduleSpec)],
+        batches: u64,
+    ) -> Option<Line> {
         let depth = places.len();
         let work = |r: SegmentRange, at: usize| {
             let again = self.costs.recompute_ms(r, m, places[at].1.recompute);
@@ -227,8 +231,8 @@ impl CostPlanner {
 }
 
 /// A pipeline's cut: it takes `fill + period * n` for n micro-batches.
-struct Line {
-    stages: Vec<SegmentRange>,
+pub(super) struct Line {
+    pub(super) stages: Vec<SegmentRange>,
     period: f64,
     fill: f64,
 }

@@ -1,6 +1,6 @@
-//! The one schedule checker: judges the lists of all stages of a pipeline, whoever made them.
+//! The one schedule checker: judges the lists of all workers of a pipeline, whoever made them.
 
-use super::Instruction;
+use super::{Instruction, Task};
 use crate::document::{Recompute, ScheduleSpec};
 use std::collections::BTreeSet;
 
@@ -57,49 +57,69 @@ pub enum ScheduleError {
         /// The bound.
         allowed: u32,
     },
-    /// Every stage waits for another.
-    #[error("deadlock: stage {stage} waits for ever at its instruction {position}")]
-    Deadlock {
-        /// The first stage that waits.
+    /// A worker is told to run a stage that is not its own.
+    #[error("worker {worker}: its task {position} is of stage {stage}, which is not its own")]
+    Foreign {
+        /// Which worker of the pipeline.
+        worker: usize,
+        /// Index in its list.
+        position: usize,
+        /// Whose task it is.
         stage: usize,
+    },
+    /// Every worker waits for another.
+    #[error("deadlock: worker {worker} waits for ever at its task {position}")]
+    Deadlock {
+        /// The first worker that waits.
+        worker: usize,
         /// Index in its list.
         position: usize,
     },
 }
 
-/// Judges the lists of all stages, first stage first, each by its own schedule. Sends never block; a forward waits for the previous stage's forward, a
-/// backward for the next stage's backward of the same micro-batch. `stash_allowed[s]` bounds what stage s keeps.
+/// Judges the lists of all workers, first worker first, each stage by its own schedule. Sends never block; a forward waits for the
+/// previous stage's forward, a backward for the next stage's backward of the same micro-batch. Stage s is on worker s modulo their
+/// number. `stash_allowed[s]` bounds what stage s keeps.
 ///
 /// # Errors
 /// The first violation found.
 pub fn check(
     specs: &[ScheduleSpec],
-    lists: &[Vec<Instruction>],
+    lists: &[Vec<Task>],
     micro_batches: u32,
     stash_allowed: &[u32],
 ) -> Result<(), ScheduleError> {
-    for (stage, (list, spec)) in lists.iter().zip(specs).enumerate() {
-        check_stage(
-            spec,
-            stage,
-            list,
-            micro_batches,
-            stash_allowed.get(stage).copied().unwrap_or(0),
-        )?;
+    for (worker, list) in lists.iter().enumerate() {
+        let own = |stage: usize| stage < specs.len() && stage % lists.len() == worker;
+        if let Some(position) = list.iter().position(|t| !own(t.stage)) {
+            return Err(ScheduleError::Foreign {
+                worker,
+                position,
+                stage: list[position].stage,
+            });
+        }
     }
-    check_progress(lists)
+    for (stage, spec) in specs.iter().enumerate() {
+        let list = lists
+            .get(stage % lists.len().max(1))
+            .map_or(&[][..], Vec::as_slice);
+        let allowed = stash_allowed.get(stage).copied().unwrap_or(0);
+        check_stage(spec, stage, list, micro_batches, allowed)?;
+    }
+    check_progress(specs.len(), lists)
 }
 
 fn check_stage(
     spec: &ScheduleSpec,
     stage: usize,
-    list: &[Instruction],
+    list: &[Task],
     micro_batches: u32,
     allowed: u32,
 ) -> Result<(), ScheduleError> {
     let (mut forwards, mut backwards, mut stash) = (0u32, 0u32, 0u32);
-    for (position, instruction) in list.iter().enumerate() {
-        match *instruction {
+    let of = |instruction| Task { stage, instruction };
+    for (position, task) in list.iter().enumerate().filter(|(_, t)| t.stage == stage) {
+        match task.instruction {
             Instruction::Forward(m) if m != forwards => {
                 return Err(ScheduleError::Order {
                     stage,
@@ -114,7 +134,7 @@ fn check_stage(
             }
             Instruction::Recompute(m) => {
                 let needed = spec.recompute != Recompute::None && m < forwards;
-                if !needed || list.get(position + 1) != Some(&Instruction::Backward(m)) {
+                if !needed || list.get(position + 1) != Some(&of(Instruction::Backward(m))) {
                     return Err(ScheduleError::Recompute {
                         stage,
                         micro_batch: m,
@@ -137,8 +157,8 @@ fn check_stage(
                     });
                 }
                 let before = position.checked_sub(1).map(|p| list[p]);
-                let kept =
-                    before == Some(Instruction::Forward(m)) || before == Some(Instruction::Recompute(m));
+                let kept = [Instruction::Forward(m), Instruction::Recompute(m)].map(|i| Some(of(i)));
+                let kept = kept.contains(&before);
                 if spec.recompute != Recompute::None && !kept {
                     return Err(ScheduleError::Recompute {
                         stage,
@@ -170,25 +190,24 @@ fn check_stage(
 }
 
 /// Runs all lists against each other until nothing moves any more.
-fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
+fn check_progress(stages: usize, lists: &[Vec<Task>]) -> Result<(), ScheduleError> {
     let mut at = vec![0; lists.len()];
-    let mut done: BTreeSet<(usize, Instruction)> = BTreeSet::new();
+    let mut done: BTreeSet<Task> = BTreeSet::new();
     loop {
         let mut moved = false;
-        for (stage, list) in lists.iter().enumerate() {
-            while let Some(instruction) = list.get(at[stage]) {
-                let ready = match instruction {
-                    Instruction::Forward(_) => stage == 0 || done.contains(&(stage - 1, *instruction)),
-                    Instruction::Backward(_) => {
-                        stage + 1 == lists.len() || done.contains(&(stage + 1, *instruction))
-                    }
+        for (worker, list) in lists.iter().enumerate() {
+            while let Some(task) = list.get(at[worker]) {
+                let by = |stage: usize| done.contains(&Task { stage, ..*task });
+                let ready = match task.instruction {
+                    Instruction::Forward(_) => task.stage == 0 || by(task.stage - 1),
+                    Instruction::Backward(_) => task.stage + 1 == stages || by(task.stage + 1),
                     Instruction::Recompute(_) => true,
                 };
                 if !ready {
                     break;
                 }
-                done.insert((stage, *instruction));
-                at[stage] += 1;
+                done.insert(*task);
+                at[worker] += 1;
                 moved = true;
             }
         }
@@ -196,10 +215,10 @@ fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
             break;
         }
     }
-    match (0..lists.len()).find(|s| at[*s] < lists[*s].len()) {
-        Some(stage) => Err(ScheduleError::Deadlock {
-            stage,
-            position: at[stage],
+    match (0..lists.len()).find(|w| at[*w] < lists[*w].len()) {
+        Some(worker) => Err(ScheduleError::Deadlock {
+            worker,
+            position: at[worker],
         }),
         None => Ok(()),
     }
@@ -209,13 +228,14 @@ fn check_progress(lists: &[Vec<Instruction>]) -> Result<(), ScheduleError> {
 mod tests {
     use super::*;
     use crate::document::ScheduleKind;
-    use crate::schedule::{generate, stash_max};
+    use crate::schedule::{lists, stash_max};
     use proptest::prelude::*;
 
     fn any_spec() -> impl Strategy<Value = ScheduleSpec> {
         let kind = prop_oneof![
             Just(ScheduleKind::Gpipe),
             (1.0..4.0f64).prop_map(|w| ScheduleKind::OneForwardOneBackward { warmup_factor: w }),
+            (2u32..5).prop_map(|chunks| ScheduleKind::Interleaved { chunks }),
         ];
         let recompute = prop_oneof![
             Just(Recompute::None),
@@ -225,17 +245,34 @@ mod tests {
         (kind, recompute).prop_map(|(kind, recompute)| ScheduleSpec { kind, recompute })
     }
 
-    fn lists(spec: &ScheduleSpec, stages: usize, n: u32) -> (Vec<Vec<Instruction>>, Vec<u32>) {
-        (0..stages)
-            .map(|s| (generate(spec, stages, s, n), stash_max(spec.kind, stages, s, n)))
-            .unzip()
+    /// Schedules, lists and bounds of a pipeline of so many workers, and its micro-batches: `n`, or the next whole groups.
+    fn pipeline(
+        spec: ScheduleSpec,
+        workers: usize,
+        n: u32,
+    ) -> (Vec<ScheduleSpec>, Vec<Vec<Task>>, u32, Vec<u32>) {
+        let stages = workers * spec.kind.chunks();
+        let n = match spec.kind.chunks() {
+            1 => n,
+            _ => n.next_multiple_of(u32::try_from(workers).unwrap()),
+        };
+        let allowed = (0..stages).map(|s| stash_max(spec.kind, stages, s, n)).collect();
+        let specs = vec![spec; stages];
+        let lists = lists(&specs, n);
+        (specs, lists, n, allowed)
     }
 
     proptest! {
         #[test]
-        fn every_generated_schedule_is_sound(spec in any_spec(), stages in 1usize..12, n in 1u32..24) {
-            let (lists, allowed) = lists(&spec, stages, n);
-            prop_assert_eq!(check(&vec![spec; lists.len()], &lists, n, &allowed), Ok(()));
+        fn every_generated_schedule_is_sound(spec in any_spec(), workers in 1usize..12, n in 1u32..24) {
+            let (specs, lists, n, allowed) = pipeline(spec, workers, n);
+            prop_assert_eq!(check(&specs, &lists, n, &allowed), Ok(()));
+            // The bound is no wider than what is kept.
+            for (stage, most) in allowed.iter().enumerate() {
+                let mut less = allowed.clone();
+                less[stage] = most - 1;
+                prop_assert!(check(&specs, &lists, n, &less).is_err());
+            }
         }
 
         #[test]
@@ -244,8 +281,9 @@ mod tests {
         ) {
             let kind = stages[0].kind;
             let specs: Vec<_> = stages.iter().map(|s| ScheduleSpec { kind, ..*s }).collect();
-            let of = |(s, spec): (usize, &ScheduleSpec)| generate(spec, specs.len(), s, n);
-            let lists: Vec<_> = specs.iter().enumerate().map(of).collect();
+            prop_assume!(specs.len().is_multiple_of(kind.chunks()));
+            let n = n.next_multiple_of(u32::try_from(kind.workers(specs.len())).unwrap());
+            let lists = lists(&specs, n);
             let allowed: Vec<_> = (0..specs.len()).map(|s| stash_max(kind, specs.len(), s, n)).collect();
             prop_assert_eq!(check(&specs, &lists, n, &allowed), Ok(()));
         }
@@ -258,20 +296,20 @@ mod tests {
                 kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
                 recompute: Recompute::Full,
             };
-            let (mut lists, allowed) = lists(&spec, stages, n);
+            let (specs, mut lists, n, allowed) = pipeline(spec, stages, n);
             let stage = stage % (stages - 1); // the last stage has no recompute
             let len = lists[stage].len();
             let (a, b) = (a % len, b % len);
             prop_assume!(a != b);
             lists[stage].swap(a, b);
-            prop_assert!(check(&vec![spec; lists.len()], &lists, n, &allowed).is_err());
+            prop_assert!(check(&specs, &lists, n, &allowed).is_err());
         }
 
         #[test]
         fn leaving_out_or_repeating_an_instruction_is_refused(
-            spec in any_spec(), stages in 1usize..6, n in 1u32..10, at in 0usize..60, repeat in any::<bool>()
+            spec in any_spec(), workers in 1usize..6, n in 1u32..10, at in 0usize..60, repeat in any::<bool>()
         ) {
-            let (mut lists, allowed) = lists(&spec, stages, n);
+            let (specs, mut lists, n, allowed) = pipeline(spec, workers, n);
             let at = at % lists[0].len();
             if repeat {
                 let again = lists[0][at];
@@ -279,25 +317,54 @@ mod tests {
             } else {
                 lists[0].remove(at);
             }
-            prop_assert!(check(&vec![spec; lists.len()], &lists, n, &allowed).is_err());
+            prop_assert!(check(&specs, &lists, n, &allowed).is_err());
         }
     }
 
     #[test]
+    fn interleaved_groups_that_are_not_whole_are_a_deadlock() {
+        let spec = ScheduleSpec {
+            kind: ScheduleKind::Interleaved { chunks: 2 },
+            recompute: Recompute::None,
+        };
+        let lists = lists(&[spec; 8], 6);
+        let verdict = check(&[spec; 8], &lists, 6, &[9; 8]);
+        assert!(verdict.is_err(), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_task_on_another_stages_worker_is_refused() {
+        let spec = ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute: Recompute::None,
+        };
+        let mut lists = lists(&[spec; 2], 1);
+        lists.swap(0, 1);
+        let expected = ScheduleError::Foreign {
+            worker: 0,
+            position: 0,
+            stage: 1,
+        };
+        assert_eq!(check(&[spec; 2], &lists, 1, &[1, 1]), Err(expected));
+    }
+
+    #[test]
     fn stages_that_wait_for_each_other_are_a_deadlock() {
-        let f = |micro_batch| Instruction::Forward(micro_batch);
-        let b = |micro_batch| Instruction::Backward(micro_batch);
+        let task = |(stage, instruction)| Task { stage, instruction };
+        let f = |m| Instruction::Forward(m);
+        let b = |m| Instruction::Backward(m);
         let spec = ScheduleSpec {
             kind: ScheduleKind::Gpipe,
             recompute: Recompute::None,
         };
         // Stage 0 wants the gradient of 0 before it sends 1; stage 1 wants 1 before it sends the gradient of 0.
-        let lists = vec![vec![f(0), b(0), f(1), b(1)], vec![f(0), f(1), b(0), b(1)]];
+        let lists = [[f(0), b(0), f(1), b(1)], [f(0), f(1), b(0), b(1)]];
+        let lists = [0, 1].map(|s| lists[s].map(|i| task((s, i))).to_vec());
         let verdict = check(&[spec; 2], &lists, 2, &[2, 2]);
         assert_eq!(
             verdict,
             Err(ScheduleError::Deadlock {
-                stage: 0,
+                worker: 0,
                 position: 1
             })
         );

@@ -1,4 +1,4 @@
-//! What a stage can be told to do.
+//! What a worker can be told to do.
 
 use std::fmt;
 
@@ -12,6 +12,15 @@ pub enum Instruction {
     Recompute(u32),
     /// Backward: takes the gradient from the next stage, sends its input's gradient to the previous.
     Backward(u32),
+}
+
+/// An entry of a worker's list: an instruction for one of its stages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Task {
+    /// Index of the stage in its pipeline.
+    pub stage: usize,
+    /// What to do.
+    pub instruction: Instruction,
 }
 
 impl fmt::Display for Instruction {

@@ -1,4 +1,4 @@
-//! Schedules as data: each stage's list of instructions, made by a generator and judged by the one checker ([`check`]).
+//! Schedules as data: each worker's list of tasks, made by a generator and judged by the one checker ([`check`]).
 //!
 //! Communication is implied: a forward takes its activation from the previous stage and sends its output to the next; a
 //! backward takes the gradient from the next stage and sends its input's gradient to the previous. The simulator and the
@@ -6,17 +6,42 @@
 
 pub mod check;
 mod instruction;
+mod interleaved;
 pub mod paper;
 mod text;
 
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 
-pub use instruction::Instruction;
+pub use instruction::{Instruction, Task};
 pub use text::text;
+
+/// The lists of all workers of a pipeline whose stages have these schedules, of one kind; first worker first.
+#[must_use]
+pub fn lists(specs: &[ScheduleSpec], micro_batches: u32) -> Vec<Vec<Task>> {
+    let workers = specs.first().map_or(0, |spec| spec.kind.workers(specs.len()));
+    (0..workers).map(|w| list(specs, w, micro_batches)).collect()
+}
+
+/// The list of one of them: the worker of the stages whose index is `worker` modulo the number of workers.
+///
+/// # Panics
+/// There is no such worker.
+#[must_use]
+pub fn list(specs: &[ScheduleSpec], worker: usize, micro_batches: u32) -> Vec<Task> {
+    let order = match specs[worker].kind {
+        ScheduleKind::Interleaved { chunks } => {
+            let workers = specs.len() / chunks.max(1) as usize;
+            interleaved::order(chunks.max(1) as usize, workers, worker, micro_batches)
+        }
+        plain => in_turn(plain, specs.len(), worker, micro_batches),
+    };
+    with_recompute(specs, order)
+}
 
 /// Forwards that stage `stage` of `stages` runs ahead of its first backward, with `micro_batches` in a step.
 ///
-/// GPipe: all. 1F1B: `ceil(w * (stages - 1 - stage))`, at most all.
+/// GPipe: all. 1F1B: `ceil(w * (stages - 1 - stage))`, at most all. Interleaved: as 1F1B with a factor of 1 where a worker has one
+/// stage, and not meant for more.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -31,47 +56,74 @@ pub fn warmup(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u3
             let later = stages.saturating_sub(stage + 1) as f64;
             ((warmup_factor.max(1.0) * later).ceil() as u32).min(micro_batches)
         }
+        ScheduleKind::Interleaved { .. } => (stages.saturating_sub(stage + 1) as u32).min(micro_batches),
     }
 }
 
 /// Most micro-batches that a stage has forwarded and not yet backwarded.
 #[must_use]
 pub fn stash_max(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
-    (warmup(kind, stages, stage, micro_batches) + 1).min(micro_batches)
+    match kind {
+        ScheduleKind::Interleaved { chunks } => {
+            interleaved::stash_max(chunks.max(1) as usize, stages, stage, micro_batches)
+        }
+        plain => (warmup(plain, stages, stage, micro_batches) + 1).min(micro_batches),
+    }
 }
 
-/// The instruction list of one stage.
-///
-/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (each
-/// on the last stage of 1F1B, and that of a step's only micro-batch) keeps what its forward saved. GPipe with more than
-/// one micro-batch therefore recomputes each of them on each stage.
-#[must_use]
-pub fn generate(spec: &ScheduleSpec, stages: usize, stage: usize, micro_batches: u32) -> Vec<Instruction> {
-    let ahead = warmup(spec.kind, stages, stage, micro_batches);
-    let mut list = Vec::new();
+/// One stage on a worker: forwards ahead, then a backward and a forward in turn.
+fn in_turn(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> Vec<Task> {
+    let ahead = warmup(kind, stages, stage, micro_batches);
+    let task = |instruction| Task { stage, instruction };
+    let mut list = Vec::with_capacity(2 * micro_batches as usize);
     let mut next_forward = 0;
     for next_backward in 0..micro_batches {
         // After the warm-up each backward lets one more forward in.
         while next_forward < micro_batches && next_forward <= next_backward + ahead {
-            list.push(Instruction::Forward(next_forward));
+            list.push(task(Instruction::Forward(next_forward)));
             next_forward += 1;
         }
-        let fresh = list.last() == Some(&Instruction::Forward(next_backward));
-        if spec.recompute != Recompute::None && !fresh {
-            list.push(Instruction::Recompute(next_backward));
+        list.push(task(Instruction::Backward(next_backward)));
+    }
+    list
+}
+
+/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (each
+/// on the last stage of 1F1B, and that of a step's only micro-batch) keeps what its forward saved. GPipe with more than
+/// one micro-batch therefore recomputes each of them on each stage.
+fn with_recompute(specs: &[ScheduleSpec], order: Vec<Task>) -> Vec<Task> {
+    if specs.iter().all(|spec| spec.recompute == Recompute::None) {
+        return order;
+    }
+    let mut list: Vec<Task> = Vec::with_capacity(order.len() * 3 / 2);
+    for task in order {
+        if let Instruction::Backward(m) = task.instruction {
+            let of = |instruction| Task { instruction, ..task };
+            let fresh = list.last() == Some(&of(Instruction::Forward(m)));
+            if specs[task.stage].recompute != Recompute::None && !fresh {
+                list.push(of(Instruction::Recompute(m)));
+            }
         }
-        list.push(Instruction::Backward(next_backward));
+        list.push(task);
     }
     list
 }
 
 /// Whether something of the forward at `position` will be recomputed, so that it must keep less.
 #[must_use]
-pub fn is_recomputed(list: &[Instruction], position: usize) -> bool {
-    match list.get(position) {
-        Some(Instruction::Forward(m)) => list[position..].contains(&Instruction::Recompute(*m)),
-        _ => false,
-    }
+pub fn is_recomputed(list: &[Task], position: usize) -> bool {
+    let Some(Task {
+        stage,
+        instruction: Instruction::Forward(m),
+    }) = list.get(position)
+    else {
+        return false;
+    };
+    let again = Task {
+        stage: *stage,
+        instruction: Instruction::Recompute(*m),
+    };
+    list[position..].contains(&again)
 }
 
 #[cfg(test)]
@@ -113,15 +165,11 @@ mod tests {
 
     #[test]
     fn the_last_stage_of_1f1b_never_recomputes() {
-        let list = generate(&spec(1.0, Recompute::Full), 3, 2, 5);
-        assert!(!list.iter().any(|i| matches!(i, Instruction::Recompute(_))));
-        let first = generate(&spec(1.0, Recompute::Full), 3, 0, 5);
-        assert_eq!(
-            first
-                .iter()
-                .filter(|i| matches!(i, Instruction::Recompute(_)))
-                .count(),
-            5
-        );
+        let lists = lists(&[spec(1.0, Recompute::Full); 3], 5);
+        let recomputes = |list: &[Task]| {
+            let again = |t: &&Task| matches!(t.instruction, Instruction::Recompute(_));
+            list.iter().filter(again).count()
+        };
+        assert_eq!(lists.iter().map(|l| recomputes(l)).collect::<Vec<_>>(), [5, 5, 0]);
     }
 }

@@ -1,15 +1,25 @@
 //! Schedules for people.
 
-use super::generate;
+use super::{Task, lists};
 use crate::document::ScheduleSpec;
 
-/// One line a stage: `stage 0: f0 f1 b0 ...`, by the schedule of each stage of a pipeline.
+/// One line a worker, by the schedule of each stage of a pipeline: `stage 0: f0 f1 b0 ...`, or, where workers have several
+/// stages, `worker 0: 0f0 0f1 2f0 ...` with the stage before each instruction.
 #[must_use]
 pub fn text(specs: &[ScheduleSpec], micro_batches: u32) -> String {
-    let line = |(stage, spec): (usize, &ScheduleSpec)| {
-        let list = generate(spec, specs.len(), stage, micro_batches);
-        let words: Vec<String> = list.iter().map(ToString::to_string).collect();
-        format!("stage {stage}: {}\n", words.join(" "))
+    let several = specs.first().is_some_and(|s| s.kind.chunks() > 1);
+    let word = |task: &Task| match several {
+        true => format!("{}{}", task.stage, task.instruction),
+        false => task.instruction.to_string(),
     };
-    specs.iter().enumerate().map(line).collect()
+    let line = |(worker, list): (usize, Vec<Task>)| {
+        let words: Vec<String> = list.iter().map(word).collect();
+        let who = if several { "worker" } else { "stage" };
+        format!("{who} {worker}: {}\n", words.join(" "))
+    };
+    lists(specs, micro_batches)
+        .into_iter()
+        .enumerate()
+        .map(line)
+        .collect()
 }

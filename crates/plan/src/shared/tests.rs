@@ -73,12 +73,11 @@ fn alone(costs: &Costs, stages: u32, pipelines: usize) -> f64 {
             },
         })
         .collect();
-    let lists: Vec<_> = (0..stages.len())
-        .map(|s| generate(&schedule(), stages.len(), s, n))
-        .collect();
+    let lists = crate::schedule::lists(&vec![schedule(); stages.len()], n);
     let run = crate::simulate::simulate(&lists, &times, n);
     let kinds = [Pipelines {
         stages: &stages,
+        workers: stages.len(),
         ends_ms: &run.ends_ms,
         count: pipelines,
     }];

@@ -1,6 +1,6 @@
 use super::*;
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
-use crate::schedule::generate;
+use crate::schedule::lists;
 
 #[test]
 fn without_transfers_1f1b_takes_the_closed_form() {
@@ -9,7 +9,7 @@ fn without_transfers_1f1b_takes_the_closed_form() {
         recompute: Recompute::None,
     };
     for (p, n) in [(4usize, 8u32), (8, 20), (3, 1), (1, 5)] {
-        let lists: Vec<_> = (0..p).map(|s| generate(&spec, p, s, n)).collect();
+        let lists = lists(&vec![spec; p], n);
         let times = vec![
             StageTimes {
                 forward_ms: 1.0,
@@ -37,7 +37,7 @@ fn recompute_and_transfers_make_a_step_longer() {
         recompute,
     };
     let time = |recompute, transfer_ms| {
-        let lists: Vec<_> = (0..3).map(|s| generate(&spec(recompute), 3, s, 6)).collect();
+        let lists = lists(&[spec(recompute); 3], 6);
         simulate(
             &lists,
             &[StageTimes {
@@ -97,7 +97,7 @@ fn a_stage_sends_one_thing_at_a_time() {
         recompute: Recompute::None,
     };
     let makespan = |n| {
-        let lists: Vec<_> = (0..3).map(|s| generate(&spec, 3, s, n)).collect();
+        let lists = lists(&[spec; 3], n);
         let mut sending = [0.0f64; 3];
         let took = run(
             &lists,

@@ -206,8 +206,8 @@ pub struct WorkerView {
     pub draining: bool,
     /// Its speed as plans count it, 1 = as the others.
     pub speed: f64,
-    /// What it runs in the present plan.
-    pub segments: Option<SegmentRange>,
+    /// What it runs in the present plan, stage by stage; nothing where it has no stage.
+    pub segments: Vec<SegmentRange>,
     /// Which pipeline it belongs to in the present plan.
     pub pipeline: Option<usize>,
 }

@@ -50,9 +50,7 @@ impl Coordinator {
         let status = worker.and_then(|w| w.status);
         let plan = self.record.plan.as_ref();
         let place = plan.and_then(|p| p.shape.place(id));
-        let segments = plan
-            .zip(place)
-            .map(|(p, (i, j))| p.shape.pipelines[i].stages[j].segments);
+        let segments = plan.map_or_else(Vec::new, |p| p.shape.segments_of(id));
         WorkerView {
             id,
             name: self.name(id),

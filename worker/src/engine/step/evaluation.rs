@@ -1,7 +1,7 @@
 //! Evaluation on the held-out split, before the steps at which it is due.
 
 use super::super::EngineError;
-use super::Run;
+use super::{Place, Run, small};
 use crate::model::dropout::Dropout;
 use crate::model::{forward, loss};
 use crate::state::UnitBuffers;
@@ -33,29 +33,54 @@ impl Run<'_> {
         let numbers: Vec<u64> = share.collect();
         let _guard = tch::no_grad_guard();
         let mut sum = 0.0;
-        for (i, chunk) in (EVALUATION..).zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
-        {
-            let tag = Tag::Activation {
-                step: self.step,
-                micro_batch: i,
-            };
-            let mut x = match self.previous {
-                None => self.tokens(chunk, true)?.0,
-                Some(worker) => self.receive(worker, tag)?,
-            };
-            for segment in self.stage.start..self.stage.end {
-                x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;
-            }
-            match self.next {
-                Some(worker) => self.send(worker, tag, &x)?,
+        let chunks: Vec<(u32, &[u64])> = (EVALUATION..)
+            .zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
+            .collect();
+        let places = self.places.clone();
+        // In groups, as the training's forwards where workers have several stages: nobody runs far ahead of the others.
+        let group = match places.as_slice() {
+            [first, second, ..] => second.stage - first.stage,
+            _ => 1,
+        };
+        for group in chunks.chunks(group) {
+            for (place, (i, chunk)) in places.iter().flat_map(|p| group.iter().map(move |c| (*p, c))) {
+                let loss = self.evaluate_on(place, units, *i, chunk)?;
                 #[expect(clippy::cast_precision_loss, reason = "sample counts are small")]
-                None => {
-                    let targets = self.tokens(chunk, true)?.1;
-                    sum += loss(&x, &targets).double_value(&[]) * chunk.len() as f64 / total as f64;
-                }
+                let share = chunk.len() as f64 / total as f64;
+                sum += loss * share;
             }
         }
         self.eval_loss = Some(sum);
         Ok(())
+    }
+
+    /// One micro-batch on one stage; the mean loss from the last stage, 0 from others.
+    fn evaluate_on(
+        &mut self,
+        place: Place,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        micro_batch: u32,
+        numbers: &[u64],
+    ) -> Result<f64, EngineError> {
+        let tag = |stage: usize| Tag::Activation {
+            stage: small(stage),
+            step: self.step,
+            micro_batch,
+        };
+        let (here, next) = (tag(place.stage), tag(place.stage + 1));
+        let mut x = match place.previous {
+            None => self.tokens(numbers, true)?.0,
+            Some(worker) => self.receive(worker, here)?,
+        };
+        for segment in place.segments.start..place.segments.end {
+            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;
+        }
+        match place.next {
+            Some(worker) => self.send(worker, next, &x).map(|()| 0.0),
+            None => {
+                let targets = self.tokens(numbers, true)?.1;
+                Ok(loss(&x, &targets).double_value(&[]))
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! From a stage's gradients to the reduced ones and their norms.
 
 use super::super::EngineError;
-use super::Run;
+use super::{Place, Run};
 use crate::model::units_finished_by;
 use crate::state::{TAIL, UnitBuffers};
 use crate::transport::ring::Reducer;
@@ -15,11 +15,12 @@ impl Run<'_> {
     /// Hands the gradients that `segment` has finished to the reduction.
     pub(super) fn reduce(
         &mut self,
+        place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         segment: u32,
         reducer: &mut Reducer<Lease>,
     ) -> Result<(), EngineError> {
-        for unit in units_finished_by(&self.config.model, self.stage, segment) {
+        for unit in units_finished_by(&self.config.model, place.segments, segment) {
             let memory = &units
                 .get(&unit)
                 .ok_or(EngineError::NotHeld(unit))?

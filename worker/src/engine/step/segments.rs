@@ -1,6 +1,6 @@
 //! Forwards of a stage's segments, each timed, cut from each other.
 
-use super::{EngineError, Kept, Lap, Run, Work};
+use super::{EngineError, Kept, Lap, Place, Run, Work};
 use crate::model::dropout::Dropout;
 use crate::model::forward;
 use crate::state::UnitBuffers;
@@ -43,6 +43,7 @@ impl Run<'_> {
     /// All segments of the stage, cut from each other; of those that are not kept, only the inputs. Also the stage's output.
     pub(super) fn segments(
         &mut self,
+        place: Place,
         work: Work,
         units: &BTreeMap<Unit, UnitBuffers>,
         input: Tensor,
@@ -51,7 +52,7 @@ impl Run<'_> {
     ) -> Result<(Tensor, Vec<Kept>), EngineError> {
         let mut x = input;
         let mut kept = Vec::new();
-        for segment in self.stage.start..self.stage.end {
+        for segment in place.segments.start..place.segments.end {
             let input = if segment == 0 {
                 x
             } else {

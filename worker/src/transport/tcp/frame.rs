@@ -2,7 +2,7 @@
 //!
 //! Without the confirmation an acceptor could not tell a connection that ended from one that its dialer never took up.
 //!
-//! All numbers are little-endian. A frame is a header of 32 bytes (kind u32, unit or micro-batch u32, round u32, zero u32,
+//! All numbers are little-endian. A frame is a header of 32 bytes (kind u32, unit or micro-batch u32, round or stage u32, zero u32,
 //! step u64, payload length in bytes u64) and its payload.
 
 use super::super::Tag;
@@ -216,10 +216,20 @@ impl Frame {
     /// # Errors
     /// The connection is broken.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let (kind, first, round, step) = match self {
-            Frame::Tensor(Tag::Activation { step, micro_batch }, _) => (1u32, *micro_batch, 0, step.0),
-            Frame::Tensor(Tag::Gradient { step, micro_batch }, _) => (2, *micro_batch, 0, step.0),
-            Frame::Tensor(Tag::Ring { step, unit, round }, _) => (3, unit.0, *round, step.0),
+        let (kind, first, second, step) = match self {
+            Frame::Tensor(tag, _) => match tag {
+                Tag::Activation {
+                    stage,
+                    step,
+                    micro_batch,
+                } => (1u32, *micro_batch, *stage, step.0),
+                Tag::Gradient {
+                    stage,
+                    step,
+                    micro_batch,
+                } => (2, *micro_batch, *stage, step.0),
+                Tag::Ring { step, unit, round } => (3, unit.0, *round, step.0),
+            },
             Frame::Message(_) => (4, 0, 0, 0),
             Frame::State(_) => (5, 0, 0, 0),
             Frame::Part(unit, step, _) => (6, unit.0, 0, step.0),
@@ -228,7 +238,7 @@ impl Frame {
         let mut header = [0u8; 32];
         header[..4].copy_from_slice(&kind.to_le_bytes());
         header[4..8].copy_from_slice(&first.to_le_bytes());
-        header[8..12].copy_from_slice(&round.to_le_bytes());
+        header[8..12].copy_from_slice(&second.to_le_bytes());
         header[16..24].copy_from_slice(&step.to_le_bytes());
         header[24..32].copy_from_slice(&(payload.len() as u64).to_le_bytes());
         write_both(out, &header, payload)
@@ -243,7 +253,7 @@ impl Frame {
         input.read_exact(&mut header)?;
         let small = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let large = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let (kind, first, round, step, length) = (small(0), small(4), small(8), Step(large(16)), large(24));
+        let (kind, first, second, step, length) = (small(0), small(4), small(8), Step(large(16)), large(24));
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
         let most = if matches!(kind, 4 | 5) {
             ENCODED_MAX
@@ -258,17 +268,19 @@ impl Frame {
         let length = usize::try_from(length).map_err(|_| invalid("a payload beyond memory".into()))?;
         let tag = match kind {
             1 => Some(Tag::Activation {
+                stage: second,
                 step,
                 micro_batch: first,
             }),
             2 => Some(Tag::Gradient {
+                stage: second,
                 step,
                 micro_batch: first,
             }),
             3 => Some(Tag::Ring {
                 step,
                 unit: Unit(first),
-                round,
+                round: second,
             }),
             4..=6 => None,
             other => return Err(invalid(format!("frame kind {other}"))),
@@ -325,6 +337,7 @@ mod tests {
         let frames = [
             Frame::Tensor(
                 Tag::Activation {
+                    stage: 3,
                     step: Step(9),
                     micro_batch: 3,
                 },
@@ -332,6 +345,7 @@ mod tests {
             ),
             Frame::Tensor(
                 Tag::Gradient {
+                    stage: 3,
                     step: Step(u64::MAX),
                     micro_batch: 0,
                 },

@@ -74,6 +74,7 @@ fn step_ms(
     }
     let kind = |(p, n): (&usize, &u32)| Pipelines {
         stages: &cut(p).stages,
+        workers: *p,
         ends_ms: &runs[&(*p, weighed, *n)].ends_ms,
         count: 1,
     };

@@ -1,0 +1,267 @@
+//! Pipelines whose workers have several stages each, where the job allows that and it is faster.
+//!
+//! After the search: grids that it found, and the plan in force, are cut into as many stages as their workers have chunks, in
+//! the order in which the workers stand. Filling and draining gets shorter with the number of chunks, and boundaries are
+//! crossed as many times as often: the simulation says which of the two weighs more.
+
+use super::candidate::{Candidate, CandidatePipeline, StepParts};
+use super::choose::{EQUAL, score};
+use super::place::{Pool, fullest_node};
+use super::{CostPlanner, PlanRequest, WorkerInfo, pace};
+use crate::cost::Runtime;
+use crate::document::{
+    Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+};
+use crate::ids::WorkerId;
+use crate::layout::SegmentRange;
+use crate::simulate::What;
+use crate::trace::{PipelineTrace, step_ms, trace};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Grids of the search that are tried.
+const GRIDS: usize = 4;
+
+/// Who stands where in pipelines of one depth.
+struct Grid {
+    /// By pipeline.
+    workers: Vec<Vec<WorkerId>>,
+    micro_batch_size: u32,
+}
+
+impl Grid {
+    /// The grid of a shape, interleaved or not; none where pipelines are of one worker, or of several depths.
+    fn of(shape: &Shape) -> Option<Grid> {
+        let first_round = |p: &Pipeline| {
+            let workers = shape.schedule.kind.workers(p.stages.len());
+            p.stages.iter().take(workers).map(|s| s.worker).collect()
+        };
+        let workers: Vec<Vec<WorkerId>> = shape.pipelines.iter().map(first_round).collect();
+        let depth = workers.first()?.len();
+        let even = depth > 1 && workers.iter().all(|w| w.len() == depth);
+        even.then_some(Grid {
+            workers,
+            micro_batch_size: shape.micro_batch_size,
+        })
+    }
+}
+
+impl CostPlanner {
+    /// The best interleaved plan, where it scores better than what is predicted of another by more than counts as equal.
+    pub(super) fn interleaved(
+        &self,
+        request: &PlanRequest,
+        shape: &Shape,
+        found: &[(Candidate, usize)],
+        pools: &[Vec<&WorkerInfo>],
+    ) -> Option<(Shape, Candidate)> {
+        let kinds = self.constraints.schedules.iter().map(|s| s.kind);
+        let chunks: BTreeSet<usize> = kinds.map(ScheduleKind::chunks).filter(|c| *c > 1).collect();
+        let most = *chunks.last()?;
+        if self.costs.runtime == Runtime::Rendezvous {
+            return None;
+        }
+        let offered: BTreeMap<WorkerId, &WorkerInfo> = request.workers.iter().map(|w| (w.id, w)).collect();
+        let grids = self.grids(request, found, pools, most);
+        let mut bases: Vec<Grid> = [request.parent.as_ref(), Some(shape)]
+            .into_iter()
+            .flatten()
+            .filter_map(Grid::of)
+            .collect();
+        bases.extend(grids.iter().filter_map(Grid::of));
+        bases.retain(|g| g.workers.iter().flatten().all(|w| offered.contains_key(w)));
+        let made = bases.iter().flat_map(|grid| {
+            let of = |count: &usize| self.interleave(request, grid, *count, &offered);
+            chunks.iter().filter_map(of).collect::<Vec<_>>()
+        });
+        let score = |p: &Prediction| score(p.step_ms, p.move_ms, request.horizon_ms);
+        let made: Vec<Shape> = made.collect();
+        let least = made
+            .iter()
+            .map(|s| score(&s.predicted))
+            .fold(f64::INFINITY, f64::min);
+        // Of those that count as equal the one that moves least, the first of these.
+        let near = made.into_iter().filter(|s| score(&s.predicted) <= least * EQUAL);
+        let best = near.min_by(|a, b| a.predicted.move_ms.total_cmp(&b.predicted.move_ms))?;
+        (score(&best.predicted) * EQUAL < score(&shape.predicted)).then(|| self.described(best))
+    }
+
+    /// The grids of the search that should gain most from so many chunks, with workers on their places.
+    fn grids(
+        &self,
+        request: &PlanRequest,
+        found: &[(Candidate, usize)],
+        pools: &[Vec<&WorkerInfo>],
+        chunks: usize,
+    ) -> Vec<Shape> {
+        #[expect(clippy::cast_precision_loss, reason = "a count")]
+        let hoped = |c: &Candidate| c.step_ms - c.parts.fill_ms * (1.0 - 1.0 / chunks as f64);
+        let deep = |c: &Candidate| {
+            let depth = c.pipelines.first().map_or(0, |p| p.stages.len());
+            depth > 1 && c.pipelines.iter().all(|p| p.stages.len() == depth)
+        };
+        let mut grids: Vec<&(Candidate, usize)> = found.iter().filter(|(c, _)| deep(c)).collect();
+        grids.sort_by(|(a, _), (b, _)| hoped(a).total_cmp(&hoped(b)));
+        let on_places = |(candidate, pool): &&(Candidate, usize)| {
+            let placed = Pool::new(self, request, &pools[*pool]).place(self, candidate, &request.layout);
+            self.shape(candidate, &placed)
+        };
+        grids.iter().take(GRIDS).map(on_places).collect()
+    }
+
+    /// A grid with so many stages for each worker, keeping as much of a forward as fits into memory; none where it does not fit,
+    /// or micro-batches make no whole groups.
+    fn interleave(
+        &self,
+        request: &PlanRequest,
+        grid: &Grid,
+        chunks: usize,
+        offered: &BTreeMap<WorkerId, &WorkerInfo>,
+    ) -> Option<Shape> {
+        let kind = ScheduleKind::Interleaved {
+            chunks: u32::try_from(chunks).ok()?,
+        };
+        let mut policies: Vec<Recompute> = self.constraints.schedules.iter().map(|s| s.recompute).collect();
+        policies.sort_unstable();
+        policies.dedup();
+        policies.into_iter().find_map(|recompute| {
+            let schedule = ScheduleSpec { kind, recompute };
+            let mut made = self.cut_grid(request, grid, schedule, offered)?;
+            if !self.fits(request, &made, offered) {
+                return None;
+            }
+            // Equal pipelines are simulated once where all workers are nominal.
+            let nominal = request
+                .workers
+                .iter()
+                .all(|w| pace(w.speed).to_bits() == 1f64.to_bits());
+            made.predicted.step_ms = match nominal {
+                true => step_ms(&self.costs, &made, fullest_node(&request.workers)),
+                false => self.predict_ms(&made, &request.workers),
+            };
+            made.predicted.move_ms = self.move_ms(request, &made);
+            Some(made)
+        })
+    }
+
+    fn cut_grid(
+        &self,
+        request: &PlanRequest,
+        grid: &Grid,
+        schedule: ScheduleSpec,
+        offered: &BTreeMap<WorkerId, &WorkerInfo>,
+    ) -> Option<Shape> {
+        let m = u64::from(grid.micro_batch_size.max(1));
+        let (depth, count) = (grid.workers[0].len() as u64, grid.workers.len() as u64);
+        let batches = request.global_batch_size.div_ceil(m);
+        let groups = batches / depth;
+        if !batches.is_multiple_of(depth) || groups < count {
+            return None;
+        }
+        let stages = grid.workers[0].len() * schedule.kind.chunks();
+        let mut cuts: BTreeMap<Vec<(u64, u64)>, Vec<SegmentRange>> = BTreeMap::new();
+        let mut start = 0;
+        let mut pipelines = Vec::with_capacity(grid.workers.len());
+        for (i, workers) in (0u64..).zip(&grid.workers) {
+            let round = workers.iter().filter_map(|w| offered.get(w).copied());
+            let places: Vec<_> = round.map(|w| (w, schedule)).cycle().take(stages).collect();
+            // Pipelines of workers that are alike are cut alike.
+            let alike = |(w, _): &(&WorkerInfo, ScheduleSpec)| (pace(w.speed).to_bits(), self.capacity(w));
+            let key: Vec<(u64, u64)> = places.iter().map(alike).collect();
+            let cut = match cuts.get(&key) {
+                Some(cut) => cut.clone(),
+                None => self.cut_by_speed(grid.micro_batch_size, &places, batches)?.stages,
+            };
+            let share = (groups / count + u64::from(i < groups % count)) * depth * m;
+            let end = (start + share).min(request.global_batch_size);
+            let stage = |(segments, worker): (&SegmentRange, &WorkerId)| Stage {
+                worker: *worker,
+                segments: *segments,
+                recompute: None,
+            };
+            pipelines.push(Pipeline {
+                stages: cut.iter().zip(workers.iter().cycle()).map(stage).collect(),
+                samples: SampleRange { start, end },
+            });
+            cuts.insert(key, cut);
+            start = end;
+        }
+        Some(Shape {
+            pipelines,
+            spares: Vec::new(),
+            micro_batch_size: grid.micro_batch_size,
+            schedule,
+            predicted: Prediction {
+                calibrated: self.costs.calibrated,
+                ..Prediction::default()
+            },
+        })
+    }
+
+    /// Whether each worker's memory holds all of its stages together with what it must still give away.
+    fn fits(&self, request: &PlanRequest, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
+        let bytes = self.unit_bytes();
+        let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        for p in &shape.pipelines {
+            let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
+            for (s, stage) in p.stages.iter().enumerate() {
+                let (at, m) = ((p.stages.len(), s), shape.micro_batch_size);
+                let (kind, recompute) = (shape.schedule.kind, shape.schedule.recompute);
+                let need = self.stage_bytes(kind, recompute, stage.segments, at, n, m);
+                *needs.entry(stage.worker).or_default() += need;
+            }
+        }
+        needs.iter().all(|(worker, need)| {
+            let units = shape.units(&request.layout, *worker);
+            let held = request.held.get(worker).map_or(&[][..], Vec::as_slice);
+            let old = held.iter().filter(|u| !units.contains(u));
+            let old: u64 = old.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum();
+            offered
+                .get(worker)
+                .is_some_and(|w| need.saturating_add(old) <= self.capacity(w))
+        })
+    }
+
+    /// The plan with its bubble, and what is said of it.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    fn described(&self, mut shape: Shape) -> (Shape, Candidate) {
+        let traces = trace(&self.costs, &shape);
+        let compute = |t: &PipelineTrace, worker: usize| -> f64 {
+            let own = t.spans.iter().filter(|s| s.stage % t.workers == worker);
+            let compute = own.filter(|s| matches!(s.what, What::Compute(_)));
+            compute.map(|s| s.end_ms - s.start_ms).sum()
+        };
+        let (mut busy, mut steady_ms, mut makespan_ms) = (0.0, 0.0f64, 0.0f64);
+        for t in &traces {
+            let each: Vec<f64> = (0..t.workers).map(|w| compute(t, w)).collect();
+            busy += t.count as f64 * each.iter().sum::<f64>();
+            steady_ms = steady_ms.max(each.into_iter().fold(0.0, f64::max));
+            let ends = t.ends.iter().map(|e| e.rings_from_ms);
+            makespan_ms = makespan_ms.max(ends.fold(0.0, f64::max));
+        }
+        let step_ms = shape.predicted.step_ms;
+        let makespan_ms = makespan_ms.min(step_ms);
+        let workers = shape.members().len() as f64;
+        shape.predicted.bubble = (1.0 - busy / (workers * step_ms)).clamp(0.0, 1.0);
+        let pipeline = |p: &Pipeline| CandidatePipeline {
+            stages: p.stages.iter().map(|s| s.segments).collect(),
+            policies: vec![shape.schedule.recompute; p.stages.len()],
+            samples: p.samples.len(),
+        };
+        let candidate = Candidate {
+            pipelines: shape.pipelines.iter().map(pipeline).collect(),
+            micro_batch_size: shape.micro_batch_size,
+            schedule: shape.schedule,
+            step_ms,
+            bubble: shape.predicted.bubble,
+            parts: StepParts {
+                steady_ms,
+                fill_ms: makespan_ms - steady_ms,
+                rings_ms: step_ms - makespan_ms,
+            },
+        };
+        (shape, candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests;
