@@ -13,6 +13,8 @@ pub struct JobFile {
     pub min_workers: u32,
     /// Fewest stages in a pipeline.
     pub min_depth: u32,
+    /// Blocks of the model.
+    pub layers: u32,
     /// Width of the model: what makes a step longer.
     pub hidden: u32,
     /// The fields of `spec.checkpoint`.
@@ -25,6 +27,7 @@ impl Default for JobFile {
             steps: 60,
             min_workers: 1,
             min_depth: 1,
+            layers: 4,
             hidden: 64,
             checkpoint: None,
         }
@@ -36,6 +39,7 @@ impl JobFile {
         let JobFile {
             steps,
             min_depth,
+            layers,
             hidden,
             ..
         } = self;
@@ -47,7 +51,7 @@ impl JobFile {
 kind: VarunaJob
 metadata: {{name: elastic}}
 spec:
-  model: {{layers: 4, hiddenSize: {hidden}, heads: 4, sequenceLength: 64, vocabularySize: 257, tiedHead: true, dropout: 0.1}}
+  model: {{layers: {layers}, hiddenSize: {hidden}, heads: 4, sequenceLength: 64, vocabularySize: 257, tiedHead: true, dropout: 0.1}}
   data: {{path: {data}, validationFraction: 0.1}}
   training:
     globalBatchSize: 8

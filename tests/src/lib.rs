@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use varuna_api::Job;
+use varuna_plan::Plan;
 
 /// No wait of a test lasts longer; a run of the test job takes a few seconds.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -159,6 +161,34 @@ impl Run {
     #[must_use]
     pub fn events(&self) -> Vec<serde_json::Value> {
         lines(&self.folder.join("events.jsonl"))
+    }
+
+    /// All plans so far, in order of their generations.
+    ///
+    /// # Panics
+    /// When one cannot be read.
+    #[must_use]
+    pub fn plans(&self) -> Vec<Plan> {
+        let files = std::fs::read_dir(self.folder.join("plans")).into_iter().flatten();
+        let paths = files.flatten().map(|f| f.path());
+        let read = |path: PathBuf| {
+            let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        let whole = paths.filter(|path| path.extension().is_some_and(|e| e == "json"));
+        let mut plans: Vec<Plan> = whole.map(read).collect();
+        plans.sort_by_key(|p| p.generation);
+        plans
+    }
+
+    /// The job as the run took it.
+    ///
+    /// # Panics
+    /// When there is none yet.
+    #[must_use]
+    pub fn job(&self) -> Job {
+        let text = std::fs::read_to_string(self.folder.join("job.yaml")).expect("a run keeps its job file");
+        varuna_api::parse_job(&text).expect("the run took it")
     }
 
     /// The published status, once there is one.

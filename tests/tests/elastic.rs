@@ -1,8 +1,11 @@
 //! Elasticity with real processes: each case ends with the loss curve of the undisturbed run and every step once.
 
 use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+use varuna_api::model::Part;
+use varuna_plan::Plan;
 use varuna_tests::{JobFile, Metric, Run, assert_same_curve, signal};
 
 const STEPS: u64 = 60;
@@ -42,6 +45,41 @@ fn a_killed_worker_costs_no_step() {
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
     finish(run);
+}
+
+/// The best cuts of one block lie between its attention and its MLP, in two stages as in three.
+#[test]
+fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
+    let job = |min_depth| JobFile {
+        layers: 1,
+        hidden: 128,
+        min_depth,
+        ..JobFile::default()
+    };
+    let mut whole = Run::start(&job(1), 1);
+    assert_eq!(whole.exit_code(), 0, "{}", whole.story());
+    let mut run = Run::start(&job(2), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
+    let model = run.job().model;
+    let cuts_inside = |plan: &Plan| {
+        let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
+        // The attention before its MLP is another worker's.
+        stages.any(|s| matches!(model.part(s.segments.start), Part::Mlp(_)))
+    };
+    let plans = run.plans();
+    let inside = plans.iter().filter(|p| cuts_inside(p)).map(|p| p.generation.0);
+    let inside: BTreeSet<u64> = inside.collect();
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    assert!(trained.len() > 1, "steps before and after the kill: {trained:?}");
+    assert!(
+        trained.is_subset(&inside),
+        "generations {trained:?} trained, {inside:?} cut inside a block"
+    );
 }
 
 #[test]
