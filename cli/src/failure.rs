@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 use varuna_coordinator::folder::FolderError;
 use varuna_coordinator::{CoordinatorError, Outcome};
-use varuna_plan::{Layout, Unit};
+use varuna_plan::Layout;
 
 /// A failed command. The texts are for the user.
 #[derive(Debug, thiserror::Error)]
@@ -45,29 +45,9 @@ impl Failure {
             Outcome::Deposed => Err(Failure::Busy(
                 "another coordinator has taken over this run".into(),
             )),
-            Outcome::StateLost { units } => Err(Failure::StateLost(name_units(units, layout))),
+            Outcome::StateLost { units } => Err(Failure::StateLost(layout.name(units))),
         }
     }
-}
-
-/// `segments 0, 3 and the tied embedding`.
-fn name_units(units: &[Unit], layout: &Layout) -> String {
-    let tied = layout.tied_unit();
-    let segments: Vec<String> = units
-        .iter()
-        .filter(|u| Some(**u) != tied)
-        .map(ToString::to_string)
-        .collect();
-    let mut parts = Vec::new();
-    match segments.as_slice() {
-        [] => {}
-        [one] => parts.push(format!("segment {one}")),
-        many => parts.push(format!("segments {}", many.join(", "))),
-    }
-    if units.iter().any(|u| Some(*u) == tied) {
-        parts.push("the tied embedding".into());
-    }
-    parts.join(" and ")
 }
 
 impl From<FolderError> for Failure {
@@ -90,23 +70,5 @@ impl From<CoordinatorError> for Failure {
             taken @ CoordinatorError::CheckpointsTaken { .. } => Failure::Busy(taken.to_string()),
             other => Failure::Internal(other.to_string()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lost_units_are_named_in_words() {
-        let layout = Layout {
-            segments: 4,
-            tied: true,
-        };
-        assert_eq!(
-            name_units(&[Unit(1), Unit(3), Unit(4)], &layout),
-            "segments 1, 3 and the tied embedding"
-        );
-        assert_eq!(name_units(&[Unit(0)], &layout), "segment 0");
     }
 }

@@ -9,6 +9,7 @@ use crate::checkpoints::{Known, Watch};
 use crate::folder::RunFolder;
 use crate::in_order::InOrder;
 use crate::keeping::Keeping;
+use crate::narrator::Narrator;
 use crate::serve::{self, Options, ScaleRequest, View};
 use crate::words::{observed, status_document};
 use std::collections::{BTreeMap, VecDeque};
@@ -105,6 +106,7 @@ pub(crate) struct Driver {
     shown: (u64, Option<u64>, Option<StateId>),
     step_at: Instant,
     diary_number: u64,
+    narrator: Narrator,
     outcome: Option<Outcome>,
 }
 
@@ -143,6 +145,7 @@ impl Driver {
         let start = |given| Watch::start(given, inbound.clone());
         let checkpoints = options.checkpoints.take().map(start);
         let now = Instant::now();
+        let narrator = Narrator::new(options.job.model.layout());
         let order = InOrder::after(folder.last().map_or(Step(0), |m| m.step));
         Ok(Driver {
             machine,
@@ -166,6 +169,7 @@ impl Driver {
             shown: (0, None, None),
             step_at: now,
             diary_number: 0,
+            narrator,
             outcome: None,
         })
     }

@@ -10,6 +10,7 @@ mod driver;
 pub mod folder;
 mod in_order;
 mod keeping;
+mod narrator;
 mod serve;
 mod server;
 pub mod store;

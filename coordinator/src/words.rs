@@ -1,4 +1,4 @@
-//! What a run is doing, as a document for tools and as lines for people.
+//! What a run is doing, as a document for tools; what stores and workers say, brought into shape.
 
 use crate::checkpoints::Known;
 use crate::driver::Attached;
@@ -73,27 +73,6 @@ pub(crate) fn observed(metrics: &StepMetrics) -> Observed {
             .map(|s| (s.segment, s.forward_ms + s.backward_ms))
             .collect(),
     }
-}
-
-/// A diary entry as one line for people.
-pub(crate) fn words(entry: &Value) -> String {
-    let Some(fields) = entry.as_object() else {
-        return entry.to_string();
-    };
-    let kind = fields.get("event").and_then(Value::as_str).unwrap_or("event");
-    let rest = fields
-        .iter()
-        .filter(|(key, _)| *key != "event" && *key != "worker");
-    let rest: Vec<String> = rest
-        .map(|(key, value)| match value {
-            Value::String(text) => format!("{key}={text}"),
-            Value::Object(_) => format!("{key}={}", value.get("step").unwrap_or(value)),
-            Value::Array(items) => format!("{key}={}", items.len()),
-            Value::Number(n) if n.is_f64() => format!("{key}={:.1}", n.as_f64().unwrap_or_default()),
-            other => format!("{key}={other}"),
-        })
-        .collect();
-    format!("{kind} {}", rest.join(" "))
 }
 
 /// What an object store's error says, without what differs from one try to the next: how long it took, and the number of the request.

@@ -257,7 +257,7 @@ async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     run.join(1);
     run.join(2);
     run.wait_for("the failed write is told", |v| {
-        v.diary.iter().any(|(_, t)| t.starts_with("writeFailed"))
+        v.diary.iter().any(|(_, t)| t.contains("could not be written"))
     })
     .await;
     assert!(

@@ -26,6 +26,7 @@ use varuna_coordinator::{
     Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, Timing, View,
     serve_with,
 };
+use varuna_plan::Layout;
 
 /// The status follows steps at most so often: a write for each step would be too many.
 const STEPS: Duration = Duration::from_secs(15);
@@ -205,6 +206,7 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
         started: 0,
     };
     let Credentials { token, identity } = credentials(context, seen).await?;
+    let layout = job.model.layout();
     let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
     let options = Options {
         job,
@@ -246,12 +248,12 @@ async fn start(context: &Arc<Context>, seen: &JobSeen, spec: &Value) -> Result<(
         .await
         .map_err(|e| failed(&e))?;
     tracing::info!(job = seen.name, namespace = seen.namespace, address = %control.address, "coordinator started");
-    follow(context, seen, control);
+    follow(context, seen, control, layout);
     Ok(())
 }
 
 /// Keeps the coordinator, and tells the controller of what changes.
-fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
+fn follow(context: &Arc<Context>, job: &JobSeen, control: Control, layout: Layout) {
     let reference = JobRef::new_with(&job.name, resource()).within(&job.namespace);
     let Control {
         address,
@@ -283,7 +285,7 @@ fn follow(context: &Arc<Context>, job: &JobSeen, control: Control) {
             Ok(Err(error)) => Ending::Broken(error.to_string()),
             Ok(Ok(Outcome::Done)) => Ending::Done,
             Ok(Ok(Outcome::Stopped)) => Ending::Stopped,
-            Ok(Ok(Outcome::StateLost { units })) => Ending::StateLost(format!("{units:?}")),
+            Ok(Ok(Outcome::StateLost { units })) => Ending::StateLost(layout.name(&units)),
             Ok(Ok(Outcome::Deposed)) => Ending::Broken("another coordinator has taken over".into()),
         };
         tracing::info!(job = %reference, ?ending, "coordinator ended");

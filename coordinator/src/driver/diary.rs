@@ -3,8 +3,9 @@
 use super::{Driver, STATUS};
 use crate::folder::{Metric, now_ms};
 use crate::in_order::InOrder;
+use crate::narrator::Stored;
 use crate::serve::Saved;
-use crate::words::{status_document, words};
+use crate::words::status_document;
 use std::time::Instant;
 use varuna_plan::Step;
 use varuna_protocol::coordinator::Event;
@@ -51,16 +52,24 @@ impl Driver {
             return;
         }
         let mut entry = serde_json::to_value(event).unwrap_or_default();
+        let mut lost = 0;
         if let Event::Resumed {
             base, restored: true, ..
         } = event
         {
             let reached = self.folder.last().map_or(Step(0), |m| m.step);
-            entry["stepsLost"] = reached.0.saturating_sub(base.step.0).into();
+            lost = reached.0.saturating_sub(base.step.0);
+            entry["stepsLost"] = lost.into();
             // Steps after the base are run, and published, once more.
             self.order = InOrder::after(base.step);
         }
-        self.say(entry);
+        let text = self.narrator.sentence(self.start.elapsed(), event, lost);
+        self.say(entry, text);
+    }
+
+    /// What the store of the checkpoints shows.
+    pub(super) fn tell_stored(&mut self, news: &Stored) {
+        self.say(serde_json::to_value(news).unwrap_or_default(), news.sentence());
     }
 
     fn note(&mut self, event: &Event) {
@@ -76,8 +85,8 @@ impl Driver {
         }
     }
 
-    pub(super) fn say(&mut self, entry: serde_json::Value) {
-        let text = words(&entry);
+    /// An entry for tools, and the same for people.
+    fn say(&mut self, entry: serde_json::Value, text: String) {
         let snapshot = self.machine.snapshot();
         tracing::info!(
             generation = snapshot.generation.0,

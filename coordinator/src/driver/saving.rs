@@ -2,7 +2,7 @@
 
 use super::{Driver, STALE_INTERVALS};
 use crate::checkpoints::Known;
-use serde_json::json;
+use crate::narrator::Stored;
 use std::time::Instant;
 use varuna_plan::{Base, StateId, Step};
 use varuna_protocol::coordinator::CoordinatorInput;
@@ -20,13 +20,17 @@ impl Driver {
     pub(super) fn checkpoints(&mut self, known: Known) {
         let newest = known.usable.iter().max();
         if let Some(id) = newest.filter(|id| Some(*id) > self.known.usable.iter().max()) {
-            self.say(json!({ "event": "checkpointed", "step": id.step, "state": id }));
+            self.tell_stored(&Stored::Checkpointed {
+                step: id.step,
+                state: *id,
+            });
             self.saved_at = Instant::now();
         }
         if let (Some(why), None) = (&known.failing, &self.known.failing) {
-            self.say(
-                json!({ "event": "checkpointsFail", "why": why, "newestStep": newest.map(|id| id.step) }),
-            );
+            self.tell_stored(&Stored::CheckpointsFail {
+                why: why.clone(),
+                newest_step: newest.map(|id| id.step),
+            });
         }
         let answered = known.answered;
         self.known = known;
@@ -62,7 +66,10 @@ impl Driver {
         let old = |seconds: u64| self.saved_at.elapsed().as_secs() > STALE_INTERVALS.saturating_mul(seconds);
         let stale = behind > 0 && (behind > steps || settings.interval_seconds.is_some_and(old));
         if stale && !self.stale {
-            self.say(json!({ "event": "checkpointStale", "newestStep": newest, "stepsBehind": behind }));
+            self.tell_stored(&Stored::CheckpointStale {
+                newest_step: newest,
+                steps_behind: behind,
+            });
         }
         self.stale = stale;
     }
@@ -72,7 +79,7 @@ impl Driver {
         if self.taken.is_some() {
             return;
         }
-        self.say(json!({ "event": "checkpointsTaken", "by": run }));
+        self.tell_stored(&Stored::CheckpointsTaken { by: run.clone() });
         self.taken = Some(run);
         self.feed(CoordinatorInput::Stop);
     }

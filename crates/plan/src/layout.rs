@@ -76,6 +76,26 @@ impl Layout {
     pub fn units_of(&self, range: SegmentRange) -> Vec<Unit> {
         self.all_units().filter(|u| self.stage_holds(range, *u)).collect()
     }
+    /// Units as people read them: `segments 0, 3 and the tied embedding`.
+    #[must_use]
+    pub fn name(&self, units: &[Unit]) -> String {
+        let tied = self.tied_unit();
+        let segments: Vec<String> = units
+            .iter()
+            .filter(|u| Some(**u) != tied)
+            .map(ToString::to_string)
+            .collect();
+        let mut parts = Vec::new();
+        match segments.as_slice() {
+            [] => {}
+            [one] => parts.push(format!("segment {one}")),
+            many => parts.push(format!("segments {}", many.join(", "))),
+        }
+        if units.iter().any(|u| Some(*u) == tied) {
+            parts.push("the tied embedding".into());
+        }
+        parts.join(" and ")
+    }
     /// The whole model.
     #[must_use]
     pub fn whole(&self) -> SegmentRange {
@@ -83,5 +103,23 @@ impl Layout {
             start: 0,
             end: self.segments,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_named_in_words() {
+        let layout = Layout {
+            segments: 4,
+            tied: true,
+        };
+        assert_eq!(
+            layout.name(&[Unit(1), Unit(3), Unit(4)]),
+            "segments 1, 3 and the tied embedding"
+        );
+        assert_eq!(layout.name(&[Unit(0)]), "segment 0");
     }
 }

@@ -52,7 +52,10 @@ impl Scene<'_> {
             (taken.at - before.at).as_secs_f64()
         );
         self.job.trains(4).await?;
-        self.job.event("Run", "tookOver").await
+        // The first leader has said so as well, of the first term.
+        self.job
+            .event("Run", "took over as the run's coordinator, term 2")
+            .await
     }
 
     pub(super) async fn api_down(&mut self) -> Result<()> {
@@ -77,7 +80,9 @@ impl Scene<'_> {
         kill(server, Signal::SIGCONT)?;
         let resumed = Instant::now();
         // What the old leader wrote just before is not what the new one knows.
-        self.job.event("Run", "tookOver term=2").await?;
+        self.job
+            .event("Run", "took over as the run's coordinator, term 2")
+            .await?;
         let back = self
             .job
             .until("the status follows again", |l| {

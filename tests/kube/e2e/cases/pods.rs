@@ -56,7 +56,7 @@ impl Scene<'_> {
                 .cluster
                 .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
         }
-        self.job.event("Run", "workerDraining").await?;
+        self.job.event("Run", "has notice that it will go").await?;
         self.job.event("WorkerPreempted", "PreemptionByScheduler").await?;
         let fewer = self
             .job
