@@ -2,7 +2,8 @@
 # Test nodes on this machine: each a kubelet and a containerd of its own in network and mount namespaces of their own. Root only.
 #
 #   node.sh net                   the bridge that nodes and API server share: 10.99.0.1/24
-#   node.sh runtime STATE N       containerd of node tN (N = 2..250: address 10.99.0.N, pods 10.88.N.0/24), until it is killed
+#   node.sh host STATE N          the namespaces of node tN (N = 2..250: address 10.99.0.N, pods 10.88.N.0/24), until it is killed
+#   node.sh runtime STATE N       its containerd, until it is killed; the containers outlive it
 #   node.sh images STATE N TAR..  loads image archives into it
 #   node.sh kubelet STATE N ARGS  its kubelet, until it is killed
 #   node.sh proxy STATE N         its kube-proxy, until it is killed
@@ -16,8 +17,8 @@ set -eu
 bridge=varunatest0
 pods=10.88
 
-within() { # within N COMMAND: in the node's namespaces, which its containerd holds
-    pid=$(cat "$state/host$1/containerd.pid")
+within() { # within N COMMAND: in the node's namespaces, which its host process holds
+    pid=$(cat "$state/host$1/host.pid")
     shift
     # Not `ip netns exec`: that mounts a fresh /sys without the cgroup hierarchies.
     exec nsenter --target "$pid" --net --mount "$@"
@@ -31,7 +32,7 @@ net() {
     sysctl -qw net.ipv4.ip_forward=1
 }
 
-runtime() {
+host() {
     n=$1 dir=$state/host$1
     ip netns add "vt$n"
     ip link add "vt$n" type veth peer name eth0 netns "vt$n"
@@ -70,10 +71,18 @@ mount --make-rprivate /
 mount --bind "$dir/kubelet" /var/lib/kubelet
 mount --make-rshared /
 sysctl -qw net.ipv4.ip_forward=1
-echo \$\$ >"$dir/containerd.pid"
-exec containerd -c "$dir/containerd.toml" >"$dir/containerd.log" 2>&1
+echo \$\$ >"$dir/host.pid.partial"
+mv "$dir/host.pid.partial" "$dir/host.pid"
+# Waits for ever, with the node's folder in its command line: that is how \`down\` finds it.
+exec tail -f "$dir/host.pid"
 C
+    # A process of its own, and not containerd: who kills that must not take the node's mounts away.
     exec nsenter --net="/run/netns/vt$n" unshare --mount --propagation unchanged sh "$dir/run.sh"
+}
+
+runtime() {
+    dir=$state/host$1
+    within "$1" containerd -c "$dir/containerd.toml" >>"$dir/containerd.log" 2>&1
 }
 
 images() {
@@ -145,6 +154,7 @@ join) ip link set "vt$1" up ;;
     state=$1
     shift
     case $command in
+    host) host "$1" ;;
     runtime) runtime "$1" ;;
     images) images "$@" ;;
     kubelet)

@@ -73,9 +73,11 @@ impl Drop for Group {
 /// The processes of one node.
 #[derive(Default)]
 struct Node {
-    _runtime: Option<Group>,
     kubelet: Option<Group>,
     proxy: Option<Group>,
+    runtime: Option<Group>,
+    /// Holds the namespaces that the others live in.
+    _host: Option<Group>,
 }
 
 /// The nodes of a cluster.
@@ -202,20 +204,21 @@ impl Nodes {
         for number in numbers {
             let n = number.to_string();
             let node = Node {
-                _runtime: Some(self.spawn(&format!("runtime-{n}"), &["runtime", &n])?),
+                _host: Some(self.spawn(&format!("host-{n}"), &["host", &n])?),
                 ..Node::default()
             };
             self.nodes.insert(*number, node);
         }
         for number in numbers {
-            // The script writes its process id once it is in its namespaces.
-            let pid = self.state.join(format!("host{number}/containerd.pid"));
+            // The script writes its process id once its namespaces are as they must be.
+            let pid = self.state.join(format!("host{number}/host.pid"));
             for _ in 0..600 {
                 if pid.exists() {
                     break;
                 }
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
+            self.start_runtime(*number)?;
         }
         let images: Vec<String> = images.iter().map(|p| p.to_string_lossy().into_owned()).collect();
         let load = |number: &u8| {
@@ -245,6 +248,26 @@ impl Nodes {
             self.start_kubelet(*number)?;
         }
         Ok(())
+    }
+
+    /// Starts a node's containerd. One that starts again finds the containers that its predecessor has left.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_runtime(&mut self, number: u8) -> Result<()> {
+        let n = number.to_string();
+        let runtime = self.spawn(&format!("runtime-{n}"), &["runtime", &n])?;
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.runtime = Some(runtime);
+        }
+        Ok(())
+    }
+
+    /// Kills a node's containerd with -9; the containers go on, since their shims are processes of their own.
+    pub fn kill_runtime(&mut self, number: u8) {
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.runtime = None;
+        }
     }
 
     /// Starts a node's kubelet.

@@ -60,6 +60,11 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::OwnCluster],
     ),
     case(
+        "containerd-killed",
+        "a node's containerd is killed, then started again",
+        &[Need::OwnCluster],
+    ),
+    case(
         "leader-killed",
         "the leading operator is killed in the middle of a recovery",
         &[],
@@ -107,7 +112,14 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     if case.needs.contains(&Need::Bucket) {
         document = world.with_checkpoints(document, case.name);
     }
-    if ["node-cut", "kubelet-killed", "spot-taint", "drain"].contains(&case.name) {
+    let nodes = [
+        "node-cut",
+        "kubelet-killed",
+        "containerd-killed",
+        "spot-taint",
+        "drain",
+    ];
+    if nodes.contains(&case.name) {
         // Half of the workers go at once: with one stage each, whoever is left holds everything.
         document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
     }
@@ -141,6 +153,7 @@ impl Scene<'_> {
             "scale" => self.scale().await?,
             "node-cut" => self.node_cut().await?,
             "kubelet-killed" => self.kubelet_killed().await?,
+            "containerd-killed" => self.containerd_killed().await?,
             "leader-killed" => self.leader_killed().await?,
             "api-down" => self.api_down().await?,
             "suspend" => return self.suspend().await,
