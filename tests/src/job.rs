@@ -13,6 +13,8 @@ pub struct JobFile {
     pub min_workers: u32,
     /// Fewest stages in a pipeline.
     pub min_depth: u32,
+    /// The order of work.
+    pub schedule: &'static str,
     /// Blocks of the model.
     pub layers: u32,
     /// Width of the model: what makes a step longer.
@@ -27,6 +29,7 @@ impl Default for JobFile {
             steps: 60,
             min_workers: 1,
             min_depth: 1,
+            schedule: "1f1b",
             layers: 4,
             hidden: 64,
             checkpoint: None,
@@ -39,6 +42,7 @@ impl JobFile {
         let JobFile {
             steps,
             min_depth,
+            schedule,
             layers,
             hidden,
             ..
@@ -60,7 +64,7 @@ spec:
     seed: 11
     optimizer: {{learningRate: 0.002, warmupSteps: 5}}
     evaluation: {{intervalSteps: 20, samples: 8}}
-  pipeline: {{schedule: 1f1b, minDepth: {min_depth}}}
+  pipeline: {{schedule: {schedule}, minDepth: {min_depth}}}
   elasticity: {{minWorkers: {min_workers}, maxWorkers: 8}}
 {checkpoint}",
             data = data.display()

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use varuna_api::model::Part;
-use varuna_plan::Plan;
+use varuna_plan::{Plan, ScheduleKind};
 use varuna_tests::{JobFile, Metric, Run, assert_same_curve, signal};
 
 const STEPS: u64 = 60;
@@ -79,6 +79,32 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     assert!(
         trained.is_subset(&inside),
         "generations {trained:?} trained, {inside:?} cut inside a block"
+    );
+}
+
+#[test]
+fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
+    let job = JobFile {
+        schedule: "interleaved",
+        ..two_stages()
+    };
+    let mut run = Run::start(&job, 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[2].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
+    run.wait_for_workers(4);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    let plans = run.plans();
+    let ran = plans.iter().filter(|p| trained.contains(&p.generation.0));
+    let orders: Vec<ScheduleKind> = ran.map(|p| p.shape.schedule.kind).collect();
+    let chunks = |kind: Option<&ScheduleKind>| kind.map_or(0, |k| k.chunks());
+    assert!(
+        chunks(orders.first()) > 1 && chunks(orders.last()) > 1,
+        "{orders:?}"
     );
 }
 

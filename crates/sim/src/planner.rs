@@ -72,6 +72,29 @@ impl RandomPlanner {
         pipelines
     }
 
+    /// Every third plan goes round its workers twice, where each pipeline has two workers at least and segments enough.
+    fn interleaved(&self, pipelines: &mut [Pipeline], segments: u32) -> bool {
+        let fits = |p: &Pipeline| {
+            let stages = u32::try_from(2 * p.stages.len()).unwrap_or(u32::MAX);
+            stages > 2 && stages <= segments && 2 * segments.div_ceil(stages) <= self.cap
+        };
+        let all = self.drawn.get() % 3 == 2 && pipelines.iter().all(fits);
+        for pipeline in pipelines.iter_mut().filter(|_| all) {
+            let workers: Vec<WorkerId> = pipeline.stages.iter().map(|s| s.worker).collect();
+            let stages = u32::try_from(2 * workers.len()).unwrap_or(u32::MAX);
+            let stage = |(s, worker): (u32, &WorkerId)| Stage {
+                recompute: None,
+                worker: *worker,
+                segments: SegmentRange {
+                    start: s * segments / stages,
+                    end: (s + 1) * segments / stages,
+                },
+            };
+            pipeline.stages = (0..stages).zip(workers.iter().cycle()).map(stage).collect();
+        }
+        all
+    }
+
     fn cuts(&self, rng: &mut Rng, segments: u32, depth: u32) -> Vec<u32> {
         let mut ends = Vec::new();
         let mut at = 0;
@@ -96,7 +119,8 @@ impl Planner for RandomPlanner {
             )));
         }
         let mut rng = Rng(self.seed.get());
-        let pipelines = self.pipelines(&mut rng, request);
+        let mut pipelines = self.pipelines(&mut rng, request);
+        let interleaved = self.interleaved(&mut pipelines, request.layout.segments);
         self.seed.set(rng.draw());
         self.drawn.set(self.drawn.get() + 1);
         Ok(Shape {
@@ -104,7 +128,10 @@ impl Planner for RandomPlanner {
             spares: Vec::new(),
             micro_batch_size: 1,
             schedule: ScheduleSpec {
-                kind: ScheduleKind::Gpipe,
+                kind: match interleaved {
+                    true => ScheduleKind::Interleaved { chunks: 2 },
+                    false => ScheduleKind::Gpipe,
+                },
                 recompute: Recompute::None,
             },
             predicted: Prediction {
