@@ -9,6 +9,8 @@ use std::process::Command;
 pub struct JobFile {
     /// Optimizer steps.
     pub steps: u64,
+    /// Samples in a step.
+    pub batch: u32,
     /// Fewest workers.
     pub min_workers: u32,
     /// Fewest stages in a pipeline.
@@ -27,6 +29,7 @@ impl Default for JobFile {
     fn default() -> Self {
         JobFile {
             steps: 60,
+            batch: 8,
             min_workers: 1,
             min_depth: 1,
             schedule: "1f1b",
@@ -41,6 +44,7 @@ impl JobFile {
     fn yaml(&self, data: &Path) -> String {
         let JobFile {
             steps,
+            batch,
             min_depth,
             schedule,
             layers,
@@ -58,7 +62,7 @@ spec:
   model: {{layers: {layers}, hiddenSize: {hidden}, heads: 4, sequenceLength: 64, vocabularySize: 257, tiedHead: true, dropout: 0.1}}
   data: {{path: {data}, validationFraction: 0.1}}
   training:
-    globalBatchSize: 8
+    globalBatchSize: {batch}
     microBatchSize: 1
     steps: {steps}
     seed: 11

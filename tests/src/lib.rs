@@ -5,9 +5,11 @@
 mod curve;
 mod job;
 mod launch;
+mod slowed;
 
 pub use curve::{assert_same_curve, last_of_each};
 pub use job::{JobFile, prepare};
+pub use slowed::Slowed;
 
 use launch::coordinator;
 use nix::sys::signal::{Signal, kill};
@@ -50,6 +52,8 @@ pub struct WorkerView {
     pub pid: i32,
     /// Where it stands, e.g. `Running`.
     pub phase: String,
+    /// Its measured speed; 1 = as the others.
+    pub speed: f64,
 }
 
 /// `status.json`.
