@@ -1,4 +1,4 @@
-//! Three plans as people read them. A change of the planner, of its model or of its words shows here, and in the review, as what it
+//! Four plans as people read them. A change of the planner, of its model or of its words shows here, and in the review, as what it
 //! does to a plan. `VARUNA_WRITE_GOLDEN=1` writes the files anew.
 
 use std::path::Path;
@@ -12,7 +12,7 @@ spec:
   model: MODEL
   data: {path: not-read}
   training: {globalBatchSize: BATCH, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
-  pipeline: {minDepth: 5}
+  pipeline: {PIPELINE}
   elasticity: {maxWorkers: 64}
 ";
 
@@ -21,15 +21,17 @@ struct Case {
     name: &'static str,
     model: &'static str,
     batch: u32,
+    pipeline: &'static str,
     arguments: &'static [&'static str],
 }
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
     // A number that no grid fits: pipelines of different depths.
     Case {
         name: "h100-37",
         model: "{preset: gpt2-xl}",
         batch: 512,
+        pipeline: "minDepth: 5",
         arguments: &["-n", "37", "--device", "h100-80g"],
     },
     // More state than a device holds, and neighbours on one node where that can be.
@@ -37,6 +39,7 @@ const CASES: [Case; 3] = [
         name: "a100-nodes-3x4",
         model: "{layers: 32, hiddenSize: 4096, heads: 32, sequenceLength: 1024, vocabularySize: 50304}",
         batch: 96,
+        pipeline: "minDepth: 5",
         arguments: &["--nodes", "3x4", "--device", "a100-40g"],
     },
     // A profile that was measured, and links that were.
@@ -44,7 +47,16 @@ const CASES: [Case; 3] = [
         name: "v100-profile-11",
         model: "{layers: 48, hiddenSize: 1600, heads: 16, sequenceLength: 1024, vocabularySize: 50304}",
         batch: 512,
+        pipeline: "minDepth: 5",
         arguments: &["-n", "11", "--profile", "PROFILE", "--links", "LINKS"],
+    },
+    // Few micro-batches for deep pipelines: workers have several stages each.
+    Case {
+        name: "h100-8-interleaved",
+        model: "{preset: gpt2-xl}",
+        batch: 32,
+        pipeline: "schedule: interleaved, minDepth: 4",
+        arguments: &["--nodes", "1x8", "--device", "h100-80g"],
     },
 ];
 
@@ -57,6 +69,7 @@ fn plans_read_as_they_were_reviewed() {
         let job = place.path().join("job.yaml");
         let text = JOB
             .replace("MODEL", case.model)
+            .replace("PIPELINE", case.pipeline)
             .replace("BATCH", &case.batch.to_string());
         std::fs::write(&job, text).unwrap();
         let arguments = case.arguments.iter().map(|a| match *a {

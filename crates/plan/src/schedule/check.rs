@@ -118,7 +118,9 @@ fn check_stage(
 ) -> Result<(), ScheduleError> {
     let (mut forwards, mut backwards, mut stash) = (0u32, 0u32, 0u32);
     let of = |instruction| Task { stage, instruction };
-    for (position, task) in list.iter().enumerate().filter(|(_, t)| t.stage == stage) {
+    let own = |(_, task): &(usize, &Task)| task.stage == stage;
+    let misplaced = |micro_batch| Err(ScheduleError::Recompute { stage, micro_batch });
+    for (position, task) in list.iter().enumerate().filter(own) {
         match task.instruction {
             Instruction::Forward(m) if m != forwards => {
                 return Err(ScheduleError::Order {
@@ -135,10 +137,7 @@ fn check_stage(
             Instruction::Recompute(m) => {
                 let needed = spec.recompute != Recompute::None && m < forwards;
                 if !needed || list.get(position + 1) != Some(&of(Instruction::Backward(m))) {
-                    return Err(ScheduleError::Recompute {
-                        stage,
-                        micro_batch: m,
-                    });
+                    return misplaced(m);
                 }
             }
             Instruction::Backward(m) if m != backwards => {
@@ -160,10 +159,7 @@ fn check_stage(
                 let kept = [Instruction::Forward(m), Instruction::Recompute(m)].map(|i| Some(of(i)));
                 let kept = kept.contains(&before);
                 if spec.recompute != Recompute::None && !kept {
-                    return Err(ScheduleError::Recompute {
-                        stage,
-                        micro_batch: m,
-                    });
+                    return misplaced(m);
                 }
                 backwards += 1;
             }

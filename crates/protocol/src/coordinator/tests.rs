@@ -713,7 +713,7 @@ fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
     rig.wait(30);
     assert!(lost(&rig));
     let range = SegmentRange { start: 0, end: 2 };
-    assert_eq!(rig.machine.snapshot().workers[0].segments, Some(range));
+    assert_eq!(rig.machine.snapshot().workers[0].segments, [range]);
 }
 
 /// The steps beyond which a checkpoint was ordered, of all workers.
