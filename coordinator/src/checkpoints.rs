@@ -92,15 +92,19 @@ struct Eye {
     verdicts: BTreeMap<StateId, bool>,
     known: Known,
     standing: Option<Standing>,
-    /// Since when another run's claim stands in the way.
-    refused: Option<Instant>,
+    /// Another run's claim stands in the way: since when, and whose.
+    refused: Option<(Instant, String)>,
 }
 
 impl Eye {
     async fn work(mut self, ask: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
         let mut asked = false;
+        let mut owned: Option<Instant> = None;
         loop {
-            if !asked {
+            // Where nothing may begin yet, the machine asks without a pause.
+            let again = self.stranger().is_some() && owned.is_none_or(|at| at.elapsed() >= EVERY);
+            if !asked || again {
+                owned = Some(Instant::now());
                 self.standing = self.own().await;
                 if let Some(Standing::Taken(run)) = &self.standing {
                     let _ = inbound.send(Inbound::Taken(run.clone())).await;
@@ -111,8 +115,16 @@ impl Eye {
                 () = tokio::time::sleep(EVERY) => false,
                 () = end.notified() => return self.give_up().await,
             };
-            let known = self.look(asked).await;
-            let pause = known.failing.is_some() && !known.answered;
+            let known = match self.stranger() {
+                Some(run) => Known {
+                    failing: Some(format!(
+                        "the place is run {run}'s; waiting for a sign that it has gone"
+                    )),
+                    ..Known::default()
+                },
+                None => self.look(asked).await,
+            };
+            let pause = !known.answered;
             if inbound.send(Inbound::Checkpoints(known)).await.is_err() {
                 return;
             }
@@ -124,6 +136,13 @@ impl Eye {
                 self.prune().await;
             }
         }
+    }
+
+    /// The other run that may still be at work in the place. Nothing begins until that is settled: it would start from states that
+    /// are not its own, and the other one would take this one's for its own.
+    fn stranger(&self) -> Option<&str> {
+        let refused = self.refused.as_ref().filter(|_| self.given.ownership.is_none());
+        refused.map(|(_, run)| run.as_str())
     }
 
     /// Gets, or keeps, the right to write; none where the store does not tell.
@@ -138,7 +157,7 @@ impl Eye {
                 }
                 Err(CheckpointError::Owned { run, .. }) => {
                     // An owner that was killed gives no sign of life from now on; one that lives does.
-                    let since = self.refused.get_or_insert_with(Instant::now);
+                    let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
                     if since.elapsed() < varuna_checkpoint::LEASE + 2 * EVERY {
                         return None;
                     }

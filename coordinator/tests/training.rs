@@ -11,8 +11,11 @@ use tempfile::TempDir;
 use tokio::sync::mpsc::channel;
 use tokio_stream::wrappers::ReceiverStream;
 use varuna_api::{Job, parse_job};
+use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::folder::Metric;
-use varuna_coordinator::{Control, CoordinatorError, Options, Outcome, RunFolder, Timing, View, serve};
+use varuna_coordinator::{
+    Checkpointing, Control, CoordinatorError, Options, Outcome, RunFolder, Timing, View, serve,
+};
 use varuna_plan::{Plan, Step};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 use varuna_wire::{Downward, Hello, Upward};
@@ -266,6 +269,54 @@ async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     );
     std::fs::remove_dir_all(obstacle).unwrap();
     run.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
+    let temp = TempDir::new().unwrap();
+    let place = temp.path().join("place");
+    std::fs::create_dir_all(&place).unwrap();
+    let text = format!(
+        "{JOB}  checkpoint: {{uri: {}, intervalSteps: 10}}\n",
+        place.display()
+    );
+    let job = parse_job(&text).unwrap();
+    let claim = |run: &str| Claim {
+        run: run.into(),
+        machine: String::new(),
+        process: 0,
+        started: 0,
+    };
+    let store = Store::of_job(&job, "").unwrap().unwrap();
+    let other = store.place().claim(claim("other"), |_| false).await.unwrap();
+    let given = Options {
+        checkpoints: Some(Checkpointing {
+            store,
+            keep: 3,
+            claim: claim("mine"),
+            ownership: None,
+        }),
+        job,
+        ..options("127.0.0.1:0".into())
+    };
+    let folder = RunFolder::open(&temp.path().join("run"), &text).unwrap();
+    let mut run = Run {
+        control: serve(given, folder).await.unwrap(),
+        temp,
+        net: Net::default(),
+        workers: vec![],
+    };
+    run.join(1);
+    run.join(2);
+    run.wait_for("two workers, and the word of whose the place is", |v| {
+        let saved = v.saved.as_ref().and_then(|s| s.failing.as_deref());
+        v.snapshot.as_ref().is_some_and(|s| s.workers.len() == 2)
+            && saved.is_some_and(|why| why.contains("run other's"))
+    })
+    .await;
+    assert_eq!(generations(&run.control.view.borrow()), 0, "nothing is planned");
+    other.release().await.unwrap();
+    run.wait_for_step(1).await;
 }
 
 /// What the coordinator answers to a hello.
