@@ -85,6 +85,16 @@ impl Watch {
     }
 }
 
+/// What `work` gives, and whether somebody has asked meanwhile: from then on it has [`PATIENCE`], and gives nothing after that.
+async fn unless_asked<T>(ask: &Notify, work: impl Future<Output = T>) -> (Option<T>, bool) {
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => return (Some(done), false),
+        () = ask.notified() => {}
+    }
+    (tokio::time::timeout(PATIENCE, work).await.ok(), true)
+}
+
 struct Eye {
     given: Checkpointing,
     protects: watch::Receiver<Vec<StateId>>,
@@ -98,23 +108,24 @@ struct Eye {
 
 impl Eye {
     async fn work(mut self, ask: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
-        let mut asked = false;
         let mut owned: Option<Instant> = None;
+        // The machine has asked while something else was done.
+        let mut hurry = false;
         loop {
-            // Where nothing may begin yet, the machine asks without a pause.
-            let again = self.stranger().is_some() && owned.is_none_or(|at| at.elapsed() >= EVERY);
-            if !asked || again {
+            // Others may ask without a pause: a claim stays alive all the same.
+            if !hurry && owned.is_none_or(|at| at.elapsed() >= EVERY) {
                 owned = Some(Instant::now());
-                self.standing = self.own().await;
+                hurry = self.renew(&ask).await;
                 if let Some(Standing::Taken(run)) = &self.standing {
                     let _ = inbound.send(Inbound::Taken(run.clone())).await;
                 }
             }
-            asked = tokio::select! {
-                () = ask.notified() => true,
-                () = tokio::time::sleep(EVERY) => false,
-                () = end.notified() => return self.give_up().await,
-            };
+            let asked = std::mem::take(&mut hurry)
+                || tokio::select! {
+                    () = ask.notified() => true,
+                    () = tokio::time::sleep(EVERY) => false,
+                    () = end.notified() => return self.give_up().await,
+                };
             let known = match self.stranger() {
                 Some(run) => Known {
                     failing: Some(format!(
@@ -122,7 +133,11 @@ impl Eye {
                     )),
                     ..Known::default()
                 },
-                None => self.look(asked).await,
+                None if asked => self.look(true).await,
+                None => match unless_asked(&ask, self.look(false)).await.0 {
+                    Some(known) => known,
+                    None => self.look(true).await,
+                },
             };
             let pause = !known.answered;
             if inbound.send(Inbound::Checkpoints(known)).await.is_err() {
@@ -133,9 +148,21 @@ impl Eye {
                 tokio::time::sleep(PAUSE).await;
             }
             if !asked {
-                self.prune().await;
+                hurry = unless_asked(&ask, self.prune()).await.1;
             }
         }
+    }
+
+    /// Gets, or keeps, the right to write; whether the machine has asked meanwhile. A place that is this run's is kept by one
+    /// idempotent write, which may be cut short; one that is not yet comes first, for nothing may begin without it.
+    async fn renew(&mut self, ask: &Notify) -> bool {
+        if self.given.ownership.is_none() {
+            self.standing = self.own().await;
+            return false;
+        }
+        let (standing, asked) = unless_asked(ask, self.own()).await;
+        self.standing = standing.flatten();
+        asked
     }
 
     /// The other run that may still be at work in the place. Nothing begins until that is settled: it would start from states that

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use nix::sys::signal::Signal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use varuna_store_tests::{Answer, Front, Server, minio};
 use varuna_tests::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
@@ -184,6 +184,45 @@ fn a_store_that_resets_connections_in_the_middle_of_uploads_stops_nobody() {
 #[test]
 fn a_store_that_hangs_stops_nobody() {
     store_that(Answer::Held);
+}
+
+#[test]
+fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
+    let store = Store::new();
+    let job = JobFile {
+        // Long enough for the coordinator to look at the store by itself.
+        steps: 300,
+        ..store.job()
+    };
+    let mut run = Run::start_with(&job, 2, &store.settings());
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    store.front.rule(|_, _| Some(Answer::Held));
+    // Only the coordinator lists: it is held now.
+    let looks = store.front.seen("GET", "list-type");
+    store.wait_for(&mut run, "GET", "list-type", looks + 1);
+    let workers = run.wait_for_workers(2);
+    let before = run.metrics().last().map_or(0, |m| m.generation);
+    signal(workers[1].pid, Signal::SIGKILL);
+    let start = Instant::now();
+    run.wait_for("a step of another plan", |run| {
+        run.metrics().iter().any(|m| m.generation > before).then_some(())
+    });
+    // The request to the store hangs for half a minute and more.
+    assert!(start.elapsed() < Duration::from_secs(15), "{}", run.story());
+    store.front.pass();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    let undisturbed = {
+        let mut run = Run::start(
+            &JobFile {
+                checkpoint: None,
+                ..job
+            },
+            1,
+        );
+        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        run.metrics()
+    };
+    assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), 300);
 }
 
 /// Fakes the clock of a process, and of those that it starts: `scripts/setup-stores.sh` installs it.

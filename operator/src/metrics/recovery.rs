@@ -158,7 +158,13 @@ impl Recoveries {
                 self.trained = true;
                 return measured;
             }
-            Event::Committed { .. } => self.trained = true,
+            Event::Committed { .. } => {
+                // Who came with the start, or under another leader, is no cause of what follows.
+                if !self.trained || self.takeover {
+                    self.joined = false;
+                }
+                (self.trained, self.takeover) = (true, false);
+            }
             _ => {}
         }
         vec![]

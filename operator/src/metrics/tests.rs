@@ -233,3 +233,39 @@ fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
         Some("plan 7 has taken over after workers had come; training did not stop")
     );
 }
+
+#[test]
+fn who_came_with_the_start_or_another_leader_is_no_cause_of_a_later_plan() {
+    let joined = || Event::WorkerJoined {
+        worker: WorkerId(1),
+        name: String::new(),
+        address: String::new(),
+    };
+    let switched = || Event::Switched {
+        generation: Generation(2),
+    };
+    let mut watch = Recoveries::default();
+    let start = [
+        (0, Event::TookOver { term: 1 }),
+        (1, joined()),
+        (2, committed(1)),
+        (5, planned(true)),
+        (7, switched()),
+    ];
+    assert_eq!(told(&mut watch, &start), [("total", "other", 2)]);
+    let again = [
+        (10, Event::TookOver { term: 2 }),
+        (11, joined()),
+        (12, committed(2)),
+        (15, planned(true)),
+        (17, switched()),
+        (20, joined()),
+        (21, committed(3)),
+        (22, planned(true)),
+        (23, switched()),
+    ];
+    assert_eq!(
+        told(&mut watch, &again),
+        [("total", "other", 2), ("total", "joined", 1)]
+    );
+}

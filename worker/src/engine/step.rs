@@ -1,6 +1,7 @@
 //! One step on one worker: the interpreter of the schedule's list of tasks.
 
 mod evaluation;
+mod place;
 mod reduction;
 mod segments;
 
@@ -9,6 +10,7 @@ use crate::model::loss;
 use crate::state::UnitBuffers;
 use crate::transport::ring::Reducer;
 use crate::transport::{Link, Tag};
+use place::{Place, small};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +18,7 @@ use tch::Tensor;
 use varuna_api::model::Part;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Pipeline, Plan, Recompute, ScheduleSpec, SegmentRange, Step, Unit, WorkerId};
+use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit, WorkerId};
 use varuna_torch::{Lease, backward, tensor_from_vec};
 
 /// What a forward leaves for its backward.
@@ -33,37 +35,6 @@ enum Kept {
     Input(Tensor),
     /// Its input, and its output with what autograd saved.
     Graph(Tensor, Tensor),
-}
-
-/// One of the worker's stages.
-#[derive(Clone, Copy)]
-struct Place {
-    /// Index in its pipeline.
-    stage: usize,
-    segments: SegmentRange,
-    /// What it keeps of forwards that are recomputed.
-    recompute: Recompute,
-    /// Neighbours in the pipeline.
-    previous: Option<WorkerId>,
-    next: Option<WorkerId>,
-}
-
-impl Place {
-    fn of(plan: &Plan, pipeline: &Pipeline, stage: usize) -> Place {
-        let of = &pipeline.stages[stage];
-        Place {
-            stage,
-            segments: of.segments,
-            recompute: plan.shape.schedule_of(of).recompute,
-            previous: stage.checked_sub(1).map(|p| pipeline.stages[p].worker),
-            next: pipeline.stages.get(stage + 1).map(|s| s.worker),
-        }
-    }
-}
-
-/// Stage indices on the wire.
-fn small(stage: usize) -> u32 {
-    u32::try_from(stage).unwrap_or(u32::MAX)
 }
 
 struct Run<'a> {

@@ -51,12 +51,10 @@ impl Coordinator {
     pub(super) fn slowest(&self, members: &[WorkerId]) -> String {
         let order = |a: &&WorkerId, b: &&WorkerId| self.speed(**a).total_cmp(&self.speed(**b));
         let slowest = members.iter().min_by(order).copied();
-        slowest.map_or_else(String::new, |w| {
-            format!(
-                "{} computes at {:.2} of the others' speed",
-                self.name(w),
-                self.speed(w)
-            )
+        slowest.map_or_else(String::new, |w| match self.speed(w) {
+            // One that was slow is so no more.
+            speed if speed > 0.95 => "all workers compute at one speed".into(),
+            speed => format!("{} computes at {speed:.2} of the others' speed", self.name(w)),
         })
     }
 
