@@ -365,6 +365,59 @@ mod tests {
         );
     }
 
+    #[test]
+    fn an_interleaved_pipeline_goes_round_its_workers_with_whole_groups() {
+        let sound = |shape: &mut Shape| {
+            shape.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
+            shape.micro_batch_size = 1;
+            let stages = [(1, 0, 1), (2, 1, 2), (1, 2, 3), (2, 3, 4)];
+            shape.pipelines.truncate(1);
+            shape.pipelines[0].stages = stages.map(|(w, a, b)| stage(w, a, b)).to_vec();
+            shape.pipelines[0].samples.end = 8;
+            shape.spares.push(Spare {
+                worker: WorkerId(3),
+                ..shape.spares[0].clone()
+            });
+        };
+        assert_eq!(verdict(sound), Ok(()));
+        let broken = |change: fn(&mut Shape)| {
+            verdict(|shape| {
+                sound(shape);
+                change(shape);
+            })
+        };
+        let rounds = |chunks| {
+            Err(PlanError::Rounds {
+                pipeline: 0,
+                stages: 4,
+                chunks,
+            })
+        };
+        assert_eq!(
+            broken(|s| s.pipelines[0].stages[2].worker = WorkerId(2)),
+            rounds(2)
+        );
+        for chunks in [0, 1, 3, 4] {
+            let kind = ScheduleKind::Interleaved { chunks };
+            let verdict = verdict(|shape| {
+                sound(shape);
+                shape.schedule.kind = kind;
+            });
+            assert_eq!(verdict, rounds(chunks as usize), "{kind:?}");
+        }
+        let groups = PlanError::Groups {
+            pipeline: 0,
+            micro_batches: 3,
+            workers: 2,
+        };
+        assert_eq!(broken(|s| s.micro_batch_size = 3), Err(groups));
+        let twice = broken(|s| {
+            let p = s.pipelines[0].clone();
+            s.pipelines.push(p);
+        });
+        assert_eq!(twice, Err(PlanError::Twice(WorkerId(1))));
+    }
+
     fn whole() -> Plan {
         let shape = sound();
         Plan {

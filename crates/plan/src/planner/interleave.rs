@@ -14,12 +14,17 @@ use crate::document::{
 };
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
-use crate::simulate::What;
+use crate::schedule::lists;
+use crate::simulate::{What, simulate};
 use crate::trace::{PipelineTrace, step_ms, trace};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Grids of the search that are tried.
 const GRIDS: usize = 4;
+/// Groups of micro-batches that cuts are balanced with: enough for the steady state to show.
+const GROUPS: u64 = 6;
+/// Times that all cuts are looked at.
+const ROUNDS: usize = 6;
 
 /// Who stands where in pipelines of one depth.
 struct Grid {
@@ -169,7 +174,11 @@ impl CostPlanner {
             let key: Vec<(u64, u64)> = places.iter().map(alike).collect();
             let cut = match cuts.get(&key) {
                 Some(cut) => cut.clone(),
-                None => self.cut_by_speed(grid.micro_batch_size, &places, batches)?.stages,
+                None => {
+                    let cut = self.cut_by_speed(grid.micro_batch_size, &places, batches)?.stages;
+                    let n = (groups / count).min(GROUPS) * depth;
+                    self.balanced(cut, &places, grid.micro_batch_size, u32::try_from(n).ok()?)
+                }
             };
             let share = (groups / count + u64::from(i < groups % count)) * depth * m;
             let end = (start + share).min(request.global_batch_size);
@@ -195,6 +204,52 @@ impl CostPlanner {
                 ..Prediction::default()
             },
         })
+    }
+
+    /// Moves cuts by a segment at a time while that shortens a step of `n` micro-batches: the slowest stage says little where
+    /// each worker has several.
+    fn balanced(
+        &self,
+        mut cut: Vec<SegmentRange>,
+        places: &[(&WorkerInfo, ScheduleSpec)],
+        m: u32,
+        n: u32,
+    ) -> Vec<SegmentRange> {
+        let specs: Vec<ScheduleSpec> = places.iter().map(|(_, spec)| *spec).collect();
+        let lists = lists(&specs, n);
+        let fits = |cut: &[SegmentRange], s: usize| {
+            let (worker, spec) = places[s];
+            let need = self.stage_bytes(spec.kind, spec.recompute, cut[s], (cut.len(), s), n, m);
+            !cut[s].is_empty() && need <= self.capacity(worker)
+        };
+        let took = |cut: &[SegmentRange]| {
+            let times = cut.iter().zip(places);
+            let times = times.map(|(r, (w, spec))| self.stage_times(*r, m, spec.recompute, pace(w.speed)));
+            simulate(&lists, &times.collect::<Vec<_>>(), n).makespan_ms()
+        };
+        let mut best = took(&cut);
+        for _ in 0..ROUNDS {
+            let before = best;
+            for at in 1..cut.len() {
+                for forth in [true, false] {
+                    let end = cut[at].start;
+                    let moved = if forth { end + 1 } else { end - 1 };
+                    let mut other = cut.clone();
+                    (other[at - 1].end, other[at].start) = (moved, moved);
+                    if !fits(&other, at - 1) || !fits(&other, at) {
+                        continue;
+                    }
+                    let ms = took(&other);
+                    if ms < best * (1.0 - 1e-9) {
+                        (best, cut) = (ms, other);
+                    }
+                }
+            }
+            if best >= before {
+                break;
+            }
+        }
+        cut
     }
 
     /// Whether each worker's memory holds all of its stages together with what it must still give away.

@@ -7,7 +7,7 @@ use super::candidate::Candidate;
 use super::choose::score;
 use super::place::{Pool, fullest_node};
 use super::{CostPlanner, PlanRequest, Planner, WorkerInfo, pace};
-use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, Stage};
+use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Shape, Stage};
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
@@ -92,14 +92,9 @@ impl CostPlanner {
         let m = shape.micro_batch_size;
         let n = u32::try_from(pipeline.micro_batches(m)).unwrap_or(u32::MAX);
         let stages: Vec<SegmentRange> = pipeline.stages.iter().map(|s| s.segments).collect();
-        let times = pipeline.stages.iter().map(|s| StageTimes {
-            forward_ms: self.costs.forward_ms(s.segments, m) / speed(s.worker),
-            backward_ms: self.costs.backward_ms(s.segments, m) / speed(s.worker),
-            recompute_ms: self.recompute_ms(shape, s) / speed(s.worker),
-            transfer_ms: match s.segments.start {
-                0 => 0.0,
-                start => self.costs.transfer_ms(start, m),
-            },
+        let times = pipeline.stages.iter().map(|s| {
+            let policy = shape.schedule_of(s).recompute;
+            self.stage_times(s.segments, m, policy, speed(s.worker))
         });
         let times: Vec<StageTimes> = times.collect();
         let specs: Vec<ScheduleSpec> = pipeline.stages.iter().map(|s| shape.schedule_of(s)).collect();
@@ -107,10 +102,17 @@ impl CostPlanner {
         (stages, ran.ends_ms)
     }
 
-    fn recompute_ms(&self, shape: &Shape, stage: &Stage) -> f64 {
-        let policy = shape.schedule_of(stage).recompute;
-        self.costs
-            .recompute_ms(stage.segments, shape.micro_batch_size, policy)
+    /// The times of a stage on a worker of this speed.
+    pub(super) fn stage_times(&self, r: SegmentRange, m: u32, policy: Recompute, speed: f64) -> StageTimes {
+        StageTimes {
+            forward_ms: self.costs.forward_ms(r, m) / speed,
+            backward_ms: self.costs.backward_ms(r, m) / speed,
+            recompute_ms: self.costs.recompute_ms(r, m, policy) / speed,
+            transfer_ms: match r.start {
+                0 => 0.0,
+                start => self.costs.transfer_ms(start, m),
+            },
+        }
     }
 
     /// The best of these shapes with cuts and shares by speed, where it scores better than what is predicted of another; none
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
     use crate::check::check_shape;
     use crate::cost::{Costs, Device, GptSizes};
-    use crate::document::{Recompute, ScheduleKind};
+    use crate::document::ScheduleKind;
     use crate::planner::Constraints;
 
     fn planner(min_depth: u32, max_depth: u32) -> CostPlanner {

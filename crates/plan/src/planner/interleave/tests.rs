@@ -99,6 +99,29 @@ fn a_deep_pipeline_with_few_micro_batches_is_interleaved_where_the_job_allows_it
 }
 
 #[test]
+fn no_cut_can_be_moved_to_advantage() {
+    for (workers, batch) in [(2, 4), (4, 8)] {
+        let planner = planner(workers, both(), None);
+        let asked = request(&planner, u64::from(workers), batch);
+        let shape = planner.plan(&asked).unwrap();
+        assert!(chunks(&shape) > 1);
+        for at in 1..shape.pipelines[0].stages.len() {
+            for forth in [true, false] {
+                let mut other = shape.clone();
+                let stages = &mut other.pipelines[0].stages;
+                let end = stages[at].segments.start;
+                let moved = if forth { end + 1 } else { end - 1 };
+                (stages[at - 1].segments.end, stages[at].segments.start) = (moved, moved);
+                if !stages[at - 1].segments.is_empty() && !stages[at].segments.is_empty() {
+                    let ms = planner.predict_ms(&other, &asked.workers);
+                    assert!(ms >= shape.predicted.step_ms * (1.0 - 1e-3), "{at} {forth}: {ms}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_pipeline_that_is_always_full_gains_nothing_and_stays_plain() {
     let planner = planner(2, both(), None);
     assert_eq!(chunks(&planner.plan(&request(&planner, 2, 512)).unwrap()), 1);
