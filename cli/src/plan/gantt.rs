@@ -24,8 +24,8 @@ const TRANSFER: &str = "#9467bd";
 const RING: &str = "#c8503c";
 const OPTIMIZER: &str = "#555555";
 const IDLE: &str = "#ececec";
-/// Over a colour above.
-const SHADE: &str = "#00000040";
+/// What the last stage of a worker with several lacks in brightness.
+const DARKEST: f64 = 0.45;
 
 fn end_ms(traces: &[PipelineTrace]) -> f64 {
     let ends = traces.iter().flat_map(|t| &t.ends);
@@ -40,6 +40,18 @@ fn look(what: What) -> (&'static str, u32, bool) {
         What::Compute(Instruction::Recompute(m)) => (RECOMPUTE, m, true),
         What::SendActivation(m) | What::SendGradient(m) => (TRANSFER, m, false),
     }
+}
+
+/// A colour (`#rrggbb`) with so much of its brightness taken away, 0..1.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "below 256, and not negative"
+)]
+fn darker(colour: &str, by: f64) -> String {
+    let rgb = u32::from_str_radix(colour.trim_start_matches('#'), 16).unwrap_or(0);
+    let part = |shift: u32| (f64::from(rgb >> shift & 0xff) * (1.0 - by)).round() as u32;
+    format!("#{:02x}{:02x}{:02x}", part(16), part(8), part(0))
 }
 
 struct Picture {
@@ -66,19 +78,38 @@ impl Picture {
         );
     }
 
-    fn span(&mut self, span: &Span, workers: usize, top: f64) {
+    /// A worker's name, and the end of its step below all else.
+    fn lane(&mut self, trace: &PipelineTrace, w: usize, y: f64, end: f64) {
+        self.bar(0.0, end, y, COMPUTE + NETWORK, IDLE);
+        self.words(10.0, y + 12.0, "l", &format!("{} {w}", belongs_to(trace)));
+        let own = trace.stages.iter().skip(w).step_by(trace.workers);
+        let ranges: Vec<String> = own.map(ToString::to_string).collect();
+        let segments = match ranges.as_slice() {
+            [first, rest @ ..] if !rest.is_empty() => format!("{first} and {} more", rest.len()),
+            _ => format!("segments {}", ranges.concat()),
+        };
+        self.words(10.0, y + 25.0, "g", &segments);
+        for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
+            if ends.rings_to_ms > ends.rings_from_ms {
+                self.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
+            }
+            if ends.ms > ends.rings_to_ms {
+                self.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
+            }
+        }
+    }
+
+    fn span(&mut self, span: &Span, workers: usize, stages: usize, top: f64) {
         let (fill, micro_batch, compute) = look(span.what);
         let y = top + LANE * stage_as_f64(span.stage % workers);
         if !compute {
             self.bar(span.start_ms, span.end_ms, y + COMPUTE, NETWORK, fill);
             return;
         }
-        self.bar(span.start_ms, span.end_ms, y, COMPUTE, fill);
-        // Later stages of a worker are shaded from below, the more the later.
-        let shade = COMPUTE * (1.0 - 1.0 / stage_as_f64(1 + span.stage / workers));
-        if shade > 0.0 {
-            self.bar(span.start_ms, span.end_ms, y + COMPUTE - shade, shade, SHADE);
-        }
+        // Later stages of a worker are darker.
+        let share = stage_as_f64(span.stage / workers) / stage_as_f64(((stages - 1) / workers).max(1));
+        let fill = darker(fill, DARKEST * share);
+        self.bar(span.start_ms, span.end_ms, y, COMPUTE, &fill);
         let width = (span.end_ms - span.start_ms) * self.scale;
         if width >= 9.0 {
             let middle = LEFT + f64::midpoint(span.start_ms, span.end_ms) * self.scale;
@@ -94,7 +125,7 @@ fn stage_as_f64(stage: usize) -> f64 {
 }
 
 /// What a lane belongs to: a stage, or a worker where each has several.
-fn lane(trace: &PipelineTrace) -> &'static str {
+fn belongs_to(trace: &PipelineTrace) -> &'static str {
     match trace.workers < trace.stages.len() {
         true => "worker",
         false => "stage",
@@ -142,23 +173,10 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
         picture.words(10.0, top, "l", &head);
         top += 8.0;
         for w in 0..trace.workers {
-            let y = top + LANE * stage_as_f64(w);
-            picture.bar(0.0, end, y, COMPUTE + NETWORK, IDLE);
-            picture.words(10.0, y + 12.0, "l", &format!("{} {w}", lane(trace)));
-            let own = trace.stages.iter().skip(w).step_by(trace.workers);
-            let ranges: Vec<String> = own.map(ToString::to_string).collect();
-            picture.words(10.0, y + 25.0, "g", &format!("segments {}", ranges.join(", ")));
-            for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
-                if ends.rings_to_ms > ends.rings_from_ms {
-                    picture.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
-                }
-                if ends.ms > ends.rings_to_ms {
-                    picture.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
-                }
-            }
+            picture.lane(trace, w, top + LANE * stage_as_f64(w), end);
         }
         for span in &trace.spans {
-            picture.span(span, trace.workers, top);
+            picture.span(span, trace.workers, trace.stages.len(), top);
         }
         top += LANE * stage_as_f64(trace.workers) + 20.0;
     }
@@ -252,7 +270,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                     .map_or('.', |(_, letter)| letter)
             };
             let line: String = time.iter().map(letter).collect();
-            let _ = writeln!(text, "  {} {w:>2} {line}", lane(trace));
+            let _ = writeln!(text, "  {} {w:>2} {line}", belongs_to(trace));
         }
     }
     if traces.len() > KINDS {
