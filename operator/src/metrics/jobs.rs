@@ -236,9 +236,11 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
         "Training loss of the last step, in nats per token",
         None,
     );
-    w.gauge(&loss, |f| match f.run.as_ref().and_then(|r| r.loss) {
-        Some(loss) => Some(loss),
-        None => f.status.loss.as_ref()?.parse().ok(),
+    // Never the status's beside a step that is known better: a leader that has taken over knows that first, and the loss with
+    // the next step.
+    w.gauge(&loss, |f| match &f.run {
+        Some(run) if run.step.is_some() => run.loss,
+        _ => f.status.loss.as_ref()?.parse().ok(),
     })?;
     let goodput = "Share of the time since the first step here in which steps were trained that stayed";
     w.gauge(

@@ -1,7 +1,8 @@
 use super::*;
 use varuna_api::crd::Status;
+use varuna_coordinator::View;
 use varuna_plan::{Generation, StateId, Step, WorkerId};
-use varuna_protocol::coordinator::Event;
+use varuna_protocol::coordinator::{Event, Snapshot};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -176,6 +177,45 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
     }
     metrics.jobs.retain(|_, _| false);
     assert!(!metrics.render().contains("job_name="), "{}", metrics.render());
+}
+
+#[test]
+fn a_loss_is_never_shown_beside_another_steps_number() {
+    let metrics = Metrics::default();
+    let status = Status {
+        step: Some(12),
+        loss: Some("2.5".into()),
+        ..Status::default()
+    };
+    let key = ("ns".to_owned(), "j".to_owned());
+    metrics.jobs.decided(&key, &status, 100, [].into());
+    // Another leader has taken over: workers have told it their step, and none has been committed since.
+    let snapshot = Snapshot {
+        mode: "training".into(),
+        term: 2,
+        generation: Generation(3),
+        next: None,
+        step: Step(86),
+        last_step: Step(100),
+        plan: None,
+        predicted_ms: None,
+        observed_ms: None,
+        members: 4,
+        min_workers: 1,
+        max_workers: None,
+        workers: vec![],
+    };
+    let view = View {
+        snapshot: Some(snapshot),
+        ..View::default()
+    };
+    metrics.jobs.saw(&key, &view, ms(1));
+    let text = metrics.render();
+    assert!(
+        text.contains(r#"varuna_job_step{namespace="ns",job_name="j"} 86.0"#),
+        "{text}"
+    );
+    assert!(!text.contains("varuna_job_loss{"), "{text}");
 }
 
 #[test]
