@@ -201,6 +201,12 @@ fn axis(picture: &mut Picture, end: f64, y: f64) {
         .into_iter()
         .find(|s| end / s <= 12.0);
     let step = step.unwrap_or(end);
+    // As many digits as tell two marks apart.
+    let digits = if step >= 1.0 {
+        0
+    } else {
+        1 + usize::from(step < 0.1)
+    };
     let mut at = 0.0;
     while at <= end {
         let x = LEFT + at * picture.scale;
@@ -208,7 +214,7 @@ fn axis(picture: &mut Picture, end: f64, y: f64) {
             picture.body,
             "<line x1=\"{x:.1}\" y1=\"66\" x2=\"{x:.1}\" y2=\"{y:.1}\" stroke=\"#000\" stroke-width=\"0.3\" stroke-dasharray=\"2 4\"/>"
         );
-        picture.words(x, y + 12.0, "n d", &format!("{at:.0} ms"));
+        picture.words(x, y + 12.0, "n d", &format!("{at:.digits$} ms"));
         at += step;
     }
 }

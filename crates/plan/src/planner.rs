@@ -177,7 +177,7 @@ impl CostPlanner {
             moved_bytes = self.moved_bytes(request, &uneven);
             shape = uneven;
         }
-        if let Some((interleaved, described)) = self.interleaved(request, &shape, &found, &pools) {
+        if let Some((interleaved, described)) = self.interleaved(request, &shape, &composers, &pools) {
             found.push((chosen, 0));
             moved_bytes = self.moved_bytes(request, &interleaved);
             (shape, chosen) = (interleaved, described);

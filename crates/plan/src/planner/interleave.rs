@@ -1,11 +1,12 @@
 //! Pipelines whose workers have several stages each, where the job allows that and it is faster.
 //!
-//! After the search: grids that it found, and the plan in force, are cut into as many stages as their workers have chunks, in
+//! After the search: the plan in force, the plan found, and the grids that should gain most are cut into as many stages as their workers have chunks, in
 //! the order in which the workers stand. Filling and draining gets shorter with the number of chunks, and boundaries are
 //! crossed as many times as often: the simulation says which of the two weighs more.
 
 use super::candidate::{Candidate, CandidatePipeline, StepParts};
 use super::choose::{EQUAL, score};
+use super::compose::Composer;
 use super::place::{Pool, fullest_node};
 use super::{CostPlanner, PlanRequest, WorkerInfo, pace};
 use crate::cost::Runtime;
@@ -19,8 +20,8 @@ use crate::simulate::{What, simulate};
 use crate::trace::{PipelineTrace, step_ms, trace};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Grids of the search that are tried.
-const GRIDS: usize = 4;
+/// Grids of each pool of workers that are tried.
+const GRIDS: usize = 8;
 /// Groups of micro-batches that cuts are balanced with: enough for the steady state to show.
 const GROUPS: u64 = 6;
 /// Times that all cuts are looked at.
@@ -56,7 +57,7 @@ impl CostPlanner {
         &self,
         request: &PlanRequest,
         shape: &Shape,
-        found: &[(Candidate, usize)],
+        composers: &[Composer],
         pools: &[Vec<&WorkerInfo>],
     ) -> Option<(Shape, Candidate)> {
         let kinds = self.constraints.schedules.iter().map(|s| s.kind);
@@ -66,7 +67,10 @@ impl CostPlanner {
             return None;
         }
         let offered: BTreeMap<WorkerId, &WorkerInfo> = request.workers.iter().map(|w| (w.id, w)).collect();
-        let grids = self.grids(request, found, pools, most);
+        let grids = composers.iter().zip(pools);
+        let grids: Vec<Shape> = grids
+            .flat_map(|(composer, pool)| self.grids(request, composer, pool, most))
+            .collect();
         let mut bases: Vec<Grid> = [request.parent.as_ref(), Some(shape)]
             .into_iter()
             .flatten()
@@ -90,27 +94,63 @@ impl CostPlanner {
         (score(&best.predicted) * EQUAL < score(&shape.predicted)).then(|| self.described(best))
     }
 
-    /// The grids of the search that should gain most from so many chunks, with workers on their places.
+    /// The grids that so many chunks should make fastest, with workers on their places. Any depth and number of pipelines may
+    /// be among them, whatever the search has thought of it without chunks.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     fn grids(
         &self,
         request: &PlanRequest,
-        found: &[(Candidate, usize)],
-        pools: &[Vec<&WorkerInfo>],
+        composer: &Composer,
+        pool: &[&WorkerInfo],
         chunks: usize,
     ) -> Vec<Shape> {
-        #[expect(clippy::cast_precision_loss, reason = "a count")]
-        let hoped = |c: &Candidate| c.step_ms - c.parts.fill_ms * (1.0 - 1.0 / chunks as f64);
-        let deep = |c: &Candidate| {
-            let depth = c.pipelines.first().map_or(0, |p| p.stages.len());
-            depth > 1 && c.pipelines.iter().all(|p| p.stages.len() == depth)
+        let most = pool.len().min(self.constraints.max_workers.max(1) as usize);
+        let mut hoped: Vec<(f64, Candidate)> = Vec::new();
+        for family in &composer.families {
+            let m = family.micro;
+            let whole = request.layout.whole();
+            let work = self.costs.forward_ms(whole, m) + self.costs.backward_ms(whole, m);
+            for (depth, cut) in family.cuts.iter().enumerate().skip(2) {
+                let groups = family.batches / depth as u64;
+                let widest = (most / depth) as u64;
+                let (Some(cut), true) = (cut, family.batches.is_multiple_of(depth as u64)) else {
+                    continue;
+                };
+                if widest.min(groups) == 0 {
+                    continue;
+                }
+                // No more pipelines than make the longest one shorter.
+                let longest = groups.div_ceil(widest.min(groups));
+                let count = groups.div_ceil(longest);
+                let n = longest * depth as u64;
+                let ms = work / depth as f64 * (n as f64 + (depth - 1) as f64 / chunks as f64);
+                let share =
+                    |i: u64| (groups / count + u64::from(i < groups % count)) * depth as u64 * u64::from(m);
+                let pipeline = |i: u64| CandidatePipeline {
+                    stages: cut.stages.clone(),
+                    policies: cut.policies.clone(),
+                    samples: share(i),
+                };
+                let candidate = Candidate {
+                    pipelines: (0..count).map(pipeline).collect(),
+                    micro_batch_size: m,
+                    schedule: ScheduleSpec {
+                        kind: family.schedules[0],
+                        recompute: cut.policies[0],
+                    },
+                    step_ms: ms,
+                    bubble: 0.0,
+                    parts: StepParts::default(),
+                };
+                hoped.push((ms, candidate));
+            }
+        }
+        hoped.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let places = Pool::new(self, request, pool);
+        let on_places = |(_, candidate): &(f64, Candidate)| {
+            self.shape(candidate, &places.place(self, candidate, &request.layout))
         };
-        let mut grids: Vec<&(Candidate, usize)> = found.iter().filter(|(c, _)| deep(c)).collect();
-        grids.sort_by(|(a, _), (b, _)| hoped(a).total_cmp(&hoped(b)));
-        let on_places = |(candidate, pool): &&(Candidate, usize)| {
-            let placed = Pool::new(self, request, &pools[*pool]).place(self, candidate, &request.layout);
-            self.shape(candidate, &placed)
-        };
-        grids.iter().take(GRIDS).map(on_places).collect()
+        hoped.iter().take(GRIDS).map(on_places).collect()
     }
 
     /// A grid with so many stages for each worker, keeping as much of a forward as fits into memory; none where it does not fit,

@@ -99,6 +99,24 @@ fn a_deep_pipeline_with_few_micro_batches_is_interleaved_where_the_job_allows_it
 }
 
 #[test]
+fn more_workers_are_never_predicted_slower() {
+    for min_depth in [2, 4] {
+        let planner = planner(min_depth, both(), None);
+        let mut before = f64::MAX;
+        for n in u64::from(min_depth)..40 {
+            let shape = planner.plan(&request(&planner, n, 32)).unwrap();
+            let ms = shape.predicted.step_ms;
+            assert!(
+                ms <= before * EQUAL,
+                "{n} workers, {}: {ms} after {before}",
+                shape.summary()
+            );
+            before = before.min(ms);
+        }
+    }
+}
+
+#[test]
 fn no_cut_can_be_moved_to_advantage() {
     for (workers, batch) in [(2, 4), (4, 8)] {
         let planner = planner(workers, both(), None);
