@@ -88,9 +88,12 @@ impl CostPlanner {
             .iter()
             .map(|s| score(&s.predicted))
             .fold(f64::INFINITY, f64::min);
-        // Of those that count as equal the one that moves least, the first of these.
+        // Of those that count as equal the one that moves least, of these the fastest.
         let near = made.into_iter().filter(|s| score(&s.predicted) <= least * EQUAL);
-        let best = near.min_by(|a, b| a.predicted.move_ms.total_cmp(&b.predicted.move_ms))?;
+        let best = near.min_by(|a, b| {
+            let moved = a.predicted.move_ms.total_cmp(&b.predicted.move_ms);
+            moved.then(score(&a.predicted).total_cmp(&score(&b.predicted)))
+        })?;
         (score(&best.predicted) * EQUAL < score(&shape.predicted)).then(|| self.described(best))
     }
 
