@@ -322,8 +322,8 @@ impl CostPlanner {
         }
     }
 
-    /// Memory of the stage that needs most.
-    fn largest_stage(&self, shape: &Shape) -> u64 {
+    /// Memory that each stage of each pipeline needs, bytes.
+    fn memory_bytes(&self, shape: &Shape) -> Vec<Vec<u64>> {
         let of = |p: &Pipeline| {
             let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
             let stage = |(s, stage): (usize, &Stage)| {
@@ -331,9 +331,9 @@ impl CostPlanner {
                 let m = shape.micro_batch_size;
                 self.stage_bytes(spec.kind, spec.recompute, stage.segments, at, n, m)
             };
-            p.stages.iter().enumerate().map(stage).max().unwrap_or(0)
+            p.stages.iter().enumerate().map(stage).collect()
         };
-        shape.pipelines.iter().map(of).max().unwrap_or(0)
+        shape.pipelines.iter().map(of).collect()
     }
 
     /// Memory of stage `at.1` of a pipeline of `at.0` stages.

@@ -74,17 +74,8 @@ impl CostPlanner {
                 why: why(&search.chosen, c),
             });
         }
-        let memory_bytes = shape.pipelines.iter().map(|p| {
-            let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
-            let of = |(s, stage): (usize, &crate::document::Stage)| {
-                let (at, spec) = ((p.stages.len(), s), shape.schedule_of(stage));
-                let m = shape.micro_batch_size;
-                self.stage_bytes(spec.kind, spec.recompute, stage.segments, at, n, m)
-            };
-            p.stages.iter().enumerate().map(of).collect()
-        });
         Ok(Explained {
-            memory_bytes: memory_bytes.collect(),
+            memory_bytes: self.memory_bytes(&shape),
             parts: search.chosen.parts,
             moved_bytes: search.moved_bytes,
             runners_up,

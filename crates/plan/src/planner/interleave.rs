@@ -1,8 +1,8 @@
 //! Pipelines whose workers have several stages each, where the job allows that and it is faster.
 //!
-//! After the search: the plan in force, the plan found, and the grids that should gain most are cut into as many stages as their workers have chunks, in
-//! the order in which the workers stand. Filling and draining gets shorter with the number of chunks, and boundaries are
-//! crossed as many times as often: the simulation says which of the two weighs more.
+//! After the search: the plan in force, the plan found, and the grids that should gain most are cut into as many stages as
+//! their workers have chunks, in the order in which the workers stand. Filling and draining gets shorter with the number of
+//! chunks, and boundaries are crossed as many times as often: the simulation says which of the two weighs more.
 
 use super::candidate::{Candidate, CandidatePipeline, StepParts};
 use super::choose::{EQUAL, score};
@@ -67,16 +67,14 @@ impl CostPlanner {
             return None;
         }
         let offered: BTreeMap<WorkerId, &WorkerInfo> = request.workers.iter().map(|w| (w.id, w)).collect();
-        let grids = composers.iter().zip(pools);
-        let grids: Vec<Shape> = grids
-            .flat_map(|(composer, pool)| self.grids(request, composer, pool, most))
-            .collect();
         let mut bases: Vec<Grid> = [request.parent.as_ref(), Some(shape)]
             .into_iter()
             .flatten()
             .filter_map(Grid::of)
             .collect();
-        bases.extend(grids.iter().filter_map(Grid::of));
+        for (composer, pool) in composers.iter().zip(pools) {
+            bases.extend(self.grids(request, composer, pool, most));
+        }
         bases.retain(|g| g.workers.iter().flatten().all(|w| offered.contains_key(w)));
         let made = bases.iter().flat_map(|grid| {
             let of = |count: &usize| self.interleave(request, grid, *count, &offered);
@@ -106,9 +104,9 @@ impl CostPlanner {
         composer: &Composer,
         pool: &[&WorkerInfo],
         chunks: usize,
-    ) -> Vec<Shape> {
+    ) -> Vec<Grid> {
         let most = pool.len().min(self.constraints.max_workers.max(1) as usize);
-        let mut hoped: Vec<(f64, Candidate)> = Vec::new();
+        let mut hoped: Vec<Candidate> = Vec::new();
         for family in &composer.families {
             let m = family.micro;
             let whole = request.layout.whole();
@@ -134,7 +132,7 @@ impl CostPlanner {
                     policies: cut.policies.clone(),
                     samples: share(i),
                 };
-                let candidate = Candidate {
+                hoped.push(Candidate {
                     pipelines: (0..count).map(pipeline).collect(),
                     micro_batch_size: m,
                     schedule: ScheduleSpec {
@@ -144,14 +142,18 @@ impl CostPlanner {
                     step_ms: ms,
                     bubble: 0.0,
                     parts: StepParts::default(),
-                };
-                hoped.push((ms, candidate));
+                });
             }
         }
-        hoped.sort_by(|a, b| a.0.total_cmp(&b.0));
+        hoped.sort_by(|a, b| a.step_ms.total_cmp(&b.step_ms));
         let places = Pool::new(self, request, pool);
-        let on_places = |(_, candidate): &(f64, Candidate)| {
-            self.shape(candidate, &places.place(self, candidate, &request.layout))
+        let on_places = |candidate: &Candidate| {
+            let placed = places.place(self, candidate, &request.layout);
+            let depth = candidate.pipelines[0].stages.len();
+            Grid {
+                workers: placed.workers.chunks(depth).map(<[WorkerId]>::to_vec).collect(),
+                micro_batch_size: candidate.micro_batch_size,
+            }
         };
         hoped.iter().take(GRIDS).map(on_places).collect()
     }
@@ -299,12 +301,8 @@ impl CostPlanner {
     fn fits(&self, request: &PlanRequest, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
         let bytes = self.unit_bytes();
         let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
-        for p in &shape.pipelines {
-            let n = u32::try_from(p.micro_batches(shape.micro_batch_size)).unwrap_or(u32::MAX);
-            for (s, stage) in p.stages.iter().enumerate() {
-                let (at, m) = ((p.stages.len(), s), shape.micro_batch_size);
-                let (kind, recompute) = (shape.schedule.kind, shape.schedule.recompute);
-                let need = self.stage_bytes(kind, recompute, stage.segments, at, n, m);
+        for (p, each) in shape.pipelines.iter().zip(self.memory_bytes(shape)) {
+            for (stage, need) in p.stages.iter().zip(each) {
                 *needs.entry(stage.worker).or_default() += need;
             }
         }

@@ -60,7 +60,7 @@ impl CostPlanner {
             return shape;
         }
         let most = self.constraints.max_workers.max(1) as usize;
-        let need = self.largest_stage(&shape);
+        let need = self.memory_bytes(&shape).into_iter().flatten().max().unwrap_or(0);
         let step = shape.predicted.step_ms;
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let members: Vec<BTreeSet<WorkerId>> =

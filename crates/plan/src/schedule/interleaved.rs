@@ -31,10 +31,7 @@ fn warmup(chunks: usize, workers: usize, worker: usize) -> usize {
 /// The order of one worker's forwards and backwards, `chunks` and `workers` at least 1.
 pub(super) fn order(chunks: usize, workers: usize, worker: usize, micro_batches: u32) -> Vec<Task> {
     let all = micro_batches as usize * chunks;
-    let ahead = match chunks {
-        1 => workers - 1 - worker,
-        _ => warmup(chunks, workers, worker),
-    };
+    let ahead = warmup(chunks, workers, worker);
     let mut list = Vec::with_capacity(2 * all);
     let mut next = 0;
     for k in 0..all {

@@ -33,31 +33,26 @@ pub fn list(specs: &[ScheduleSpec], worker: usize, micro_batches: u32) -> Vec<Ta
             let workers = specs.len() / chunks.max(1) as usize;
             interleaved::order(chunks.max(1) as usize, workers, worker, micro_batches)
         }
-        plain => in_turn(plain, specs.len(), worker, micro_batches),
+        ScheduleKind::OneForwardOneBackward { warmup_factor } => {
+            let ahead = warmup(warmup_factor, specs.len(), worker, micro_batches);
+            in_turn(worker, ahead, micro_batches)
+        }
+        ScheduleKind::Gpipe => in_turn(worker, micro_batches, micro_batches),
     };
     with_recompute(specs, order)
 }
 
-/// Forwards that stage `stage` of `stages` runs ahead of its first backward, with `micro_batches` in a step.
-///
-/// GPipe: all. 1F1B: `ceil(w * (stages - 1 - stage))`, at most all. Interleaved: as 1F1B with a factor of 1 where a worker has one
-/// stage, and not meant for more.
-#[must_use]
+/// Forwards that stage `stage` of `stages` runs ahead of its first backward under 1F1B, with `micro_batches` in a step:
+/// `ceil(w * (stages - 1 - stage))`, at most all.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a bounded, non-negative count"
 )]
 #[expect(clippy::cast_precision_loss, reason = "stage counts are small")]
-pub fn warmup(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
-    match kind {
-        ScheduleKind::Gpipe => micro_batches,
-        ScheduleKind::OneForwardOneBackward { warmup_factor } => {
-            let later = stages.saturating_sub(stage + 1) as f64;
-            ((warmup_factor.max(1.0) * later).ceil() as u32).min(micro_batches)
-        }
-        ScheduleKind::Interleaved { .. } => (stages.saturating_sub(stage + 1) as u32).min(micro_batches),
-    }
+fn warmup(warmup_factor: f64, stages: usize, stage: usize, micro_batches: u32) -> u32 {
+    let later = stages.saturating_sub(stage + 1) as f64;
+    ((warmup_factor.max(1.0) * later).ceil() as u32).min(micro_batches)
 }
 
 /// Most micro-batches that a stage has forwarded and not yet backwarded.
@@ -67,13 +62,15 @@ pub fn stash_max(kind: ScheduleKind, stages: usize, stage: usize, micro_batches:
         ScheduleKind::Interleaved { chunks } => {
             interleaved::stash_max(chunks.max(1) as usize, stages, stage, micro_batches)
         }
-        plain => (warmup(plain, stages, stage, micro_batches) + 1).min(micro_batches),
+        ScheduleKind::OneForwardOneBackward { warmup_factor } => {
+            (warmup(warmup_factor, stages, stage, micro_batches) + 1).min(micro_batches)
+        }
+        ScheduleKind::Gpipe => micro_batches,
     }
 }
 
-/// One stage on a worker: forwards ahead, then a backward and a forward in turn.
-fn in_turn(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> Vec<Task> {
-    let ahead = warmup(kind, stages, stage, micro_batches);
+/// One stage on a worker: `ahead` forwards, then a forward and a backward in turn.
+fn in_turn(stage: usize, ahead: u32, micro_batches: u32) -> Vec<Task> {
     let task = |instruction| Task { stage, instruction };
     let mut list = Vec::with_capacity(2 * micro_batches as usize);
     let mut next_forward = 0;
