@@ -24,13 +24,13 @@ stores: setup
 
 test: build stores data ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-kube-tests/cluster
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster
 	$(MAKE) e2e-quick
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
 	scripts/setup-stores.sh all
 	$(CARGO) test --locked -p varuna-checkpoint -p varuna-store-tests --features varuna-store-tests/all
-	$(CARGO) test --locked -p varuna-tests --test checkpoints --test stores
+	$(CARGO) test --locked -p varuna-process-tests --test checkpoints --test stores
 
 core: ## Test the pure core only (needs no libtorch; seconds)
 	$(CARGO) test --locked $(CORE)
@@ -63,7 +63,7 @@ bench-recovery: data ## kill -9 to the next step, against torchrun
 bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
 
-crds: ## Write the custom resource definition from the types of crates/api
+crds: ## Write the custom resource definition from the types of core/api
 	$(CARGO) run --quiet --locked -p varuna-api --features crd --example crds > crds/varunajobs.yaml.partial
 	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
 	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
@@ -89,7 +89,7 @@ bench-operator: release data ## The operator: from a signal to the plan and the 
 
 test-kube: build data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-kube-tests/cluster --test chart --test cluster --test training
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test operator --test training
 
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py

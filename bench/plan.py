@@ -1,6 +1,6 @@
 """The planner: search time by workers and segments, and plans for any number of workers.
 
-Runs the criterion benchmark of crates/plan on one core, then the tests that print `any_n` results. Needs no libtorch.
+Runs the criterion benchmark of core/plan on one core, then the tests that print `any_n` results. Needs no libtorch.
 """
 
 import os

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the images of operator and worker as OCI archives in .cache/images: no daemon, no registry. Needs root and Debian's
-# mmdebstrap and buildah; the base comes from Debian's mirror by apt, which checks its signatures.
+# mmdebstrap and buildah; the base comes from the mirrors of this machine's apt, which checks their signatures.
 #
 #   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
 #   BINARIES                      where the programs lie (default: target/release)
@@ -41,6 +41,12 @@ if [ "$(cat $out/built 2>/dev/null || true)" = "$digest $tag ${1:-}" ]; then
     exit 0
 fi
 
+# The suite and the mirrors of this machine's own apt, so that a mirror or a proxy that it is set up for serves the images as well.
+suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Component: main' | sort -u |
+    grep -E " $suite(-security|-updates)? main$" >"$context/sources.list" ||
+    fail "apt has no source of $suite main: see /etc/apt/sources.list.d"
+
 # base NAME PACKAGES: a root of these packages and what they depend on, without what only people read.
 base() {
     name=$1 packages=$2
@@ -52,7 +58,7 @@ base() {
                 "$1"/usr/lib/x86_64-linux-gnu/gconv "$1"/var/lib/apt "$1"/var/cache' \
             --customize-hook='mkdir -p "$1"/etc/ssl/certs; cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1"/etc/ssl/certs/ca-certificates.crt' \
             --customize-hook='printf "root:x:0:0::/:\nvaruna:x:65532:65532::/:\n" > "$1"/etc/passwd; printf "root:x:0:\nvaruna:x:65532:\n" > "$1"/etc/group' \
-            bookworm --format=tar "$tar.partial" "deb http://deb.debian.org/debian bookworm main" "deb http://deb.debian.org/debian-security bookworm-security main"
+            "$suite" --format=tar "$tar.partial" - <"$context/sources.list"
         mv "$tar.partial" "$tar"
     fi
     container=$(buildah from scratch)
@@ -80,7 +86,7 @@ if [ "${1:-}" = --text ]; then
     # Not compressed: written and read within the minute.
     image varuna-worker-text text.Dockerfile "varuna-worker:$tag" -D
     # What holds a pod's namespaces, which a kubelet wants from a registry otherwise.
-    cc -static -O2 -o "$context/pause" tests/kube/pause.c
+    cc -static -O2 -o "$context/pause" tests/cluster/pause.c
     printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$context/pause.Dockerfile"
     buildah bud --quiet --timestamp 0 -f "$context/pause.Dockerfile" -t localhost/pause:1 "$context" >/dev/null
     rm -f $out/pause.tar

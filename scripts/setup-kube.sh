@@ -7,6 +7,6 @@ name=setup-kube
 . scripts/go-tool.sh
 
 version=k8s.io/component-base/version
-provide .cache/kube/testcluster tests/kube/cluster . "-X $version.gitVersion=v1.36.4 -X $version.gitMajor=1 -X $version.gitMinor=36"
-provide .cache/kube/coredns tests/kube/dns . ""
-provide .cache/kube/helm tests/kube/helm helm.sh/helm/v4/cmd/helm ""
+provide .cache/kube/testcluster tests/cluster/control-plane . "-X $version.gitVersion=v1.36.4 -X $version.gitMajor=1 -X $version.gitMinor=36"
+provide .cache/kube/coredns tests/cluster/dns . ""
+provide .cache/kube/helm tests/cluster/helm helm.sh/helm/v4/cmd/helm ""

@@ -10,7 +10,7 @@ use bar::Bar;
 use serde_json::json;
 use std::path::PathBuf;
 use varuna_checkpoint::{CheckpointError, Listed, Manifest, Place, folder_name};
-use varuna_data::Tokenizer;
+use varuna_dataset::Tokenizer;
 
 /// Looks after checkpoints. URI is the folder of one job's: <spec.checkpoint.uri>/<job>, a path or s3://, gs://, az://.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use std::path::PathBuf;
-use varuna_data::{Build, Tokenizer, build, info};
+use varuna_dataset::{Build, Tokenizer, build, info};
 
 /// Builds and inspects datasets (Megatron `.bin` / `.idx`).
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ enum Command {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let bad = |error: varuna_data::DataError| Failure::Input(error.to_string());
+    let bad = |error: varuna_dataset::DataError| Failure::Input(error.to_string());
     match &arguments.command {
         Command::Build {
             inputs,

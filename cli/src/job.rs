@@ -6,7 +6,7 @@ use std::time::Duration;
 use varuna_api::{Job, parse_job};
 use varuna_checkpoint::{CheckpointError, Store};
 use varuna_coordinator::{Checkpointing, claim};
-use varuna_data::TokenDataset;
+use varuna_dataset::TokenDataset;
 
 /// A store that says nothing for so long at the start is not there.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,8 +27,9 @@ pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
 
 /// Opens the job's dataset and checks that the model can take it; returns its fingerprint.
 pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
-    let bad =
-        |error: varuna_data::DataError| Failure::Input(format!("spec.data.path {}: {error}", job.data.path));
+    let bad = |error: varuna_dataset::DataError| {
+        Failure::Input(format!("spec.data.path {}: {error}", job.data.path))
+    };
     let data = TokenDataset::open(
         Path::new(&job.data.path),
         job.model.sequence_length,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::{Job, parse_job};
 use varuna_checkpoint::{Pace, Store};
-use varuna_data::TokenDataset;
+use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_wire::{Hello, Welcome};

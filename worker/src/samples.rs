@@ -1,12 +1,12 @@
 //! The job's dataset as the engine wants it.
 
 use crate::engine::{SampleError, Samples};
-use varuna_data::TokenDataset;
+use varuna_dataset::TokenDataset;
 
 /// A token dataset behind [`Samples`].
 pub struct DatasetSamples(pub TokenDataset);
 
-fn named(index: u64) -> impl FnOnce(varuna_data::DataError) -> SampleError {
+fn named(index: u64) -> impl FnOnce(varuna_dataset::DataError) -> SampleError {
     move |error| SampleError {
         index,
         why: error.to_string(),

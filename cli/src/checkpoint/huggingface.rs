@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::Model;
 use varuna_checkpoint::{Facts, Pace, Place, Shard, Store, folder_name, huggingface};
-use varuna_data::Tokenizer;
+use varuna_dataset::Tokenizer;
 use varuna_plan::state::Chain;
 use varuna_plan::{StateId, Unit};
 

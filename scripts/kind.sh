@@ -1,0 +1,33 @@
+#!/bin/sh
+# A kind cluster with fake GPUs and the images of this checkout, for `make e2e KUBECONFIG=...` on a machine with Docker, without root.
+# Needs kind, kubectl, docker and built programs (make release). Written by kind's documentation; not tried on this project's machines, which
+# have no Docker.
+#
+#   scripts/kind.sh [NAME]           then: make e2e KUBECONFIG=$PWD/.cache/kind-NAME.kubeconfig
+set -eu
+cd "$(dirname "$0")/.."
+
+name=${1:-varuna}
+tag=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+kubeconfig=$PWD/.cache/kind-$name.kubeconfig
+
+printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes: [{role: control-plane}, {role: worker}, {role: worker}, {role: worker}]\n' |
+    kind create cluster --name "$name" --kubeconfig "$kubeconfig" --config -
+docker build -f images/operator.Dockerfile -t "localhost/varuna-operator:$tag" .
+# The build context must hold libtorch itself, not the link into the cache.
+context=$(mktemp -d)
+trap 'rm -rf "$context"' EXIT
+mkdir -p "$context/bin" "$context/libtorch/lib" "$context/.cache/data"
+cp target/release/varuna-worker "$context/bin/"
+cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
+cp -L .cache/data/kjv.bin .cache/data/kjv.idx "$context/.cache/data/"
+docker build -f images/worker.Dockerfile --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch -t "localhost/varuna-worker:$tag" "$context"
+docker build -f images/text.Dockerfile --build-arg BASE="localhost/varuna-worker:$tag" -t "localhost/varuna-worker-text:$tag" "$context"
+for image in varuna-operator varuna-worker-text; do
+    kind load docker-image --name "$name" "localhost/$image:$tag"
+done
+for node in $(kubectl --kubeconfig "$kubeconfig" get nodes -o name | grep worker); do
+    kubectl --kubeconfig "$kubeconfig" patch "$node" --subresource=status --type=json \
+        -p '[{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "4"}]'
+done
+echo "make e2e KUBECONFIG=$kubeconfig"

@@ -1,0 +1,263 @@
+//! From a signal to the plan without the worker, and to the next committed step: real worker processes, real API server, the
+//! operator in this process; the part of the kubelet is played.
+
+use crate::audit::{ACCOUNT, Audited};
+use crate::quantile;
+use anyhow::{Context as _, Result, ensure};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use kube::api::{DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use varuna_cluster_tests::kubelet::{Kubelet, Processes};
+use varuna_cluster_tests::{FakeNode, eventually, jobs, operator_with};
+use varuna_operator::metrics::Metrics;
+
+const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
+/// By kind of signal, milliseconds to the plan and to the step.
+type Measured = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
+
+/// Steps are looked at so often.
+const LOOK: Duration = Duration::from_millis(2);
+
+fn job(pool: &str) -> Value {
+    json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
+        "spec": {
+            "model": { "layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 320 },
+            "data": { "path": "elsewhere", "validationFraction": 0.05 },
+            "training": { "globalBatchSize": 16, "steps": 1_000_000, "optimizer": { "learningRate": 0.001 } },
+            "pipeline": { "minDepth": 2 },
+            "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
+            "workers": { "threads": 1, "template": { "spec": { "nodeSelector": { "varuna.dev/test": pool } } } },
+        },
+    })
+}
+
+struct Bench {
+    client: Client,
+    namespace: String,
+    plans: watch::Receiver<(i64, Instant)>,
+    metrics: std::sync::Arc<Metrics>,
+    processes: Processes,
+}
+
+impl Bench {
+    /// Steps committed, as the operator shows them this instant.
+    fn step(&self) -> Option<f64> {
+        let text = self.metrics.render();
+        let line = text.lines().find(|l| l.starts_with("varuna_job_step{"))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+
+    async fn settled(&self) -> Result<String> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        eventually("four workers train", || async {
+            let status = jobs(&self.client, &self.namespace).get("j").await?.data["status"].clone();
+            ensure!(
+                status["phase"] == "Training"
+                    && status["plan"]["workers"] == 4
+                    // Not of a plan that another one is about to follow.
+                    && status["plan"]["generation"] == self.plans.borrow().0,
+                "{status}"
+            );
+            // Those that were killed stay for their logs.
+            let running = ListParams::default().fields("status.phase=Running");
+            let names: Vec<_> = pods
+                .list(&running)
+                .await?
+                .iter()
+                .filter(|p| p.metadata.deletion_timestamp.is_none())
+                .map(ResourceExt::name_any)
+                .collect();
+            ensure!(names.len() == 4, "{names:?}");
+            names.first().cloned().context("a pod")
+        })
+        .await
+    }
+
+    /// One signal; milliseconds to the plan and to the next step.
+    async fn signal(&mut self, kind: &str) -> Result<(f64, f64)> {
+        let name = self.settled().await?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let before = self.plans.borrow_and_update().0;
+        let at = Instant::now();
+        match kind {
+            "evicted" => drop(pods.evict(&name, &EvictParams::default()).await?),
+            "deleted" => drop(pods.delete(&name, &DeleteParams::default()).await?),
+            "tainted" => {
+                let node = pods
+                    .get(&name)
+                    .await?
+                    .spec
+                    .and_then(|s| s.node_name)
+                    .context("a node")?;
+                let nodes: Api<Node> = Api::all(self.client.clone());
+                let patch = |taints: Value| Patch::Merge(json!({ "spec": { "taints": taints } }));
+                let taint = json!([{ "key": "karpenter.sh/disrupted", "effect": "NoSchedule" }]);
+                nodes.patch(&node, &PatchParams::default(), &patch(taint)).await?;
+                let measured = self.measure(at, before).await;
+                nodes
+                    .patch(&node, &PatchParams::default(), &patch(json!([])))
+                    .await?;
+                return measured;
+            }
+            _ => self.processes.kill(&name)?,
+        }
+        self.measure(at, before).await
+    }
+
+    async fn measure(&mut self, at: Instant, before: i64) -> Result<(f64, f64)> {
+        let limit = Duration::from_secs(60);
+        let planned =
+            tokio::time::timeout(limit, self.plans.wait_for(|(generation, _)| *generation > before))
+                .await??
+                .1;
+        let from = self.step().unwrap_or(0.0);
+        let began = Instant::now();
+        while self.step().is_none_or(|s| s <= from) {
+            ensure!(began.elapsed() < limit, "no step after the plan");
+            tokio::time::sleep(LOOK).await;
+        }
+        let ms = |to: Instant| to.duration_since(at).as_secs_f64() * 1e3;
+        Ok((ms(planned), ms(Instant::now())))
+    }
+}
+
+/// The generation of the plan in the record, and when it was seen there.
+async fn follow(secrets: Api<Secret>, tell: watch::Sender<(i64, Instant)>) {
+    let config = watcher::Config::default().fields("metadata.name=j-record");
+    let mut records = watcher(secrets, config)
+        .default_backoff()
+        .applied_objects()
+        .boxed();
+    while let Some(record) = records.next().await {
+        let Ok(record) = record else { continue };
+        let text = record.data.and_then(|mut d| d.remove("record.json"));
+        let Some(record) = text.and_then(|t| serde_json::from_slice::<Value>(&t.0).ok()) else {
+            continue;
+        };
+        // A planned change is persisted as the next plan, a recovery as the plan.
+        let number = |plan: &str| record[plan]["generation"].as_i64().unwrap_or(0);
+        let newest = number("plan").max(number("next"));
+        tell.send_if_modified(|now| {
+            let newer = newest > now.0;
+            if newer {
+                *now = (newest, Instant::now());
+            }
+            newer
+        });
+    }
+}
+
+pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<()> {
+    let audited = Audited::start()?;
+    let namespace = audited.cluster.namespace("signals")?;
+    let client = audited.cluster.client().await?;
+    audited.identity(&namespace)?;
+    let folder = tempfile::tempdir()?;
+    let mut nodes = vec![];
+    for i in 0..4 {
+        nodes.push(FakeNode::add(&client, &format!("{namespace}-{i}"), &namespace, 2).await?);
+    }
+    let mut kubelet = Kubelet::new(
+        client.clone(),
+        &namespace,
+        "j",
+        worker,
+        data,
+        folder.path().to_owned(),
+    )
+    .await?;
+    kubelet.every = Duration::from_millis(10);
+    let processes = kubelet.processes();
+    let kubelet = tokio::spawn(kubelet.work());
+    let metrics = std::sync::Arc::new(Metrics::default());
+    let operator = operator_with(
+        audited.cluster.client_as(&namespace, ACCOUNT).await?,
+        &namespace,
+        &folder.path().join("run"),
+        metrics.clone(),
+    );
+    let document: DynamicObject = serde_json::from_value(job(&namespace))?;
+    jobs(&client, &namespace)
+        .create(&PostParams::default(), &document)
+        .await?;
+    let (tell, plans) = watch::channel((0, Instant::now()));
+    let follower = tokio::spawn(follow(Api::namespaced(client.clone(), &namespace), tell));
+    let mut bench = Bench {
+        client,
+        namespace,
+        plans,
+        metrics,
+        processes,
+    };
+    bench.settled().await?;
+    let before = audited.requests();
+    let all = measured(&mut bench, rounds).await?;
+    bench.settled().await?;
+    let requests = audited.requests() - before;
+    follower.abort();
+    operator.abort();
+    kubelet.abort();
+    report(&all, requests);
+    drop(nodes);
+    Ok(())
+}
+
+async fn measured(bench: &mut Bench, rounds: u32) -> Result<Measured> {
+    let mut all: Measured = BTreeMap::new();
+    for _ in 0..rounds {
+        for kind in KINDS {
+            let (plan, step) = bench.signal(kind).await.context(kind)?;
+            println!("{kind}: plan after {plan:.0} ms, step after {step:.0} ms");
+            let (plans, steps) = all.entry(kind).or_default();
+            plans.push(plan);
+            steps.push(step);
+        }
+    }
+    Ok(all)
+}
+
+fn report(all: &Measured, requests: usize) {
+    let mut every = (vec![], vec![]);
+    for (kind, (plans, steps)) in all {
+        for (what, values) in [("plan", plans), ("step", steps)] {
+            println!(
+                "RESULT operator.{kind}_to_{what}_p50_ms {:.0}",
+                quantile(values, 0.5)
+            );
+            println!(
+                "RESULT operator.{kind}_to_{what}_p99_ms {:.0}",
+                quantile(values, 0.99)
+            );
+        }
+        every.0.extend(plans);
+        every.1.extend(steps);
+    }
+    println!("RESULT operator.signals {}", every.0.len());
+    #[expect(clippy::cast_precision_loss, reason = "counts")]
+    let each = requests as f64 / every.0.len() as f64;
+    println!("RESULT operator.requests_per_preemption {each:.1}");
+    println!(
+        "RESULT operator.signal_to_plan_p50_ms {:.0}",
+        quantile(&every.0, 0.5)
+    );
+    println!(
+        "RESULT operator.signal_to_plan_p99_ms {:.0}",
+        quantile(&every.0, 0.99)
+    );
+    println!(
+        "RESULT operator.signal_to_step_p50_ms {:.0}",
+        quantile(&every.1, 0.5)
+    );
+    println!(
+        "RESULT operator.signal_to_step_p99_ms {:.0}",
+        quantile(&every.1, 0.99)
+    );
+}

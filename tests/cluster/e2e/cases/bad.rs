@@ -1,0 +1,172 @@
+//! Jobs that cannot run as they are: each says what to do, and the others do not notice.
+
+use super::Scene;
+use crate::job::spec;
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt;
+use kube::api::{DynamicObject, PostParams};
+use serde_json::{Value, json};
+use varuna_cluster_tests::{eventually, jobs};
+
+/// What is wrong with the job, the condition and its reason, and words that it says.
+type Bad = (&'static str, &'static str, &'static str, &'static str);
+
+const BAD: [Bad; 5] = [
+    ("image", "Degraded", "PodsCannotStart", "localhost/none:1"),
+    (
+        "secret",
+        "Degraded",
+        "PodsCannotStart",
+        "secret \"nowhere\" not found",
+    ),
+    (
+        "selector",
+        "Degraded",
+        "PodsCannotBeScheduled",
+        "affinity/selector",
+    ),
+    (
+        "gpus",
+        "Degraded",
+        "PodsCannotBeScheduled",
+        "Insufficient nvidia.com/gpu",
+    ),
+    ("bucket", "CheckpointStale", "StoreFails", "no-such-bucket"),
+];
+
+impl Scene<'_> {
+    fn bad(&self, what: &str) -> Value {
+        let mut document = spec(what);
+        document["spec"]["pipeline"] = json!({});
+        document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+        let worker = |fields: Value| json!({ "spec": { "containers": [fields] } });
+        let (path, value) = match what {
+            "image" => ("image", json!("localhost/none:1")),
+            "secret" => (
+                "template",
+                worker(json!({ "name": "worker", "envFrom": [{ "secretRef": { "name": "nowhere" } }] })),
+            ),
+            "selector" => (
+                "template",
+                json!({ "spec": { "nodeSelector": { "no": "where" } } }),
+            ),
+            "gpus" => (
+                "template",
+                worker(json!({ "name": "worker", "resources": { "limits": { "nvidia.com/gpu": "100" } } })),
+            ),
+            _ => {
+                document = self.world.with_checkpoints(document, "bad");
+                document["spec"]["checkpoint"]["uri"] = "s3://no-such-bucket/x".into();
+                return document;
+            }
+        };
+        document["spec"]["workers"][path] = value;
+        document
+    }
+
+    pub(super) async fn bad_input(&mut self) -> Result<()> {
+        let (client, namespace) = (self.job.client.clone(), self.job.namespace.clone());
+        let api = jobs(&client, &namespace);
+        for (what, ..) in BAD {
+            let document: DynamicObject = serde_json::from_value(self.bad(what))?;
+            api.create(&PostParams::default(), &document).await?;
+        }
+        let (names, other) = (self.names().await?, self.second_on_one_place().await?);
+        let looks = self.looks().await?;
+        for (what, kind, reason, words) in BAD {
+            eventually(&format!("job {what} says what is wrong"), || async {
+                let status = api.get(what).await?.data["status"].clone();
+                let all = status["conditions"].as_array().cloned().unwrap_or_default();
+                let found = all
+                    .into_iter()
+                    .find(|c| c["type"] == kind)
+                    .context("the condition")?;
+                let message = found["message"].as_str().unwrap_or("");
+                ensure!(
+                    found["status"] == "True" && found["reason"] == reason && message.contains(words),
+                    "{status}"
+                );
+                Ok(())
+            })
+            .await?;
+        }
+        self.refused(&other).await?;
+        self.job.trains(4).await?;
+        let now = self.names().await?;
+        ensure!(now == names, "the job's pods were {names:?} and are {now:?}");
+        let looks = self.looks().await? - looks;
+        println!("  {looks} looks at seven jobs until all had said what is wrong");
+        ensure!(looks < 1000.0, "a hot loop: {looks} looks");
+        for (what, ..) in BAD {
+            self.kubectl(&["-n", &namespace, "delete", "vj", what])?;
+        }
+        self.kubectl(&["delete", "namespace", &other, "--wait=false"])?;
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
+    /// A copy of the job in another namespace, with the same place of checkpoints: under another name it would have a folder of
+    /// its own there. Returns the namespace.
+    async fn second_on_one_place(&self) -> Result<String> {
+        self.job
+            .until("a checkpoint", |l| {
+                l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
+            })
+            .await?;
+        let first = jobs(&self.job.client, &self.job.namespace).get("j").await?;
+        let other = self.world.cluster.namespace("e2e-bad-input-copy")?;
+        let mut document = self.world.with_checkpoints(spec("j"), "copy");
+        document["spec"]["checkpoint"] = first.data["spec"]["checkpoint"].clone();
+        document["spec"]["pipeline"] = json!({});
+        document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+        let document: DynamicObject = serde_json::from_value(document)?;
+        jobs(&self.job.client, &other)
+            .create(&PostParams::default(), &document)
+            .await?;
+        Ok(other)
+    }
+
+    /// The copy is refused, names the job that has the place, has not trained at all, and gives its pods back.
+    async fn refused(&self, other: &str) -> Result<()> {
+        let api = jobs(&self.job.client, other);
+        let owner = format!("{}/j", self.job.namespace);
+        let status = eventually("the copy is refused", || async {
+            let status = api.get("j").await?.data["status"].clone();
+            let all = status["conditions"].as_array().cloned().unwrap_or_default();
+            let accepted = all.iter().find(|c| c["type"] == "Accepted").context("Accepted")?;
+            let message = accepted["message"].as_str().unwrap_or("");
+            ensure!(
+                accepted["status"] == "False"
+                    && accepted["reason"] == "CheckpointsTaken"
+                    && message.contains(&owner),
+                "{status}"
+            );
+            Ok(status)
+        })
+        .await?;
+        let events = self.kubectl(&["-n", other, "get", "events"])?;
+        ensure!(
+            status["plan"].is_null()
+                && status["step"].as_i64().unwrap_or(0) == 0
+                && !events.contains("Planned"),
+            "the copy has trained: {status}\n{events}"
+        );
+        eventually("the copy has no pods", || async {
+            let pods = self.kubectl(&["-n", other, "get", "pods", "-o", "name"])?;
+            ensure!(!pods.contains("pod/"), "{pods}");
+            Ok(())
+        })
+        .await
+    }
+
+    async fn names(&self) -> Result<Vec<String>> {
+        Ok(self.job.pods().await?.iter().map(ResourceExt::name_any).collect())
+    }
+
+    /// Looks at jobs so far.
+    async fn looks(&self) -> Result<f64> {
+        self.job
+            .metric("varuna_reconcile_duration_seconds_count", &[])
+            .await
+    }
+}

@@ -1,0 +1,224 @@
+//! What happens to the job as a whole, and to who looks after it.
+
+use super::{Scene, process_of};
+use crate::job::Look;
+use crate::world::OPERATOR;
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use varuna_cluster_tests::{eventually, jobs};
+
+impl Scene<'_> {
+    pub(super) async fn leader_killed(&mut self) -> Result<()> {
+        let (before, leader) = (self.job.now()?, self.world.leader()?);
+        let pod = self.first_pod().await?;
+        let namespace = self.job.namespace.clone();
+        self.kubectl(&[
+            "-n",
+            &namespace,
+            "delete",
+            "pod",
+            &pod,
+            "--grace-period=0",
+            "--force",
+            "--wait=false",
+        ])?;
+        self.kubectl(&[
+            "-n",
+            OPERATOR,
+            "delete",
+            "pod",
+            &leader,
+            "--grace-period=0",
+            "--force",
+            "--wait=false",
+        ])?;
+        eventually("another operator leads", || async {
+            let now = self.world.leader()?;
+            ensure!(now != leader, "{now} leads");
+            Ok(())
+        })
+        .await?;
+        let taken = self
+            .job
+            .until("the new leader knows the job", |l| l.step() > before.step())
+            .await?;
+        println!(
+            "  the next step was seen after {:.1} s",
+            (taken.at - before.at).as_secs_f64()
+        );
+        self.job.trains(4).await?;
+        // The first leader has said so as well, of the first term.
+        self.job
+            .event("Run", "took over as the run's coordinator, term 2")
+            .await
+    }
+
+    pub(super) async fn api_down(&mut self) -> Result<()> {
+        let before = self.job.now()?;
+        let server = self
+            .world
+            .cluster
+            .component("kube-apiserver")
+            .context("the API server's process")?;
+        let names: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
+        let processes: Vec<Pid> = self
+            .job
+            .pods()
+            .await?
+            .iter()
+            .filter_map(|p| process_of(p).ok())
+            .collect();
+        ensure!(processes.len() == 4, "{} workers", processes.len());
+        kill(server, Signal::SIGSTOP)?;
+        // The case is the outage's length.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        kill(server, Signal::SIGCONT)?;
+        let resumed = Instant::now();
+        // What the old leader wrote just before is not what the new one knows.
+        self.job
+            .event("Run", "took over as the run's coordinator, term 2")
+            .await?;
+        let back = self
+            .job
+            .until("the status follows again", |l| {
+                l.at > resumed && l.phase() == "Training" && l.members() == 4
+            })
+            .await?;
+        let trained = back.step() - before.step();
+        println!("  {trained} steps were trained while the API server was down");
+        ensure!(trained > 30, "only {trained} steps in 60 s");
+        for process in processes {
+            kill(process, None).context("a worker ended while the API server was down")?;
+        }
+        self.job.trains(4).await?;
+        let now: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
+        ensure!(now == names, "pods were replaced: {names:?} then {now:?}");
+        Ok(())
+    }
+
+    async fn set_suspend(&self, suspend: bool) -> Result<()> {
+        let patch: Value = json!({ "spec": { "suspend": suspend } });
+        jobs(&self.job.client, &self.job.namespace)
+            .patch("j", &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        Ok(())
+    }
+
+    /// Waits for the first checkpoint.
+    async fn saved(&self) -> Result<Look> {
+        self.job
+            .until("a checkpoint", |l| {
+                l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
+            })
+            .await
+    }
+
+    pub(super) async fn suspend(&mut self) -> Result<()> {
+        self.saved().await?;
+        let asked = self.job.now()?.step();
+        self.set_suspend(true).await?;
+        let rests = self
+            .job
+            .until("the job rests", |l| l.phase() == "Suspended")
+            .await?;
+        eventually("all pods are gone", || async {
+            ensure!(self.job.pods().await?.is_empty(), "pods");
+            Ok(())
+        })
+        .await?;
+        let newest = rests.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0);
+        ensure!(
+            newest >= asked,
+            "suspended at step {asked} with a checkpoint of step {newest}"
+        );
+        self.set_suspend(false).await?;
+        self.job.trains(4).await?;
+        let lost = self.job.now()?.status["stepsLost"].as_i64().unwrap_or(0);
+        println!(
+            "  suspended at step {asked}, resumed from the checkpoint of step {newest}; {lost} steps are trained again"
+        );
+        ensure!(lost <= rests.step() - newest, "{lost} steps are trained again");
+        Ok(())
+    }
+
+    pub(super) async fn all_gone(&mut self) -> Result<()> {
+        let before = self.saved().await?;
+        let newest = before.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0);
+        for pod in self.job.pods().await? {
+            kill(process_of(&pod)?, Signal::SIGKILL)?;
+        }
+        let back = self
+            .job
+            .until("training goes on from the checkpoint", |l| {
+                l.generation() > before.generation() && l.phase() == "Training" && l.step() > newest + 5
+            })
+            .await?;
+        ensure!(back.step() > newest, "{} after {newest}", back.step());
+        let lost = back.status["stepsLost"].as_i64().unwrap_or(0);
+        ensure!(
+            lost <= before.step() - newest + 200,
+            "{lost} steps were lost; the newest checkpoint was of {newest}"
+        );
+        println!("  resumed from the bucket; {lost} steps are trained again");
+        self.job.trains(4).await?;
+        self.told(&before).await
+    }
+
+    pub(super) async fn store_down(&mut self) -> Result<()> {
+        let before = self.saved().await?;
+        self.world.bucket.as_ref().context("a bucket")?.pause(true);
+        let result = async {
+            self.job
+                .until("the job says so", |l| {
+                    let conditions = l.status["conditions"].as_array().cloned().unwrap_or_default();
+                    conditions
+                        .iter()
+                        .any(|c| c["type"] == "CheckpointStale" && c["status"] == "True")
+                })
+                .await?;
+            self.job
+                .until("training goes on", |l| l.step() > before.step() + 60)
+                .await
+        }
+        .await;
+        self.world.bucket.as_ref().context("a bucket")?.pause(false);
+        let during = result?;
+        self.job
+            .until("a newer checkpoint", |l| {
+                l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > during.step()
+            })
+            .await?;
+        Ok(())
+    }
+
+    pub(super) async fn job_deleted(&mut self) -> Result<()> {
+        let namespace = self.job.namespace.clone();
+        self.kubectl(&["-n", &namespace, "delete", "vj", "j"])?;
+        eventually("nothing is left of the job", || async {
+            let kinds = "pods,secrets,services,configmaps,endpointslices";
+            let left = self.kubectl(&[
+                "-n",
+                &namespace,
+                "get",
+                kinds,
+                "-l",
+                "varuna.dev/job=j",
+                "-o",
+                "name",
+            ])?;
+            ensure!(left.trim().is_empty() || left.contains("No resources"), "{left}");
+            let text = crate::job::scrape(&self.job.client, OPERATOR).await?;
+            ensure!(
+                !text.contains(&format!("namespace=\"{namespace}\"")),
+                "its metrics stay"
+            );
+            Ok(())
+        })
+        .await
+    }
+}

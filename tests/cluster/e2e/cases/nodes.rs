@@ -1,0 +1,238 @@
+//! Nodes that go, with all that runs on them, and come back.
+
+use super::{Scene, node_of, process_of};
+use crate::job::Look;
+use crate::world::NODES;
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt as _;
+use nix::sys::signal::kill;
+use varuna_cluster_tests::eventually;
+
+impl Scene<'_> {
+    /// The node with most of the job's pods.
+    async fn busiest(&self) -> Result<String> {
+        let pods = self.job.pods().await?;
+        let on = |node: &str| pods.iter().filter(|p| node_of(p) == node).count();
+        let names: Vec<String> = NODES[1..].iter().map(|n| format!("t{n}")).collect();
+        let most = names.into_iter().max_by_key(|n| on(n)).context("nodes")?;
+        ensure!(on(&most) > 0, "no pods");
+        Ok(most)
+    }
+
+    async fn empty(&self, node: &str) -> Result<()> {
+        eventually(&format!("no pod on {node}"), || async {
+            let pods = self.job.pods().await?;
+            ensure!(
+                pods.len() == 4 && pods.iter().all(|p| node_of(p) != node),
+                "{} pods",
+                pods.len()
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn spot_taint(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        self.kubectl(&[
+            "taint",
+            "node",
+            &node,
+            "aws-node-termination-handler/spot-itn=x:NoSchedule",
+        ])?;
+        let result = async {
+            self.empty(&node).await?;
+            self.job.trains(4).await?;
+            self.job.event("WorkerNoticed", &node).await?;
+            self.told(&before).await
+        }
+        .await;
+        self.kubectl(&["taint", "node", &node, "aws-node-termination-handler/spot-itn-"])?;
+        result
+    }
+
+    pub(super) async fn drain(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        self.kubectl(&[
+            "drain",
+            &node,
+            "--force",
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            "--timeout=60s",
+        ])?;
+        let result = async {
+            self.empty(&node).await?;
+            self.job.trains(4).await?;
+            self.told(&before).await
+        }
+        .await;
+        self.kubectl(&["uncordon", &node])?;
+        result
+    }
+
+    pub(super) async fn node_cut(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let number: u8 = node.trim_start_matches('t').parse()?;
+        self.network(number, false)?;
+        let result = async {
+            let next = self
+                .job
+                .until("the next step without the node", |l| {
+                    l.generation() > before.generation() && l.step() > before.step()
+                })
+                .await?;
+            println!(
+                "  next plan and step seen after {:.1} s",
+                (next.at - before.at).as_secs_f64()
+            );
+            self.job.event("WorkerLost", &node).await?;
+            self.job.trains(4).await
+        }
+        .await;
+        self.network(number, true)?;
+        result?;
+        // What ran there knows nothing of what has happened meanwhile: it must not do any harm.
+        let gpus = 4;
+        self.world.gpus(number, gpus).await?;
+        self.job.trains(4).await?;
+        self.told(&before).await
+    }
+
+    fn network(&self, number: u8, on: bool) -> Result<()> {
+        self.world.nodes.as_ref().context("nodes")?.network(number, on)
+    }
+
+    async fn not_ready(&self, node: &str) -> Result<()> {
+        eventually("the node is not ready", || async {
+            let arguments = [
+                "get",
+                "node",
+                node,
+                "-o",
+                "jsonpath={.status.conditions[?(@.type=='Ready')].status}",
+            ];
+            let ready = self.kubectl(&arguments)?;
+            ensure!(ready.trim() != "True", "{ready}");
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn kubelet_killed(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let number: u8 = node.trim_start_matches('t').parse()?;
+        self.world.nodes.as_mut().context("nodes")?.kill_kubelet(number);
+        let result = async {
+            self.not_ready(&node).await?;
+            // Its workers train on: they answer, whatever their kubelet does.
+            let there = self.job.now()?;
+            self.job
+                .until("training goes on without the kubelet", |l| {
+                    l.step() > there.step() + 10
+                })
+                .await
+        }
+        .await;
+        self.world
+            .nodes
+            .as_mut()
+            .context("nodes")?
+            .start_kubelet(number)?;
+        self.world.gpus(number, 4).await?;
+        result?;
+        self.job.trains(4).await?;
+        ensure!(self.job.now()?.step() > before.step(), "no progress");
+        Ok(())
+    }
+
+    pub(super) async fn containerd_killed(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let number: u8 = node.trim_start_matches('t').parse()?;
+        self.world.nodes.as_mut().context("nodes")?.kill_runtime(number);
+        let result = self.nobody_notices(&before).await;
+        self.containerd_back(number).await?;
+        result?;
+        self.replaced_on(&node).await?;
+
+        // For so long that the kubelet says so: then Kubernetes takes the pods away, and their workers train on until they are replaced.
+        let before = self.job.now()?;
+        self.world.nodes.as_mut().context("nodes")?.kill_runtime(number);
+        let result = async {
+            self.not_ready(&node).await?;
+            let there = self.job.now()?;
+            self.job
+                .until("training goes on beside a node that is not ready", |l| {
+                    l.step() > there.step() + 10
+                })
+                .await
+        }
+        .await;
+        self.containerd_back(number).await?;
+        result?;
+        self.job.trains(4).await?;
+        ensure!(self.job.now()?.step() > before.step(), "no progress");
+        Ok(())
+    }
+
+    async fn containerd_back(&mut self, number: u8) -> Result<()> {
+        self.world
+            .nodes
+            .as_mut()
+            .context("nodes")?
+            .start_runtime(number)?;
+        self.world.gpus(number, 4).await
+    }
+
+    /// Containers are not containerd's children: the same processes train on.
+    async fn nobody_notices(&self, before: &Look) -> Result<()> {
+        let pods = self.job.pods().await?;
+        let workers = pods.iter().map(process_of).collect::<Result<Vec<_>>>()?;
+        let on = self
+            .job
+            .until("training goes on without containerd", |l| {
+                l.step() > before.step() + 10
+            })
+            .await?;
+        ensure!(on.members() == 4, "{} workers train", on.members());
+        for worker in workers {
+            kill(worker, None).context("a worker has ended with its node's containerd")?;
+        }
+        Ok(())
+    }
+
+    /// The containerd that has started again ends containers of its predecessor and starts others: a worker that is deleted on the
+    /// node goes, and its replacement finds no other place.
+    async fn replaced_on(&self, node: &str) -> Result<()> {
+        let before = self.job.now()?;
+        let pods = self.job.pods().await?;
+        let there = pods.iter().find(|p| node_of(p) == node).context("a pod there")?;
+        let (name, process) = (there.name_any(), process_of(there)?);
+        let others = NODES[1..].iter().map(|n| format!("t{n}"));
+        let others: Vec<String> = others.filter(|n| n != node).collect();
+        for other in &others {
+            self.kubectl(&["cordon", other])?;
+        }
+        let result = async {
+            let namespace = self.job.namespace.as_str();
+            self.kubectl(&["-n", namespace, "delete", "pod", &name, "--timeout=60s"])?;
+            ensure!(
+                kill(process, None).is_err(),
+                "the worker of {name} is still there"
+            );
+            self.replaced(&before, &name).await?;
+            let now = self.job.pods().await?;
+            let new = now
+                .iter()
+                .find(|p| pods.iter().all(|old| old.name_any() != p.name_any()));
+            let new = new.context("a pod in its place")?;
+            ensure!(node_of(new) == node, "{} is on {}", new.name_any(), node_of(new));
+            Ok(())
+        }
+        .await;
+        for other in &others {
+            self.kubectl(&["uncordon", other])?;
+        }
+        result
+    }
+}

@@ -1,0 +1,313 @@
+//! A job in the cluster, watched from its first moment to its last.
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use varuna_cluster_tests::{eventually, jobs};
+
+/// The job's status is looked at so often.
+const LOOK: Duration = Duration::from_millis(150);
+
+/// The job of the tests: small, with real text, and long enough to be disturbed.
+pub(crate) fn spec(name: &str) -> Value {
+    json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": name },
+        "spec": {
+            "model": { "layers": 4, "hiddenSize": 64, "heads": 4, "sequenceLength": 64, "vocabularySize": 320 },
+            "data": { "path": "/data/kjv", "validationFraction": 0.05 },
+            "training": {
+                "globalBatchSize": 32, "steps": 1_000_000, "seed": 1,
+                "optimizer": { "learningRate": 0.001, "warmupSteps": 20, "decaySteps": 5000 },
+            },
+            // Two stages at least, so that a worker that goes takes a part of the model with it.
+            "pipeline": { "minDepth": 2 },
+            "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
+            "workers": { "threads": 1 },
+        },
+    })
+}
+
+/// One look at the job.
+#[derive(Clone, Debug)]
+pub(crate) struct Look {
+    /// When.
+    pub(crate) at: Instant,
+    /// Its status.
+    pub(crate) status: Value,
+}
+
+impl Look {
+    fn number(&self, pointer: &str) -> i64 {
+        self.status.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
+    }
+
+    /// Steps committed.
+    pub(crate) fn step(&self) -> i64 {
+        self.number("/step")
+    }
+
+    /// Number of the plan.
+    pub(crate) fn generation(&self) -> i64 {
+        self.number("/plan/generation")
+    }
+
+    /// Workers in the plan.
+    pub(crate) fn members(&self) -> i64 {
+        self.number("/plan/workers")
+    }
+
+    /// What the job is doing.
+    pub(crate) fn phase(&self) -> &str {
+        self.status["phase"].as_str().unwrap_or("")
+    }
+}
+
+/// What was seen of a job.
+#[derive(Default)]
+struct Seen {
+    looks: Vec<Look>,
+    /// Step and loss, as scraped from the leader.
+    losses: Vec<(u64, f64)>,
+}
+
+/// A job that is being watched.
+pub(crate) struct Job {
+    /// Its namespace, which is its own.
+    pub(crate) namespace: String,
+    /// A client with all rights.
+    pub(crate) client: Client,
+    operator: String,
+    seen: Arc<Mutex<Seen>>,
+    watch: JoinHandle<()>,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+impl Job {
+    /// Creates the job `j` in a namespace and watches it. `operator` is the operator's namespace.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(crate) async fn create(
+        client: &Client,
+        namespace: &str,
+        operator: &str,
+        document: Value,
+    ) -> Result<Job> {
+        let document: DynamicObject = serde_json::from_value(document)?;
+        jobs(client, namespace)
+            .create(&PostParams::default(), &document)
+            .await?;
+        let seen: Arc<Mutex<Seen>> = Arc::default();
+        let watch = tokio::spawn(look(
+            client.clone(),
+            namespace.to_owned(),
+            operator.to_owned(),
+            Arc::clone(&seen),
+        ));
+        Ok(Job {
+            namespace: namespace.to_owned(),
+            client: client.clone(),
+            operator: operator.to_owned(),
+            seen,
+            watch,
+        })
+    }
+
+    /// The newest look.
+    ///
+    /// # Errors
+    /// There was none.
+    pub(crate) fn now(&self) -> Result<Look> {
+        let seen = self
+            .seen
+            .lock()
+            .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
+        seen.looks.last().cloned().context("the job has not been seen")
+    }
+
+    /// Waits for a look that is as wanted.
+    ///
+    /// # Errors
+    /// It does not come; with the last look.
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Look) -> bool) -> Result<Look> {
+        eventually(what, || async {
+            let now = self.now()?;
+            ensure!(wanted(&now), "{}", now.status);
+            Ok(now)
+        })
+        .await
+    }
+
+    /// Waits until so many workers train, and some steps beyond the present one are committed.
+    ///
+    /// # Errors
+    /// They do not.
+    pub(crate) async fn trains(&self, members: i64) -> Result<Look> {
+        let from = self.now().map_or(0, |n| n.step());
+        let what = format!("{members} workers train beyond step {from}");
+        self.until(&what, |l| {
+            l.phase() == "Training" && l.members() == members && l.step() > from + 3
+        })
+        .await
+    }
+
+    /// Steps never went down, and none was lost.
+    ///
+    /// # Errors
+    /// They did: with the looks on both sides.
+    pub(crate) fn never_fell(&self) -> Result<()> {
+        let seen = self
+            .seen
+            .lock()
+            .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
+        ensure!(seen.looks.len() > 5, "only {} looks", seen.looks.len());
+        for pair in seen.looks.windows(2) {
+            let (before, after) = (&pair[0], &pair[1]);
+            ensure!(
+                before.step() <= after.step(),
+                "{} then {}",
+                before.status,
+                after.status
+            );
+        }
+        let lost = seen.looks.last().map_or(0, |l| l.number("/stepsLost"));
+        ensure!(lost == 0, "{lost} steps were lost");
+        Ok(())
+    }
+
+    /// Steps and losses that were scraped.
+    pub(crate) fn losses(&self) -> Vec<(u64, f64)> {
+        self.seen.lock().map(|s| s.losses.clone()).unwrap_or_default()
+    }
+
+    /// Pods that are not being deleted and have not ended, by name.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut pods = pods
+            .list(&ListParams::default().labels("varuna.dev/job=j"))
+            .await?
+            .items;
+        pods.retain(|p| {
+            let phase = p.status.as_ref().and_then(|s| s.phase.clone());
+            p.metadata.deletion_timestamp.is_none()
+                && !matches!(phase.as_deref(), Some("Failed" | "Succeeded"))
+        });
+        pods.sort_by_key(ResourceExt::name_any);
+        Ok(pods)
+    }
+
+    /// Waits for an Event of this reason whose note contains a text.
+    ///
+    /// # Errors
+    /// There is none: with all that there are.
+    pub(crate) async fn event(&self, reason: &str, text: &str) -> Result<()> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
+        eventually(&format!("an Event {reason} with {text:?}"), || async {
+            let all = events.list(&ListParams::default()).await?;
+            let said = |e: &Event| {
+                format!(
+                    "{}: {}",
+                    e.reason.clone().unwrap_or_default(),
+                    e.note.clone().unwrap_or_default()
+                )
+            };
+            let found = all
+                .iter()
+                .any(|e| e.reason.as_deref() == Some(reason) && said(e).contains(text));
+            ensure!(found, "{:#?}", all.iter().map(said).collect::<Vec<_>>());
+            Ok(())
+        })
+        .await
+    }
+
+    /// A series of the leader's metrics: the sum of all whose name and labels contain these.
+    ///
+    /// # Errors
+    /// Nobody leads, or there is no such series.
+    pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
+        let text = scrape(&self.client, &self.operator).await?;
+        let all = text.lines().filter(|l| {
+            l.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| l.contains(label))
+        });
+        let values: Vec<f64> = all.filter_map(|l| l.rsplit(' ').next()?.parse().ok()).collect();
+        ensure!(!values.is_empty(), "no {name} with {labels:?}");
+        Ok(values.iter().sum())
+    }
+}
+
+/// The metrics of the operator that leads.
+///
+/// # Errors
+/// Nobody leads.
+pub(crate) async fn scrape(client: &Client, operator: &str) -> Result<String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), operator);
+    for pod in pods.list(&ListParams::default()).await? {
+        let path = format!(
+            "/api/v1/namespaces/{operator}/pods/{}:8081/proxy/metrics",
+            pod.name_any()
+        );
+        let request = http::Request::get(path).body(vec![])?;
+        // One that does not answer does not lead.
+        if let Ok(Ok(text)) = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await
+            && text.lines().any(|l| l == "varuna_operator_leader 1")
+        {
+            return Ok(text);
+        }
+    }
+    anyhow::bail!("no operator leads")
+}
+
+async fn look(client: Client, namespace: String, operator: String, seen: Arc<Mutex<Seen>>) {
+    let jobs = jobs(&client, &namespace);
+    let mut ticks = 0_u32;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        ticks += 1;
+        let answer = tokio::time::timeout(Duration::from_secs(5), jobs.get("j")).await;
+        if let (Ok(Ok(job)), Ok(mut seen)) = (answer, seen.lock()) {
+            let look = Look {
+                at: Instant::now(),
+                status: job.data["status"].clone(),
+            };
+            seen.looks.push(look);
+        }
+        if ticks.is_multiple_of(4)
+            && let Ok(text) = scrape(&client, &operator).await
+            && let Some(pair) = pair(&text, &namespace)
+            && let Ok(mut seen) = seen.lock()
+            && seen.losses.last() != Some(&pair)
+        {
+            seen.losses.push(pair);
+        }
+    }
+}
+
+/// The job's step and its loss.
+fn pair(metrics: &str, namespace: &str) -> Option<(u64, f64)> {
+    let value = |name: &str| {
+        let head = format!("{name}{{namespace=\"{namespace}\",job_name=\"j\"}} ");
+        metrics
+            .lines()
+            .find_map(|l| l.strip_prefix(&head)?.parse::<f64>().ok())
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a count of steps"
+    )]
+    Some((value("varuna_job_step")? as u64, value("varuna_job_loss")?))
+}

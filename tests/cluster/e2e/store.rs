@@ -1,0 +1,101 @@
+//! The bucket of the tests: MinIO, a real S3 server, on this machine.
+
+use anyhow::{Context as _, Result, ensure};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use varuna_cluster_tests::root;
+
+/// Name of the bucket.
+pub(crate) const BUCKET: &str = "checkpoints";
+/// Both halves of the key.
+pub(crate) const USER: &str = "varuna-test";
+/// See [`USER`].
+pub(crate) const PASSWORD: &str = "varuna-test-secret";
+
+/// The server; ends with this.
+pub(crate) struct Bucket {
+    process: Child,
+    /// Where it is reached.
+    pub(crate) endpoint: String,
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The program, where it has been built.
+pub(crate) fn program() -> Option<PathBuf> {
+    ["stores/minio", "kube/minio"]
+        .iter()
+        .map(|p| root().join(".cache").join(p))
+        .find(|p| p.exists())
+}
+
+impl Bucket {
+    /// Starts the server with an empty bucket, at an address that pods reach.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub(crate) fn start(folder: &Path, host: &str) -> Result<Bucket> {
+        let program = program().context("MinIO is missing: run scripts/setup-stores.sh")?;
+        // A folder is a bucket.
+        std::fs::create_dir_all(folder.join(BUCKET))?;
+        let port = std::net::TcpListener::bind((host, 0))?.local_addr()?.port();
+        let log = File::create(folder.with_extension("log"))?;
+        let process = Command::new(program)
+            .args([
+                "server",
+                "--quiet",
+                "--address",
+                &format!("{host}:{port}"),
+                "--console-address",
+                "127.0.0.1:0",
+            ])
+            .arg(folder)
+            .env("MINIO_ROOT_USER", USER)
+            .env("MINIO_ROOT_PASSWORD", PASSWORD)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let bucket = Bucket {
+            process,
+            endpoint: format!("http://{host}:{port}"),
+        };
+        let began = Instant::now();
+        while std::net::TcpStream::connect((host, port)).is_err() {
+            ensure!(
+                began.elapsed() < Duration::from_secs(30),
+                "MinIO does not listen: see {}",
+                folder.display()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(bucket)
+    }
+
+    /// Stops answering, as a store that is down or unreachable, or answers again.
+    pub(crate) fn pause(&self, paused: bool) {
+        use nix::sys::signal::{Signal, kill};
+        let signal = if paused { Signal::SIGSTOP } else { Signal::SIGCONT };
+        if let Ok(id) = i32::try_from(self.process.id()) {
+            let _ = kill(nix::unistd::Pid::from_raw(id), signal);
+        }
+    }
+
+    /// Environment for whoever uses it.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("AWS_ACCESS_KEY_ID", USER.into()),
+            ("AWS_SECRET_ACCESS_KEY", PASSWORD.into()),
+            ("AWS_ENDPOINT", self.endpoint.clone()),
+            ("AWS_REGION", "us-east-1".into()),
+            ("AWS_ALLOW_HTTP", "true".into()),
+        ]
+    }
+}

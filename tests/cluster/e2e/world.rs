@@ -1,0 +1,331 @@
+//! The cluster of the tests with the operator in it, installed as users do.
+
+use crate::job::Job;
+use crate::store::{self, Bucket};
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use varuna_cluster_tests::nodes::{BRIDGE, Nodes};
+use varuna_cluster_tests::{Cluster, eventually, root};
+
+/// Where the operator is installed.
+pub(crate) const OPERATOR: &str = "varuna";
+/// The nodes: the first holds the operator, the others the workers.
+pub(crate) const NODES: [u8; 3] = [2, 3, 4];
+/// GPUs of the nodes.
+const GPUS: [u8; 3] = [0, 4, 4];
+
+/// What a case needs beside a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    /// A cluster of our own, whose parts can be broken.
+    OwnCluster,
+    /// A bucket.
+    Bucket,
+}
+
+/// Everything that cases share.
+pub(crate) struct World {
+    /// Before the cluster: nodes end first.
+    pub(crate) nodes: Option<Nodes>,
+    /// The bucket, where there is one.
+    pub(crate) bucket: Option<Bucket>,
+    /// The cluster.
+    pub(crate) cluster: Cluster,
+    /// A client with all rights.
+    pub(crate) client: Client,
+    worker_image: String,
+    cases: u32,
+    /// What the world looked like when a case first failed.
+    pub(crate) first_failure: Option<String>,
+}
+
+fn tag() -> Result<String> {
+    let text = std::fs::read_to_string(root().join("Cargo.toml"))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("version = "));
+    Ok(line
+        .context("a version in Cargo.toml")?
+        .trim_matches('"')
+        .to_owned())
+}
+
+fn images() -> Result<Vec<PathBuf>> {
+    let names = ["pause", "varuna-operator", "varuna-worker-text"];
+    let paths: Vec<_> = names
+        .iter()
+        .map(|n| root().join(format!(".cache/images/{n}.tar")))
+        .collect();
+    for path in &paths {
+        ensure!(
+            path.exists(),
+            "{} is missing: run images/build.sh --text",
+            path.display()
+        );
+    }
+    Ok(paths)
+}
+
+impl World {
+    /// Makes the cluster, or takes the given one, and installs the operator.
+    ///
+    /// # Errors
+    /// Something does not start.
+    pub(crate) async fn start() -> Result<World> {
+        let tag = tag()?;
+        let (cluster, nodes) = match Cluster::given()? {
+            Some(cluster) => (cluster, None),
+            None => own()?,
+        };
+        let bucket = match (&nodes, store::program(), cluster.state()) {
+            (Some(_), Some(_), Some(state)) => Some(Bucket::start(&state.join("bucket"), BRIDGE)?),
+            _ => None,
+        };
+        let client = cluster.client().await?;
+        let world = World {
+            nodes,
+            bucket,
+            cluster,
+            client,
+            worker_image: format!("localhost/varuna-worker-text:{tag}"),
+            cases: 0,
+            first_failure: None,
+        };
+        if world.nodes.is_some() {
+            for (number, gpus) in NODES.into_iter().zip(GPUS) {
+                world.gpus(number, gpus).await?;
+            }
+        }
+        world.install(&tag)?;
+        Ok(world)
+    }
+
+    fn install(&self, tag: &str) -> Result<()> {
+        let chart = root().join("charts/varuna").to_string_lossy().into_owned();
+        let mut set = vec![
+            format!(
+                "image.repository=localhost/varuna-operator,image.tag={tag},worker.image={}",
+                self.worker_image
+            ),
+            "logLevel=info\\,varuna_operator=debug".to_owned(),
+        ];
+        if self.nodes.is_some() {
+            set.push(format!("nodeSelector.varuna\\.dev/node=t{}", NODES[0]));
+        }
+        for (i, (name, value)) in self.environment().into_iter().enumerate() {
+            set.push(format!("extraEnv[{i}].name={name},extraEnv[{i}].value={value}"));
+        }
+        let mut arguments = vec![
+            "upgrade",
+            "--install",
+            "v",
+            &chart,
+            "-n",
+            OPERATOR,
+            "--create-namespace",
+        ];
+        arguments.extend([
+            "--take-ownership",
+            "--force-conflicts",
+            "--wait",
+            "--timeout",
+            "120s",
+        ]);
+        for value in &set {
+            // AWS_ALLOW_HTTP's value must stay a text.
+            arguments.extend(["--set-string", value.as_str()]);
+        }
+        self.cluster.helm(&arguments).map(|_| ()).map_err(|error| {
+            let all = self.cluster.kubectl(&["-n", OPERATOR, "describe", "pods"], "");
+            error.context(all.unwrap_or_default())
+        })
+    }
+
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        self.bucket.as_ref().map(Bucket::environment).unwrap_or_default()
+    }
+
+    /// Says how many GPUs a node has, as a device plugin would.
+    ///
+    /// # Errors
+    /// The node does not come.
+    pub(crate) async fn gpus(&self, number: u8, gpus: u8) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let name = format!("t{number}");
+        let patch = json!({ "status": { "capacity": { "nvidia.com/gpu": gpus.to_string() } } });
+        eventually(&format!("node {name} with {gpus} GPUs"), || async {
+            let node = nodes.get(&name).await?;
+            let status = node.status.unwrap_or_default();
+            let amount = |m: Option<std::collections::BTreeMap<String, _>>| {
+                m.and_then(|m| {
+                    m.get("nvidia.com/gpu")
+                        .map(|q: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| q.0.clone())
+                })
+            };
+            let want = Some(gpus.to_string());
+            if amount(status.capacity) != want {
+                nodes
+                    .patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
+                    .await?;
+            }
+            let ready = status.conditions.unwrap_or_default();
+            let ready = ready.iter().any(|c| c.type_ == "Ready" && c.status == "True");
+            ensure!(ready && amount(status.allocatable) == want, "not yet");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Why a need is not met; none where it is.
+    pub(crate) fn lacks(&self, need: Need) -> Option<&'static str> {
+        match need {
+            Need::OwnCluster => self.nodes.is_none().then_some("only on a cluster of its own"),
+            Need::Bucket => self
+                .bucket
+                .is_none()
+                .then_some("no bucket: run scripts/setup-stores.sh"),
+        }
+    }
+
+    /// Creates a job in a namespace of its own.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub(crate) async fn job(&mut self, case: &str, document: Value) -> Result<Job> {
+        self.cases += 1;
+        let namespace = self.cluster.namespace(&format!("e2e-{case}-{}", self.cases))?;
+        Job::create(&self.client, &namespace, OPERATOR, document).await
+    }
+
+    /// Gives a job checkpoints in the bucket.
+    pub(crate) fn with_checkpoints(&self, mut document: Value, case: &str) -> Value {
+        document["spec"]["checkpoint"] =
+            json!({ "uri": format!("s3://{}/{case}-{}", store::BUCKET, self.cases), "intervalSteps": 20 });
+        let environment: Vec<Value> = self
+            .environment()
+            .into_iter()
+            .map(|(name, value)| json!({ "name": name, "value": value }))
+            .collect();
+        document["spec"]["workers"]["template"]["spec"]["containers"] =
+            json!([{ "name": "worker", "env": environment }]);
+        document
+    }
+
+    /// The operator's pods that run.
+    ///
+    /// # Errors
+    /// The API server does not answer.
+    pub(crate) async fn operators(&self) -> Result<Vec<Pod>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), OPERATOR);
+        Ok(pods.list(&ListParams::default()).await?.items)
+    }
+
+    /// The name of the pod that leads, by the Lease.
+    ///
+    /// # Errors
+    /// None does.
+    pub(crate) fn leader(&self) -> Result<String> {
+        let arguments = [
+            "-n",
+            OPERATOR,
+            "get",
+            "lease",
+            "v-varuna-operator",
+            "-o",
+            "jsonpath={.spec.holderIdentity}",
+        ];
+        let holder = self.cluster.kubectl(&arguments, "")?;
+        ensure!(!holder.trim().is_empty(), "nobody leads");
+        Ok(holder.trim().to_owned())
+    }
+
+    /// What a failure looks like from outside, in a few lines: where only the end of the output is kept, folders are lost.
+    pub(crate) async fn summary(&self) -> String {
+        let kubectl = |arguments: &[&str]| {
+            self.cluster
+                .kubectl(arguments, "")
+                .unwrap_or_else(|e| format!("{e:#}\n"))
+        };
+        let mut text = kubectl(&["get", "pods", "-A", "-o", "wide", "--no-headers"]);
+        let conditions = "jsonpath={range .items[*]}{.metadata.name}{range .status.conditions[*]} {.type}={.status}{end} \
+                          {.spec.taints[*].key}{\"\\n\"}{end}";
+        text += &kubectl(&["get", "nodes", "-o", conditions]);
+        let warnings = [
+            "get",
+            "events",
+            "-A",
+            "--field-selector=type=Warning",
+            "--sort-by=.metadata.creationTimestamp",
+        ];
+        text += &last(&kubectl(&warnings), 8);
+        for pod in self.operators().await.unwrap_or_default() {
+            let name = pod.name_any();
+            text += &format!("-- {name}\n");
+            text += &last(&kubectl(&["-n", OPERATOR, "logs", "--tail=6", &name]), 6);
+        }
+        text
+    }
+
+    /// What helps to understand a failure: into a folder that is returned.
+    pub(crate) async fn autopsy(&self, case: &str, namespace: &str) -> PathBuf {
+        let folder = root().join("runs/e2e").join(case);
+        let _ = std::fs::create_dir_all(&folder);
+        let write = |name: &str, text: Result<String>| {
+            let text = text.unwrap_or_else(|e| e.to_string());
+            let _ = std::fs::write(folder.join(name), text);
+        };
+        let kubectl = |arguments: &[&str]| self.cluster.kubectl(arguments, "");
+        write("job.yaml", kubectl(&["-n", namespace, "get", "vj", "-o", "yaml"]));
+        write(
+            "events",
+            kubectl(&[
+                "-n",
+                namespace,
+                "get",
+                "events",
+                "--sort-by=.metadata.creationTimestamp",
+            ]),
+        );
+        write("pods", kubectl(&["-n", namespace, "describe", "pods"]));
+        write("nodes", kubectl(&["describe", "nodes"]));
+        for pod in self.operators().await.unwrap_or_default() {
+            let name = pod.name_any();
+            write(&format!("{name}.log"), kubectl(&["-n", OPERATOR, "logs", &name]));
+            write(
+                &format!("{name}.previous.log"),
+                kubectl(&["-n", OPERATOR, "logs", "--previous", &name]),
+            );
+        }
+        let arguments = [
+            "-n",
+            namespace,
+            "logs",
+            "-l",
+            "varuna.dev/job=j",
+            "--prefix",
+            "--tail=200",
+        ];
+        write("workers.log", kubectl(&arguments));
+        folder
+    }
+}
+
+/// The last lines of a text, none of them long.
+fn last(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    let from = all.len().saturating_sub(lines);
+    let short = |line: &&str| line.chars().take(240).chain(['\n']).collect::<String>();
+    all[from..].iter().map(short).collect()
+}
+
+fn own() -> Result<(Cluster, Option<Nodes>)> {
+    let images = images()?;
+    let folder = tempfile::tempdir()?;
+    let mut nodes = Nodes::prepare(&folder.path().join("state"))?;
+    let cluster = Cluster::own(folder, &["--bind", BRIDGE, "--fast-nodes"])?;
+    nodes.start_dns()?;
+    nodes.add(&NODES, &images)?;
+    Ok((cluster, Some(nodes)))
+}

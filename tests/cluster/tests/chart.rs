@@ -1,0 +1,253 @@
+//! The chart, by helm itself and a real API server.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use anyhow::ensure;
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
+use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, operator, root};
+use varuna_operator::metrics::{Cause, Measured, Phase};
+
+fn chart() -> String {
+    root().join("charts/varuna").to_string_lossy().into_owned()
+}
+
+/// Everything that can be turned on.
+const ALL: &[&str] = &[
+    "--set",
+    "priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/},extraEnv[0].name=A,extraEnv[0].value=b",
+];
+
+#[test]
+fn the_chart_is_without_fault_and_refuses_values_that_it_does_not_know() {
+    cluster().helm(&["lint", "--strict", &chart()]).unwrap();
+    for (value, want) in [
+        ("nonsense=1", "nonsense"),
+        ("replicas=two", "replicas"),
+        ("worker.gpus=1", "gpus"),
+    ] {
+        let said = cluster().helm(&["template", "v", &chart(), "--set", value]);
+        let said = said.expect_err(value).to_string();
+        assert!(said.contains(want), "{value}: {said}");
+    }
+}
+
+#[test]
+fn what_the_chart_renders_is_taken_by_the_api_server_without_a_warning() {
+    let namespace = cluster().namespace("rendered").unwrap();
+    for mode in ["namespaced=false", "namespaced=true"] {
+        let chart = chart();
+        let arguments = [&["template", "v", &chart, "-n", &namespace, "--set", mode], ALL].concat();
+        let rendered = cluster().helm(&arguments).unwrap();
+        for kind in [
+            "Deployment",
+            "PodDisruptionBudget",
+            "NetworkPolicy",
+            "PriorityClass",
+            "CustomResourceDefinition",
+        ] {
+            assert!(rendered.contains(&format!("kind: {kind}\n")), "{mode}: no {kind}");
+        }
+        assert_eq!(
+            rendered.contains("kind: Role\n  name: v-varuna-jobs"),
+            mode == "namespaced=true"
+        );
+        let apply = [
+            "-n",
+            &namespace,
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--dry-run=server",
+            "-f",
+            "-",
+        ];
+        let said = cluster().kubectl(&apply, &rendered).unwrap();
+        assert!(!said.to_lowercase().contains("warning"), "{said}");
+    }
+}
+
+#[test]
+fn the_operators_pod_keeps_to_the_restricted_pod_security_standard() {
+    let namespace = cluster().namespace("restricted").unwrap();
+    let label = "pod-security.kubernetes.io/enforce=restricted";
+    cluster()
+        .kubectl(&["label", "namespace", &namespace, label], "")
+        .unwrap();
+    let rendered = cluster()
+        .helm(&[
+            "template",
+            "v",
+            &chart(),
+            "--show-only",
+            "templates/deployment.yaml",
+        ])
+        .unwrap();
+    // A namespace's standard holds for pods: of the Deployment it would only warn.
+    let deployment: serde_json::Value = serde_saphyr::from_str(&rendered).unwrap();
+    let mut pod = deployment["spec"]["template"].clone();
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    pod["metadata"]["name"] = "operator".into();
+    pod["spec"]["serviceAccountName"] = "default".into();
+    let apply = ["-n", &namespace, "create", "--dry-run=server", "-f", "-"];
+    cluster().kubectl(&apply, &pod.to_string()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restricted() {
+    let namespace = cluster().namespace("rights").unwrap();
+    let enforce = "pod-security.kubernetes.io/enforce=restricted";
+    cluster()
+        .kubectl(&["label", "namespace", &namespace, enforce], "")
+        .unwrap();
+    let chart = chart();
+    // No kubelet would run the Deployment's pods.
+    let set = ["--set", "namespaced=true,replicas=0"];
+    let install = [
+        &[
+            "upgrade",
+            "--install",
+            "v",
+            &chart,
+            "-n",
+            &namespace,
+            "--take-ownership",
+            "--force-conflicts",
+        ],
+        &set[..],
+    ]
+    .concat();
+    cluster().helm(&install).unwrap();
+    let said = cluster().helm(&install).unwrap();
+    assert!(said.contains("REVISION: 2"), "{said}");
+    let admin = cluster().client().await.unwrap();
+    let limited = cluster()
+        .client_as(&namespace, "v-varuna-operator")
+        .await
+        .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(limited.clone(), &namespace, folder.path());
+    let mut document = job("j");
+    document["spec"]["elasticity"] = serde_json::json!({ "maxWorkers": 2 });
+    let document: DynamicObject = serde_json::from_value(document).unwrap();
+    jobs(&admin, &namespace)
+        .create(&PostParams::default(), &document)
+        .await
+        .unwrap();
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), &namespace);
+    let secrets: Api<Secret> = Api::namespaced(admin.clone(), &namespace);
+    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
+    let slices = documents(&admin, &namespace, &slices);
+    let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
+    eventually("everything that a job needs is made", || async {
+        ensure!(pods.list(&ListParams::default()).await?.items.len() == 2, "pods");
+        slices.get("j-coordinator").await?;
+        secrets.get("j-record").await?;
+        let status = jobs(&admin, &namespace).get("j").await?.data["status"].clone();
+        ensure!(status["newestPod"] == 2, "{status}");
+        ensure!(
+            !events.list(&ListParams::default()).await?.items.is_empty(),
+            "events"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    cluster()
+        .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
+        .unwrap();
+    eventually("a pod is deleted", || async {
+        ensure!(pods.list(&ListParams::default()).await?.items.len() == 1, "pods");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let forbidden = Api::<Secret>::all(limited).list(&ListParams::default()).await;
+    assert!(matches!(forbidden, Err(kube::Error::Api(status)) if status.is_forbidden()));
+    cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
+    // The definition stays, and the job with it.
+    jobs(&admin, &namespace).get("j").await.unwrap();
+}
+
+#[test]
+fn alert_rules_go_by_metrics_that_the_operator_has() {
+    let set = "metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,metrics.rules.labels.release=p";
+    let rendered = cluster()
+        .helm(&["template", "v", &chart(), "--set", set])
+        .unwrap();
+    let documents: Vec<serde_json::Value> = rendered
+        .split("\n---\n")
+        .filter_map(|text| serde_saphyr::from_str(text).ok())
+        .collect();
+    let of = |kind: &str| documents.iter().find(|d| d["kind"] == kind).expect(kind);
+    assert_eq!(of("ServiceMonitor")["spec"]["endpoints"][0]["path"], "/metrics");
+    let rules = of("PrometheusRule");
+    assert_eq!(rules["metadata"]["labels"]["release"], "p");
+    // Every metric that there is, with a job and a recovery to show them.
+    let metrics = varuna_operator::metrics::Metrics::default();
+    metrics.reconciled(std::time::Duration::ZERO, Some("api"));
+    metrics.recovered(&Measured {
+        phase: Phase::Total,
+        cause: Cause::Lost,
+        took: std::time::Duration::ZERO,
+    });
+    let known = metrics.render();
+    let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+    assert!(rules.len() >= 5, "{rules:?}");
+    for rule in rules {
+        let expression = rule["expr"].as_str().unwrap();
+        let names = expression
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with("varuna_"));
+        let mut seen = 0;
+        for name in names {
+            let family = name.trim_end_matches("_bucket").trim_end_matches("_total");
+            assert!(
+                known.contains(&format!("# TYPE {family} ")),
+                "{name} in {expression}:\n{known}"
+            );
+            seen += 1;
+        }
+        assert!(seen > 0, "{expression}");
+        assert!(
+            rule["annotations"]["summary"]
+                .as_str()
+                .is_some_and(|s| !s.is_empty())
+        );
+    }
+}
+
+/// What the chart renders, by values: a change of a template shows in the review as what it does to a cluster.
+/// `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+#[test]
+fn what_the_chart_renders_is_what_was_reviewed() {
+    let cases: &[(&str, &str)] = &[
+        ("default", "crds.install=false"),
+        (
+            "namespaced",
+            "crds.install=false,namespaced=true,replicas=1,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,serviceAccount.create=false,serviceAccount.name=mine",
+        ),
+        (
+            "full",
+            "crds.install=false,priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/},metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,priorityClassName=p,image.tag=t",
+        ),
+    ];
+    for (name, set) in cases {
+        let arguments = ["template", "v", &chart(), "-n", "ns", "--set", set];
+        let rendered = cluster().helm(&arguments).unwrap();
+        let path = root().join(format!("tests/cluster/tests/golden/{name}.yaml"));
+        if std::env::var_os("VARUNA_WRITE_GOLDEN").is_some() {
+            std::fs::write(&path, &rendered).unwrap();
+        }
+        let golden = std::fs::read_to_string(&path).unwrap();
+        let differs = rendered
+            .lines()
+            .zip(golden.lines())
+            .find(|(now, then)| now != then);
+        assert!(
+            rendered == golden,
+            "{name}: {differs:?}; if this is meant, write it anew with VARUNA_WRITE_GOLDEN=1"
+        );
+    }
+}

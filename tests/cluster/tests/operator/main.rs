@@ -1,0 +1,720 @@
+//! The operator on a real API server, with its garbage collector and scheduler.
+#![allow(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "tests that tell a story"
+)]
+
+mod refused;
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret, Service};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, operator, root};
+use varuna_coordinator::store::RecordStore;
+use varuna_operator::decide::objects::{NUMBER_LABEL, selector};
+use varuna_operator::record::ClusterStore;
+use varuna_protocol::Record;
+
+/// Changes a job at a path.
+fn with(mut job: Value, pointer: &str, value: Value) -> Value {
+    let (above, field) = pointer.rsplit_once('/').unwrap();
+    let above = job.pointer_mut(above).unwrap();
+    if value.is_null() {
+        above.as_object_mut().unwrap().remove(field);
+    } else {
+        above[field] = value;
+    }
+    job
+}
+
+#[test]
+fn the_definition_is_taken_without_a_warning_and_explains_itself() {
+    let cluster = cluster();
+    let file = root().join("crds/varunajobs.yaml");
+    let said = cluster
+        .kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")
+        .unwrap();
+    assert!(!said.to_lowercase().contains("warning"), "{said}");
+    eventually_blocking("the schema is published", || {
+        let text = cluster.kubectl(&["explain", "vj.spec.elasticity.maxWorkers"], "")?;
+        ensure!(text.contains("kubectl scale"), "{text}");
+        Ok(())
+    });
+}
+
+fn eventually_blocking(what: &str, mut ask: impl FnMut() -> Result<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime
+        .block_on(eventually(what, || std::future::ready(ask())))
+        .unwrap();
+}
+
+#[test]
+fn the_examples_are_admitted() {
+    let cluster = cluster();
+    let namespace = cluster.namespace("examples").unwrap();
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root().join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "yaml") {
+            let file = path.to_string_lossy();
+            let said = cluster
+                .kubectl(&["-n", &namespace, "apply", "--dry-run=server", "-f", &file], "")
+                .unwrap();
+            assert!(!said.to_lowercase().contains("warning"), "{said}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2, "{seen} examples");
+}
+
+#[test]
+fn a_wrong_job_is_refused_with_what_to_do() {
+    let cluster = cluster();
+    let namespace = cluster.namespace("refused").unwrap();
+    let cases: &[(&str, Value, &str)] = &[
+        (
+            "/spec/model",
+            json!({ "layers": 2 }),
+            "name a preset, or give all of",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "gpt9" }),
+            "supported values: \"gpt2-tiny\"",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "gpt2-tiny", "hiddenSize": 10, "heads": 3 }),
+            "make hiddenSize a multiple of heads",
+        ),
+        (
+            "/spec/data/path",
+            json!("x.bin"),
+            "give the path without .bin or .idx",
+        ),
+        (
+            "/spec/training/steps",
+            Value::Null,
+            "spec.training.steps: Required",
+        ),
+        (
+            "/spec/training/steps",
+            json!(0),
+            "should be greater than or equal to 1",
+        ),
+        (
+            "/spec/training/microBatchSize",
+            json!(5),
+            "make microBatchSize a divisor of globalBatchSize",
+        ),
+        (
+            "/spec/training/optimizer/warmupSteps",
+            json!(101),
+            "make optimizer.warmupSteps at most decaySteps",
+        ),
+        (
+            "/spec/training/optimizer/minLearningRate",
+            json!(1.0),
+            "make minLearningRate at most learningRate",
+        ),
+        ("/spec/training/evaluation", json!({}), "intervalSteps: Required"),
+        (
+            "/spec/pipeline",
+            json!({ "minDepth": 3, "maxDepth": 2 }),
+            "make minDepth at most maxDepth",
+        ),
+        (
+            "/spec/pipeline",
+            json!({ "minDepth": 2 }),
+            "a pipeline needs that many workers",
+        ),
+        (
+            "/spec/pipeline",
+            json!({ "schedule": "gpipe", "warmupFactor": 2 }),
+            "leave warmupFactor out",
+        ),
+        (
+            "/spec/elasticity",
+            json!({ "minWorkers": 3, "maxWorkers": 2 }),
+            "make maxWorkers at least minWorkers",
+        ),
+        (
+            "/spec/workers",
+            json!({ "gpusPerPod": 8 }),
+            "whole pods within maxWorkers",
+        ),
+        (
+            "/spec/checkpoint",
+            json!({ "uri": "s3://b" }),
+            "give intervalSteps, intervalSeconds or both",
+        ),
+        (
+            "/metadata/name",
+            json!("a".repeat(41)),
+            "choose a name of at most 40 characters",
+        ),
+        ("/metadata/name", json!("a.b"), "choose a name without dots"),
+        ("/spec/nonsense", json!(1), "unknown field \"spec.nonsense\""),
+    ];
+    for (pointer, value, want) in cases {
+        let document = with(job("j"), pointer, value.clone()).to_string();
+        let said = cluster.kubectl(
+            &["-n", &namespace, "create", "--dry-run=server", "-f", "-"],
+            &document,
+        );
+        let said = said
+            .expect_err(&format!("{pointer} = {value} is admitted"))
+            .to_string();
+        assert!(said.contains(want), "{pointer} = {value}: {said}");
+    }
+    // What all these were changed from is admitted.
+    cluster
+        .kubectl(
+            &["-n", &namespace, "create", "--dry-run=server", "-f", "-"],
+            &job("j").to_string(),
+        )
+        .unwrap();
+}
+
+#[test]
+fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
+    let cluster = cluster();
+    let namespace = cluster.namespace("fixed").unwrap();
+    let kubectl =
+        |arguments: &[&str]| cluster.kubectl(&[&["-n", namespace.as_str()], arguments].concat(), "");
+    let document = with(
+        job("j"),
+        "/spec/elasticity",
+        json!({ "minWorkers": 2, "maxWorkers": 4 }),
+    );
+    cluster
+        .kubectl(&["-n", &namespace, "create", "-f", "-"], &document.to_string())
+        .unwrap();
+    let patch = |spec: Value| {
+        kubectl(&[
+            "patch",
+            "vj",
+            "j",
+            "--type=merge",
+            "-p",
+            &json!({ "spec": spec }).to_string(),
+        ])
+    };
+    for (spec, want) in [
+        (
+            json!({ "training": { "globalBatchSize": 32 } }),
+            "training cannot change",
+        ),
+        (
+            json!({ "model": { "preset": "gpt2-small" } }),
+            "model cannot change",
+        ),
+        (json!({ "pipeline": { "maxDepth": 2 } }), "pipeline cannot change"),
+        (
+            json!({ "elasticity": { "minWorkers": 1 } }),
+            "minWorkers cannot change",
+        ),
+        (json!({ "workers": { "threads": 2 } }), "threads cannot change"),
+        (
+            json!({ "workers": { "deviceMemory": "1Gi" } }),
+            "deviceMemory cannot change",
+        ),
+    ] {
+        let said = patch(spec.clone()).expect_err(&spec.to_string()).to_string();
+        assert!(said.contains(want), "{spec}: {said}");
+    }
+    patch(json!({ "suspend": true, "workers": { "image": "other" } })).unwrap();
+    kubectl(&["scale", "vj/j", "--replicas=12"]).unwrap();
+    assert_eq!(
+        kubectl(&["get", "vj", "j", "-o", "jsonpath={.spec.elasticity.maxWorkers}"]).unwrap(),
+        "12"
+    );
+    let said = kubectl(&["scale", "vj/j", "--replicas=1"])
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("make maxWorkers at least minWorkers"), "{said}");
+    let table = kubectl(&["get", "vj"]).unwrap();
+    assert!(
+        table.contains("PHASE") && table.contains("STEP-MS") && table.contains("LOST"),
+        "{table}"
+    );
+}
+
+async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let mut pods = pods
+        .list(&ListParams::default().labels(&selector("j")))
+        .await?
+        .items;
+    pods.sort_by_key(|p| p.labels()[NUMBER_LABEL].parse::<i64>().unwrap_or(0));
+    Ok(pods)
+}
+
+/// The names of the pods that are not going.
+async fn live(client: &Client, namespace: &str) -> Result<Vec<String>> {
+    let pods = pods(client, namespace).await?;
+    Ok(pods
+        .iter()
+        .filter(|p| p.metadata.deletion_timestamp.is_none())
+        .map(|p| p.name_any())
+        .collect())
+}
+
+async fn live_are(client: &Client, namespace: &str, want: &[&str]) -> Result<()> {
+    eventually(&format!("pods {want:?}"), || async {
+        let found = live(client, namespace).await?;
+        ensure!(found == want, "{found:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// As a kubelet would.
+async fn set_status(client: &Client, namespace: &str, pod: &str, status: Value) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let patch = json!({ "status": status });
+    pods.patch_status(pod, &PatchParams::default(), &Patch::Strategic(&patch))
+        .await?;
+    Ok(())
+}
+
+/// A job whose pods go to the nodes of its own test.
+fn pooled(pool: &str, max: u32) -> Value {
+    let mut job = job("j");
+    job["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": max });
+    job["spec"]["workers"] = json!({ "template": {
+        "metadata": { "labels": { "team": "a" } },
+        "spec": { "nodeSelector": { "varuna.dev/test": pool }, "containers": [{ "name": "worker", "futureField": { "x": 1 } }] },
+    } });
+    job
+}
+
+async fn create(client: &Client, namespace: &str, job: Value) -> Result<()> {
+    let job: DynamicObject = serde_json::from_value(job)?;
+    jobs(client, namespace)
+        .create(&kube::api::PostParams::default(), &job)
+        .await?;
+    Ok(())
+}
+
+async fn condition(client: &Client, namespace: &str, kind: &str) -> Result<Value> {
+    let job = jobs(client, namespace).get("j").await?;
+    let all = job.data["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    Ok(all.into_iter().find(|c| c["type"] == kind).unwrap_or_default())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
+    let namespace = cluster().namespace("pods").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let a = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 2)
+        .await
+        .unwrap();
+    let b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 8)
+        .await
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3"])
+        .await
+        .unwrap();
+
+    // Token, service, endpoint and record are there, and owned.
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let token = secrets.get("j-token").await.unwrap();
+    let credentials = token.data.unwrap();
+    assert_eq!(credentials["token"].0.len(), 32);
+    assert!(
+        credentials["tls.crt"]
+            .0
+            .starts_with(b"-----BEGIN CERTIFICATE-----")
+    );
+    assert!(
+        credentials["tls.key"]
+            .0
+            .starts_with(b"-----BEGIN PRIVATE KEY-----")
+    );
+    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+    assert_eq!(
+        services.get("j-coordinator").await.unwrap().owner_references()[0].kind,
+        "VarunaJob"
+    );
+    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
+    let slices = varuna_cluster_tests::documents(&client, &namespace, &slices);
+    eventually("the endpoint of the coordinator", || async {
+        let slice = slices.get("j-coordinator").await?;
+        ensure!(
+            slice.data["endpoints"][0]["addresses"][0] == "192.0.2.1",
+            "{slice:?}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    eventually("the record", || async { Ok(secrets.get("j-record").await?) })
+        .await
+        .unwrap();
+
+    // The template came through, and the pods ask for a GPU each.
+    let pod = pods(&client, &namespace).await.unwrap().remove(0);
+    assert_eq!(pod.labels()["team"], "a");
+    assert_eq!(
+        pod.spec.unwrap().containers[0]
+            .resources
+            .as_ref()
+            .unwrap()
+            .limits
+            .as_ref()
+            .unwrap()["nvidia.com/gpu"]
+            .0,
+        "1"
+    );
+
+    // All are scheduled; a node announces its end: its pods are deleted and replaced before it goes.
+    let on = |node: String| {
+        let (client, namespace) = (client.clone(), namespace.clone());
+        async move {
+            let pods = pods(&client, &namespace).await?;
+            ensure!(
+                pods.iter().all(|p| p.spec.as_ref().unwrap().node_name.is_some()),
+                "not all are scheduled"
+            );
+            let here = pods
+                .iter()
+                .filter(|p| p.spec.as_ref().unwrap().node_name.as_ref() == Some(&node));
+            Ok(here.map(|p| p.name_any()).collect::<Vec<_>>())
+        }
+    };
+    let on_a = eventually("all pods are scheduled", || on(a.name.clone()))
+        .await
+        .unwrap();
+    for pod in ["j-w1", "j-w2", "j-w3"] {
+        set_status(&client, &namespace, pod, json!({ "phase": "Running" }))
+            .await
+            .unwrap();
+    }
+    a.taint("karpenter.sh/disrupted", "NoSchedule").await.unwrap();
+    let gone = on_a.len();
+    eventually("the pods of the draining node are replaced", || async {
+        let live = live(&client, &namespace).await?;
+        ensure!(
+            live.len() == 3 && on_a.iter().all(|p| !live.contains(p)),
+            "{live:?}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+
+    // A node that is gone: its pods are lost, and block nothing.
+    let newest = 3 + gone;
+    b.remove().await.unwrap();
+    let want: Vec<String> = (newest + 1..=newest + 3).map(|i| format!("j-w{i}")).collect();
+    live_are(
+        &client,
+        &namespace,
+        &want.iter().map(String::as_str).collect::<Vec<_>>(),
+    )
+    .await
+    .unwrap();
+    let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    eventually("Events tell of both", || async {
+        let reasons: Vec<_> = events
+            .list(&ListParams::default())
+            .await?
+            .into_iter()
+            .filter_map(|e| e.reason)
+            .collect();
+        for want in ["WorkerNoticed", "WorkerLost"] {
+            ensure!(reasons.iter().any(|r| r == want), "{reasons:?}");
+        }
+        Ok(())
+    })
+    .await
+    .unwrap();
+
+    // The job goes, and everything with it.
+    jobs(&client, &namespace)
+        .delete("j", &DeleteParams::default())
+        .await
+        .unwrap();
+    let force = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    eventually("everything is collected", || async {
+        // Without a kubelet nobody ends a pod's last grace.
+        for pod in pods(&client, &namespace).await? {
+            if pod.metadata.deletion_timestamp.is_some() {
+                let _ = all.delete(&pod.name_any(), &force).await;
+            }
+        }
+        let left = pods(&client, &namespace).await?.len();
+        ensure!(left == 0, "{left} pods");
+        ensure!(
+            secrets.get_opt("j-token").await?.is_none() && secrets.get_opt("j-record").await?.is_none(),
+            "secrets"
+        );
+        ensure!(services.get_opt("j-coordinator").await?.is_none(), "service");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_last_words() {
+    let namespace = cluster().namespace("crash").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _node = FakeNode::add(&client, &format!("{namespace}-n"), &namespace, 9)
+        .await
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    let end = |code: i32, reason: &str| {
+        json!({ "phase": "Failed", "containerStatuses": [{
+            "name": "worker", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
+            "state": { "terminated": { "exitCode": code, "reason": reason, "message": "cannot open the dataset data/kjv",
+                "startedAt": k8s_openapi::jiff::Timestamp::now().to_string(), "finishedAt": k8s_openapi::jiff::Timestamp::now().to_string() } },
+        }] })
+    };
+    let mut evicted = end(143, "Error");
+    evicted["reason"] = "Evicted".into();
+    set_status(&client, &namespace, "j-w1", evicted).await.unwrap();
+    live_are(&client, &namespace, &["j-w2"]).await.unwrap();
+    for number in 2..8 {
+        let pod = format!("j-w{number}");
+        eventually(&format!("{pod} is made"), || async {
+            let live = live(&client, &namespace).await?;
+            ensure!(live.contains(&pod), "{live:?}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+        set_status(&client, &namespace, &pod, end(1, "Error"))
+            .await
+            .unwrap();
+    }
+    let failed = eventually("the job fails", || async {
+        let failed = condition(&client, &namespace, "Failed").await?;
+        ensure!(failed["status"] == "True", "{failed}");
+        Ok(failed)
+    })
+    .await
+    .unwrap();
+    assert!(
+        failed["message"]
+            .as_str()
+            .unwrap()
+            .contains("cannot open the dataset"),
+        "{failed}"
+    );
+    assert_eq!(failed["observedGeneration"], 1);
+    assert_eq!(
+        pods(&client, &namespace).await.unwrap().len(),
+        6,
+        "those that crashed are kept for their logs"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scale_and_suspend_change_the_pods() {
+    let namespace = cluster().namespace("scale").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
+    cluster()
+        .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=4"], "")
+        .unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3", "j-w4"])
+        .await
+        .unwrap();
+    cluster()
+        .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
+        .unwrap();
+    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    let suspend = |is: bool| format!("{{\"spec\":{{\"suspend\":{is}}}}}");
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "patch",
+                "vj",
+                "j",
+                "--type=merge",
+                "-p",
+                &suspend(true),
+            ],
+            "",
+        )
+        .unwrap();
+    live_are(&client, &namespace, &[]).await.unwrap();
+    eventually("the condition says so", || async {
+        let suspended = condition(&client, &namespace, "Suspended").await?;
+        ensure!(
+            suspended["status"] == "True" && suspended["observedGeneration"] == 4,
+            "{suspended}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "patch",
+                "vj",
+                "j",
+                "--type=merge",
+                "-p",
+                &suspend(false),
+            ],
+            "",
+        )
+        .unwrap();
+    live_are(&client, &namespace, &["j-w5"]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_coordinators_one_writes_the_record() {
+    let namespace = cluster().namespace("record").unwrap();
+    let client = cluster().client().await.unwrap();
+    let runtime = tokio::runtime::Handle::current();
+    let store = move || {
+        let secrets = Api::namespaced(client.clone(), &namespace);
+        ClusterStore::new(
+            secrets,
+            "j-record".into(),
+            json!({ "name": "j-record" }),
+            runtime.clone(),
+        )
+    };
+    // Stores block: outside the runtime, as the coordinator has them.
+    let work = std::thread::spawn(move || {
+        let (mut a, mut b) = (store(), store());
+        assert_eq!(a.read().unwrap(), Record::default());
+        let record = |term| Record {
+            version: 1,
+            term,
+            ..Record::default()
+        };
+        assert!(a.compare_and_swap(0, &record(1)).unwrap());
+        assert!(
+            !b.compare_and_swap(0, &record(2)).unwrap(),
+            "it is another by now"
+        );
+        assert_eq!(b.read().unwrap(), record(1));
+        let racers: Vec<_> = [a, b]
+            .into_iter()
+            .enumerate()
+            .map(|(i, mut store)| {
+                std::thread::spawn(move || {
+                    let wins = (0..20_u64).filter(|round| {
+                        while store.read().unwrap().version < 1 + round {}
+                        let next = Record {
+                            version: 2 + round,
+                            term: i as u64,
+                            ..Record::default()
+                        };
+                        store.compare_and_swap(1 + round, &next).unwrap()
+                    });
+                    wins.count()
+                })
+            })
+            .collect();
+        let wins: usize = racers.into_iter().map(|r| r.join().unwrap()).sum();
+        assert_eq!(wins, 20, "each version is written once");
+    });
+    tokio::task::spawn_blocking(|| work.join().unwrap())
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
+    let namespace = cluster().namespace("many").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for i in 0..8 {
+        let document = with(pooled(&namespace, 1), "/metadata/name", json!(format!("j{i}")));
+        create(&client, &namespace, document).await.unwrap();
+    }
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    eventually("each job has its pod", || async {
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let pods = pods.list(&ListParams::default()).await?.items;
+        ensure!(pods.len() == 8, "{} pods", pods.len());
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_fields_on_our_objects_stay() {
+    let namespace = cluster().namespace("fields").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "annotate",
+                "service",
+                "j-coordinator",
+                "somebody=else",
+            ],
+            "",
+        )
+        .unwrap();
+    // The next application of the objects comes with another number of workers or another plan; a new operator's is at once.
+    let second = operator(client.clone(), &namespace, folder.path().join("second").as_path());
+    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
+    let slices = varuna_cluster_tests::documents(&client, &namespace, &slices);
+    let port = slices
+        .get("j-coordinator")
+        .await
+        .map(|s| s.data["ports"][0]["port"].clone())
+        .unwrap_or_default();
+    eventually("the second operator has applied", || async {
+        let now = slices.get("j-coordinator").await?.data["ports"][0]["port"].clone();
+        ensure!(now != port, "{now}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert_eq!(
+        services.get("j-coordinator").await.unwrap().annotations()["somebody"],
+        "else"
+    );
+    second.abort();
+    let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    assert!(
+        plans.get_opt("j-plan").await.unwrap().is_none(),
+        "no plan without workers"
+    );
+}

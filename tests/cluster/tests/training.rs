@@ -1,0 +1,152 @@
+//! A job on a real API server with real workers: from `kubectl apply` to Complete, through preemptions.
+#![allow(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "a test that tells a story"
+)]
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DynamicObject, EvictParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use varuna_cluster_tests::kubelet::Kubelet;
+use varuna_cluster_tests::{FakeNode, cluster, eventually, jobs, operator, root};
+
+const STEPS: i64 = 200;
+
+/// The worker binary: `VARUNA_WORKER`, else as `make test-kube` builds it.
+fn worker() -> PathBuf {
+    let built = root().join("target/debug/varuna-worker");
+    let path = std::env::var_os("VARUNA_WORKER").map_or(built, PathBuf::from);
+    assert!(
+        path.exists(),
+        "{} is missing: run `make test-kube`",
+        path.display()
+    );
+    path
+}
+
+fn job(pool: &str) -> Value {
+    json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
+        "spec": {
+            "model": { "layers": 4, "hiddenSize": 128, "heads": 4, "sequenceLength": 64, "vocabularySize": 320 },
+            "data": { "path": "elsewhere", "validationFraction": 0.05 },
+            "training": { "globalBatchSize": 32, "steps": STEPS, "optimizer": { "learningRate": 0.001 } },
+            // Two stages at least, so that a worker that goes takes a part of the model with it.
+            "pipeline": { "minDepth": 2 },
+            "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
+            "workers": { "threads": 1, "template": { "spec": { "nodeSelector": { "varuna.dev/test": pool } } } },
+        },
+    })
+}
+
+async fn status(client: &Client, namespace: &str) -> Result<Value> {
+    Ok(jobs(client, namespace).get("j").await?.data["status"].clone())
+}
+
+/// Waits until the job has come to a step with so many workers in its plan.
+async fn reaches(client: &Client, namespace: &str, step: i64, workers: i64) -> Result<Value> {
+    eventually(&format!("step {step} with {workers} workers"), || async {
+        let status = status(client, namespace).await?;
+        let there = status["step"].as_i64().unwrap_or(0) >= step && status["plan"]["workers"] == workers;
+        ensure!(there || status["phase"] == "Complete", "{status}");
+        Ok(status)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_takes_over() {
+    let namespace = cluster().namespace("train").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let data = root().join(".cache/data/kjv");
+    assert!(
+        data.with_extension("idx").exists(),
+        "the dataset is missing: run `make data`"
+    );
+    let a = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 4)
+        .await
+        .unwrap();
+    let logs = folder.path().to_owned();
+    let kubelet = Kubelet::new(client.clone(), &namespace, "j", worker(), data, logs)
+        .await
+        .unwrap();
+    let kubelet = tokio::spawn(kubelet.work());
+    let first = operator(client.clone(), &namespace, &folder.path().join("first"));
+    let document: DynamicObject = serde_json::from_value(job(&namespace)).unwrap();
+    jobs(&client, &namespace)
+        .create(&PostParams::default(), &document)
+        .await
+        .unwrap();
+    let begun = reaches(&client, &namespace, 1, 4).await.unwrap();
+    let generation = |status: &Value| status["plan"]["generation"].as_i64().unwrap_or(0);
+
+    // Evicted: the others carry on, and a new pod is taken in.
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    pods.evict("j-w1", &EvictParams::default()).await.unwrap();
+    let replaced = eventually("the evicted pod is replaced and in the plan", || async {
+        let names: Vec<_> = pods
+            .list(&ListParams::default())
+            .await?
+            .iter()
+            .map(|p| p.name_any())
+            .collect();
+        ensure!(
+            names.contains(&"j-w5".to_owned()) && !names.contains(&"j-w1".to_owned()),
+            "{names:?}"
+        );
+        let status = status(&client, &namespace).await?;
+        ensure!(
+            generation(&status) > generation(&begun) && status["plan"]["workers"] == 4,
+            "{status}"
+        );
+        Ok(status)
+    })
+    .await
+    .unwrap();
+    assert_ne!(
+        replaced["phase"], "Complete",
+        "too quick for this test: {replaced}"
+    );
+
+    // The node announces its end; its pods move to the other one.
+    let _b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 4)
+        .await
+        .unwrap();
+    a.taint("karpenter.sh/disrupted", "NoSchedule").await.unwrap();
+    let moved = eventually("all pods are on the other node", || async {
+        let all = pods.list(&ListParams::default()).await?;
+        let on =
+            |p: &Pod| p.spec.as_ref().and_then(|s| s.node_name.clone()) == Some(format!("{namespace}-b"));
+        ensure!(
+            all.items.len() == 4 && all.iter().all(on),
+            "{} pods",
+            all.items.len()
+        );
+        reaches(&client, &namespace, 1, 4).await
+    })
+    .await
+    .unwrap();
+    assert_ne!(moved["phase"], "Complete", "too quick for this test: {moved}");
+
+    // Another operator takes over: no step is lost.
+    first.abort();
+    let _second = operator(client.clone(), &namespace, &folder.path().join("second"));
+    let done = eventually("the job is complete", || async {
+        let status = status(&client, &namespace).await?;
+        ensure!(status["phase"] == "Complete", "{status}");
+        Ok(status)
+    })
+    .await
+    .unwrap();
+    assert_eq!(done["step"], STEPS);
+    let loss: f64 = done["loss"].as_str().context("a loss").unwrap().parse().unwrap();
+    assert!(loss < 4.5, "5.77 is what an untrained model says; {loss}");
+    assert_eq!(done["stepsLost"].as_i64().unwrap_or(0), 0, "{done}");
+    assert!(done["reconfigurations"].as_i64().unwrap() >= 2, "{done}");
+    kubelet.abort();
+}

@@ -1,0 +1,268 @@
+//! Checkpoints with real processes: what was saved is resumed from, whatever the plan, and a store that fails stops nobody.
+
+use nix::sys::signal::Signal;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
+
+const STEPS: u64 = 60;
+
+fn job(folder: &Path) -> JobFile {
+    JobFile {
+        checkpoint: Some(format!("uri: {}, intervalSteps: 5", folder.display())),
+        ..JobFile::default()
+    }
+}
+
+fn undisturbed() -> Vec<Metric> {
+    let mut run = Run::start(&JobFile::default(), 1);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    run.metrics()
+}
+
+/// Names of the complete checkpoints, oldest first.
+fn complete(store: &Path) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(store.join("elastic"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut found: Vec<PathBuf> = folders
+        .map(|f| f.path())
+        .filter(|f| f.join("manifest.json").exists())
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&job(store.path()), 3);
+    run.wait_for("two checkpoints", |_| {
+        (complete(store.path()).len() >= 2).then_some(())
+    });
+    for worker in run.wait_for_workers(3) {
+        signal(worker.pid, Signal::SIGKILL);
+    }
+    run.wait_for("the word that workers are missing", |run| {
+        event(run, "belowMinimum").filter(|_| event(run, "fenced").is_some())
+    });
+    assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    let resumed = event(&run, "resumed").unwrap();
+    assert_eq!(resumed["restored"], true, "{resumed}");
+    let base = resumed["base"]["step"].as_u64().unwrap();
+    assert!(base >= 10 && base.is_multiple_of(5), "{resumed}");
+    assert!(
+        resumed["stepsLost"].as_u64().is_some_and(|lost| lost < 20),
+        "{resumed}"
+    );
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+}
+
+#[test]
+fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
+    let store = TempDir::new().unwrap();
+    let mut first = Run::start(
+        &JobFile {
+            min_depth: 2,
+            ..job(store.path())
+        },
+        4,
+    );
+    first.wait_for("a checkpoint", |_| {
+        (!complete(store.path()).is_empty()).then_some(())
+    });
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    let mut second = Run::start(
+        &JobFile {
+            min_depth: 3,
+            ..job(store.path())
+        },
+        3,
+    );
+    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    let resumed = event(&second, "resumed").unwrap();
+    let base = resumed["base"]["step"].as_u64().unwrap();
+    assert!(base > 0, "{resumed}");
+    let metrics = second.metrics();
+    assert_eq!(metrics.first().map(|m| m.step), Some(base + 1));
+    let mut whole: Vec<Metric> = undisturbed();
+    let curve = whole.clone();
+    whole.truncate(usize::try_from(base).unwrap());
+    whole.extend(metrics);
+    assert_same_curve(&curve, &whole, STEPS);
+    // Saved at its clean end: a third run has nothing left to do.
+    let mut third = Run::start(&job(store.path()), 2);
+    assert_eq!(third.exit_code(), 0, "{}", third.story());
+    assert!(third.metrics().is_empty());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
+    let store = TempDir::new().unwrap();
+    let mut first = Run::start(&job(store.path()), 2);
+    first.wait_for("two checkpoints", |_| {
+        (complete(store.path()).len() >= 2).then_some(())
+    });
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    let whole = complete(store.path());
+    let [.., before, newest] = whole.as_slice() else {
+        panic!("{whole:?}")
+    };
+    let shard = newest.join("segment-002.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(&shard, bytes).unwrap();
+    let mut second = Run::start(&job(store.path()), 2);
+    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    let bases: Vec<u64> = second
+        .events()
+        .iter()
+        .filter(|e| e["event"] == "resumed")
+        .filter_map(|e| e["base"]["step"].as_u64())
+        .collect();
+    // Whoever else was reading it may have tried once more before it was marked.
+    assert_eq!(bases.first(), Some(&step_of(newest)), "{}", second.story());
+    assert_eq!(bases.last(), Some(&step_of(before)), "{}", second.story());
+    assert_eq!(second.metrics().last().map(|m| m.step), Some(STEPS));
+}
+
+#[test]
+fn a_store_that_fails_stops_nobody_and_the_run_says_so() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&job(store.path()), 2);
+    run.wait_for("a checkpoint", |_| {
+        (!complete(store.path()).is_empty()).then_some(())
+    });
+    let (place, away) = (store.path().join("elastic"), store.path().join("away"));
+    std::fs::rename(&place, &away).unwrap();
+    std::fs::write(&place, "not a folder").unwrap();
+    run.wait_for_step(STEPS);
+    let stale = run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    assert!(stale["stepsBehind"].as_u64().is_some_and(|n| n > 15), "{stale}");
+    std::fs::remove_file(&place).unwrap();
+    std::fs::rename(&away, &place).unwrap();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    let last = complete(store.path()).pop().unwrap();
+    assert!(
+        last.to_str().unwrap().contains("step-00000060"),
+        "{}",
+        last.display()
+    );
+}
+
+#[test]
+fn a_place_with_another_models_checkpoints_is_refused_before_any_worker_starts() {
+    let store = TempDir::new().unwrap();
+    let mut first = Run::start(&job(store.path()), 1);
+    first.wait_for("a checkpoint", |_| {
+        (!complete(store.path()).is_empty()).then_some(())
+    });
+    drop(first);
+    let mut second = Run::start(
+        &JobFile {
+            hidden: 32,
+            ..job(store.path())
+        },
+        1,
+    );
+    assert_eq!(second.exit_code(), 2, "{}", second.story());
+    assert!(
+        second.story().contains("this job's model is"),
+        "{}",
+        second.story()
+    );
+    assert!(second.metrics().is_empty());
+}
+
+fn rarely(folder: &Path, more: &str) -> JobFile {
+    JobFile {
+        steps: 2_000,
+        checkpoint: Some(format!("uri: {}, {more}", folder.display())),
+        ..JobFile::default()
+    }
+}
+
+/// The step in a checkpoint's name.
+fn step_of(checkpoint: &Path) -> u64 {
+    let name = checkpoint
+        .file_name()
+        .and_then(|n| n.to_str())
+        .unwrap_or_default();
+    name[5..13].parse().expect("a checkpoint's name")
+}
+
+#[test]
+fn a_checkpoint_is_made_on_demand_on_notice_and_by_the_clock() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&rarely(store.path(), "intervalSteps: 100000"), 2);
+    run.wait_for_step(3);
+    let output = run.varuna(&["checkpoint", "save", "RUN"]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", run.story());
+    let [first] = complete(store.path()).try_into().unwrap();
+    assert_eq!(told.trim(), first.file_name().unwrap().to_str().unwrap());
+    assert!(step_of(&first) > 3);
+    // Notice to one of the two.
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGTERM);
+    run.wait_for("a checkpoint on notice", |_| {
+        (complete(store.path()).len() >= 2).then_some(())
+    });
+    drop(run);
+    let clock = TempDir::new().unwrap();
+    let mut run = Run::start(&rarely(clock.path(), "intervalSeconds: 1"), 2);
+    run.wait_for("checkpoints by the clock", |_| {
+        (complete(clock.path()).len() >= 2).then_some(())
+    });
+}
+
+#[test]
+fn a_run_without_a_place_for_checkpoints_refuses_to_save() {
+    let mut run = Run::start(&JobFile::default(), 1);
+    run.wait_for_step(1);
+    let output = run.varuna(&["checkpoint", "save", "RUN"]);
+    assert_eq!(output.status.code(), Some(2));
+    let words = String::from_utf8(output.stderr).unwrap();
+    assert!(words.contains("names no place for checkpoints"), "{words}");
+}
+
+#[test]
+fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
+    let store = TempDir::new().unwrap();
+    let job = rarely(store.path(), "intervalSteps: 5");
+    let mut first = Run::start(&job, 1);
+    first.wait_for_step(1);
+    let mut second = Run::start(&job, 1);
+    assert_eq!(second.exit_code(), 3, "{}", second.story());
+    let owner = format!("run {} writes its checkpoints there", first.folder().display());
+    assert!(second.story().contains(&owner), "{}", second.story());
+    assert!(second.metrics().is_empty());
+    // One that was killed cannot give the place up, but its process has ended for certain.
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    let mut third = Run::start(&job, 1);
+    third.wait_for_step(1);
+}
+
+/// The disk of the checkpoints is a small one of the run's own; the run sees it, and this test through the run's process.
+#[test]
+fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
+    let disk = TempDir::new().unwrap();
+    // Room for several states without the ballast: an older one may be on its way when that goes.
+    let mut run = Run::start_on_small_disk(&job(disk.path()), 2, disk.path(), "16m");
+    let seen = PathBuf::from(format!("/proc/{}/root{}", run.pid(), disk.path().display()));
+    run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    run.wait_for_step(STEPS);
+    std::fs::remove_file(seen.join("ballast")).unwrap();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+}

@@ -1,0 +1,247 @@
+//! Elasticity with real processes: each case ends with the loss curve of the undisturbed run and every step once.
+
+use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use varuna_api::model::Part;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_plan::{Plan, ScheduleKind};
+
+const STEPS: u64 = 60;
+
+/// The curve of an undisturbed run with one worker.
+fn undisturbed() -> &'static [Metric] {
+    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
+    CURVE.get_or_init(|| {
+        let mut run = Run::start(&JobFile::default(), 1);
+        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        run.metrics()
+    })
+}
+
+fn finish(mut run: Run) {
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+}
+
+fn two_stages() -> JobFile {
+    JobFile {
+        min_depth: 2,
+        ..JobFile::default()
+    }
+}
+
+#[test]
+fn four_workers_draw_the_curve_of_one() {
+    finish(Run::start(&two_stages(), 4));
+}
+
+#[test]
+fn a_killed_worker_costs_no_step() {
+    let mut run = Run::start(&two_stages(), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    finish(run);
+}
+
+/// The best cuts of one block lie between its attention and its MLP, in two stages as in three.
+#[test]
+fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
+    let job = |min_depth| JobFile {
+        layers: 1,
+        hidden: 128,
+        min_depth,
+        ..JobFile::default()
+    };
+    let mut whole = Run::start(&job(1), 1);
+    assert_eq!(whole.exit_code(), 0, "{}", whole.story());
+    let mut run = Run::start(&job(2), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
+    let model = run.job().model;
+    let cuts_inside = |plan: &Plan| {
+        let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
+        // The attention before its MLP is another worker's.
+        stages.any(|s| matches!(model.part(s.segments.start), Part::Mlp(_)))
+    };
+    let plans = run.plans();
+    let inside = plans.iter().filter(|p| cuts_inside(p)).map(|p| p.generation.0);
+    let inside: BTreeSet<u64> = inside.collect();
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    assert!(trained.len() > 1, "steps before and after the kill: {trained:?}");
+    assert!(
+        trained.is_subset(&inside),
+        "generations {trained:?} trained, {inside:?} cut inside a block"
+    );
+}
+
+#[test]
+fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
+    let job = JobFile {
+        schedule: "interleaved",
+        ..two_stages()
+    };
+    let mut run = Run::start(&job, 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[2].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
+    run.wait_for_workers(4);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    let plans = run.plans();
+    let ran = plans.iter().filter(|p| trained.contains(&p.generation.0));
+    let orders: Vec<ScheduleKind> = ran.map(|p| p.shape.schedule.kind).collect();
+    let chunks = |kind: Option<&ScheduleKind>| kind.map_or(0, |k| k.chunks());
+    assert!(
+        chunks(orders.first()) > 1 && chunks(orders.last()) > 1,
+        "{orders:?}"
+    );
+}
+
+#[test]
+fn several_workers_killed_at_once_cost_no_step_while_a_holder_of_each_segment_lives() {
+    let mut run = Run::start(&JobFile::default(), 4);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(4);
+    for worker in &workers[1..] {
+        signal(worker.pid, Signal::SIGKILL);
+    }
+    run.wait_for_workers(1);
+    finish(run);
+}
+
+#[test]
+fn a_worker_killed_while_a_recovery_is_under_way_costs_no_step() {
+    let mut run = Run::start(&JobFile::default(), 4);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(4);
+    signal(workers[0].pid, Signal::SIGKILL);
+    run.wait_for("the fence of the first recovery", |run| {
+        run.events().iter().any(|e| e["event"] == "fenced").then_some(())
+    });
+    signal(workers[2].pid, Signal::SIGKILL);
+    run.wait_for_workers(2);
+    finish(run);
+}
+
+#[test]
+fn a_joining_worker_is_taken_in_without_a_recovery() {
+    let mut run = Run::start(&JobFile::default(), 2);
+    run.wait_for_step(8);
+    let scaled = run.varuna(&["scale", "RUN", "3"]);
+    assert!(
+        scaled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&scaled.stderr)
+    );
+    run.wait_for_workers(3);
+    let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
+    assert_eq!(fences, 0, "growth is a planned change\n{}", run.story());
+    finish(run);
+}
+
+#[test]
+fn a_worker_with_notice_is_planned_around_before_it_goes() {
+    let mut run = Run::start(&JobFile::default(), 3);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(3);
+    signal(workers[2].pid, Signal::SIGTERM);
+    run.wait_for_workers(2);
+    let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
+    assert_eq!(fences, 0, "a drain is a planned change\n{}", run.story());
+    finish(run);
+}
+
+#[test]
+fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
+    let mut run = Run::start(&two_stages(), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[3].pid, Signal::SIGSTOP);
+    run.wait_for("a plan of three", |run| {
+        let view = run.status()?;
+        let running = view
+            .workers
+            .iter()
+            .filter(|w| w.phase == "Running" && w.pid != workers[3].pid)
+            .count();
+        (running == 3 && view.generation > 1).then_some(())
+    });
+    signal(workers[3].pid, Signal::SIGCONT);
+    finish(run);
+}
+
+#[test]
+fn below_the_minimum_training_waits_and_goes_on_when_a_worker_joins() {
+    let mut run = Run::start(
+        &JobFile {
+            min_workers: 2,
+            ..JobFile::default()
+        },
+        2,
+    );
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(2);
+    signal(workers[0].pid, Signal::SIGKILL);
+    run.wait_for("the word that workers are missing", |run| {
+        let after_fence = run.events().into_iter().skip_while(|e| e["event"] != "fenced");
+        after_fence
+            .into_iter()
+            .any(|e| e["event"] == "belowMinimum")
+            .then_some(())
+    });
+    assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+    finish(run);
+}
+
+#[test]
+fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_code() {
+    let mut run = Run::start(&two_stages(), 2);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGKILL);
+    assert_eq!(run.exit_code(), 4, "{}", run.story());
+    let lost = run.events().into_iter().find(|e| e["event"] == "lost");
+    let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.story()));
+    assert!(lost["units"].as_array().is_some_and(|u| !u.is_empty()), "{lost}");
+}
+
+#[test]
+fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up() {
+    let mut run = Run::start_apart(&two_stages(), 4);
+    run.wait_for_step(10);
+    run.wait_for_workers(4);
+    run.kill_coordinator();
+    let published = run.metrics().last().map_or(0, |m| m.step);
+    // Nobody but the workers themselves can tell now.
+    let start = Instant::now();
+    while run.step_of_worker(0) < published + 10 {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "training stopped\n{}",
+            run.story()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    run.restart_coordinator();
+    run.wait_for_step(published + 10);
+    let events = run.events();
+    let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
+    assert_eq!(
+        (count("tookOver"), count("fenced"), count("planned")),
+        (2, 0, 1),
+        "{}",
+        run.story()
+    );
+    finish(run);
+}

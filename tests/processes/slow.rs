@@ -1,0 +1,63 @@
+//! A slow worker among real processes. In a file of its own: other cases beside it would slow all of them.
+
+use varuna_fixtures::{JobFile, Run, Slowed, assert_same_curve};
+use varuna_plan::{Base, Generation, Plan, WorkerId};
+
+/// Segments that a worker computes in a step of a plan, each once for each sample.
+fn work(plan: &Plan, worker: WorkerId) -> u64 {
+    plan.shape.place(worker).map_or(0, |(i, j)| {
+        let pipeline = &plan.shape.pipelines[i];
+        pipeline.samples.len() * u64::from(pipeline.stages[j].segments.len())
+    })
+}
+
+/// The change that was made because of this worker, and that gave it less to do.
+fn made_for(plans: &[Plan], name: &str, id: &str) -> Option<Generation> {
+    let found = plans.iter().find(|plan| {
+        let parent = plans.iter().find(|p| p.generation == plan.parent);
+        let less = |parent: &Plan| {
+            let members = parent.members();
+            let worker = members.iter().find(|w| w.to_string() == id);
+            worker.is_some_and(|w| work(plan, *w) < work(parent, *w))
+        };
+        matches!(plan.base, Base::AtSwitch { .. })
+            && plan.reason.starts_with(&format!("{name} computes at 0."))
+            && parent.is_some_and(less)
+    });
+    found.map(|p| p.generation)
+}
+
+#[test]
+fn a_slow_worker_is_found_and_given_less_to_do_without_a_recovery() {
+    let job = JobFile {
+        // Looked at twice: speeds are looked at after each 20 steps.
+        steps: 50,
+        // Nobody is judged who computes for less than 20 ms in a step: a third of this takes as long on a slow core.
+        batch: 18,
+        layers: 1,
+        hidden: 256,
+        ..JobFile::default()
+    };
+    let mut quiet = Run::start(&job, 3);
+    assert_eq!(quiet.exit_code(), 0, "{}", quiet.story());
+    let mut run = Run::start(&job, 3);
+    let workers = run.wait_for_workers(3);
+    let slow = &workers[1];
+    let load = Slowed::start(slow.pid);
+    let generation = run.wait_for("a plan for the slow worker", |run| {
+        let workers = run.status()?.workers;
+        let speed = workers.iter().find(|w| w.id == slow.id)?.speed;
+        made_for(&run.plans(), &slow.name, &slow.id).filter(|_| speed < 0.75)
+    });
+    run.wait_for("a step under it", |run| {
+        run.metrics()
+            .iter()
+            .any(|m| m.generation == generation.0)
+            .then_some(())
+    });
+    drop(load);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&quiet.metrics(), &run.metrics(), job.steps);
+    let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
+    assert_eq!(fences, 0, "it is a planned change\n{}", run.story());
+}

@@ -1,0 +1,300 @@
+//! Faults of a real blob store, and deaths at each phase of a save, with real processes. Nothing complete is ever lost, nothing
+//! incomplete is ever loaded, and training never waits.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use nix::sys::signal::Signal;
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_store_tests::{Answer, Front, Server, minio};
+
+const STEPS: u64 = 60;
+const EVERY: u64 = 5;
+
+/// A MinIO behind a front, and the threads that serve them.
+struct Store {
+    server: Server,
+    front: Front,
+    _runtime: Runtime,
+}
+
+impl Store {
+    fn new() -> Store {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let server = runtime.block_on(minio());
+        let front = runtime.block_on(Front::before(&server.endpoint));
+        Store {
+            server,
+            front,
+            _runtime: runtime,
+        }
+    }
+
+    fn job(&self) -> JobFile {
+        JobFile {
+            checkpoint: Some(format!("uri: {}/place, intervalSteps: {EVERY}", self.server.uri)),
+            ..JobFile::default()
+        }
+    }
+
+    fn settings(&self) -> Vec<(String, String)> {
+        self.server.settings_by(&self.front.endpoint)
+    }
+
+    fn run(&self, workers: usize) -> Run {
+        Run::start_with(&self.job(), workers, &self.settings())
+    }
+
+    /// Waits until so many requests have come to the front.
+    fn wait_for(&self, run: &mut Run, method: &str, part: &str, count: usize) {
+        run.wait_for(&format!("{method} {part}"), |_| {
+            (self.front.seen(method, part) >= count).then_some(())
+        });
+    }
+
+    /// Every checkpoint that says it is complete is sound, and the newest is of this step.
+    fn verify(&self, run: &Run, newest: u64) {
+        let place = format!("{}/place/elastic", self.server.uri);
+        let output = run.varuna_with(&["checkpoint", "verify", &place], &self.settings());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+        let last = text.lines().last().unwrap_or_default();
+        assert!(last.starts_with(&format!("step-{newest:08}")), "{text}");
+    }
+}
+
+fn undisturbed() -> Vec<Metric> {
+    let mut run = Run::start(&JobFile::default(), 1);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    run.metrics()
+}
+
+/// A worker dies while a request of this kind is held; the other goes on, and so do checkpoints.
+fn dies_while_held(method: &'static str, part: &'static str) {
+    let store = Store::new();
+    store
+        .front
+        .rule(move |m, p| (m == method && p.contains(part)).then_some(Answer::Held));
+    let mut run = store.run(2);
+    store.wait_for(&mut run, method, part, 1);
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(1);
+    store.front.pass();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    store.verify(&run, STEPS);
+}
+
+#[test]
+fn a_worker_dies_between_its_snapshot_and_the_upload() {
+    dies_while_held("HEAD", ".safetensors");
+}
+
+#[test]
+fn a_worker_dies_in_the_middle_of_an_upload() {
+    dies_while_held("PUT", ".safetensors");
+}
+
+#[test]
+fn a_worker_dies_just_before_the_manifest_is_written() {
+    dies_while_held("PUT", "manifest.json");
+}
+
+#[test]
+fn a_worker_dies_just_after_a_manifest_is_written() {
+    let store = Store::new();
+    let mut run = store.run(2);
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    let workers = run.wait_for_workers(2);
+    signal(workers[1].pid, Signal::SIGKILL);
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    store.verify(&run, STEPS);
+}
+
+#[test]
+fn everything_dies_in_the_middle_of_a_save_and_the_next_run_resumes_from_the_last_complete_one() {
+    let store = Store::new();
+    let mut first = store.run(2);
+    store.wait_for(&mut first, "PUT", "manifest.json", 2);
+    store
+        .front
+        .rule(|m, p| (m == "PUT" && p.contains("segment-003")).then_some(Answer::Held));
+    let before = store.front.seen("PUT", "segment-003");
+    store.wait_for(&mut first, "PUT", "segment-003", before + 1);
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    store.front.pass();
+    let mut second = store.run(3);
+    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    let resumed = event(&second, "resumed").unwrap();
+    let base = resumed["base"]["step"].as_u64().unwrap();
+    assert!(base >= EVERY && base.is_multiple_of(EVERY), "{resumed}");
+    let mut whole = undisturbed();
+    let curve = whole.clone();
+    whole.truncate(usize::try_from(base).unwrap());
+    whole.extend(second.metrics());
+    assert_same_curve(&curve, &whole, STEPS);
+    store.verify(&second, STEPS);
+}
+
+/// While the store does this to everything, training goes on, and the run says that checkpoints fall behind; afterwards they
+/// are made again.
+fn store_that(answer: Answer) {
+    let store = Store::new();
+    let mut run = store.run(2);
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    store.front.rule(move |_, _| Some(answer));
+    run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    run.wait_for_step(STEPS);
+    store.front.pass();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    store.verify(&run, STEPS);
+}
+
+#[test]
+fn a_store_that_answers_500_stops_nobody() {
+    store_that(Answer::Status(500));
+}
+
+#[test]
+fn a_store_that_answers_403_stops_nobody() {
+    store_that(Answer::Status(403));
+}
+
+#[test]
+fn a_store_that_says_it_is_full_stops_nobody() {
+    store_that(Answer::Status(507));
+}
+
+#[test]
+fn a_store_that_resets_connections_in_the_middle_of_uploads_stops_nobody() {
+    store_that(Answer::Reset);
+}
+
+#[test]
+fn a_store_that_hangs_stops_nobody() {
+    store_that(Answer::Held);
+}
+
+#[test]
+fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
+    let store = Store::new();
+    let job = JobFile {
+        // Long enough for the coordinator to look at the store by itself.
+        steps: 300,
+        ..store.job()
+    };
+    let mut run = Run::start_with(&job, 2, &store.settings());
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    store.front.rule(|_, _| Some(Answer::Held));
+    // Only the coordinator lists: it is held now.
+    let looks = store.front.seen("GET", "list-type");
+    store.wait_for(&mut run, "GET", "list-type", looks + 1);
+    let workers = run.wait_for_workers(2);
+    let before = run.metrics().last().map_or(0, |m| m.generation);
+    signal(workers[1].pid, Signal::SIGKILL);
+    let start = Instant::now();
+    run.wait_for("a step of another plan", |run| {
+        run.metrics().iter().any(|m| m.generation > before).then_some(())
+    });
+    // The request to the store hangs for half a minute and more.
+    assert!(start.elapsed() < Duration::from_secs(15), "{}", run.story());
+    store.front.pass();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    let undisturbed = {
+        let mut run = Run::start(
+            &JobFile {
+                checkpoint: None,
+                ..job
+            },
+            1,
+        );
+        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        run.metrics()
+    };
+    assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), 300);
+}
+
+/// Fakes the clock of a process, and of those that it starts: `scripts/setup-stores.sh` installs it.
+const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
+
+fn library(name: &str) -> String {
+    let folders = ["x86_64-linux-gnu", "aarch64-linux-gnu"].map(|f| format!("/usr/lib/{f}/{name}"));
+    let found = folders
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists());
+    found.unwrap_or_else(|| panic!("{name} is missing: run scripts/setup-stores.sh"))
+}
+
+/// Workers' and coordinator's clocks jump, the store's does not: signatures carry the time, so that it refuses them (MinIO
+/// allows for a quarter of an hour).
+fn clock_that_jumps(by: &'static str) {
+    let store = Store::new();
+    let folder = tempfile::tempdir().unwrap();
+    let clock = folder.path().join("clock");
+    let set = |offset: &str| {
+        // Replaced as a whole: it is read at any time.
+        let next = folder.path().join("next");
+        std::fs::write(&next, offset).unwrap();
+        std::fs::rename(&next, &clock).unwrap();
+    };
+    set("+0");
+    let mut settings = store.settings();
+    for (name, value) in [
+        ("LD_PRELOAD", library(FAKETIME)),
+        ("FAKETIME_TIMESTAMP_FILE", clock.to_string_lossy().into_owned()),
+        ("FAKETIME_NO_CACHE", "1".to_owned()),
+        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+    ] {
+        settings.push((name.to_owned(), value));
+    }
+    let mut run = Run::start_with(&store.job(), 2, &settings);
+    store.wait_for(&mut run, "PUT", "manifest.json", 1);
+    set(by);
+    run.wait_for("the word that checkpoints fall behind", |run| {
+        event(run, "checkpointStale")
+    });
+    run.wait_for_step(STEPS);
+    set("+0");
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
+    store.verify(&run, STEPS);
+}
+
+#[test]
+fn a_clock_that_jumps_ahead_stops_nobody() {
+    clock_that_jumps("+5h");
+}
+
+#[test]
+fn a_clock_that_jumps_back_stops_nobody() {
+    clock_that_jumps("-5h");
+}
+
+#[test]
+fn a_store_that_is_slow_makes_checkpoints_rarer_and_training_no_slower() {
+    let store = Store::new();
+    store
+        .front
+        .rule(|m, p| (m == "PUT" && p.contains("segment")).then_some(Answer::Late(Duration::from_secs(3))));
+    let mut run = store.run(2);
+    run.wait_for_step(STEPS);
+    let manifests = store.front.seen("PUT", "manifest.json");
+    store.front.pass();
+    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert!(
+        manifests < usize::try_from(STEPS / EVERY).unwrap(),
+        "{manifests} were in time"
+    );
+    store.verify(&run, STEPS);
+}

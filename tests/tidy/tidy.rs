@@ -1,0 +1,246 @@
+//! Tests about the code itself: what the core may depend on, how long files may be, what may not be written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Lines of code that a source file should not exceed, its tests not counted.
+const LINES: usize = 400;
+/// Lines that no file exceeds, tests included.
+const LINES_MAX: usize = 800;
+/// Files that are longer than they should be, with their length. This list may only shrink.
+const LONG: &[(&str, usize)] = &[];
+
+/// Crates that decide and never do.
+const CORE: &[&str] = &[
+    "varuna-plan",
+    "varuna-protocol",
+    "varuna-api",
+    "varuna-sim",
+    "varuna-replay",
+];
+/// What brings a runtime, a network, a cluster or libtorch with it.
+const SHELLS: &[&str] = &[
+    "tokio",
+    "tonic",
+    "tch",
+    "torch-sys",
+    "cudarc",
+    "kube-client",
+    "object_store",
+    "mio",
+    "hyper",
+    "rand",
+];
+/// The only crates that may link libtorch.
+const ENGINE: &[&str] = &["varuna-worker", "varuna-torch"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every text file of the repository, with its path from the root.
+fn files() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    walk(&root(), &mut found);
+    let root = root();
+    let name = |p: &Path| {
+        p.strip_prefix(&root)
+            .expect("below the root")
+            .display()
+            .to_string()
+    };
+    let mut files: Vec<_> = found
+        .iter()
+        .filter_map(|p| Some((name(p), fs::read_to_string(p).ok()?)))
+        .collect();
+    files.sort();
+    assert!(files.len() > 50, "only {} files found", files.len());
+    files
+}
+
+fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a readable folder") {
+        let path = entry.expect("a readable entry").path();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let built =
+            name.starts_with("target") || ["runs", ".git", ".cache", ".idea", ".vscode"].contains(&&*name);
+        if path.is_symlink() || built {
+            continue;
+        }
+        if path.is_dir() {
+            walk(&path, found);
+        } else {
+            found.push(path);
+        }
+    }
+}
+
+/// The packages that each package of the workspace needs to run, itself included.
+fn needs() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root())
+        .output()
+        .expect("cargo starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
+    let list = |value: &serde_json::Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let names: BTreeMap<String, String> = list(&metadata["packages"])
+        .iter()
+        .map(|p| (text(&p["id"]), text(&p["name"])))
+        .collect();
+    // Of the edges only those of the built code: not of tests, not of build scripts.
+    let plain = |dep: &serde_json::Value| list(&dep["dep_kinds"]).iter().any(|k| k["kind"].is_null());
+    let edges: BTreeMap<String, Vec<String>> = list(&metadata["resolve"]["nodes"])
+        .iter()
+        .map(|n| {
+            let to = list(&n["deps"])
+                .iter()
+                .filter(|d| plain(d))
+                .map(|d| text(&d["pkg"]))
+                .collect();
+            (text(&n["id"]), to)
+        })
+        .collect();
+    let members = list(&metadata["workspace_members"]);
+    members
+        .iter()
+        .map(|m| (names[&text(m)].clone(), reach(&text(m), &edges, &names)))
+        .collect()
+}
+
+fn reach(
+    from: &str,
+    edges: &BTreeMap<String, Vec<String>>,
+    names: &BTreeMap<String, String>,
+) -> BTreeSet<String> {
+    let (mut seen, mut next) = (BTreeSet::from([from.to_owned()]), vec![from.to_owned()]);
+    while let Some(id) = next.pop() {
+        for to in &edges[&id] {
+            if seen.insert(to.clone()) {
+                next.push(to.clone());
+            }
+        }
+    }
+    seen.iter().map(|id| names[id].clone()).collect()
+}
+
+#[test]
+fn the_core_reaches_no_runtime_no_network_no_cluster_and_no_libtorch() {
+    let needs = needs();
+    for name in CORE {
+        let reached = &needs[*name];
+        assert!(reached.len() > 3, "{name} reaches only {reached:?}");
+        let bad: Vec<_> = SHELLS.iter().filter(|s| reached.contains(**s)).collect();
+        assert!(
+            bad.is_empty(),
+            "{name} depends on {bad:?}: the core decides, shells act"
+        );
+    }
+}
+
+#[test]
+fn nothing_but_the_worker_links_libtorch() {
+    let needs = needs();
+    assert!(needs["varuna-worker"].contains("torch-sys"));
+    for (name, reached) in &needs {
+        let links = reached.contains("torch-sys");
+        assert!(!links || ENGINE.contains(&name.as_str()), "{name} links libtorch");
+    }
+}
+
+#[test]
+fn unsafe_code_is_allowed_in_the_torch_crate_alone() {
+    // Written so that this file does not contain what it looks for.
+    let permits = ["allow(unsafe", "expect(unsafe"].map(|p| format!("{p}_code"));
+    for (name, text) in files().iter().filter(|(name, _)| name.ends_with(".rs")) {
+        let permitted = permits.iter().any(|p| text.contains(p));
+        assert!(
+            !permitted || name.starts_with("worker/torch/"),
+            "{name} permits unsafe code"
+        );
+    }
+}
+
+#[test]
+fn files_stay_short() {
+    let mut wrong = Vec::new();
+    let allowed: BTreeMap<&str, usize> = LONG.iter().copied().collect();
+    for (name, text) in files().iter().filter(|(name, _)| name.ends_with(".rs")) {
+        let all = text.lines().count();
+        let test_file = name.contains("/tests/") || name.ends_with("/tests.rs");
+        let code = if test_file {
+            0
+        } else {
+            text.lines()
+                .position(|l| l.trim() == "#[cfg(test)]")
+                .unwrap_or(all)
+        };
+        if all > LINES_MAX {
+            wrong.push(format!("{name}: {all} lines, {LINES_MAX} at most: split it"));
+        }
+        match allowed.get(name.as_str()) {
+            None if code > LINES => {
+                wrong.push(format!("{name}: {code} lines of code, {LINES} at most: split it"))
+            }
+            Some(ceiling) if code > *ceiling => {
+                wrong.push(format!("{name}: grew from {ceiling} to {code} lines"))
+            }
+            Some(ceiling) if code < *ceiling => {
+                wrong.push(format!(
+                    "{name}: shrank from {ceiling} to {code} lines: lower or remove it in LONG"
+                ));
+            }
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_names_a_machine_or_leaves_work_undone() {
+    // Split, so that this file does not contain what it forbids.
+    let forbidden = [
+        ["/wo", "rk/"],
+        ["/ro", "ot/"],
+        ["/ho", "me/"],
+        ["TO", "DO"],
+        ["FIX", "ME"],
+        ["XX", "X:"],
+        ["dbg", "!("],
+    ]
+    .map(|parts| parts.concat());
+    let mut wrong = Vec::new();
+    for (name, text) in files() {
+        for (i, line) in text.lines().enumerate() {
+            if let Some(word) = forbidden.iter().find(|w| line.contains(w.as_str())) {
+                wrong.push(format!("{name}:{}: {word}", i + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_crate_takes_the_workspaces_lints() {
+    for (name, text) in files()
+        .iter()
+        .filter(|(name, _)| name.ends_with("Cargo.toml") && name != "Cargo.toml")
+    {
+        assert!(
+            text.contains("[lints]\nworkspace = true"),
+            "{name} has no [lints] workspace = true"
+        );
+    }
+}
