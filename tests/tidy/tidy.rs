@@ -1,5 +1,10 @@
 //! Tests about the code itself: what the core may depend on, how long files may be, what may not be written.
 
+mod cycles;
+mod source;
+mod structs;
+
+use source::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,12 +38,10 @@ const SHELLS: &[&str] = &[
     "hyper",
     "rand",
 ];
+/// Entries of the root that a visitor sees.
+const TOP_LEVEL: usize = 26;
 /// The only crates that may link libtorch.
 const ENGINE: &[&str] = &["varuna-worker", "varuna-torch"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// Every text file of the repository, with its path from the root.
 fn files() -> Vec<(String, String)> {
@@ -243,4 +246,23 @@ fn every_crate_takes_the_workspaces_lints() {
             "{name} has no [lints] workspace = true"
         );
     }
+}
+
+#[test]
+fn the_top_level_stays_small() {
+    let entries = fs::read_dir(root()).expect("a readable root");
+    let names = entries.map(|e| {
+        e.expect("a readable entry")
+            .file_name()
+            .to_string_lossy()
+            .into_owned()
+    });
+    let built = |name: &String| name.starts_with("target") || name == "runs" || name.starts_with('.');
+    let visible: BTreeSet<String> = names.filter(|name| !built(name)).collect();
+    assert!(visible.contains("README.md"), "{visible:?}");
+    assert!(
+        visible.len() <= TOP_LEVEL,
+        "{} entries, {TOP_LEVEL} at most: {visible:?}",
+        visible.len()
+    );
 }

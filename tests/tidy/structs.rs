@@ -1,0 +1,51 @@
+//! State is split by owner: no struct that machines or shells hold has more fields than a reader can keep in mind.
+
+use crate::source::crates;
+
+/// Fields of a struct at most.
+const FIELDS: usize = 20;
+
+/// Structs that still have more. This list may only shrink.
+const KNOWN: &[(&str, usize)] = &[
+    ("core/protocol/src/coordinator/mod.rs Coordinator", 38),
+    ("core/protocol/src/member/mod.rs Member", 33),
+    ("core/replay/src/world/mod.rs World", 30),
+    ("core/sim/src/world/mod.rs World", 30),
+    ("crates/coordinator/src/driver.rs Driver", 23),
+];
+
+#[test]
+fn no_struct_has_more_than_twenty_fields() {
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for krate in crates() {
+        for file in krate.files.values() {
+            for s in &file.structs {
+                seen += 1;
+                // Documents and configuration are as long as what they describe.
+                let document = ["Serialize", "Deserialize", "Parser", "Args"]
+                    .iter()
+                    .any(|d| s.derives.contains(*d));
+                let configuration = ["Config", "Timing", "Options"]
+                    .iter()
+                    .any(|end| s.name.ends_with(end));
+                let place = format!("{} {}", file.name, s.name);
+                let most = KNOWN
+                    .iter()
+                    .find(|(known, _)| *known == place)
+                    .map_or(FIELDS, |(_, n)| *n);
+                if s.fields > most && !document && !configuration {
+                    wrong.push(format!(
+                        "{}: {} has {} fields, {FIELDS} at most",
+                        file.name, s.name, s.fields
+                    ));
+                }
+            }
+        }
+    }
+    assert!(
+        seen > 200,
+        "only {seen} structs were found: the test sees nothing"
+    );
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
