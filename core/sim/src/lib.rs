@@ -6,6 +6,7 @@
 //! It must never use a clock, a thread, or randomness of its own.
 
 mod check;
+mod effects_digest;
 mod engine;
 mod net;
 mod planner;

@@ -1,46 +1,100 @@
 //! Thousands of schedules without a broken invariant; every seeded bug is caught.
 
+use varuna_plan::state::mix;
 use varuna_protocol::Mutant;
 use varuna_sim::{Stats, World};
 
-const SEEDS: u64 = 4_000;
+const SEEDS: usize = 4_000;
+/// Seeds that share a line of the golden file.
+const SEEDS_PER_LINE: usize = 50;
+/// Digests of the seeds: the first one of the line, all effects of the protocol's machines, all events of the world.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/effects.txt");
+/// Set to anything, it makes the test write the golden file instead: only after a change of behaviour that was meant.
+const UPDATE: &str = "VARUNA_UPDATE_GOLDEN";
 
-/// Runs the seeds of one residue class.
-fn run_seeds(from: u64, step: usize) -> (Stats, Vec<String>) {
-    let mut total = Stats::default();
-    let mut broken = Vec::new();
-    for seed in (from..SEEDS).step_by(step) {
-        let mut world = World::new(seed);
-        if let Err(v) = world.run() {
-            let replay = format!("cargo run -p varuna-sim --example trace -- {seed}");
-            broken.push(format!(
-                "seed {seed} breaks ({}): {}; replay: {replay}",
-                v.invariant, v.seen
-            ));
+/// What happened in the seeds of one residue class.
+#[derive(Default)]
+struct Ran {
+    stats: Stats,
+    broken: Vec<String>,
+    /// Seed, digest of the effects, hash of the trace.
+    digests: Vec<(usize, u64, u64)>,
+}
+
+impl Ran {
+    fn seeds(from: usize, step: usize) -> Ran {
+        let mut ran = Ran::default();
+        for seed in (from..SEEDS).step_by(step) {
+            let mut world = World::new(seed as u64);
+            if let Err(v) = world.run() {
+                let replay = format!("cargo run -p varuna-sim --example trace -- {seed}");
+                ran.broken.push(format!(
+                    "seed {seed} breaks ({}): {}; replay: {replay}",
+                    v.invariant, v.seen
+                ));
+            }
+            ran.stats.add(&world.stats);
+            ran.digests
+                .push((seed, world.effects_digest(), world.trace_hash()));
         }
-        total.add(&world.stats);
+        ran
     }
-    (total, broken)
+}
+
+/// The lines of the golden file.
+fn golden_lines(mut digests: Vec<(usize, u64, u64)>) -> Vec<String> {
+    digests.sort_unstable();
+    let fold = |seeds: &[(usize, u64, u64)]| {
+        let (effects, trace) = seeds.iter().fold((0, 0), |(e, t), (_, effects, trace)| {
+            (mix(e, *effects), mix(t, *trace))
+        });
+        format!("{} {effects:016x} {trace:016x}", seeds[0].0)
+    };
+    digests.chunks(SEEDS_PER_LINE).map(fold).collect()
+}
+
+/// The effects of every seed are those that they were when the golden file was written.
+fn compare_with_golden(lines: &[String]) {
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(GOLDEN, lines.join("\n") + "\n").expect("the golden file can be written");
+        return;
+    }
+    let golden = std::fs::read_to_string(GOLDEN).expect("the golden file");
+    let golden: Vec<&str> = golden.lines().collect();
+    assert_eq!(golden.len(), lines.len());
+    let changed: Vec<_> = golden.iter().zip(lines).filter(|(a, b)| *a != b).collect();
+    assert!(
+        changed.is_empty(),
+        "the protocol behaves differently in {} of {} groups of {SEEDS_PER_LINE} seeds; first (was, is): {:?}; \
+         if that was meant: {UPDATE}=1 cargo test -p varuna-sim",
+        changed.len(),
+        lines.len(),
+        changed[0]
+    );
 }
 
 #[test]
-fn thousands_of_schedules_with_faults_break_no_invariant_and_end() {
+fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_effects_as_before() {
     let halves = std::thread::scope(|scope| {
-        let other = scope.spawn(|| run_seeds(1, 2));
-        [run_seeds(0, 2), other.join().unwrap()]
+        let other = scope.spawn(|| Ran::seeds(1, 2));
+        [Ran::seeds(0, 2), other.join().unwrap()]
     });
     let mut total = Stats::default();
-    for (stats, broken) in &halves {
-        assert!(broken.is_empty(), "{}", broken.join("\n"));
-        total.add(stats);
+    let mut digests = Vec::new();
+    for ran in halves {
+        assert!(ran.broken.is_empty(), "{}", ran.broken.join("\n"));
+        total.add(&ran.stats);
+        digests.extend(ran.digests);
     }
     println!("{SEEDS} schedules: {total:?}");
     // the schedules exercise what they are there for
-    assert_eq!(total.done, SEEDS);
-    assert!(total.planned > SEEDS / 2, "{total:?}");
-    assert!(total.rolled > SEEDS / 4, "{total:?}");
-    assert!(total.restores > SEEDS / 20, "{total:?}");
-    assert!(total.faults > SEEDS * 4, "{total:?}");
+    let seeds = SEEDS as u64;
+    assert_eq!(total.done, seeds);
+    assert!(total.planned > seeds / 2, "{total:?}");
+    assert!(total.rolled > seeds / 4, "{total:?}");
+    assert!(total.restores > seeds / 20, "{total:?}");
+    assert!(total.faults > seeds * 4, "{total:?}");
+    compare_with_golden(&golden_lines(digests));
 }
 
 /// Where to look for each seeded bug, and what it may break.

@@ -73,6 +73,7 @@ impl World {
         self.leaders[c].machine.handle(now, input, &mut effects);
         let term = self.leaders[c].machine.term();
         for effect in effects {
+            self.effects.coordinator(self.now, c, &effect);
             match effect {
                 CoordinatorEffect::Send { to, order } => {
                     let number = self.leaders[c].streams.get(&to).copied().unwrap_or(0);

@@ -9,6 +9,7 @@ mod workers;
 pub use stats::Stats;
 
 use crate::check::{Ghosts, Violation, broken};
+use crate::effects_digest::EffectsDigest;
 use crate::engine::Engine;
 use crate::net::{Channel, Ms, Node, Queue};
 use crate::rng::Rng;
@@ -116,6 +117,7 @@ pub struct World {
     calm: bool,
     ghosts: Ghosts,
     hash: u64,
+    effects: EffectsDigest,
     /// Prints every delivered message.
     pub trace: bool,
     /// What happened so far.
@@ -178,6 +180,7 @@ impl World {
             calm: false,
             ghosts: Ghosts::default(),
             hash: seed,
+            effects: EffectsDigest::default(),
             trace: false,
             stats: Stats::default(),
         };
@@ -277,6 +280,13 @@ impl World {
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.hash
+    }
+
+    /// A number over all effects of the protocol's machines: who, when, what. It does not depend on names in the code, nor on
+    /// sentences for people.
+    #[must_use]
+    pub fn effects_digest(&self) -> u64 {
+        self.effects.0
     }
 
     fn finish(&mut self) -> Result<(), Violation> {

@@ -54,6 +54,7 @@ impl World {
         let mut effects = Vec::new();
         worker.member.handle(now, input, &mut effects);
         for effect in effects {
+            self.effects.member(self.now, w, &effect);
             self.carry_out(w, effect)?;
         }
         Ok(())

@@ -1,0 +1,280 @@
+//! A number over all effects of the protocol's two state machines: equal for equal behaviour.
+//!
+//! It does not depend on names of types and fields, nor on sentences for people, so that it stays the same while code is
+//! renamed and moved. All fields that a machine acts on are in it. Every variant has a tag here that never changes; fields are
+//! taken apart by name, so that a new field does not compile until it is decided here whether it counts.
+
+use varuna_plan::state::{Chain, UnitNorm, mix};
+use varuna_plan::{
+    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
+};
+use varuna_protocol::{
+    CoordinatorEffect, Event, Inventory, MemberEffect, Norms, Order, Outcome, PeerMessage, Phase, Prepared,
+    Ran, Record, Report, Status,
+};
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The digest so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct EffectsDigest(pub(crate) u64);
+
+impl EffectsDigest {
+    /// An effect of coordinator number `coordinator` at `now` (milliseconds of the world).
+    pub(crate) fn coordinator(&mut self, now: u64, coordinator: usize, effect: &CoordinatorEffect) {
+        self.add(&(1u64, now));
+        self.add(&coordinator);
+        self.add(effect);
+    }
+
+    /// An effect of a worker at `now` (milliseconds of the world).
+    pub(crate) fn member(&mut self, now: u64, worker: WorkerId, effect: &MemberEffect) {
+        self.add(&(2u64, now));
+        self.add(&worker);
+        self.add(effect);
+    }
+
+    fn add(&mut self, value: &(impl Digest + ?Sized)) {
+        value.digest(self);
+    }
+
+    /// The tag of a variant.
+    fn tag(&mut self, tag: u64) {
+        self.add(&tag);
+    }
+}
+
+trait Digest {
+    fn digest(&self, d: &mut EffectsDigest);
+}
+
+impl Digest for u64 {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.0 = mix(d.0, *self);
+    }
+}
+
+/// What is a number, or can be turned into one.
+macro_rules! numbers {
+    ($($type:ty: |$value:ident| $number:expr),* $(,)?) => {
+        $(impl Digest for $type {
+            fn digest(&self, d: &mut EffectsDigest) {
+                let $value = self;
+                let number: u64 = $number;
+                d.add(&number);
+            }
+        })*
+    };
+}
+
+numbers! {
+    u32: |n| u64::from(*n),
+    usize: |n| *n as u64,
+    bool: |b| u64::from(*b),
+    f64: |x| x.to_bits(),
+    WorkerId: |w| w.0,
+    Generation: |g| g.0,
+    Step: |s| s.0,
+    Chain: |c| c.0,
+    Unit: |u| u64::from(u.0),
+    Recompute: |r| match r {
+        Recompute::None => 1,
+        Recompute::Selective => 2,
+        Recompute::Full => 3,
+    },
+    Phase: |p| match p {
+        Phase::Idle => 1,
+        Phase::Source => 2,
+        Phase::Loading => 3,
+        Phase::Ready => 4,
+        Phase::Running => 5,
+    },
+}
+
+/// Structs: the fields that count, then those that are for people.
+macro_rules! structs {
+    ($($type:ident { $($field:ident),* $(; $ignored:ident)* }),* $(,)?) => {
+        $(impl Digest for $type {
+            fn digest(&self, d: &mut EffectsDigest) {
+                let $type { $($field,)* $($ignored: _),* } = self;
+                $(d.add($field);)*
+            }
+        })*
+    };
+}
+
+structs! {
+    StateId { run_gen, step, chain },
+    Decision { parent, id, norm2, overflow, loss, eval_loss, switch },
+    UnitNorm { norm2, overflow, loss, eval_loss },
+    Layout { segments, tied },
+    SegmentRange { start, end },
+    SampleRange { start, end },
+    Stage { worker, segments, recompute },
+    Pipeline { stages, samples },
+    Spare { worker; reason },
+    ScheduleSpec { kind, recompute },
+    Prediction { step_ms, bubble, move_ms, calibrated },
+    Shape { pipelines, spares, micro_batch_size, schedule, predicted },
+    Plan {
+        generation, parent, base, layout, shape, sources, addresses, deadline_ns, relay, secret, evidence; reason
+    },
+    Record { version, term, highest, plan, next, done },
+    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
+    Prepared { run_gen, step, norm },
+    Ran { generation, step, norm_put_in },
+    Inventory { upto, units, prepared, ran, decision },
+    Norms { step, owned, armed, save },
+}
+
+impl Digest for str {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.len());
+        self.bytes().for_each(|byte| d.add(&u64::from(byte)));
+    }
+}
+
+impl Digest for String {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(self.as_str());
+    }
+}
+
+impl<T: Digest> Digest for Option<T> {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.is_some());
+        self.iter().for_each(|value| d.add(value));
+    }
+}
+
+impl<T: Digest> Digest for Vec<T> {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.len());
+        self.iter().for_each(|value| d.add(value));
+    }
+}
+
+impl<T: Digest> Digest for Arc<T> {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(self.as_ref());
+    }
+}
+
+impl<A: Digest, B: Digest> Digest for (A, B) {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.0);
+        d.add(&self.1);
+    }
+}
+
+impl<K: Digest, V: Digest> Digest for BTreeMap<K, V> {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.len());
+        for (key, value) in self {
+            d.add(key);
+            d.add(value);
+        }
+    }
+}
+
+/// Enums: a tag for each variant, the fields that count, then those that are for people.
+macro_rules! enums {
+    ($($type:ident { $($tag:literal $variant:ident $({ $($field:ident),* $(; $ignored:ident)* })? $(( $($part:ident),* ))?),* $(,)? })*) => {
+        $(impl Digest for $type {
+            fn digest(&self, d: &mut EffectsDigest) {
+                match self {
+                    $($type::$variant $({ $($field,)* $($ignored: _),* })? $(( $($part),* ))? => {
+                        d.tag($tag);
+                        $($(d.add($field);)*)?
+                        $($(d.add($part);)*)?
+                    })*
+                }
+            }
+        })*
+    };
+}
+
+enums! {
+    ScheduleKind {
+        1 Gpipe,
+        2 OneForwardOneBackward { warmup_factor },
+        3 Interleaved { chunks },
+    }
+    Base {
+        1 Fixed { id, decision, checkpoint },
+        2 AtSwitch { from },
+    }
+    Order {
+        1 Fence { upto },
+        2 Prepare(plan),
+        3 Arm { generation },
+        4 Save { after },
+        5 Go { generation },
+        6 Release,
+    }
+    Report {
+        1 Status(status),
+        2 Suspect { generation, about, link },
+        3 Inventory(inventory),
+        4 Committed { decision },
+    }
+    PeerMessage {
+        1 Norm(norms),
+        2 Fetch { unit },
+    }
+    Outcome {
+        1 Done,
+        2 Deposed,
+        3 Stopped,
+        4 StateLost { units },
+    }
+    CoordinatorEffect {
+        1 Send { to, order },
+        2 Write { expect, record },
+        3 ReadRecord,
+        4 ListCheckpoints,
+        5 Event(event),
+        6 Finish(outcome),
+    }
+    MemberEffect {
+        1 Accepted(plan),
+        2 Connect { generation, peer, address },
+        3 Disconnect { generation },
+        4 Send { generation, to, message },
+        5 Serve { generation, to, unit, id, decision },
+        6 Report(report),
+        7 Load { id, unit },
+        8 Adopt { unit, id },
+        9 Run { plan, step },
+        10 Abort,
+        11 Apply { decision, units },
+        12 Free { keep },
+        13 Put { id, unit },
+        14 Exit,
+    }
+    Event {
+        1 TookOver { term },
+        2 WorkerJoined { worker, address; name },
+        3 WorkerLost { worker; name },
+        4 WorkerDraining { worker; name },
+        5 WorkerReleased { worker; name },
+        6 Planned { generation, workers, predicted_ms, change; plan; reason },
+        7 Fenced { upto; because },
+        8 Collected { answered, missing },
+        9 Resumed { generation, base, finished, restored },
+        10 Connected { generation },
+        11 Running { generation },
+        12 Switched { generation },
+        13 Cancelled { generation; because },
+        14 Committed { id, generation, step, loss, eval_loss, gradient_norm, overflow },
+        15 StepTimeOff { generation, predicted_ms, observed_ms, calibrated },
+        16 BelowMinimum { have, need },
+        17 NoPlan {; reason },
+        18 WriteFailed { version },
+        19 Lost { units },
+        20 Done { step },
+        21 Deposed { by_term },
+    }
+}
