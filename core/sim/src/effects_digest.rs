@@ -36,6 +36,11 @@ impl EffectsDigest {
         self.add(effect);
     }
 
+    /// The mode that a coordinator shows to people, by its serialized name.
+    pub(crate) fn mode(&mut self, mode: &str) {
+        self.add(mode);
+    }
+
     fn add(&mut self, value: &(impl Digest + ?Sized)) {
         value.digest(self);
     }

@@ -5,6 +5,7 @@
 //! (`docs/protocol.md`) that was broken. Everything is drawn from the seed; the same seed gives the same trace.
 //! It must never use a clock, a thread, or randomness of its own.
 
+mod arbitrary;
 mod check;
 mod effects_digest;
 mod engine;
@@ -13,6 +14,7 @@ mod planner;
 mod rng;
 mod world;
 
+pub use arbitrary::{coordinator_with_arbitrary_inputs, member_with_arbitrary_inputs};
 pub use check::Violation;
 pub use rng::Rng;
 pub use world::{Stats, World};
