@@ -1,72 +1,294 @@
-//! Seeded bugs: proof that the simulated world's checker sees what it claims to see.
+//! Mutants: bugs that can be switched on, to prove that the tests see what they claim to see.
 //!
-//! The names exist in every build, the bugs only under the feature `mutants`, which the simulation's tests enable.
+//! The names exist in every build, the bugs only under the feature `mutants`, which the simulation's tests enable. Each name
+//! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or nothing yet. The
+//! tests of both compare this table with what happens, so it is never better or worse than the truth.
+
+/// What catches a mutant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CaughtBy {
+    /// Some unit test of this crate fails.
+    pub unit_tests: bool,
+    /// One of the seeds of the simulated world breaks an invariant.
+    pub seeds: Option<Seeds>,
+}
+
+/// Where in the simulated world a mutant is caught.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seeds {
+    /// Letters of the invariants that it may break.
+    pub invariants: &'static str,
+    /// One of the 400 seeds from here on breaks one of them.
+    pub from: u64,
+}
+
+const UNIT_TESTS: CaughtBy = CaughtBy {
+    unit_tests: true,
+    seeds: None,
+};
+/// It survives today: it is equivalent to the sound code, or a test is missing (issue 14).
+const NOBODY: CaughtBy = CaughtBy {
+    unit_tests: false,
+    seeds: None,
+};
+
+const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
+    CaughtBy {
+        unit_tests: false,
+        seeds: Some(Seeds { invariants, from }),
+    }
+}
+
+const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
+    CaughtBy {
+        unit_tests: true,
+        ..seeds(invariants, from)
+    }
+}
 
 macro_rules! mutants {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// A seeded bug.
+    ($($(#[$doc:meta])* $name:ident => $caught_by:expr),* $(,)?) => {
+        /// A bug that can be switched on.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub enum Mutant { $($(#[$doc])* $name),* }
         impl Mutant {
             /// All of them.
             pub const ALL: &'static [Mutant] = &[$(Mutant::$name),*];
+
+            /// What is expected to catch it.
+            #[must_use]
+            pub fn caught_by(self) -> CaughtBy {
+                match self { $(Mutant::$name => $caught_by),* }
+            }
+
+            /// The mutant of that name.
+            #[must_use]
+            pub fn named(name: &str) -> Option<Mutant> {
+                Mutant::ALL.iter().copied().find(|m| format!("{m:?}") == name)
+            }
         }
     };
 }
 
 mutants! {
     /// Messages of any generation are taken from peers.
-    SkipFenceCheck,
+    SkipFenceCheck => seeds("eb", 0),
     /// A member goes on committing after it answered a fence.
-    CommitAfterFence,
+    CommitAfterFence => unit_tests_and_seeds("c", 0),
     /// Roll-forward applies without the reduced norm.
-    ForgetNorm,
+    ForgetNorm => unit_tests_and_seeds("b", 0),
     /// Go as soon as one member is ready; members obey.
-    GoEarly,
+    GoEarly => seeds("bfg", 0),
     /// The plan is sent before it is persisted.
-    SendBeforePersist,
+    SendBeforePersist => unit_tests_and_seeds("a", 0),
     /// The record is written without compare-and-swap.
-    BlindWrite,
+    BlindWrite => seeds("a", 0),
     /// The next generation counts from the plan in force, not from the highest ever persisted.
-    ReuseGeneration,
+    ReuseGeneration => seeds("a", 0),
     /// Prepared gradients are ignored: resume where all units are held, even when someone committed further.
-    RollBackPrepared,
+    RollBackPrepared => unit_tests_and_seeds("c", 0),
     /// Roll forward only if a survivor committed.
-    OnlyIfSurvivorCommitted,
+    OnlyIfSurvivorCommitted => unit_tests_and_seeds("c", 0),
     /// A persisted decision to finish a step is not remembered at the next recovery.
-    ForgetPersistedDecision,
+    ForgetPersistedDecision => unit_tests_and_seeds("c", 0),
     /// A state is known by its step alone.
-    StepIsIdentity,
+    StepIsIdentity => seeds("b", 8200),
     /// A fence interrupts the optimizer.
-    TornApply,
+    TornApply => unit_tests_and_seeds("b", 0),
     /// Units that the new plan takes away are freed when the plan is accepted.
-    FreeBeforeGo,
+    FreeBeforeGo => seeds("c", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration,
+    ShardsWithoutGeneration => seeds("b", 3600),
     /// Each worker resolves "newest checkpoint" itself.
-    NewestByEach,
+    NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
-    SwitchAlone,
+    SwitchAlone => unit_tests_and_seeds("g", 400),
     /// An armed plan is dropped without a fence.
-    CancelAfterArm,
+    CancelAfterArm => unit_tests_and_seeds("g", 0),
     /// Workers leave after their last commit.
-    ExitAtEnd,
+    ExitAtEnd => seeds("fg", 0),
     /// Links that failed are forgotten: the same plan again.
-    ForgetBadLinks,
+    ForgetBadLinks => unit_tests_and_seeds("f", 0),
     /// No way round a dead link between a target and its only source.
-    NoRelay,
+    NoRelay => unit_tests_and_seeds("f", 400),
+    /// A member does not note that it has put in its norm.
+    NormNotNoted => UNIT_TESTS,
+    /// A step is committed although norms of units are missing.
+    CommitWithoutAllUnits => NOBODY,
+    /// A step is committed before all norms are in.
+    CommitWithoutAllNorms => UNIT_TESTS,
+    /// The norm of a worker that is no member counts.
+    NormOfStranger => NOBODY,
+    /// The norm of any step is kept.
+    NormOfAnyStep => UNIT_TESTS,
+    /// Gradients outlive the commit that applied them.
+    KeepGradientsAfterCommit => NOBODY,
+    /// A member goes on after a commit although a fence waits.
+    RunOnAfterFence => UNIT_TESTS,
+    /// A member forgets the decision of its last commit.
+    ForgetOwnDecision => unit_tests_and_seeds("c", 0),
+    /// A fence that is repeated is not answered.
+    AnswerFenceOnce => seeds("f", 0),
+    /// A fence of the present generation is not obeyed.
+    IgnoreFenceOfPresent => UNIT_TESTS,
+    /// A member forgets that it was fenced.
+    ForgetFence => UNIT_TESTS,
+    /// A fence is answered while state is being taken over.
+    FenceDuringTakeOver => UNIT_TESTS,
+    /// A plan with the number of the fence is accepted.
+    AcceptFencedPlan => NOBODY,
+    /// A planned change is replaced by an older one.
+    OlderChangeReplacesNewer => NOBODY,
+    /// A worker that still trains or serves joins the planned change of another generation.
+    JoinWhileBusy => NOBODY,
+    /// A decision is applied to a unit that is not at the state it starts from.
+    ApplyFromAnyParent => NOBODY,
+    /// A decision is applied to a gradient of another generation.
+    ApplyGradientOfAnotherGeneration => NOBODY,
+    /// A Go from before the fence makes a spare give up its state.
+    OldGoFreesState => UNIT_TESTS,
+    /// A member obeys the Go of another generation.
+    GoInAnyGeneration => NOBODY,
+    /// Gradients outlive the state that was given up.
+    KeepGradientsAfterFree => NOBODY,
+    /// The last step that was run is remembered after the state was given up.
+    KeepRanAfterFree => NOBODY,
+    /// A member that starts does not note the step that it is about to run.
+    ForgetRanAtStart => UNIT_TESTS,
+    /// State is sent to peers while training runs.
+    ServeWhileRunning => NOBODY,
+    /// State that is not the base is sent to peers.
+    ServeAnyState => NOBODY,
+    /// State that is not the base is taken over.
+    AdoptAnyState => UNIT_TESTS,
+    /// State is taken over while a fence waits.
+    AdoptBeforeFence => NOBODY,
+    /// A member is ready before it is connected to its peers.
+    ReadyUnconnected => seeds("f", 0),
+    /// State that is being overwritten still counts as held.
+    KeepReplacedState => NOBODY,
+    /// The decision that led to a state does not travel with it.
+    DecisionDoesNotTravel => NOBODY,
+    /// Orders of an older coordinator are obeyed.
+    ObeyLowerTerm => UNIT_TESTS,
+    /// A member does not report that nothing moves.
+    MemberReportsNoHang => UNIT_TESTS,
+    /// A connection that closes is not reported.
+    IgnoreClosedPeer => UNIT_TESTS,
+    /// The switch takes place although not all members are armed.
+    SwitchIfOneIsArmed => UNIT_TESTS,
+    /// A member switches to its planned change whichever was agreed on.
+    SwitchToAnyChange => NOBODY,
+    /// A fetch that failed in another generation counts in the present one.
+    FetchFailedInAnyGeneration => NOBODY,
+    /// A unit that was fetched for another generation is taken over.
+    TakeUnitOfAnyGeneration => NOBODY,
+    /// A plan that came while the engine was busy is forgotten.
+    ForgetWaitingPlan => NOBODY,
+    /// A step is finished although a worker that ran it neither put in its norm nor is prepared.
+    FinishUnpreparedStep => UNIT_TESTS,
+    /// A step that is known to be committed is decided once more.
+    FinishCommittedStep => NOBODY,
+    /// The decision in the persisted plan does not count among the known ones.
+    ForgetDecisionOfPlan => UNIT_TESTS,
+    /// A recovery resumes at a state that does not cover the model.
+    ResumeUncovered => UNIT_TESTS,
+    /// A recovery resumes at the oldest state.
+    ResumeAtOldest => unit_tests_and_seeds("c", 0),
+    /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
+    RollForwardFromAnyState => NOBODY,
+    /// Committed steps are given up without waiting for their holders.
+    GiveUpStepsAtOnce => NOBODY,
+    /// A recovery does not wait for answers that may still come.
+    RecoverWithoutWaiting => UNIT_TESTS,
+    /// Answers to an earlier fence stay when another one begins.
+    KeepOldAnswers => unit_tests_and_seeds("c", 0),
+    /// The answer to an earlier fence counts.
+    CountStaleInventory => NOBODY,
+    /// The answer of a worker counts after its stream has closed.
+    CountAnswerOfClosedStream => NOBODY,
+    /// A write keeps the term of the record instead of the coordinator's own.
+    WriteWithoutOwnTerm => NOBODY,
+    /// A coordinator goes on after another has taken over.
+    IgnoreNewerTerm => UNIT_TESTS,
+    /// Generation numbers may fall behind those of the checkpoints in the store.
+    NumbersBelowStore => NOBODY,
+    /// After an unclear take-over the same term is used.
+    KeepUnclearTerm => UNIT_TESTS,
+    /// After an unclear write, whatever is in the store counts as written by this coordinator.
+    AnyRecordIsMine => UNIT_TESTS,
+    /// A write that failed counts as done.
+    FailedWriteCounts => unit_tests_and_seeds("a", 0),
+    /// A member that is ready in another generation counts as ready.
+    ReadyInAnyGeneration => seeds("g", 2_800),
+    /// A member at the last step counts as finished, whatever its generation.
+    FinishedInAnyGeneration => NOBODY,
+    /// A member at the last step counts as finished, whatever its phase.
+    FinishedInAnyPhase => NOBODY,
+    /// A member that was fenced past the generation does not end it.
+    IgnoreFencedMember => NOBODY,
+    /// A member that is silent does not end the generation.
+    IgnoreSilentMember => NOBODY,
+    /// A member that is based in the next generation does not show that the switch was decided.
+    SwitchedOnlyWhenRunning => UNIT_TESTS,
+    /// A change that an earlier coordinator may have armed is cancelled without a fence.
+    CancelUnknownChange => NOBODY,
+    /// Progress does not reset the count of generations that failed.
+    NeverResetFailedGenerations => UNIT_TESTS,
+    /// The deadline does not grow with generations that fail.
+    DeadlineNeverGrows => UNIT_TESTS,
+    /// A recovery plans with workers that did not answer.
+    PlanWithUnanswered => UNIT_TESTS,
+    /// A new coordinator does not wait for the members of the inherited plan.
+    NoSettling => NOBODY,
+    /// After a pause of its own the coordinator declares everybody silent.
+    PauseSilencesEverybody => UNIT_TESTS,
+    /// Every write of the record counts as progress of training.
+    EveryWriteIsProgress => NOBODY,
+    /// The run is done without the checkpoint of its last step.
+    DoneWithoutFinalCheckpoint => seeds("c", 0),
+    /// A checkpoint of the last step does not end the run.
+    IgnoreFinalCheckpoint => seeds("f", 0),
+    /// A recovery leaves the planned change in the record.
+    RecoveryKeepsNext => seeds("f", 0),
+    /// The plan of a recovery does not carry the decision that its base needs.
+    RecoverWithoutDecision => seeds("cf", 0),
+    /// A drained worker is released while it is not idle.
+    ReleaseBusyWorker => NOBODY,
+    /// A member of the next plan that drains does not end the change.
+    IgnoreDrainingNextMember => NOBODY,
+    /// A member that was fenced past the next plan does not end the change.
+    IgnoreFencedNextMember => NOBODY,
+    /// Members are armed before all are connected.
+    ArmUnconnected => UNIT_TESTS,
+    /// A generation in which no step is committed for four deadlines goes on.
+    NoStallDetection => NOBODY,
+    /// A generation may take for ever to start.
+    NoLaunchDeadline => seeds("f", 0),
+    /// A recovery does not use draining workers even where too few others are left.
+    NeverUseDraining => NOBODY,
+    /// A write that succeeds after Stop is not noted.
+    ForgetWriteAtStop => NOBODY,
+    /// An inventory is kept while no recovery collects any.
+    CountInventoryOutsideRecovery => NOBODY,
+    /// An inventory does not show that its worker was fenced.
+    InventoryProvesNoFence => NOBODY,
+    /// The answer to an earlier write counts as the answer to the present one.
+    AnyAnswerIsOfThisWrite => NOBODY,
+    /// A change is proposed while a member is silent.
+    ChangeWhileMemberIsSilent => UNIT_TESTS,
 }
 
-/// Whether the seeded bug is switched on in this machine; `false` at compile time without the feature.
+/// Whether the bug is switched on; `false` at compile time without the feature.
 #[cfg(feature = "mutants")]
 macro_rules! bug {
-    ($machine:expr, $name:ident) => {
-        $machine.mutant == Some($crate::mutant::Mutant::$name)
+    ($name:ident) => {
+        $crate::mutant::is_on($crate::mutant::Mutant::$name)
     };
 }
 #[cfg(not(feature = "mutants"))]
 macro_rules! bug {
-    ($machine:expr, $name:ident) => {
+    ($name:ident) => {
         $crate::mutant::off()
     };
 }
@@ -76,3 +298,37 @@ macro_rules! bug {
 pub(crate) const fn off() -> bool {
     false
 }
+
+#[cfg(feature = "mutants")]
+pub(crate) use switch::is_on;
+#[cfg(feature = "mutants")]
+pub use switch::with_mutant;
+
+#[cfg(feature = "mutants")]
+mod switch {
+    use super::Mutant;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Runs something with a mutant switched on, or none, in this thread.
+    pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
+        let before = ON.replace(mutant);
+        let result = run();
+        ON.set(before);
+        result
+    }
+
+    pub(crate) fn is_on(mutant: Mutant) -> bool {
+        #[cfg(test)]
+        if super::tests::is_on(mutant) {
+            return true;
+        }
+        ON.get() == Some(mutant)
+    }
+}
+
+#[cfg(all(test, feature = "mutants"))]
+mod tests;

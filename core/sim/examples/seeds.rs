@@ -1,4 +1,5 @@
-//! `seeds run FROM COUNT`: many schedules. `seeds mutants COUNT [MUTANT]`: the first seed that catches each seeded bug.
+//! `seeds run FROM COUNT`: many schedules. `seeds mutants COUNT [MUTANT]`: the first seed that catches each mutant; it fails where
+//! the table of mutants is wrong.
 
 use varuna_protocol::Mutant;
 use varuna_sim::World;
@@ -10,10 +11,10 @@ fn main() {
         Some("run") => run(number(2), number(3)),
         Some("mutants") => {
             let wanted = |m: &&Mutant| args.get(3).is_none_or(|n| *n == format!("{m:?}"));
-            Mutant::ALL
-                .iter()
-                .filter(wanted)
-                .for_each(|m| hunt(*m, number(2)));
+            let mutants = Mutant::ALL.iter().filter(wanted);
+            if mutants.filter(|m| !hunt(**m, number(2))).count() > 0 {
+                std::process::exit(1);
+            }
         }
         _ => println!("seeds run FROM COUNT | seeds mutants COUNT [MUTANT]"),
     }
@@ -35,13 +36,19 @@ fn run(from: u64, count: u64) {
     println!("{count} schedules, {bad} violations: {total:?}");
 }
 
-fn hunt(mutant: Mutant, count: u64) {
-    let caught = (0..count).find_map(|seed| {
+/// Whether the table is right about the mutant.
+fn hunt(mutant: Mutant, count: u64) -> bool {
+    let expected = mutant.caught_by();
+    let from = expected.seeds.map_or(0, |s| s.from);
+    let caught = (from..from + count).find_map(|seed| {
         let mut world = World::with_mutant(seed, mutant);
         world.run().err().map(|v| (seed, v))
     });
+    let right = caught.is_some() == expected.seeds.is_some() || (expected.unit_tests && caught.is_some());
+    let remark = if right { "" } else { "; the table says otherwise" };
     match caught {
-        Some((seed, v)) => println!("{mutant:?}: seed {seed} ({}) {}", v.invariant, v.seen),
-        None => println!("{mutant:?}: not caught"),
+        Some((seed, v)) => println!("{mutant:?}: seed {seed} ({}) {}{remark}", v.invariant, v.seen),
+        None => println!("{mutant:?}: not caught{remark}"),
     }
+    right
 }

@@ -9,10 +9,8 @@ fn main() {
         println!("usage: trace SEED [MUTANT]");
         return;
     };
-    let mutant = args.next();
-    let named = |m: &&Mutant| mutant.as_deref() == Some(format!("{m:?}").as_str());
-    let mut world = match Mutant::ALL.iter().find(named) {
-        Some(mutant) => World::with_mutant(seed, *mutant),
+    let mut world = match args.next().as_deref().and_then(Mutant::named) {
+        Some(mutant) => World::with_mutant(seed, mutant),
         None => World::new(seed),
     };
     world.trace = true;

@@ -1,7 +1,8 @@
-//! Thousands of schedules without a broken invariant; every seeded bug is caught.
+//! Thousands of schedules without a broken invariant; mutants are caught.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use varuna_plan::state::mix;
-use varuna_protocol::Mutant;
+use varuna_protocol::{CaughtBy, Mutant, Seeds};
 use varuna_sim::{Stats, World};
 
 const SEEDS: usize = 4_000;
@@ -97,48 +98,48 @@ fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_e
     compare_with_golden(&golden_lines(digests));
 }
 
-/// Where to look for each seeded bug, and what it may break.
-const HUNTS: &[(Mutant, u64, &str)] = &[
-    (Mutant::SkipFenceCheck, 0, "eb"),
-    (Mutant::CommitAfterFence, 0, "c"),
-    (Mutant::ForgetNorm, 0, "b"),
-    (Mutant::GoEarly, 0, "bfg"),
-    (Mutant::SendBeforePersist, 0, "a"),
-    (Mutant::BlindWrite, 0, "a"),
-    (Mutant::ReuseGeneration, 0, "a"),
-    (Mutant::RollBackPrepared, 0, "c"),
-    (Mutant::OnlyIfSurvivorCommitted, 0, "c"),
-    (Mutant::ForgetPersistedDecision, 0, "c"),
-    (Mutant::StepIsIdentity, 8_200, "b"),
-    (Mutant::TornApply, 0, "b"),
-    (Mutant::FreeBeforeGo, 0, "c"),
-    (Mutant::ShardsWithoutGeneration, 3_600, "b"),
-    (Mutant::NewestByEach, 0, "b"),
-    (Mutant::SwitchAlone, 400, "g"),
-    (Mutant::CancelAfterArm, 0, "g"),
-    (Mutant::ExitAtEnd, 0, "fg"),
-    (Mutant::ForgetBadLinks, 0, "f"),
-    (Mutant::NoRelay, 400, "f"),
-];
+/// Seeds in which a mutant that is expected to be caught by seeds is looked for.
+const HUNT: u64 = 400;
+/// Seeds that a mutant which nothing catches today is given here; `make nightly` gives it more.
+const SURVIVED: u64 = 50;
+
+/// What is wrong with the table of mutants in this line.
+fn compare_with_table(mutant: Mutant) -> Option<String> {
+    let caught = |from: u64, count: u64| {
+        let violation = |seed| World::with_mutant(seed, mutant).run().err();
+        (from..from + count).find_map(|seed| violation(seed).map(|v| (seed, v)))
+    };
+    match mutant.caught_by() {
+        CaughtBy {
+            seeds: Some(Seeds { invariants, from }),
+            ..
+        } => match caught(from, HUNT) {
+            Some((_, v)) if invariants.contains(v.invariant) => None,
+            Some((seed, v)) => Some(format!("{mutant:?}, seed {seed}: ({}) {}", v.invariant, v.seen)),
+            None => Some(format!("{mutant:?} is not caught from {from}")),
+        },
+        CaughtBy { unit_tests: true, .. } => None,
+        CaughtBy { .. } => caught(0, SURVIVED).map(|(seed, v)| {
+            format!(
+                "{mutant:?} is caught now, correct the table in mutant.rs: seed {seed} ({})",
+                v.invariant
+            )
+        }),
+    }
+}
 
 #[test]
-fn every_seeded_bug_is_caught_by_the_invariant_that_it_breaks() {
-    for mutant in Mutant::ALL {
-        assert!(HUNTS.iter().any(|(m, ..)| m == mutant), "nobody hunts {mutant:?}");
-    }
-    for (mutant, from, invariants) in HUNTS {
-        let caught = (*from..from + 400)
-            .find_map(|seed| World::with_mutant(seed, *mutant).run().err().map(|v| (seed, v)));
-        let Some((seed, v)) = caught else {
-            panic!("{mutant:?} is not caught by seeds {from}..{}", from + 400);
-        };
-        assert!(
-            invariants.contains(v.invariant),
-            "{mutant:?}, seed {seed}: ({}) {}",
-            v.invariant,
-            v.seen
-        );
-    }
+fn seeds_catch_the_mutants_that_the_table_says_by_the_invariants_that_they_break() {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mine = std::iter::from_fn(|| Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed)));
+        mine.filter_map(|m| compare_with_table(*m)).collect::<Vec<_>>()
+    };
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let threads = [(); 2].map(|()| scope.spawn(worker));
+        threads.into_iter().flat_map(|t| t.join().unwrap()).collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

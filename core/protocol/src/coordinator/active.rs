@@ -24,7 +24,7 @@ impl Coordinator {
         let finished = self.finished(&target);
         let patience = Duration::from_nanos(target.deadline_ns) * 4;
         let running = self.gone == target.generation;
-        if running && !finished && now > self.progress_at.after(patience) {
+        if !bug!(NoStallDetection) && running && !finished && now > self.progress_at.after(patience) {
             return self.fence(now, "no step was committed for four deadlines".into(), effects);
         }
         if finished {
@@ -69,17 +69,21 @@ impl Coordinator {
     fn broken(&self, now: Time, target: &Plan) -> Option<String> {
         let g = target.generation;
         let members = target.members();
-        if let Some(gone) = members.iter().find(|w| self.away(now, **w)) {
+        if let Some(gone) = members
+            .iter()
+            .find(|w| !bug!(IgnoreSilentMember) && self.away(now, **w))
+        {
             return Some(format!("{} is silent", self.name(*gone)));
         }
-        let fenced = |w: &&WorkerId| self.status(**w).is_some_and(|s| s.fenced >= g);
+        let fenced =
+            |w: &&WorkerId| !bug!(IgnoreFencedMember) && self.status(**w).is_some_and(|s| s.fenced >= g);
         let fenced = members.iter().find(fenced)?;
         Some(format!("{} was fenced past generation {g}", self.name(*fenced)))
     }
 
     /// Everyone is at the last step.
     fn end(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
-        if !self.config.final_checkpoint {
+        if bug!(DoneWithoutFinalCheckpoint) || !self.config.final_checkpoint {
             let record = self.record.clone();
             self.persist(Record { done: true, ..record }, effects);
         } else if now >= self.asked_at {
@@ -93,8 +97,8 @@ impl Coordinator {
     fn finished(&self, target: &Plan) -> bool {
         target.members().iter().all(|w| {
             self.status(*w).is_some_and(|s| {
-                s.generation == target.generation
-                    && s.phase == Phase::Running
+                (s.generation == target.generation || bug!(FinishedInAnyGeneration))
+                    && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
                     && s.at.step >= self.config.last_step
             })
         })
@@ -103,8 +107,10 @@ impl Coordinator {
     /// Somebody is based in the next generation: the switch has been decided.
     fn has_switched(&self, plan: &Plan, next: &Plan) -> bool {
         let based = |w: &WorkerId| {
-            self.status(*w)
-                .is_some_and(|s| s.generation == next.generation && (s.based || s.phase == Phase::Running))
+            self.status(*w).is_some_and(|s| {
+                s.generation == next.generation
+                    && ((s.based && !bug!(SwitchedOnlyWhenRunning)) || s.phase == Phase::Running)
+            })
         };
         plan.members().iter().chain(next.members().iter()).any(based)
     }
@@ -140,13 +146,14 @@ impl Coordinator {
             effects.push(CoordinatorEffect::Event(Event::Connected { generation }));
         }
         let ready = |w: &WorkerId| {
-            self.status(*w)
-                .is_some_and(|s| s.generation == generation && s.phase >= Phase::Ready)
+            self.status(*w).is_some_and(|s| {
+                (s.generation == generation || bug!(ReadyInAnyGeneration)) && s.phase >= Phase::Ready
+            })
         };
-        let early = bug!(self, GoEarly) && members.iter().any(ready);
+        let early = bug!(GoEarly) && members.iter().any(ready);
         if first && !early && !members.iter().all(ready) {
             let deadline = Duration::from_nanos(target.deadline_ns);
-            if now > self.since.after(self.config.timing.launch + deadline) {
+            if !bug!(NoLaunchDeadline) && now > self.since.after(self.config.timing.launch + deadline) {
                 self.fence(
                     now,
                     format!("generation {generation} did not start in time"),
@@ -187,7 +194,7 @@ impl Coordinator {
                 self.order(now, to, Order::Go { generation }, effects);
             }
             let idle = status.phase == Phase::Idle && status.next != generation;
-            if !first && !target.has(to) && status.draining && idle {
+            if !first && !target.has(to) && status.draining && (idle || bug!(ReleaseBusyWorker)) {
                 let before = self.told.contains_key(&(to, super::Kind::Release));
                 self.order(now, to, Order::Release, effects);
                 if !before {

@@ -137,7 +137,7 @@ impl Coordinator {
     /// makes better use of them.
     pub(super) fn propose(&mut self, now: Time, plan: &Arc<Plan>, effects: &mut Vec<CoordinatorEffect>) {
         let members = plan.members();
-        if members.iter().any(|w| self.status(*w).is_none()) {
+        if !bug!(ChangeWhileMemberIsSilent) && members.iter().any(|w| self.status(*w).is_none()) {
             return; // a member is silent: not now
         }
         let pool = self.pool(now, &self.firm());
@@ -208,8 +208,8 @@ impl Coordinator {
                 lost |= !plan.has(w) && self.workers.get(&w).is_none_or(gone);
                 continue;
             };
-            lost |= s.draining && next.has(w);
-            dead |= s.fenced >= g;
+            lost |= !bug!(IgnoreDrainingNextMember) && s.draining && next.has(w);
+            dead |= !bug!(IgnoreFencedNextMember) && s.fenced >= g;
             if s.generation != g && s.next != g {
                 self.order(now, w, Order::Prepare(next.clone()), effects);
                 ready = false;
@@ -219,16 +219,16 @@ impl Coordinator {
                 ready &= s.connected;
             }
         }
-        if ready || self.armed == g {
+        if bug!(ArmUnconnected) || ready || self.armed == g {
             self.armed = g;
             for to in plan.members() {
                 self.order(now, to, Order::Arm { generation: g }, effects);
             }
         }
         let timing = &self.config.timing;
-        let hasty = bug!(self, CancelAfterArm);
+        let hasty = bug!(CancelAfterArm);
         // once somebody may be armed, or where an earlier coordinator may have armed, only a fence ends it
-        let may_cancel = (self.armed != g && self.proposed == g) || hasty;
+        let may_cancel = (self.armed != g && (bug!(CancelUnknownChange) || self.proposed == g)) || hasty;
         let patience = if hasty {
             Duration::from_millis(60)
         } else {

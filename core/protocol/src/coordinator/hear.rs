@@ -12,7 +12,7 @@ impl Coordinator {
         self.ticked_at = now;
         let mut silent = Vec::new();
         for (id, worker) in self.workers.iter_mut().filter(|(_, w)| w.up) {
-            if slept {
+            if slept && !bug!(PauseSilencesEverybody) {
                 worker.heard_at = now;
             } else if now > worker.heard_at.after(self.config.timing.silent) {
                 silent.push(*id);
@@ -47,7 +47,9 @@ impl Coordinator {
     }
 
     pub(super) fn stream_down(&mut self, now: Time, from: WorkerId, effects: &mut Vec<CoordinatorEffect>) {
-        self.answers.remove(&from);
+        if !bug!(CountAnswerOfClosedStream) {
+            self.answers.remove(&from);
+        }
         self.lose_stream(now, from, effects);
     }
 
@@ -118,20 +120,26 @@ impl Coordinator {
                 if status.at > self.best && counts {
                     self.best = status.at;
                     self.progress_at = now;
-                    self.fruitless = 0;
+                    if !bug!(NeverResetFailedGenerations) {
+                        self.fruitless = 0;
+                    }
                 }
             }
             Report::Inventory(inventory) => {
                 if let Some(status) = &mut worker.status {
-                    status.fenced = status.fenced.max(inventory.upto);
+                    if !bug!(InventoryProvesNoFence) {
+                        status.fenced = status.fenced.max(inventory.upto);
+                    }
                     status.generation = Generation(0);
                     status.phase = Phase::Idle;
                 }
                 if let Some(decision) = inventory.decision {
                     self.publish(now, decision, effects);
                 }
-                let fresh = inventory.upto == self.record.highest;
-                if matches!(self.mode, Mode::Collecting { .. }) && fresh {
+                let fresh = bug!(CountStaleInventory) || inventory.upto == self.record.highest;
+                if (bug!(CountInventoryOutsideRecovery) || matches!(self.mode, Mode::Collecting { .. }))
+                    && fresh
+                {
                     self.answers.insert(from, inventory);
                 }
             }
@@ -177,7 +185,7 @@ impl Coordinator {
         if !matches!(self.mode, Mode::Active | Mode::Persisting) {
             return;
         }
-        if link && about != from && !bug!(self, ForgetBadLinks) {
+        if link && about != from && !bug!(ForgetBadLinks) {
             self.bad
                 .mark(now, from, about, now.after(self.config.timing.bad_link));
         }

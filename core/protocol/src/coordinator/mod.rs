@@ -91,8 +91,6 @@ enum Kind {
 pub struct Coordinator {
     config: CoordinatorConfig,
     planner: Box<dyn Planner + Send>,
-    #[cfg(feature = "mutants")]
-    mutant: Option<crate::mutant::Mutant>,
     mode: Mode,
     // the record
     record: Record,
@@ -145,8 +143,6 @@ impl Coordinator {
         let published = Published::new(config.published);
         Coordinator {
             planner,
-            #[cfg(feature = "mutants")]
-            mutant: None,
             mode: Mode::Boot,
             record: Record::default(),
             term: 0,
@@ -186,15 +182,6 @@ impl Coordinator {
         }
     }
 
-    /// Switches a seeded bug on.
-    #[cfg(feature = "mutants")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_mutant(mut self, mutant: Option<crate::mutant::Mutant>) -> Self {
-        self.mutant = mutant;
-        self
-    }
-
     /// Allows a recovery to give up all committed steps and begin anew from the seed, where nothing else is left. Without it such
     /// a run ends with [`Outcome::StateLost`]: hours of training are not thrown away behind the user's back.
     #[must_use]
@@ -231,7 +218,10 @@ impl Coordinator {
             CoordinatorInput::Checkpoints(list) => {
                 self.stored = list.iter().map(|c| c.run_gen).fold(self.stored, Generation::max);
                 let open = matches!(self.mode, Mode::Active | Mode::Collecting { .. });
-                if open && list.iter().any(|c| c.step >= self.config.last_step) {
+                if open
+                    && !bug!(IgnoreFinalCheckpoint)
+                    && list.iter().any(|c| c.step >= self.config.last_step)
+                {
                     return self.persist(
                         Record {
                             done: true,
@@ -339,7 +329,7 @@ impl Coordinator {
     fn settle(&mut self, now: Time, until: Time, effects: &mut Vec<CoordinatorEffect>) {
         let back =
             self.known_to_all(self.record.plan.as_ref()) && self.known_to_all(self.record.next.as_ref());
-        if now >= until || back {
+        if bug!(NoSettling) || now >= until || back {
             self.mode = Mode::Active;
             self.since = now;
             self.progress_at = now;

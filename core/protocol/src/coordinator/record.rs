@@ -8,11 +8,13 @@ use varuna_plan::{Base, Decision, Generation, Plan};
 impl Coordinator {
     pub(super) fn persist(&mut self, mut record: Record, effects: &mut Vec<CoordinatorEffect>) {
         record.version = self.record.version + 1;
-        record.term = self.term;
+        if !bug!(WriteWithoutOwnTerm) {
+            record.term = self.term;
+        }
         self.mode = Mode::Persisting;
         self.write_failed = false;
         self.attempt = Some(record.clone());
-        if bug!(self, SendBeforePersist)
+        if bug!(SendBeforePersist)
             && let Some(plan) = record.next.as_ref().or(record.plan.as_ref())
         {
             for to in self.all_up() {
@@ -49,7 +51,7 @@ impl Coordinator {
                 expect: record.version,
                 record: next,
             });
-        } else if record.term > self.term && self.record.term == self.term {
+        } else if !bug!(IgnoreNewerTerm) && record.term > self.term && self.record.term == self.term {
             self.mode = Mode::Deposed;
             effects.push(CoordinatorEffect::Event(Event::Deposed { by_term: record.term }));
             self.finish(Outcome::Deposed, effects);
@@ -72,14 +74,16 @@ impl Coordinator {
                 r.done,
             )
         };
-        self.attempt
-            .as_ref()
-            .is_some_and(|a| numbers(a) == numbers(record))
+        bug!(AnyRecordIsMine)
+            || self
+                .attempt
+                .as_ref()
+                .is_some_and(|a| numbers(a) == numbers(record))
     }
 
     /// A failed write may have happened all the same: the store says.
     fn after_failed_write(&mut self, now: Time, record: Record, effects: &mut Vec<CoordinatorEffect>) {
-        if self.record.term != self.term {
+        if !bug!(KeepUnclearTerm) && self.record.term != self.term {
             // Two take-overs of one term look alike: what lies there may be another's. Only a term of one's own will do.
             self.mode = Mode::Boot;
             self.asked_at = now;
@@ -101,14 +105,20 @@ impl Coordinator {
         record: Record,
         effects: &mut Vec<CoordinatorEffect>,
     ) {
-        if self.mode != Mode::Persisting || !self.attempted(&record) {
+        if (self.mode != Mode::Persisting || !self.attempted(&record))
+            && !(bug!(AnyAnswerIsOfThisWrite) && self.mode == Mode::Persisting)
+        {
             // a Stop came between; the record stays true to the store
-            if ok && record.term == self.term && record.version > self.record.version {
+            if !bug!(ForgetWriteAtStop)
+                && ok
+                && record.term == self.term
+                && record.version > self.record.version
+            {
                 self.record = record;
             }
             return;
         }
-        if ok {
+        if ok || bug!(FailedWriteCounts) {
             return self.persisted(now, record, effects);
         }
         self.write_failed = true;
@@ -131,7 +141,7 @@ impl Coordinator {
             self.since = now;
         }
         let before = std::mem::replace(&mut self.record, record);
-        if recovery || took_over {
+        if bug!(EveryWriteIsProgress) || recovery || took_over {
             self.progress_at = now; // a planned change must never postpone the detection of a death
         }
         if took_over {
@@ -202,7 +212,7 @@ impl Coordinator {
 
     /// Numbers are burnt, never reused.
     pub(super) fn next_generation(&self) -> Generation {
-        if bug!(self, ReuseGeneration) {
+        if bug!(ReuseGeneration) {
             return self
                 .record
                 .plan
@@ -211,7 +221,11 @@ impl Coordinator {
                 .next();
         }
         // States of an earlier run on the same store must stay older than this one's.
-        self.record.highest.max(self.stored).next()
+        if bug!(NumbersBelowStore) {
+            self.record.highest.next()
+        } else {
+            self.record.highest.max(self.stored).next()
+        }
     }
 
     /// The decision that the persisted plan carries; it binds.

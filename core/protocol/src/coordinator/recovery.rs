@@ -14,7 +14,9 @@ impl Coordinator {
             effects.push(CoordinatorEffect::Event(Event::Fenced { upto, because }));
         }
         self.mode = Mode::Collecting { since: now };
-        self.answers.clear();
+        if !bug!(KeepOldAnswers) {
+            self.answers.clear();
+        }
         self.checkpoints = None;
         self.suspected = None;
         self.complained = None;
@@ -53,7 +55,7 @@ impl Coordinator {
         let Some(checkpoints) = self.usable_checkpoints() else {
             return;
         };
-        if !heard && now < since.after(timing.collect) {
+        if !bug!(RecoverWithoutWaiting) && !heard && now < since.after(timing.collect) {
             return;
         }
         let patient = now >= since.after(timing.restore);
@@ -71,7 +73,7 @@ impl Coordinator {
             return;
         };
         let gone = |w: &WorkerId| self.workers.get(w).is_some_and(|x| x.gone);
-        if !resume.tip && !missing.iter().all(gone) && !patient {
+        if !bug!(GiveUpStepsAtOnce) && !resume.tip && !missing.iter().all(gone) && !patient {
             return;
         }
         self.recover(now, resume, missing, effects);
@@ -96,8 +98,6 @@ impl Coordinator {
             answers: &self.answers,
             persisted: self.persisted_decision(),
             checkpoints,
-            #[cfg(feature = "mutants")]
-            mutant: self.mutant,
         }
     }
 
@@ -165,15 +165,19 @@ impl Coordinator {
         } = resume;
         let base = Base::Fixed {
             id,
-            decision,
+            decision: decision.filter(|_| !bug!(RecoverWithoutDecision)),
             checkpoint,
         };
         let mut plan = self.document(base, shape, sources, reason);
         // the fence that led here has been counted
         let fruitless = self.fruitless.saturating_sub(1);
-        let doublings = fruitless.min(self.config.timing.deadline_doublings);
+        let doublings = if bug!(DeadlineNeverGrows) {
+            0
+        } else {
+            fruitless.min(self.config.timing.deadline_doublings)
+        };
         plan.deadline_ns = plan.deadline_ns.saturating_mul(1 << doublings);
-        plan.relay = !bug!(self, NoRelay) && self.bad.any(now);
+        plan.relay = !bug!(NoRelay) && self.bad.any(now);
         plan.evidence = self.usable();
         self.considered = Some(pool.into_iter().collect());
         let highest = plan.generation.max(self.record.highest);
@@ -182,7 +186,11 @@ impl Coordinator {
             Record {
                 highest,
                 plan: Some(Arc::new(plan)),
-                next: None,
+                next: if bug!(RecoveryKeepsNext) {
+                    record.next.clone()
+                } else {
+                    None
+                },
                 ..record
             },
             effects,
@@ -199,8 +207,16 @@ impl Coordinator {
     fn recovery_pool(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) -> Option<Vec<WorkerId>> {
         let need = self.config.min_workers;
         let answered = |w: &WorkerId| self.answers.contains_key(w);
-        let firm: Vec<WorkerId> = self.firm().into_iter().filter(answered).collect();
-        let from = if firm.len() >= need { firm } else { self.usable() };
+        let firm: Vec<WorkerId> = self
+            .firm()
+            .into_iter()
+            .filter(|w| bug!(PlanWithUnanswered) || answered(w))
+            .collect();
+        let from = if firm.len() >= need || bug!(NeverUseDraining) {
+            firm
+        } else {
+            self.usable()
+        };
         let pool = self.pool(now, &from);
         if pool.len() < need {
             // everyone stays fenced and keeps its state until more come

@@ -1,8 +1,6 @@
 //! Where a recovery resumes: the newest state that covers all units. A pure function of what is known.
 
 use crate::message::Inventory;
-#[cfg(feature = "mutants")]
-use crate::mutant::Mutant;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Layout, StateId, Step, Unit, WorkerId};
@@ -15,8 +13,6 @@ pub(super) struct Evidence<'a> {
     pub(super) persisted: Option<Decision>,
     /// States of complete checkpoints.
     pub(super) checkpoints: &'a [StateId],
-    #[cfg(feature = "mutants")]
-    pub(super) mutant: Option<Mutant>,
 }
 
 /// Where to resume.
@@ -35,16 +31,19 @@ impl Evidence<'_> {
     /// All decisions known: of commits, of the persisted plan, and those that the answers let us compute.
     fn decisions(&self) -> Vec<Decision> {
         let mut decisions: Vec<Decision> = self.answers.values().filter_map(|i| i.decision).collect();
-        decisions.extend(self.persisted);
+        if !bug!(ForgetDecisionOfPlan) {
+            decisions.extend(self.persisted);
+        }
         let mut reached: BTreeSet<StateId> = self.held().collect();
         reached.extend(decisions.iter().map(|d| d.id));
         let ran = self.answers.values().filter_map(|i| i.ran);
         let open: BTreeSet<(Generation, Step)> = ran.map(|r| (r.generation, r.step)).collect();
         for (generation, step) in open {
-            let committed = reached
-                .iter()
-                .any(|i| i.run_gen == generation && i.step == step.next());
-            if committed || bug!(self, OnlyIfSurvivorCommitted) || bug!(self, RollBackPrepared) {
+            let committed = !bug!(FinishCommittedStep)
+                && reached
+                    .iter()
+                    .any(|i| i.run_gen == generation && i.step == step.next());
+            if committed || bug!(OnlyIfSurvivorCommitted) || bug!(RollBackPrepared) {
                 continue;
             }
             if let Some(decision) = self.finish(generation, step) {
@@ -75,7 +74,7 @@ impl Evidence<'_> {
             let put_in = i.ran.is_some_and(|r| r.norm_put_in);
             put_in || (!i.units.is_empty() && i.units.keys().all(|u| prepared(i, u)))
         };
-        if !answers.iter().all(ready) {
+        if !bug!(FinishUnpreparedStep) && !answers.iter().all(ready) {
             return None;
         }
         let mut parts: BTreeMap<Unit, UnitNorm> = BTreeMap::new();
@@ -102,7 +101,12 @@ impl Evidence<'_> {
         let mut known = self.known(&decisions);
         let tip = known.last().copied();
         known.extend(self.checkpoints.iter().copied());
-        known.iter().rev().find_map(|id| {
+        let order: Vec<StateId> = if bug!(ResumeAtOldest) {
+            known.iter().copied().collect()
+        } else {
+            known.iter().rev().copied().collect()
+        };
+        order.iter().find_map(|id| {
             let decision = decisions.iter().find(|d| d.id == *id).copied();
             let sources: Vec<Vec<WorkerId>> = self
                 .layout
@@ -110,7 +114,7 @@ impl Evidence<'_> {
                 .map(|u| self.sources(u, *id, decision))
                 .collect();
             let checkpoint = sources.iter().any(Vec::is_empty);
-            let whole = !checkpoint || self.checkpoints.contains(id);
+            let whole = bug!(ResumeUncovered) || !checkpoint || self.checkpoints.contains(id);
             let tip = tip.is_none_or(|t| t <= *id);
             whole.then_some(Resume {
                 id: *id,
@@ -124,7 +128,7 @@ impl Evidence<'_> {
 
     fn known(&self, decisions: &[Decision]) -> BTreeSet<StateId> {
         let mut known: BTreeSet<StateId> = self.held().collect();
-        if !bug!(self, ForgetPersistedDecision) {
+        if !bug!(ForgetPersistedDecision) {
             known.extend(decisions.iter().map(|d| d.id));
         }
         known
@@ -149,14 +153,14 @@ impl Evidence<'_> {
             let (Some(d), Some(p)) = (decision, inventory.prepared.get(&unit)) else {
                 return false;
             };
-            !bug!(self, RollBackPrepared)
-                && *held == d.parent
+            !bug!(RollBackPrepared)
+                && (*held == d.parent || bug!(RollForwardFromAnyState))
                 && p.run_gen == d.id.run_gen
                 && p.step == d.parent.step
         };
         let has = |inventory: &Inventory| {
             inventory.units.get(&unit).is_some_and(|held| {
-                *held == id || (bug!(self, StepIsIdentity) && held.step == id.step) || rolls(held, inventory)
+                *held == id || (bug!(StepIsIdentity) && held.step == id.step) || rolls(held, inventory)
             })
         };
         self.answers

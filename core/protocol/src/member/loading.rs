@@ -53,7 +53,7 @@ impl Member {
         self.progress_at = now;
         // targets of the same unit begin with different sources
         self.turn = plan.members().iter().position(|w| *w == me).unwrap_or(0);
-        if bug!(self, FreeBeforeGo) {
+        if bug!(FreeBeforeGo) {
             let mine = plan.units(me);
             self.held.retain(|u, _| mine.contains(u));
             effects.push(MemberEffect::Free { keep: mine });
@@ -125,7 +125,7 @@ impl Member {
             Phase::Loading => plan.involves(peer),
             Phase::Idle | Phase::Source => false,
         };
-        if needed {
+        if needed && !bug!(IgnoreClosedPeer) {
             self.suspect(peer, false, effects);
         }
     }
@@ -157,7 +157,10 @@ impl Member {
                 self.obtain(now, &plan, *unit, effects);
             }
         }
-        if lacking.is_empty() && self.base.is_some() && self.met(Some(&plan), &self.peers) {
+        if lacking.is_empty()
+            && self.base.is_some()
+            && (bug!(ReadyUnconnected) || self.met(Some(&plan), &self.peers))
+        {
             self.phase = Phase::Ready;
             self.progress_at = now;
             self.tell(effects);
@@ -269,7 +272,7 @@ impl Member {
     ) {
         if self.phase != Phase::Loading
             || self.engine != Engine::Idle
-            || self.pending_fence.is_some()
+            || (self.pending_fence.is_some() && !bug!(AdoptBeforeFence))
             || !self.wants(unit)
         {
             return;
@@ -277,8 +280,8 @@ impl Member {
         // a joiner learns the base of a switch from its first source
         let first = self.base.is_none();
         let base = *self.base.get_or_insert(id);
-        if self.same(base, id) {
-            if decision.is_some_and(|d| d.id == id) {
+        if bug!(AdoptAnyState) || self.same(base, id) {
+            if !bug!(DecisionDoesNotTravel) && decision.is_some_and(|d| d.id == id) {
                 self.decision = decision;
             }
             self.replace(unit, id);
@@ -292,7 +295,9 @@ impl Member {
 
     /// The engine is about to overwrite the unit.
     fn replace(&mut self, unit: Unit, id: StateId) {
-        self.held.remove(&unit);
+        if !bug!(KeepReplacedState) {
+            self.held.remove(&unit);
+        }
         self.prepared.remove(&unit);
         self.fetches.remove(&unit);
         self.adopting.insert(unit, id);
@@ -334,12 +339,15 @@ impl Member {
 
     /// Answers the asks that can be answered.
     pub(super) fn serve(&mut self, effects: &mut Vec<MemberEffect>) {
-        if self.plan.is_none() || self.phase == Phase::Running || self.base.is_none() {
+        if self.plan.is_none()
+            || (self.phase == Phase::Running && !bug!(ServeWhileRunning))
+            || self.base.is_none()
+        {
             return;
         }
         let here = self.generation();
         let ready = |(g, to, unit): &&(Generation, WorkerId, Unit)| {
-            *g == here && self.peers.contains(to) && self.has_at_base(*unit)
+            *g == here && self.peers.contains(to) && (bug!(ServeAnyState) || self.has_at_base(*unit))
         };
         let served: Vec<(Generation, WorkerId, Unit)> = self.asks.iter().filter(ready).copied().collect();
         for ask in served {

@@ -56,8 +56,6 @@ struct Fetch {
 /// The worker's state machine.
 pub struct Member {
     config: MemberConfig,
-    #[cfg(feature = "mutants")]
-    mutant: Option<crate::mutant::Mutant>,
     // outlives a plan
     held: BTreeMap<Unit, StateId>,
     prepared: BTreeMap<Unit, Prepared>,
@@ -105,8 +103,6 @@ impl Member {
     pub fn new(config: MemberConfig) -> Self {
         Member {
             config,
-            #[cfg(feature = "mutants")]
-            mutant: None,
             held: BTreeMap::new(),
             prepared: BTreeMap::new(),
             decision: None,
@@ -139,15 +135,6 @@ impl Member {
             save_after: None,
             put_at: Step(0),
         }
-    }
-
-    /// Switches a seeded bug on.
-    #[cfg(feature = "mutants")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn with_mutant(mut self, mutant: Option<crate::mutant::Mutant>) -> Self {
-        self.mutant = mutant;
-        self
     }
 
     /// The generation of the plan in force here; 0 = none.
@@ -216,7 +203,7 @@ impl Member {
 
     /// Ids are compared whole: a step number identifies nothing.
     fn same(&self, a: StateId, b: StateId) -> bool {
-        a == b || (bug!(self, StepIsIdentity) && a.step == b.step)
+        a == b || (bug!(StepIsIdentity) && a.step == b.step)
     }
 
     /// Takes one input; what must follow is appended to `effects`.
@@ -232,7 +219,7 @@ impl Member {
                 self.tell(effects);
             }
             MemberInput::Order { term, order } => {
-                if term >= self.term {
+                if term >= self.term || bug!(ObeyLowerTerm) {
                     self.term = term;
                     self.order(now, order, effects);
                 }
@@ -253,7 +240,7 @@ impl Member {
                 decision,
                 ..
             } => {
-                if generation == self.generation() {
+                if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) {
                     self.fetched(now, unit, id, decision, effects);
                 }
             }
@@ -268,7 +255,9 @@ impl Member {
                 generation,
                 from,
                 unit,
-            } if generation == self.generation() => self.fetch_failed(now, from, unit, effects),
+            } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
+                self.fetch_failed(now, from, unit, effects)
+            }
             MemberInput::FetchFailed { .. } => {}
             MemberInput::Prepared {
                 generation,
@@ -299,6 +288,9 @@ impl Member {
 
     /// Suspects somebody where nothing moves. Who is dead is found by a fence, never by an accusation.
     fn watch(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
+        if bug!(MemberReportsNoHang) {
+            return;
+        }
         let Some(plan) = self.plan.clone() else { return };
         let me = self.config.id;
         let applying = matches!(self.engine, Engine::Applying { .. });

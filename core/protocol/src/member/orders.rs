@@ -32,17 +32,18 @@ impl Member {
     }
 
     fn fence(&mut self, now: Time, upto: Generation, effects: &mut Vec<MemberEffect>) {
-        if upto < self.fenced {
+        if upto < self.fenced || (bug!(AnswerFenceOnce) && upto == self.fenced && upto.0 > 0) {
             return;
         }
-        if self.generation() > upto {
+        if self.generation() > upto || (bug!(IgnoreFenceOfPresent) && self.generation() == upto && upto.0 > 0)
+        {
             return self.tell(effects);
         }
-        if bug!(self, CommitAfterFence) && self.phase == Phase::Running {
+        if bug!(CommitAfterFence) && self.phase == Phase::Running {
             self.fenced = self.fenced.max(upto);
             return self.send_inventory(upto, effects);
         }
-        if bug!(self, TornApply) && matches!(self.engine, Engine::Applying { .. }) {
+        if bug!(TornApply) && matches!(self.engine, Engine::Applying { .. }) {
             effects.push(MemberEffect::Abort);
             self.engine = Engine::Idle;
         }
@@ -61,7 +62,7 @@ impl Member {
 
     /// The engine has something in hand whose end must be known before an inventory may be sent.
     fn busy(&self) -> bool {
-        self.engine != Engine::Idle || !self.adopting.is_empty()
+        self.engine != Engine::Idle || (!bug!(FenceDuringTakeOver) && !self.adopting.is_empty())
     }
 
     /// Does what had to wait for the engine.
@@ -70,11 +71,13 @@ impl Member {
             return;
         }
         if let Some(upto) = self.pending_fence.take() {
-            self.fenced = self.fenced.max(upto);
+            if !bug!(ForgetFence) {
+                self.fenced = self.fenced.max(upto);
+            }
             self.leave(effects);
             self.send_inventory(upto, effects);
         }
-        if let Some(plan) = self.pending_plan.take() {
+        if let Some(plan) = self.pending_plan.take().filter(|_| !bug!(ForgetWaitingPlan)) {
             self.prepare(now, plan, effects);
         }
     }
@@ -127,9 +130,17 @@ impl Member {
 
     fn prepare(&mut self, now: Time, plan: Arc<Plan>, effects: &mut Vec<MemberEffect>) {
         let g = plan.generation;
-        let old = g <= self.fenced.max(self.generation());
+        let old = if bug!(AcceptFencedPlan) {
+            g < self.fenced.max(self.generation())
+        } else {
+            g <= self.fenced.max(self.generation())
+        };
         let replaced = self.next.as_ref().is_some_and(|n| n.generation >= g);
-        if old || replaced || !plan.involves(self.config.id) || plan.layout != self.config.layout {
+        if old
+            || (replaced && !bug!(OlderChangeReplacesNewer))
+            || !plan.involves(self.config.id)
+            || plan.layout != self.config.layout
+        {
             return self.tell(effects);
         }
         match plan.base {
@@ -142,7 +153,7 @@ impl Member {
             Base::AtSwitch { .. } => {
                 // a joiner; one that still trains or serves elsewhere first has to hear how that ended
                 let free = self.plan.is_none() || self.phase == Phase::Loading;
-                if !free || self.engine != Engine::Idle {
+                if !bug!(JoinWhileBusy) && (!free || self.engine != Engine::Idle) {
                     return;
                 }
                 self.leave(effects);
@@ -167,11 +178,11 @@ impl Member {
     /// Finishes the step that this worker is prepared for, with a decision that somebody else has, or may have, applied.
     fn roll_forward(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
         let fits = |unit: &Unit, id: &StateId| {
-            *id == decision.parent
-                && self
-                    .prepared
-                    .get(unit)
-                    .is_some_and(|p| p.run_gen == decision.id.run_gen && p.step == decision.parent.step)
+            (*id == decision.parent || bug!(ApplyFromAnyParent))
+                && self.prepared.get(unit).is_some_and(|p| {
+                    (p.run_gen == decision.id.run_gen || bug!(ApplyGradientOfAnotherGeneration))
+                        && p.step == decision.parent.step
+                })
         };
         let units: Vec<Unit> = self
             .held
@@ -183,7 +194,7 @@ impl Member {
             return;
         }
         let mut applied = decision;
-        if bug!(self, ForgetNorm) {
+        if bug!(ForgetNorm) {
             applied.norm2 = 0.0;
         }
         effects.push(MemberEffect::Apply {
@@ -198,10 +209,10 @@ impl Member {
     }
 
     fn go(&mut self, now: Time, generation: Generation, effects: &mut Vec<MemberEffect>) {
-        if self.plan.is_none() && self.fenced < generation && !self.busy() {
+        if self.plan.is_none() && (self.fenced < generation || bug!(OldGoFreesState)) && !self.busy() {
             return self.free(&[], effects); // a spare: the new generation has everything
         }
-        if self.generation() != generation || self.busy() {
+        if (self.generation() != generation && !bug!(GoInAnyGeneration)) || self.busy() {
             return;
         }
         match self.phase {
@@ -210,7 +221,7 @@ impl Member {
                 self.free(&[], effects);
             }
             Phase::Ready => self.start(now, effects),
-            Phase::Loading if bug!(self, GoEarly) => self.start(now, effects),
+            Phase::Loading if bug!(GoEarly) => self.start(now, effects),
             _ => return,
         }
         self.tell(effects);
@@ -219,8 +230,12 @@ impl Member {
     /// Gives up all state but that of `keep`; the only place where state is given up.
     pub(super) fn free(&mut self, keep: &[Unit], effects: &mut Vec<MemberEffect>) {
         self.held.retain(|u, _| keep.contains(u));
-        self.prepared.clear();
-        self.ran = None;
+        if !bug!(KeepGradientsAfterFree) {
+            self.prepared.clear();
+        }
+        if !bug!(KeepRanAfterFree) {
+            self.ran = None;
+        }
         effects.push(MemberEffect::Free { keep: keep.to_vec() });
     }
 
@@ -238,11 +253,13 @@ impl Member {
         self.put_at = self.put_at.min(self.at.step);
         self.save_after = self.save_after.min(Some(self.at.step));
         self.phase = Phase::Running;
-        self.ran = Some(Ran {
-            generation,
-            step: self.at.step,
-            norm_put_in: false,
-        });
+        if !bug!(ForgetRanAtStart) {
+            self.ran = Some(Ran {
+                generation,
+                step: self.at.step,
+                norm_put_in: false,
+            });
+        }
         self.progress_at = now;
         if self.finished() && self.config.checkpoint_every.is_some() {
             self.put_held(effects);

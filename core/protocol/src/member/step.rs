@@ -37,7 +37,7 @@ impl Member {
         self.ran = Some(Ran {
             generation,
             step,
-            norm_put_in: true,
+            norm_put_in: !bug!(NormNotNoted),
         });
         let me = self.config.id;
         let owned: Vec<(Unit, UnitNorm)> = units
@@ -91,8 +91,8 @@ impl Member {
             PeerMessage::Fetch { unit } => self.asked(generation, from, unit, effects),
             PeerMessage::Norm(norms) => {
                 let Some(plan) = self.plan.as_ref() else { return };
-                let lax = bug!(self, SkipFenceCheck) && self.phase == Phase::Running;
-                if (plan.generation != generation && !lax) || !plan.has(from) {
+                let lax = bug!(SkipFenceCheck) && self.phase == Phase::Running;
+                if (plan.generation != generation && !lax) || (!bug!(NormOfStranger) && !plan.has(from)) {
                     return;
                 }
                 // peers run at most one step ahead
@@ -102,7 +102,7 @@ impl Member {
                     self.base
                 };
                 let near = |at: StateId| norms.step == at.step || norms.step == at.step.next();
-                if here.is_some_and(near) {
+                if bug!(NormOfAnyStep) || here.is_some_and(near) {
                     self.norms.insert((norms.step, from), norms);
                     self.conclude(now, effects);
                 }
@@ -146,15 +146,23 @@ impl Member {
             .iter()
             .map(|w| self.norms.get(&(self.at.step, *w)))
             .collect();
-        let said = said?;
+        let said = if bug!(CommitWithoutAllNorms) {
+            members
+                .iter()
+                .filter_map(|w| self.norms.get(&(self.at.step, *w)))
+                .collect()
+        } else {
+            said?
+        };
         let parts: BTreeMap<Unit, UnitNorm> = said.iter().flat_map(|n| n.owned.iter().copied()).collect();
-        if !parts.keys().copied().eq(plan.layout.all_units()) {
+        if !bug!(CommitWithoutAllUnits) && !parts.keys().copied().eq(plan.layout.all_units()) {
             return None;
         }
         let armed = said.first().map_or(Generation(0), |n| n.armed);
-        let agreed = armed != Generation(0) && said.iter().all(|n| n.armed == armed);
+        let agreed =
+            armed != Generation(0) && (bug!(SwitchIfOneIsArmed) || said.iter().all(|n| n.armed == armed));
         let mut switch = agreed.then_some(armed);
-        if bug!(self, SwitchAlone) {
+        if bug!(SwitchAlone) {
             switch = (self.armed != Generation(0)).then_some(self.armed);
         }
         let parts: Vec<UnitNorm> = parts.into_values().collect();
@@ -179,7 +187,9 @@ impl Member {
             self.prepared.remove(&unit);
         }
         self.engine = Engine::Idle;
-        self.decision = Some(decision);
+        if !bug!(ForgetOwnDecision) {
+            self.decision = Some(decision);
+        }
         self.progress_at = now;
         if self.history.len() == HISTORY {
             self.history.pop_front();
@@ -204,7 +214,9 @@ impl Member {
             step: decision.id.step,
             norm_put_in: false,
         });
-        self.prepared.clear();
+        if !bug!(KeepGradientsAfterCommit) {
+            self.prepared.clear();
+        }
         let parent = decision.parent.step;
         let wanted = self.norms.iter().any(|((step, _), n)| *step == parent && n.save);
         self.norms.retain(|(step, _), _| *step > parent);
@@ -212,14 +224,17 @@ impl Member {
         if self.config.checkpoint_every.is_some_and(due) {
             self.put_held(effects);
         }
-        if bug!(self, ExitAtEnd) && self.finished() {
+        if bug!(ExitAtEnd) && self.finished() {
             return self.exit(effects);
         }
-        if self.pending_fence.is_some() || self.pending_plan.is_some() {
+        if !bug!(RunOnAfterFence) && (self.pending_fence.is_some() || self.pending_plan.is_some()) {
             return self.settle(now, effects);
         }
         match self.next.take() {
-            Some(next) if decision.switch == Some(next.generation) => {
+            Some(next)
+                if decision.switch == Some(next.generation)
+                    || (bug!(SwitchToAnyChange) && decision.switch.is_some()) =>
+            {
                 self.switch(now, next, decision.id, effects);
             }
             next => self.next = next,

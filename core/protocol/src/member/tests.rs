@@ -1,3 +1,5 @@
+mod known_defects;
+
 use super::*;
 use crate::message::{Order, PeerMessage};
 use varuna_plan::Layout;
@@ -78,16 +80,19 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Self {
-        let config = MemberConfig {
+    fn config() -> MemberConfig {
+        MemberConfig {
             id: ME,
             layout: LAYOUT,
             last_step: Step(10),
             checkpoint_every: None,
             timing: MemberTiming::default(),
-        };
+        }
+    }
+
+    fn new() -> Self {
         Rig {
-            member: Member::new(config),
+            member: Member::new(Rig::config()),
             now: Time(1),
         }
     }

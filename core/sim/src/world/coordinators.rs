@@ -13,7 +13,7 @@ use varuna_protocol::{
     Record, Timing,
 };
 
-use super::index;
+use super::{index, with_mutant};
 
 impl World {
     pub(super) fn add_leader(&mut self) {
@@ -34,8 +34,6 @@ impl World {
         };
         let planner = Box::new(RandomPlanner::new(seed, self.cap));
         let machine = Coordinator::new(config, planner).may_begin_anew();
-        #[cfg(feature = "mutants")]
-        let machine = machine.with_mutant(self.mutant);
         self.leaders.push(Leader {
             machine,
             alive: true,
@@ -70,7 +68,8 @@ impl World {
         }
         let now = self.time();
         let mut effects = Vec::new();
-        self.leaders[c].machine.handle(now, input, &mut effects);
+        let machine = &mut self.leaders[c].machine;
+        with_mutant(self.mutant, || machine.handle(now, input, &mut effects));
         let term = self.leaders[c].machine.term();
         for effect in effects {
             self.effects.coordinator(self.now, c, &effect);

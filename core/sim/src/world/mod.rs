@@ -393,6 +393,15 @@ impl World {
     }
 }
 
+#[cfg(feature = "mutants")]
+use varuna_protocol::with_mutant;
+
+/// No mutant can be switched on in this build.
+#[cfg(not(feature = "mutants"))]
+fn with_mutant(_: Option<Mutant>, run: impl FnOnce()) {
+    run();
+}
+
 fn index(w: WorkerId) -> usize {
     usize::try_from(w.0).unwrap_or(usize::MAX)
 }

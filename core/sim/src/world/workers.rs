@@ -1,6 +1,6 @@
 //! Workers: members' effects, and the engine's time.
 
-use super::{BATCH, Ev, Worker, World, index};
+use super::{BATCH, Ev, Worker, World, index, with_mutant};
 use crate::check::Violation;
 use crate::engine::{Engine, Held, Said, initial_bits};
 use crate::net::{Channel, Load};
@@ -25,8 +25,6 @@ impl World {
             },
         };
         let member = Member::new(config);
-        #[cfg(feature = "mutants")]
-        let member = member.with_mutant(self.mutant);
         let mut engine = Engine::default();
         engine.lax = self.bug(Mutant::SkipFenceCheck);
         self.workers.push(Worker {
@@ -52,7 +50,7 @@ impl World {
             return Ok(());
         }
         let mut effects = Vec::new();
-        worker.member.handle(now, input, &mut effects);
+        with_mutant(self.mutant, || worker.member.handle(now, input, &mut effects));
         for effect in effects {
             self.effects.member(self.now, w, &effect);
             self.carry_out(w, effect)?;

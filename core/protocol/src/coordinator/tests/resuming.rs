@@ -39,8 +39,6 @@ fn resume(answers: Vec<Inventory>, persisted: Option<Decision>, saved: &[StateId
         answers: &answers,
         persisted,
         checkpoints: saved,
-        #[cfg(feature = "mutants")]
-        mutant: None,
     };
     evidence.resume().map(|r| r.id)
 }
