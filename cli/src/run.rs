@@ -9,7 +9,7 @@ use crate::signals::Interrupts;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_coordinator::{Control, Outcome, ScaleRequest};
+use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
 
 /// Workers that were released get so long to end.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -180,7 +180,7 @@ impl Run {
         let stopping = view
             .snapshot
             .as_ref()
-            .is_some_and(|s| s.mode == "stopped" || s.mode == "ended");
+            .is_some_and(|s| matches!(s.mode, RunMode::Stopped | RunMode::Ended));
         self.children.count() == 0 && view.metric.is_none() && !stopping
     }
 

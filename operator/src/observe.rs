@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::{Job, parse_job};
-use varuna_coordinator::View;
+use varuna_coordinator::{RunMode, View};
 
 /// The job as `varuna run` would read it: what a server added to the object is left out.
 #[must_use]
@@ -153,7 +153,7 @@ pub fn node(node: &Node) -> NodeSeen {
 pub fn run(view: &View) -> RunSeen {
     let Some(snapshot) = &view.snapshot else {
         return RunSeen {
-            mode: "boot".into(),
+            mode: RunMode::Starting,
             ..RunSeen::default()
         };
     };
@@ -184,7 +184,7 @@ pub fn run(view: &View) -> RunSeen {
         })
         .collect();
     RunSeen {
-        mode: snapshot.mode.clone(),
+        mode: snapshot.mode,
         step: whole(snapshot.step.0),
         generation: whole(snapshot.generation.0),
         shape: snapshot.plan.clone().unwrap_or_default(),

@@ -23,8 +23,8 @@ use tracing::Instrument as _;
 use varuna_api::parse_job;
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
-    Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, Timing, View,
-    serve_with,
+    Checkpointing, Control, CoordinatorError, Event, Known, Options, Outcome, RunFolder, RunMode, Timing,
+    View, serve_with,
 };
 use varuna_plan::Layout;
 
@@ -349,7 +349,7 @@ async fn measure(mut view: watch::Receiver<View>, job: JobKey, metrics: Arc<Metr
 
 /// Never ends while the coordinator lives, unless nobody listens any more.
 async fn pass_on(mut view: watch::Receiver<View>, job: JobRef, wake: Sender<JobRef>) {
-    let mut told: Option<(String, i64, i64, i64)> = None;
+    let mut told: Option<(RunMode, i64, i64, i64)> = None;
     let mut next = Instant::now();
     loop {
         if view.changed().await.is_err() {

@@ -18,8 +18,8 @@ pub mod member;
 pub mod message;
 
 pub use coordinator::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Outcome, Snapshot,
-    Timing,
+    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Outcome, RunMode,
+    Snapshot, Timing,
 };
 pub use member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
 pub use message::{Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time};

@@ -149,7 +149,7 @@ pub fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
                 _ => {}
             }
         }
-        digest.mode(&machine.snapshot().mode);
+        digest.mode(machine.snapshot().mode.as_str());
         if machine.ended() {
             break;
         }

@@ -20,7 +20,7 @@ pub use folder::RunFolder;
 pub use serve::{
     Checkpointing, Control, Identity, Known, Options, Saved, ScaleRequest, View, serve, serve_with,
 };
-pub use varuna_protocol::coordinator::{Event, Outcome, Timing};
+pub use varuna_protocol::coordinator::{Event, Outcome, RunMode, Timing};
 pub use varuna_wire::SERVER_NAME;
 
 use varuna_api::Job;

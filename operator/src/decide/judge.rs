@@ -126,8 +126,7 @@ pub fn judge(
 
 /// Whether the pod's worker answers its coordinator, or could: one that has just taken over has not heard of anyone yet.
 fn answers(pod: &PodSeen, run: Option<&RunSeen>) -> bool {
-    pod.phase == Phase::Running
-        && run.is_none_or(|r| ["boot", "settling"].contains(&r.mode.as_str()) || r.up.contains(&pod.name))
+    pod.phase == Phase::Running && run.is_none_or(|r| r.mode.is_settling() || r.up.contains(&pod.name))
 }
 
 fn end(pod: &PodSeen) -> Verdict {

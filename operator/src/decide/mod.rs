@@ -227,7 +227,7 @@ fn progress(seen: &Observed) -> (Option<i64>, Option<i64>) {
         }
         // A coordinator that has just taken over has yet to hear of the step; in training, a lower one is true: the run went
         // back to a checkpoint.
-        Some(run) if ["training", "changing"].contains(&run.mode.as_str()) => (Some(run.step), before),
+        Some(run) if run.mode.is_training() => (Some(run.step), before),
         _ => (status.step, before),
     }
 }

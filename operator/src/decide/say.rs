@@ -5,6 +5,7 @@ use super::seen::{Ended, Observed, Refused, RunSeen, Setback};
 use super::{Course, Crew, Desired, Verdict, objects};
 use jiff::Timestamp;
 use varuna_api::crd::{CheckpointStatus, Condition, PlanStatus, Status};
+use varuna_coordinator::RunMode;
 
 /// A time as Kubernetes writes it.
 pub(super) fn time(seconds: i64) -> String {
@@ -47,11 +48,11 @@ pub(super) fn crash(times: usize, last: &Ended) -> String {
 #[must_use]
 pub fn phase(run: Option<&RunSeen>) -> &'static str {
     let Some(run) = run else { return "Pending" };
-    match run.mode.as_str() {
-        "training" | "changing" => "Training",
-        "launching" | "recovering" | "persisting" if run.step > 0 => "Recovering",
-        "waiting" => "Waiting",
-        "done" => "Complete",
+    match run.mode {
+        RunMode::Training | RunMode::Changing => "Training",
+        RunMode::Launching | RunMode::Recovering | RunMode::Persisting if run.step > 0 => "Recovering",
+        RunMode::Waiting => "Waiting",
+        RunMode::Done => "Complete",
         _ => "Starting",
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::Job;
 use varuna_api::crd::Status;
-use varuna_coordinator::Identity;
+use varuna_coordinator::{Identity, RunMode};
 
 /// Everything that a decision goes by.
 #[derive(Clone, PartialEq, Debug)]
@@ -143,8 +143,8 @@ pub struct SavedSeen {
 /// What a job's coordinator tells.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RunSeen {
-    /// The coordinator's mode, as in its snapshot.
-    pub mode: String,
+    /// What the run is doing.
+    pub mode: RunMode,
     /// Steps committed.
     pub step: i64,
     /// The plan in force; 0 = none.

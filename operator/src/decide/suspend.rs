@@ -25,7 +25,7 @@ pub(super) fn saving(seen: &Observed, job: &Job) -> bool {
     let Some(saved) = run.saved.as_ref().filter(|s| s.failing.is_none()) else {
         return false;
     };
-    let trains = run.ended.is_none() && ["training", "changing"].contains(&run.mode.as_str());
+    let trains = run.ended.is_none() && run.mode.is_training();
     let wait = suspending(seen);
     let since = say::parse_time(&wait.since).unwrap_or(0);
     trains && saved.newest.is_none_or(|newest| newest < wait.step) && seen.now - since < SAVING_SECONDS

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::parse_job;
+use varuna_coordinator::RunMode;
 
 mod checkpoints;
 
@@ -83,7 +84,7 @@ fn ended(number: i64, code: i32, reason: &str, ago: i64) -> PodSeen {
 
 fn training(step: i64) -> RunSeen {
     RunSeen {
-        mode: "training".into(),
+        mode: RunMode::Training,
         step,
         generation: 1,
         shape: "P2xD1".into(),
@@ -272,7 +273,7 @@ fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
     assert_eq!(verdict(Some(&run)), Verdict::Running);
     // Whoever has just taken over has heard of nobody yet.
     run.up.clear();
-    run.mode = "settling".into();
+    run.mode = RunMode::Settling;
     assert_eq!(verdict(Some(&run)), Verdict::Running);
     assert_eq!(verdict(None), Verdict::Running);
 }
@@ -534,7 +535,7 @@ fn a_suspended_job_stops_its_run_first_then_its_pods() {
 fn a_complete_job_stays_complete_without_a_coordinator() {
     let mut seen = observed(1);
     seen.run = Some(RunSeen {
-        mode: "done".into(),
+        mode: RunMode::Done,
         ended: Some(Ending::Done),
         ..training(10)
     });
@@ -620,7 +621,7 @@ fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted()
     let mut seen = observed(2);
     seen.job.status.step = Some(9);
     let settling = RunSeen {
-        mode: "settling".into(),
+        mode: RunMode::Settling,
         ..training(0)
     };
     for (run, step, lost) in [(settling, 9, 0), (training(12), 12, 0), (training(6), 6, 3)] {

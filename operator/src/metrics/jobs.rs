@@ -92,8 +92,7 @@ impl Jobs {
         let Some(snapshot) = &view.snapshot else { return };
         let mut jobs = lock(&self.jobs);
         let job = jobs.entry(key.clone()).or_default();
-        let training = ["training", "changing"].contains(&snapshot.mode.as_str());
-        job.goodput.saw(now, training);
+        job.goodput.saw(now, snapshot.mode.is_training());
         let newest = view.saved.as_ref().and_then(|s| s.newest);
         if let Some(newest) = newest.filter(|n| job.checkpoint.is_none_or(|(known, _)| known != n.0)) {
             job.checkpoint = Some((newest.0, SystemTime::now()));

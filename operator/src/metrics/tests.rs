@@ -1,6 +1,6 @@
 use super::*;
 use varuna_api::crd::Status;
-use varuna_coordinator::View;
+use varuna_coordinator::{RunMode, View};
 use varuna_plan::{Generation, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{Event, Snapshot};
 
@@ -191,7 +191,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
     metrics.jobs.decided(&key, &status, 100, [].into());
     // Another leader has taken over: workers have told it their step, and none has been committed since.
     let snapshot = Snapshot {
-        mode: "training".into(),
+        mode: RunMode::Training,
         term: 2,
         generation: Generation(3),
         next: None,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use varuna_plan::{Generation, SegmentRange, StateId, Step, Unit, WorkerId};
 
+use super::run_mode::RunMode;
 use crate::message::Phase;
 
 /// An entry of the run's diary. Losses in nats per token, times in milliseconds.
@@ -216,8 +217,8 @@ pub struct WorkerView {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// `boot`, `settling`, `training`, `launching`, `changing`, `recovering`, `waiting`, `persisting`, `done`, `stopped`, `lost`, `deposed`.
-    pub mode: String,
+    /// What the run is doing.
+    pub mode: RunMode,
     /// This coordinator's term.
     pub term: u64,
     /// The plan in force; 0 = none yet.

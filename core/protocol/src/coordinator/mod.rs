@@ -15,6 +15,7 @@ mod progress;
 mod record;
 mod recovery;
 mod resume;
+mod run_mode;
 mod save;
 mod speeds;
 #[cfg(test)]
@@ -24,6 +25,7 @@ mod warm;
 
 pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
 pub use event::{Event, Outcome, Snapshot, WorkerView};
+pub use run_mode::RunMode;
 pub use speeds::Observed;
 
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};

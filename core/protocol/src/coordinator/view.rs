@@ -1,6 +1,6 @@
 //! The present state for people.
 
-use super::{Coordinator, Mode, Snapshot, WorkerView};
+use super::{Coordinator, Mode, RunMode, Snapshot, WorkerView};
 use varuna_plan::{Generation, Step, WorkerId};
 
 impl Coordinator {
@@ -10,7 +10,7 @@ impl Coordinator {
         let plan = self.record.plan.as_ref();
         let generation = plan.map_or(Generation(0), |p| p.generation);
         Snapshot {
-            mode: self.mode_name(generation).to_owned(),
+            mode: self.run_mode(generation),
             term: self.term,
             generation,
             next: self.record.next.as_ref().map(|p| p.generation),
@@ -26,21 +26,21 @@ impl Coordinator {
         }
     }
 
-    fn mode_name(&self, generation: Generation) -> &'static str {
+    fn run_mode(&self, generation: Generation) -> RunMode {
         match self.mode {
-            Mode::Boot => "boot",
-            Mode::Settling { .. } => "settling",
-            Mode::Active if self.record.next.is_some() => "changing",
-            Mode::Active if self.gone == generation => "training",
-            Mode::Active => "launching",
-            Mode::Collecting { .. } if self.complained.is_some() || self.record.plan.is_none() => "waiting",
-            Mode::Collecting { .. } => "recovering",
-            Mode::Persisting => "persisting",
-            Mode::Done { .. } => "done",
-            Mode::Stopping { .. } => "stopped",
-            Mode::Lost => "lost",
-            Mode::Deposed => "deposed",
-            Mode::Ended => "ended",
+            Mode::Boot => RunMode::Starting,
+            Mode::Settling { .. } => RunMode::Settling,
+            Mode::Active if self.record.next.is_some() => RunMode::Changing,
+            Mode::Active if self.gone == generation => RunMode::Training,
+            Mode::Active => RunMode::Launching,
+            Mode::Collecting { .. } if self.complained.is_some() || self.record.plan.is_none() => {
+                RunMode::Waiting
+            }
+            Mode::Collecting { .. } => RunMode::Recovering,
+            Mode::Persisting => RunMode::Persisting,
+            Mode::Done { .. } => RunMode::Done,
+            Mode::Stopping { .. } => RunMode::Stopped,
+            Mode::Lost | Mode::Deposed | Mode::Ended => RunMode::Ended,
         }
     }
 
