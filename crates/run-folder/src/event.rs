@@ -1,0 +1,139 @@
+//! `events.jsonl`.
+
+use serde::{Deserialize, Serialize};
+use varuna_plan::{StateId, Step};
+use varuna_protocol::Event;
+
+/// One line of `events.jsonl`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventEntry {
+    /// What happened. Its fields, and `event` with its kind, lie beside the two below.
+    #[serde(flatten)]
+    pub event: LoggedEvent,
+    /// Of `resumed` from a checkpoint: published steps that are run again.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub steps_lost: Option<u64>,
+    /// When it was logged: milliseconds since 1970.
+    pub time_ms: u64,
+}
+
+/// What the event log holds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LoggedEvent {
+    /// An event of the protocol; [`Event::Committed`] goes to `metrics.jsonl` instead.
+    Protocol(Event),
+    /// An event of the checkpoint store.
+    Checkpoint(CheckpointEvent),
+}
+
+/// What changed in the store of a run's checkpoints.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum CheckpointEvent {
+    /// A newer checkpoint is complete.
+    Checkpointed {
+        /// Steps done in it.
+        step: Step,
+        /// Identity of its state.
+        state: StateId,
+    },
+    /// The store does not answer, or refuses.
+    CheckpointsFail {
+        /// The store's error.
+        why: String,
+        /// Step of the newest checkpoint that is known.
+        newest_step: Option<Step>,
+    },
+    /// The newest checkpoint is older than a few save intervals.
+    CheckpointStale {
+        /// Its step; 0 where there is none.
+        newest_step: Step,
+        /// Steps committed since.
+        steps_behind: u64,
+    },
+    /// Another run writes at this run's checkpoint location, so this run ends.
+    CheckpointsTaken {
+        /// The other run.
+        by: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, WorkerId};
+
+    #[test]
+    fn an_entry_is_one_flat_object_and_reads_back() {
+        let state = StateId {
+            run_gen: Generation(2),
+            step: Step(100),
+            chain: Chain(7),
+        };
+        let protocol = LoggedEvent::Protocol;
+        let checkpoint = LoggedEvent::Checkpoint;
+        let cases = [
+            (
+                protocol(Event::WorkerLost {
+                    worker: WorkerId(3),
+                    name: "w3".into(),
+                }),
+                None,
+                r#"{"event":"workerLost","worker":"0000000000000003","name":"w3","timeMs":5}"#,
+            ),
+            (
+                protocol(Event::Resumed {
+                    generation: Generation(3),
+                    base: state,
+                    finished: false,
+                    restored: true,
+                }),
+                Some(20),
+                r#"{"event":"resumed","generation":3,"base":{"run_gen":2,"step":100,"chain":"0000000000000007"},"finished":false,"restored":true,"stepsLost":20,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::Checkpointed {
+                    step: Step(100),
+                    state,
+                }),
+                None,
+                r#"{"event":"checkpointed","step":100,"state":{"run_gen":2,"step":100,"chain":"0000000000000007"},"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::CheckpointsFail {
+                    why: "403 Forbidden".into(),
+                    newest_step: None,
+                }),
+                None,
+                r#"{"event":"checkpointsFail","why":"403 Forbidden","newestStep":null,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::CheckpointStale {
+                    newest_step: Step(20),
+                    steps_behind: 61,
+                }),
+                None,
+                r#"{"event":"checkpointStale","newestStep":20,"stepsBehind":61,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::CheckpointsTaken {
+                    by: "default/other".into(),
+                }),
+                None,
+                r#"{"event":"checkpointsTaken","by":"default/other","timeMs":5}"#,
+            ),
+        ];
+        for (event, steps_lost, line) in cases {
+            let entry = EventEntry {
+                event,
+                steps_lost,
+                time_ms: 5,
+            };
+            assert_eq!(serde_json::to_string(&entry).unwrap(), line);
+            assert_eq!(serde_json::from_str::<EventEntry>(line).unwrap(), entry);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Reading a run folder.
+
+use crate::{Contact, EventEntry, Metric, RunStatus};
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+use varuna_plan::{Generation, Plan};
+
+/// Why a file of a run folder could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The file system refused.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The file holds something else.
+    #[error("{}, line {line}: {why}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Names and readers of the files of one run folder. Reading takes no lock: documents are replaced as a whole, and of logs
+/// the last line counts only once it is complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunFiles {
+    folder: PathBuf,
+}
+
+impl RunFiles {
+    /// The files of the run folder at `folder`.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> RunFiles {
+        RunFiles {
+            folder: folder.into(),
+        }
+    }
+
+    /// The run folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Path of the job file.
+    #[must_use]
+    pub fn job_path(&self) -> PathBuf {
+        self.folder.join("job.yaml")
+    }
+
+    /// Path of the coordinator's record.
+    #[must_use]
+    pub fn record_path(&self) -> PathBuf {
+        self.folder.join("record.json")
+    }
+
+    /// Path of the coordinator's address and token.
+    #[must_use]
+    pub fn contact_path(&self) -> PathBuf {
+        self.folder.join("coordinator.json")
+    }
+
+    /// Path of the status document.
+    #[must_use]
+    pub fn status_path(&self) -> PathBuf {
+        self.folder.join("status.json")
+    }
+
+    /// Path of the committed steps.
+    #[must_use]
+    pub fn metrics_path(&self) -> PathBuf {
+        self.folder.join("metrics.jsonl")
+    }
+
+    /// Path of the event log.
+    #[must_use]
+    pub fn events_path(&self) -> PathBuf {
+        self.folder.join("events.jsonl")
+    }
+
+    /// The folder of plans.
+    #[must_use]
+    pub fn plans_path(&self) -> PathBuf {
+        self.folder.join("plans")
+    }
+
+    /// Path of one plan.
+    #[must_use]
+    pub fn plan_path(&self, generation: Generation) -> PathBuf {
+        self.plans_path().join(format!("g{:06}.json", generation.0))
+    }
+
+    /// The folder of the workers' logs.
+    #[must_use]
+    pub fn workers_path(&self) -> PathBuf {
+        self.folder.join("workers")
+    }
+
+    /// Path of one worker's log.
+    #[must_use]
+    pub fn worker_log_path(&self, name: &str) -> PathBuf {
+        self.workers_path().join(format!("{name}.log"))
+    }
+
+    /// How to reach the coordinator.
+    ///
+    /// # Errors
+    /// There is no such file, or it holds something else.
+    pub fn contact(&self) -> Result<Contact, ReadError> {
+        document(self.contact_path())
+    }
+
+    /// The status that was published last.
+    ///
+    /// # Errors
+    /// There is no such file, or it holds something else.
+    pub fn status(&self) -> Result<RunStatus, ReadError> {
+        document(self.status_path())
+    }
+
+    /// The committed steps, in the order of their publication.
+    ///
+    /// # Errors
+    /// There is no such file, or a complete line holds something else.
+    pub fn metrics(&self) -> Result<Vec<Metric>, ReadError> {
+        lines(self.metrics_path())
+    }
+
+    /// The event log.
+    ///
+    /// # Errors
+    /// There is no such file, or a complete line holds something else.
+    pub fn events(&self) -> Result<Vec<EventEntry>, ReadError> {
+        lines(self.events_path())
+    }
+
+    /// All plans, by generation. Their secrets are not in the files.
+    ///
+    /// # Errors
+    /// There is no such folder, or a file in it is no plan.
+    pub fn plans(&self) -> Result<Vec<Plan>, ReadError> {
+        let folder = self.plans_path();
+        let io = |source| ReadError::Io {
+            path: folder.clone(),
+            source,
+        };
+        let mut plans = Vec::new();
+        for entry in std::fs::read_dir(&folder).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            // The others are files that are being written.
+            if path.extension().is_some_and(|e| e == "json") {
+                plans.push(document::<Plan>(path)?);
+            }
+        }
+        plans.sort_by_key(|plan| plan.generation);
+        Ok(plans)
+    }
+}
+
+fn text(path: &Path) -> Result<String, ReadError> {
+    std::fs::read_to_string(path).map_err(|source| ReadError::Io {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn document<T: DeserializeOwned>(path: PathBuf) -> Result<T, ReadError> {
+    serde_json::from_str(&text(&path)?).map_err(|error| ReadError::Malformed {
+        path,
+        line: error.line(),
+        why: error.to_string(),
+    })
+}
+
+fn lines<T: DeserializeOwned>(path: PathBuf) -> Result<Vec<T>, ReadError> {
+    let text = text(&path)?;
+    // What follows the last line break is still being written.
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    let read = |(index, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|error| ReadError::Malformed {
+            path: path.clone(),
+            line: index + 1,
+            why: format!("{error} in {line}"),
+        })
+    };
+    complete.lines().enumerate().map(read).collect()
+}

@@ -1,0 +1,334 @@
+//! Writing a run folder.
+
+use crate::{
+    Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus, now_ms, replace_file,
+};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use varuna_plan::Plan;
+
+/// Why a run folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// Another process works in it.
+    #[error("the run folder {} is held by another coordinator that is still running", .0.display())]
+    Held(PathBuf),
+    /// It belongs to another job.
+    #[error("the run folder {} holds another job's run; choose another --run-dir", .0.display())]
+    OtherJob(PathBuf),
+    /// The file system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+/// An open, locked run folder: what the coordinator writes to. A full disk is logged once and never stops training.
+pub struct RunFolder {
+    files: RunFiles,
+    /// Held as long as this lives; the system frees it with the process.
+    _lock: File,
+    events: File,
+    metrics: File,
+    last: Option<Metric>,
+    /// The last write failed, and that was logged.
+    failing: bool,
+}
+
+impl RunFolder {
+    /// Opens or makes the folder for a job, and locks it.
+    ///
+    /// # Errors
+    /// It is held, belongs to another job, or cannot be written; nothing in it is changed then.
+    pub fn open(folder: &Path, job: &str) -> Result<RunFolder, FolderError> {
+        let files = RunFiles::new(folder);
+        for path in [folder.to_owned(), files.plans_path(), files.workers_path()] {
+            std::fs::create_dir_all(&path).map_err(io("make", &path))?;
+        }
+        let lock = lock(folder)?;
+        let job_path = files.job_path();
+        match std::fs::read_to_string(&job_path) {
+            Ok(text) if text != job => return Err(FolderError::OtherJob(folder.to_owned())),
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                replace_file(&job_path, job, Access::Everyone, Durability::Synced)
+                    .map_err(io("write", &job_path))?;
+            }
+            Err(source) => return Err(io("read", &job_path)(source)),
+        }
+        let append = |path: PathBuf| open_log(&path).map_err(io("open", &path));
+        Ok(RunFolder {
+            _lock: lock,
+            last: last_metric(&files.metrics_path()),
+            events: append(files.events_path())?,
+            metrics: append(files.metrics_path())?,
+            failing: false,
+            files,
+        })
+    }
+
+    /// The files, for reading.
+    #[must_use]
+    pub fn files(&self) -> &RunFiles {
+        &self.files
+    }
+
+    /// The last step that was published here.
+    #[must_use]
+    pub fn last_metric(&self) -> Option<&Metric> {
+        self.last.as_ref()
+    }
+
+    /// Writes where the coordinator listens; readable by its owner alone, because it holds the token.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn write_contact(&self, contact: &Contact) -> Result<(), FolderError> {
+        let path = self.files.contact_path();
+        serde_json::to_string_pretty(contact)
+            .map_err(std::io::Error::from)
+            .and_then(|text| replace_file(&path, &text, Access::OwnerOnly, Durability::Cached))
+            .map_err(io("write", &path))
+    }
+
+    /// Adds a line to the event log. `steps_lost`: published steps that are run again because of it.
+    pub fn append_event(&mut self, event: LoggedEvent, steps_lost: Option<u64>) {
+        let entry = EventEntry {
+            event,
+            steps_lost,
+            time_ms: now_ms(),
+        };
+        let result = append_line(&mut self.events, &entry);
+        self.log_failure("events.jsonl", result);
+    }
+
+    /// Publishes a committed step, unless it was published before.
+    pub fn append_metric(&mut self, metric: Metric) {
+        if self.last.as_ref().is_some_and(|last| metric.step <= last.step) {
+            return;
+        }
+        let result = append_line(&mut self.metrics, &metric);
+        self.log_failure("metrics.jsonl", result);
+        self.last = Some(metric);
+    }
+
+    /// Writes a plan, for people and tools; the record is what counts.
+    pub fn write_plan(&mut self, plan: &Plan) {
+        let path = self.files.plan_path(plan.generation);
+        if path.exists() {
+            return;
+        }
+        // The secret opens connections of the generation, and people pass this file on.
+        let public = Plan {
+            secret: String::new(),
+            ..plan.clone()
+        };
+        let result = serde_json::to_string_pretty(&public)
+            .map_err(std::io::Error::from)
+            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
+        self.log_failure("plans/", result);
+    }
+
+    /// Replaces `status.json`.
+    pub fn write_status(&mut self, status: &RunStatus) {
+        let path = self.files.status_path();
+        let result = serde_json::to_string(status)
+            .map_err(std::io::Error::from)
+            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
+        self.log_failure("status.json", result);
+    }
+
+    fn log_failure(&mut self, file: &str, result: std::io::Result<()>) {
+        if let Err(error) = &result
+            && !self.failing
+        {
+            let folder = self.files.folder().display();
+            tracing::error!(%error, file, %folder, "cannot write to the run folder; training goes on");
+        }
+        self.failing = result.is_err();
+    }
+}
+
+fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> FolderError + 'a {
+    move |source| FolderError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn lock(folder: &Path) -> Result<File, FolderError> {
+    let path = folder.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(FolderError::Held(folder.to_owned())),
+        Err(std::fs::TryLockError::Error(source)) => Err(io("lock", &path)(source)),
+    }
+}
+
+fn append_line(file: &mut File, entry: &impl Serialize) -> std::io::Result<()> {
+    // In one write, so that a reader or a crash sees at most one incomplete line.
+    let line = serde_json::to_string(entry)?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Opens a file of lines for appending. A coordinator that was killed may have left half a line, which would spoil the next.
+fn open_log(path: &Path) -> std::io::Result<File> {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .append(true)
+        .open(path)?;
+    let mut end = file.metadata()?.len();
+    let mut byte = [0];
+    while end > 0 {
+        file.seek(SeekFrom::Start(end - 1))?;
+        file.read_exact(&mut byte)?;
+        if byte == *b"\n" {
+            break;
+        }
+        end -= 1;
+    }
+    file.set_len(end)?;
+    Ok(file)
+}
+
+/// The last complete line; a coordinator that was killed may have left half of one.
+fn last_metric(path: &Path) -> Option<Metric> {
+    let lines = BufReader::new(File::open(path).ok()?).lines();
+    lines
+        .map_while(Result::ok)
+        .filter_map(|line| serde_json::from_str(&line).ok())
+        .last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, StateId, Step};
+    use varuna_protocol::Event;
+
+    fn metric(step: u64) -> Metric {
+        Metric {
+            step: Step(step),
+            loss: 1.5,
+            eval_loss: None,
+            gradient_norm: 1.0,
+            overflow: false,
+            generation: Generation(1),
+            workers: 2,
+            plan: "P2xD1".into(),
+            tokens: 64,
+            step_ms: 10.0,
+            time_ms: 1,
+            state: StateId {
+                run_gen: Generation(1),
+                step: Step(step),
+                chain: Chain(step),
+            },
+        }
+    }
+
+    #[test]
+    fn a_folder_belongs_to_one_coordinator_and_one_job() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("run");
+        let held = RunFolder::open(&path, "job a").unwrap();
+        assert!(matches!(
+            RunFolder::open(&path, "job a"),
+            Err(FolderError::Held(_))
+        ));
+        drop(held);
+        assert!(matches!(
+            RunFolder::open(&path, "job b"),
+            Err(FolderError::OtherJob(_))
+        ));
+        assert!(RunFolder::open(&path, "job a").is_ok());
+    }
+
+    #[test]
+    fn a_step_is_published_once_also_by_a_successor_after_half_a_line() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut first = RunFolder::open(temp.path(), "job").unwrap();
+        for step in [1, 2, 2, 1, 3] {
+            first.append_metric(metric(step));
+        }
+        let file = first.files().metrics_path();
+        drop(first);
+        let whole = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, format!("{whole}{{\"step\":4,\"lo")).unwrap();
+        let read = || RunFiles::new(temp.path()).metrics().unwrap();
+        assert_eq!(read().len(), 3, "half a line is left out");
+        let mut second = RunFolder::open(temp.path(), "job").unwrap();
+        assert_eq!(second.last_metric().map(|m| m.step), Some(Step(3)));
+        second.append_metric(metric(3));
+        second.append_metric(metric(4));
+        let steps: Vec<u64> = read().iter().map(|m| m.step.0).collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_diverged_step_is_published_and_remembered_like_any_other() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut first = RunFolder::open(temp.path(), "job").unwrap();
+        first.append_metric(metric(1));
+        first.append_metric(Metric {
+            loss: f64::NAN,
+            gradient_norm: f64::INFINITY,
+            overflow: true,
+            ..metric(2)
+        });
+        drop(first);
+        let second = RunFolder::open(temp.path(), "job").unwrap();
+        assert_eq!(second.last_metric().map(|m| m.state), Some(metric(2).state));
+    }
+
+    #[test]
+    fn a_line_that_is_no_entry_is_told_by_its_file_and_number() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut folder = RunFolder::open(temp.path(), "job").unwrap();
+        folder.append_event(LoggedEvent::Protocol(Event::TookOver { term: 2 }), None);
+        let files = folder.files().clone();
+        let events = files.events().unwrap();
+        assert_eq!(
+            events[0].event,
+            LoggedEvent::Protocol(Event::TookOver { term: 2 })
+        );
+        let text = std::fs::read_to_string(files.events_path()).unwrap();
+        std::fs::write(files.events_path(), format!("{text}nonsense\n")).unwrap();
+        let error = files.events().unwrap_err().to_string();
+        assert!(error.contains("events.jsonl, line 2: "), "{error}");
+    }
+
+    #[test]
+    fn the_token_is_readable_by_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let temp = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(temp.path(), "job").unwrap();
+        let contact = Contact {
+            address: "a:1".into(),
+            token: "t".into(),
+            pid: 1,
+        };
+        folder.write_contact(&contact).unwrap();
+        let path = folder.files().contact_path();
+        let mode = std::fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(folder.files().contact().unwrap(), contact);
+    }
+}

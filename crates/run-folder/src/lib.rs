@@ -1,0 +1,31 @@
+//! The files of a run folder: one type for each document, one writer, one reader.
+//!
+//! | file | content | type |
+//! |---|---|---|
+//! | `job.yaml` | the job file, as written | text |
+//! | `record.json` | the coordinator's record, with secrets | [`varuna_protocol::Record`] |
+//! | `coordinator.json` | where the coordinator listens, and the run's token | [`Contact`] |
+//! | `status.json` | what the run is doing now | [`RunStatus`] |
+//! | `metrics.jsonl` | one line for each committed step | [`Metric`] |
+//! | `events.jsonl` | the event log | [`EventEntry`] |
+//! | `plans/g000001.json` | every plan that was sent to workers, without its secret | [`varuna_plan::Plan`] |
+//! | `workers/NAME.log` | the logs of workers that `varuna run` started | text |
+//!
+//! The coordinator writes through [`RunFolder`], which holds the folder's lock; everyone else reads through [`RunFiles`].
+//! This crate decides nothing. Reads and writes of files are its only I/O.
+
+mod atomic;
+mod contact;
+mod event;
+mod files;
+mod folder;
+mod metric;
+mod status;
+
+pub use atomic::{Access, Durability, replace_file};
+pub use contact::Contact;
+pub use event::{CheckpointEvent, EventEntry, LoggedEvent};
+pub use files::{ReadError, RunFiles};
+pub use folder::{FolderError, RunFolder};
+pub use metric::{Metric, now_ms};
+pub use status::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
