@@ -41,7 +41,7 @@ pub(crate) struct Crew {
 /// The costs of a profile, which must be of the job's model.
 pub(crate) fn measured(profile: Option<&Path>, job: &Job) -> Result<Option<Costs>, Failure> {
     let Some(path) = profile else { return Ok(None) };
-    let profile = crate::plan::read_profile(path, None)?;
+    let profile = crate::costs::read_profile(path, None)?;
     let costs = varuna_coordinator::measured_costs(&profile, job);
     costs
         .map(Some)

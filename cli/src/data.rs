@@ -1,10 +1,10 @@
-//! `varuna data`: datasets from text, and what a dataset is.
+//! `varuna data`: builds datasets from text and describes them.
 
 use crate::failure::Failure;
 use std::path::PathBuf;
 use varuna_dataset::{Build, Tokenizer, build, info};
 
-/// Builds and inspects datasets (Megatron `.bin` / `.idx`).
+/// Build and inspect datasets in Megatron's format (a `.bin` and an `.idx` file).
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -13,24 +13,24 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Turn text files into a dataset; each file is a document.
+    /// Build a dataset from text files. Each file is one document.
     Build {
-        /// Text files; .gz is unpacked on the way.
+        /// Text files. Files that end in .gz are decompressed.
         #[arg(required = true)]
         inputs: Vec<PathBuf>,
-        /// Path of the dataset without .bin / .idx.
-        #[arg(long, short)]
+        /// Path of the dataset to write, without .bin or .idx.
+        #[arg(long, short, value_name = "PREFIX")]
         output: PathBuf,
-        /// byte (vocabulary 257) or gpt2 (50257).
+        /// Tokenizer: byte (257 tokens) or gpt2 (50257 tokens).
         #[arg(long, default_value = "gpt2")]
         tokenizer: String,
-        /// Replace a dataset that is there already.
+        /// Replace an existing dataset.
         #[arg(long)]
         overwrite: bool,
     },
-    /// Check a dataset and say what it holds.
+    /// Check a dataset and print its size, tokenizer and digest.
     Info {
-        /// Path of the dataset without .bin / .idx.
+        /// Path of the dataset, without .bin or .idx.
         dataset: PathBuf,
     },
 }

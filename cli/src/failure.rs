@@ -6,22 +6,22 @@ use varuna_coordinator::folder::FolderError;
 use varuna_coordinator::{CoordinatorError, Outcome};
 use varuna_plan::Layout;
 
-/// A failed command. The texts are for the user.
+/// Why a command failed. The messages are for the user.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// What the user gave cannot be used.
+    /// The user's input cannot be used.
     #[error("{0}")]
     Input(String),
     /// A run folder or a port is in use.
     #[error("{0}")]
     Busy(String),
-    /// Training state is gone.
-    #[error("the last holder of {0} is gone, and there is no checkpoint: the run cannot go on")]
+    /// Training state is lost for good.
+    #[error("the last worker that held {0} is lost and there is no checkpoint: the run cannot continue")]
     StateLost(String),
-    /// The user ended it.
+    /// The user stopped the command.
     #[error("stopped by the user")]
     Stopped,
-    /// Everything else.
+    /// Anything else.
     #[error("{0}")]
     Internal(String),
 }
@@ -37,7 +37,7 @@ impl Failure {
         })
     }
 
-    /// How a coordinator's run ended.
+    /// The result of a command, by how its coordinator ended.
     pub(crate) fn of_outcome(outcome: &Outcome, layout: &Layout) -> Result<(), Failure> {
         match outcome {
             Outcome::Done => Ok(()),

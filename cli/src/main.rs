@@ -1,10 +1,13 @@
-//! `varuna`: runs jobs on this machine, and looks at runs, plans and datasets.
+//! `varuna`: runs jobs on this machine, and shows runs, plans, datasets and checkpoints.
 
+mod chart;
 mod checkpoint;
 mod children;
 mod coordinator;
+mod costs;
 mod data;
 mod failure;
+mod io;
 mod job;
 mod plan;
 mod profile;
@@ -17,10 +20,12 @@ mod signals;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Elastic pipeline-parallel training that carries on in place when workers come and go.
+/// Elastic pipeline-parallel training that continues when workers come and go.
 ///
-/// Exit codes: 0 done; 1 internal error; 2 bad input (arguments, job file, data); 3 run folder or port in use;
-/// 4 the last holder of some segments is gone; 130 stopped by the user.
+/// Exit codes: 0 success; 1 internal error; 2 bad input (arguments, job file, data); 3 a run folder, port or checkpoint location
+/// is in use; 4 training state is lost (no worker and no checkpoint holds it); 130 stopped by the user.
+///
+/// VARUNA_LOG sets what is logged to stderr, for example debug [default: warn].
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -30,23 +35,23 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a job on this machine: a coordinator and N worker processes.
+    /// Train a job on this machine, with a coordinator and N worker processes.
     Run(run::Arguments),
-    /// Start or stop workers of a run on this machine until there are N.
+    /// Set the number of workers of a run on this machine.
     Scale(remote::ScaleArguments),
-    /// Say what a run is doing.
+    /// Show the status of a run.
     Status(remote::StatusArguments),
-    /// Coordinate workers that are started elsewhere (`varuna-worker --coordinator ADDRESS`).
+    /// Run a coordinator for workers that are started elsewhere (`varuna-worker --coordinator ADDRESS`).
     Coordinator(coordinator::Arguments),
-    /// Print the plan for a number of workers, and its schedule.
+    /// Print the plan for a number of workers and its predicted step.
     Plan(plan::Arguments),
-    /// Measure what a job's model costs on this machine.
+    /// Measure compute, memory and links of a job's model on this machine.
     Profile(profile::Arguments),
-    /// Replay an availability trace on simulated time: goodput, and what is lost to what.
+    /// Replay an availability trace in simulated time: goodput, and losses by cause.
     Replay(replay::Arguments),
     /// Build and inspect datasets.
     Data(data::Arguments),
-    /// List, check, delete, export and import checkpoints.
+    /// List, check, save, delete, export and import checkpoints.
     Checkpoint(checkpoint::Arguments),
     #[command(hide = true)]
     WithParent(children::WithParent),

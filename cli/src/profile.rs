@@ -1,37 +1,38 @@
-//! `varuna profile`: measures a job's model on this machine, by way of the worker program.
+//! `varuna profile`: measures a job's model on this machine. The worker program does the measurement.
 
 use crate::children::worker_program;
 use crate::failure::Failure;
+use crate::io::write;
 use crate::job;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use varuna_plan::profile::Profile;
 
-/// Measures what a job's model costs on this machine: compute by segment and micro-batch size, memory, links and rings
-/// between worker processes.
+/// Measure a job's model on this machine: compute and memory of each segment by micro-batch size, and the links and gradient
+/// rings between worker processes.
 ///
-/// Nothing else should run meanwhile. `varuna plan --profile F` and `varuna run --profile F` take what it writes.
+/// Run nothing else meanwhile. The commands `plan`, `replay`, `run` and `coordinator` read the profile with --profile.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The job file; its data is not read.
+    /// The job file. Its dataset is not read.
     job: PathBuf,
-    /// Writes the profile into this file.
-    #[arg(long, short)]
+    /// Write the profile to this file, as JSON.
+    #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Samples in a micro-batch, ascending.
-    #[arg(long, default_value = "1,2,4,8")]
+    /// Micro-batch sizes to measure, in samples, ascending.
+    #[arg(long, value_name = "N,N,...", default_value = "1,2,4,8")]
     micro_batch_sizes: String,
-    /// Worker processes between which links and rings are measured, 1 to 4.
+    /// Worker processes for links and rings, 1 to 4.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// Steps of each micro-batch size that count.
+    /// Measured steps for each micro-batch size; one more warms up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
-    /// Prints the profile as JSON in place of a table.
+    /// Print the profile as JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// The worker program, where it does not lie beside this one.
-    #[arg(long, env = "VARUNA_WORKER")]
+    /// The worker program [default: varuna-worker in the folder of this program].
+    #[arg(long, value_name = "FILE", env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
 }
 
@@ -54,8 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .map_err(|e| Failure::Internal(format!("cannot start the measurement: {e}")))?;
     if !done.status.success() {
         return Err(match done.status.code() {
-            // It has said why.
-            Some(1 | 2) => Failure::Input("the measurement failed, see above".into()),
+            // The worker has printed the reason.
+            Some(1 | 2) => Failure::Input("the measurement failed; see above".into()),
             _ => Failure::Internal(format!("the measurement ended: {}", done.status)),
         });
     }
@@ -74,12 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|e| Failure::Input(format!("cannot write the profile {}: {e}", path.display())))
-}
-
-/// What people see of a profile. Neighbours that cost the same stand in one line.
+/// The profile as a table. Consecutive segments with equal costs share a row.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 fn table(profile: &Profile) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -87,12 +83,12 @@ fn table(profile: &Profile) -> String {
         "{} on {}\n\nsegment           micro-batch  forward, ms  backward, ms  recompute, ms  optimizer, ms  saved, MiB  state, MiB\n",
         profile.model, profile.device
     );
-    let mut before: Option<&[varuna_plan::profile::ProfileRow]> = None;
+    let mut previous: Option<&[varuna_plan::profile::ProfileRow]> = None;
     for segment in &profile.segments {
-        if before == Some(segment.rows.as_slice()) {
+        if previous == Some(segment.rows.as_slice()) {
             continue;
         }
-        before = Some(segment.rows.as_slice());
+        previous = Some(segment.rows.as_slice());
         for (i, row) in segment.rows.iter().enumerate() {
             let first = i == 0;
             text.push_str(&format!(
@@ -137,7 +133,7 @@ fn table(profile: &Profile) -> String {
     if let Some(host) = &profile.host {
         let slow: Vec<String> = host.slowdown.iter().map(|s| format!("{s:.3}")).collect();
         text.push_str(&format!(
-            "\n{} cores, {} thread(s) a worker; compute beside 0, 1, ... others takes x {}\n",
+            "\n{} cores, {} thread(s) a worker; compute takes x {} with 0, 1, ... other workers busy\n",
             host.cores,
             host.threads,
             slow.join(", ")

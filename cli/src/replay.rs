@@ -1,67 +1,54 @@
-//! `varuna replay`: what a job would have trained on machines that came and went like this.
+//! `varuna replay`: what a job would have trained on machines that came and went as a trace says.
 
+mod chart;
+
+use crate::costs::CostSource;
 use crate::failure::Failure;
+use crate::io::{print, print_json, read, write};
 use crate::job;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use varuna_api::Job;
-use varuna_plan::calibrate::{calibrate, read_measured};
-use varuna_plan::cost::Costs;
-use varuna_plan::device::DeviceKind;
-use varuna_plan::profile::Profile;
-use varuna_replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, svg, text};
+use varuna_replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, text};
 
 /// The measured parts of a reconfiguration that are used where no file is named.
 const PARTS: (&str, &str) = (
     "bench/data/recovery.json",
     include_str!("../../bench/data/recovery.json"),
 );
-/// Spot nodes of AWS say so two minutes before they go.
-const NOTICE_S: f64 = 120.0;
+/// AWS announces the end of a spot node two minutes before, seconds.
+const AWS_NOTICE_S: f64 = 120.0;
 
 /// Replays an availability trace through the planner and the coordinator on simulated time.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace: `time_s,event,node` (add or remove) or `time_s,nodes`.
+    /// The trace, a CSV file: columns `time_s,event,node` (event: add or remove) or `time_s,nodes`.
     trace: PathBuf,
     /// The job file.
     #[arg(long)]
     job: PathBuf,
-    /// Estimate the costs for this device, within its memory (such as `v100-16g`); else for a CPU core.
-    #[arg(long)]
-    device: Option<String>,
-    /// Costs from this profile instead of an estimate.
-    #[arg(long)]
-    profile: Option<PathBuf>,
-    /// Times of messages between two workers by size (`bytes,us`), in place of the profile's.
-    #[arg(long, requires = "profile")]
-    links: Option<PathBuf>,
-    /// Calibrate the profile on these measured steps.
-    #[arg(long, requires = "profile")]
-    measured: Option<PathBuf>,
-    /// Measured parts of a reconfiguration; else those measured by `make bench-recovery`.
-    #[arg(long)]
+    #[command(flatten)]
+    costs_of: CostSource,
+    /// Measured times of a reconfiguration (JSON) [default: those of `make bench-recovery`].
+    #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Nodes say 120 s before they leave that they will.
+    /// Nodes give 120 s of notice before they leave; same as --notice 120.
     #[arg(long)]
     noticed: bool,
-    /// Nodes say so many seconds before they leave that they will.
-    #[arg(long, conflicts_with = "noticed")]
+    /// Seconds of notice that nodes give before they leave, 0 to 86400 [default: 0].
+    #[arg(long, value_name = "SECONDS", conflicts_with = "noticed")]
     notice: Option<f64>,
-    /// Which nodes leave where a trace only counts them, and in which order nodes of an instant join.
+    /// Random seed: which nodes leave where the trace only counts them, and the order of nodes that join at the same time.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Replay so many seeds, from the given one on, and tell each goodput; all else is of the first.
+    /// Number of seeds to replay, 1 to 1000, counted up from --seed. Each goodput is printed; all else is of the first seed.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
-    /// The whole report as JSON.
+    /// Print the whole report as JSON.
     #[arg(long)]
     json: bool,
-    /// Write a picture over time.
-    #[arg(long)]
+    /// Write a chart over time to this SVG file.
+    #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// End with a line `RESULT replay.NAME_goodput_pct VALUE`, the mean over the seeds.
-    #[arg(long, value_name = "NAME")]
-    result: Option<String>,
 }
 
 /// What `--json` prints.
@@ -70,22 +57,22 @@ pub(crate) struct Arguments {
 struct Document<'a> {
     #[serde(flatten)]
     report: &'a Report,
-    /// From the given seed on; the report is the first one's.
+    /// One for each seed, in the order of the seeds; the report is of the first.
     goodput_by_seed: &'a [f64],
     restarts: &'a [Restarted],
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let trace_name = arguments.trace.display().to_string();
-    let written = read(&arguments.trace)?;
-    let trace = Trace::read(&trace_name, &written, arguments.seed).map_err(input)?;
+    let csv = read(&arguments.trace)?;
+    let trace = Trace::read(&trace_name, &csv, arguments.seed).map_err(input)?;
     let job = job::read(&arguments.job)?.job;
     let setup = setup(arguments, &job)?;
     let refused = |e| Failure::Input(format!("{trace_name}: {e}"));
     let report = replay(&trace, &setup).map_err(refused)?;
     let mut goodputs = vec![report.goodput];
-    for more in 1..arguments.seeds {
-        let trace = Trace::read(&trace_name, &written, arguments.seed.wrapping_add(more)).map_err(input)?;
+    for offset in 1..arguments.seeds {
+        let trace = Trace::read(&trace_name, &csv, arguments.seed.wrapping_add(offset)).map_err(input)?;
         goodputs.push(replay(&trace, &setup).map_err(refused)?.goodput);
     }
     let costs = &setup.planner.costs;
@@ -98,54 +85,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let restarts = restarts(&trace, &ideal);
     if let Some(path) = &arguments.svg {
         let name = arguments.trace.file_stem().unwrap_or_default().to_string_lossy();
-        std::fs::write(path, svg(&format!("{} on {name}", job.name), &report))
-            .map_err(|e| Failure::Input(format!("cannot write the picture {}: {e}", path.display())))?;
+        write(path, chart::draw(&format!("{} on {name}", job.name), &report)?)?;
     }
     if arguments.json {
-        let document = Document {
+        return print_json(&Document {
             report: &report,
             goodput_by_seed: &goodputs,
             restarts: &restarts,
-        };
-        let json = serde_json::to_string_pretty(&document).map_err(|e| Failure::Internal(e.to_string()))?;
-        println!("{json}");
-    } else {
-        print!("{}", text(&report, &restarts));
+        });
     }
-    #[expect(clippy::cast_precision_loss, reason = "a few seeds")]
-    let mean = goodputs.iter().sum::<f64>() / goodputs.len() as f64;
-    if goodputs.len() > 1 && !arguments.json {
+    print(&text(&report, &restarts));
+    if goodputs.len() > 1 {
+        #[expect(clippy::cast_precision_loss, reason = "a few seeds")]
+        let mean = goodputs.iter().sum::<f64>() / goodputs.len() as f64;
         let each: Vec<String> = goodputs.iter().map(|g| format!("{:.2}", g * 100.0)).collect();
-        println!(
-            "goodput by seed {} %, mean {:.2} %",
+        print(&format!(
+            "goodput by seed {} %, mean {:.2} %\n",
             each.join(", "),
             mean * 100.0
-        );
-    }
-    if let Some(name) = &arguments.result {
-        println!("RESULT replay.{name}_goodput_pct {:.2}", mean * 100.0);
+        ));
     }
     Ok(())
 }
 
 fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
-    let mut planner = varuna_coordinator::planner(job);
-    if let Some(name) = &arguments.device {
-        let kind = DeviceKind::named(name).map_err(input)?;
-        planner.costs = Costs::estimate(job.model.sizes(), kind.device(false));
-        let memory = planner.constraints.device_memory_bytes.unwrap_or(u64::MAX);
-        planner.constraints.device_memory_bytes = Some(memory.min(kind.usable_bytes()));
-    }
-    if let Some(path) = &arguments.profile {
-        planner.costs = profiled(arguments, job, path)?;
-    }
+    let planner = arguments.costs_of.planner(job, false)?;
     let parts = match &arguments.costs {
         Some(path) => RecoveryParts::read(&path.display().to_string(), &read(path)?),
         None => RecoveryParts::read(PARTS.0, PARTS.1),
     };
-    let notice_s = arguments
-        .notice
-        .unwrap_or(if arguments.noticed { NOTICE_S } else { 0.0 });
+    let default_s = if arguments.noticed { AWS_NOTICE_S } else { 0.0 };
+    let notice_s = arguments.notice.unwrap_or(default_s);
     if !(0.0..=86_400.0).contains(&notice_s) {
         return Err(Failure::Input(format!(
             "--notice is {notice_s}, allowed are 0 to 86400 seconds"
@@ -160,37 +130,6 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
         checkpoint_steps: job.checkpoint.as_ref().and_then(|c| c.interval_steps),
         skip: true,
     })
-}
-
-/// Costs of a profile, calibrated where measured steps are given.
-fn profiled(arguments: &Arguments, job: &Job, path: &Path) -> Result<Costs, Failure> {
-    let name = path.display().to_string();
-    let links = arguments
-        .links
-        .as_deref()
-        .map(|p| Ok::<_, Failure>((p.display().to_string(), read(p)?)));
-    let links = links.transpose()?;
-    let links = links.as_ref().map(|(file, text)| (file.as_str(), text.as_str()));
-    let profile = Profile::read(&name, &read(path)?, links).map_err(input)?;
-    let costs = profile.costs();
-    let divided = |costs: &Costs| {
-        varuna_coordinator::costs_for(job, costs).map_err(|why| Failure::Input(format!("{name}: {why}")))
-    };
-    let Some(table) = &arguments.measured else {
-        return divided(&costs);
-    };
-    let rows = read_measured(&table.display().to_string(), &read(table)?).map_err(input)?;
-    let batch = profile
-        .global_batch_size
-        .unwrap_or(job.training.global_batch_size);
-    let micro = profile.segments[0].rows[0].micro_batch_size;
-    let calibrated = calibrate(&costs, &rows, batch, micro, false);
-    let calibrated = calibrated.map_err(|e| Failure::Input(format!("{}: {e}", table.display())))?;
-    divided(&calibrated.costs)
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
 }
 
 fn input(error: impl std::fmt::Display) -> Failure {

@@ -1,9 +1,9 @@
-//! What asks a command to end: Ctrl-C, a terminal that closes, a service manager.
+//! Signals that ask a command to end: from Ctrl-C, a closed terminal or a service manager.
 
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Listens from the moment it is made, so that a signal between two waits is not lost.
+/// Signals are queued from the moment this is made, so that none is lost between two waits.
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
@@ -11,7 +11,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Needs a runtime.
+    /// Must be called within a tokio runtime.
     pub(crate) fn listen() -> Result<Interrupts, Failure> {
         let on =
             |kind| signal(kind).map_err(|e| Failure::Internal(format!("cannot listen for signals: {e}")));
@@ -22,7 +22,7 @@ impl Interrupts {
         })
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

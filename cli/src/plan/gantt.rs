@@ -1,4 +1,4 @@
-//! One step as a picture: a lane for each worker of a pipeline, time from left to right, idle time left bare.
+//! One step as a Gantt chart: a lane for each worker of a pipeline, time from left to right, idle time in grey.
 
 use std::fmt::Write as _;
 use varuna_plan::Shape;
@@ -8,13 +8,13 @@ use varuna_plan::trace::PipelineTrace;
 
 const WIDTH: f64 = 1500.0;
 const LEFT: f64 = 120.0;
-/// Of a stage's compute, and of its network interface below.
+/// Heights of a lane's compute and of the network below it, pixels.
 const COMPUTE: f64 = 26.0;
 const NETWORK: f64 = 8.0;
 const LANE: f64 = COMPUTE + NETWORK + 8.0;
-/// Kinds of pipelines that are drawn.
+/// Most kinds of pipelines that are drawn.
 const KINDS: usize = 4;
-/// Columns of the text.
+/// Columns of the chart as text.
 const COLUMNS: usize = 100;
 
 const FORWARD: &str = "#4c8bd0";
@@ -24,7 +24,7 @@ const TRANSFER: &str = "#9467bd";
 const RING: &str = "#c8503c";
 const OPTIMIZER: &str = "#555555";
 const IDLE: &str = "#ececec";
-/// What the last stage of a worker with several lacks in brightness.
+/// How much darker the last stage of a worker with several stages is, 0 to 1.
 const DARKEST: f64 = 0.45;
 
 fn end_ms(traces: &[PipelineTrace]) -> f64 {
@@ -32,8 +32,8 @@ fn end_ms(traces: &[PipelineTrace]) -> f64 {
     ends.map(|e| e.ms).fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// Colour and number of what a stage does.
-fn look(what: What) -> (&'static str, u32, bool) {
+/// Colour, micro-batch, and whether it is compute.
+fn style_of(what: What) -> (&'static str, u32, bool) {
     match what {
         What::Compute(Instruction::Forward(m)) => (FORWARD, m, true),
         What::Compute(Instruction::Backward(m)) => (BACKWARD, m, true),
@@ -42,7 +42,7 @@ fn look(what: What) -> (&'static str, u32, bool) {
     }
 }
 
-/// A colour (`#rrggbb`) with so much of its brightness taken away, 0..1.
+/// A colour (`#rrggbb`) darkened by a share of its brightness, 0 to 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -62,7 +62,7 @@ struct Picture {
 impl Picture {
     fn bar(&mut self, start_ms: f64, end_ms: f64, y: f64, height: f64, fill: &str) {
         let (x, width) = (LEFT + start_ms * self.scale, (end_ms - start_ms) * self.scale);
-        // A hairline of the lane shows between neighbours that are wide enough.
+        // Bars that are wide enough leave a thin gap.
         let gap = if width > 3.0 { 0.6 } else { 0.0 };
         let _ = writeln!(
             self.body,
@@ -71,24 +71,24 @@ impl Picture {
         );
     }
 
-    fn words(&mut self, x: f64, y: f64, class: &str, words: &str) {
+    fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
         let _ = writeln!(
             self.body,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{words}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{text}</text>"
         );
     }
 
-    /// A worker's name, and the end of its step below all else.
+    /// A worker's name and the end of its step; its compute is drawn above that.
     fn lane(&mut self, trace: &PipelineTrace, w: usize, y: f64, end: f64) {
         self.bar(0.0, end, y, COMPUTE + NETWORK, IDLE);
-        self.words(10.0, y + 12.0, "l", &format!("{} {w}", belongs_to(trace)));
+        self.text(10.0, y + 12.0, "l", &format!("{} {w}", lane_name(trace)));
         let own = trace.stages.iter().skip(w).step_by(trace.workers);
         let ranges: Vec<String> = own.map(ToString::to_string).collect();
         let segments = match ranges.as_slice() {
             [first, rest @ ..] if !rest.is_empty() => format!("{first} and {} more", rest.len()),
             _ => format!("segments {}", ranges.concat()),
         };
-        self.words(10.0, y + 25.0, "g", &segments);
+        self.text(10.0, y + 25.0, "g", &segments);
         for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
             if ends.rings_to_ms > ends.rings_from_ms {
                 self.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
@@ -100,7 +100,7 @@ impl Picture {
     }
 
     fn span(&mut self, span: &Span, workers: usize, stages: usize, top: f64) {
-        let (fill, micro_batch, compute) = look(span.what);
+        let (fill, micro_batch, compute) = style_of(span.what);
         let y = top + LANE * stage_as_f64(span.stage % workers);
         if !compute {
             self.bar(span.start_ms, span.end_ms, y + COMPUTE, NETWORK, fill);
@@ -114,7 +114,7 @@ impl Picture {
         if width >= 9.0 {
             let middle = LEFT + f64::midpoint(span.start_ms, span.end_ms) * self.scale;
             let class = if width >= 14.0 { "n" } else { "n s" };
-            self.words(middle, y + COMPUTE / 2.0 + 3.5, class, &micro_batch.to_string());
+            self.text(middle, y + COMPUTE / 2.0 + 3.5, class, &micro_batch.to_string());
         }
     }
 }
@@ -124,8 +124,8 @@ fn stage_as_f64(stage: usize) -> f64 {
     stage as f64
 }
 
-/// What a lane belongs to: a stage, or a worker where each has several.
-fn belongs_to(trace: &PipelineTrace) -> &'static str {
+/// The name of a lane: a stage, or a worker if workers have several stages.
+fn lane_name(trace: &PipelineTrace) -> &'static str {
     match trace.workers < trace.stages.len() {
         true => "worker",
         false => "stage",
@@ -141,7 +141,7 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
     };
     let bubble = shape.predicted.bubble * 100.0;
     let title = format!("{}: one step, {end:.1} ms, bubble {bubble:.0} %", shape.summary());
-    picture.words(10.0, 24.0, "t", &title);
+    picture.text(10.0, 24.0, "t", &title);
     let mut x = 10.0;
     for (fill, name) in [
         (FORWARD, "forward"),
@@ -156,7 +156,7 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
             picture.body,
             "<rect x=\"{x}\" y=\"38\" width=\"12\" height=\"12\" fill=\"{fill}\" stroke=\"#999\" stroke-width=\"0.4\"/>"
         );
-        picture.words(x + 17.0, 48.5, "l", name);
+        picture.text(x + 17.0, 48.5, "l", name);
         x += 45.0 + 7.0 * stage_as_f64(name.len());
     }
     let mut top = 78.0;
@@ -170,7 +170,7 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
             "pipeline {}{alike}: {} micro-batches",
             trace.first, trace.micro_batches
         );
-        picture.words(10.0, top, "l", &head);
+        picture.text(10.0, top, "l", &head);
         top += 8.0;
         for w in 0..trace.workers {
             picture.lane(trace, w, top + LANE * stage_as_f64(w), end);
@@ -181,7 +181,7 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
         top += LANE * stage_as_f64(trace.workers) + 20.0;
     }
     if traces.len() > KINDS {
-        picture.words(
+        picture.text(
             10.0,
             top,
             "l",
@@ -193,7 +193,7 @@ pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
     page(&picture.body, WIDTH, top + 30.0)
 }
 
-/// Marks at round times below the lanes.
+/// Lines and labels at round times.
 fn axis(picture: &mut Picture, end: f64, y: f64) {
     let magnitude = 10f64.powf((end / 10.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
@@ -201,7 +201,7 @@ fn axis(picture: &mut Picture, end: f64, y: f64) {
         .into_iter()
         .find(|s| end / s <= 12.0);
     let step = step.unwrap_or(end);
-    // As many digits as tell two marks apart.
+    // Enough digits to tell two labels apart.
     let digits = if step >= 1.0 {
         0
     } else {
@@ -214,13 +214,13 @@ fn axis(picture: &mut Picture, end: f64, y: f64) {
             picture.body,
             "<line x1=\"{x:.1}\" y1=\"66\" x2=\"{x:.1}\" y2=\"{y:.1}\" stroke=\"#000\" stroke-width=\"0.3\" stroke-dasharray=\"2 4\"/>"
         );
-        picture.words(x, y + 12.0, "n d", &format!("{at:.digits$} ms"));
+        picture.text(x, y + 12.0, "n d", &format!("{at:.digits$} ms"));
         at += step;
     }
 }
 
 /// An SVG document of this size.
-pub(super) fn page(body: &str, width: f64, height: f64) -> String {
+fn page(body: &str, width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height:.0}\" viewBox=\"0 0 {width} {height:.0}\" \
          font-family=\"DejaVu Sans, Helvetica, Arial, sans-serif\">\n<style>.t{{font-size:16px;font-weight:bold}} \
@@ -230,7 +230,7 @@ pub(super) fn page(body: &str, width: f64, height: f64) -> String {
     )
 }
 
-/// The step as text: what each stage does most of the time in each of a hundred stretches.
+/// The step as text: for each stage and each column of time, what it does for most of that time.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -276,7 +276,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                     .map_or('.', |(_, letter)| letter)
             };
             let line: String = time.iter().map(letter).collect();
-            let _ = writeln!(text, "  {} {w:>2} {line}", belongs_to(trace));
+            let _ = writeln!(text, "  {} {w:>2} {line}", lane_name(trace));
         }
     }
     if traces.len() > KINDS {

@@ -1,16 +1,18 @@
-//! Plans by number of workers: what each more brings.
+//! `varuna plan --sweep`: throughput, cost and idle share by number of workers.
 
-use super::gantt::page;
+use super::Query;
 use super::table::rate;
-use super::{Asked, print, write};
+use crate::chart;
 use crate::failure::Failure;
+use crate::io::{print, print_json, write};
+use plotters::prelude::{BLUE, RED, RGBColor};
 use serde_json::json;
 use std::fmt::Write as _;
 
-/// One number of workers.
+/// The plan for one number of workers.
 struct Row {
     workers: u64,
-    /// None: no plan, and why.
+    /// The error says why there is no plan.
     plan: Result<Planned, String>,
 }
 
@@ -19,37 +21,36 @@ struct Planned {
     used: usize,
     step_ms: f64,
     samples_per_s: f64,
-    /// Worker seconds, or money, for a thousand samples.
+    /// Worker-seconds, or money with --price, for 1000 samples.
     cost: f64,
-    /// Share of the workers' time in which they wait, spares included.
+    /// Share of all workers' time that is idle, spares included, 0 to 1.
     idle: f64,
 }
 
-pub(super) fn run(asked: &Asked, from: u64, to: u64) -> Result<(), Failure> {
+pub(super) fn run(query: &Query, from: u64, to: u64) -> Result<(), Failure> {
+    let priced = query.arguments.price.is_some();
     let mut rows = Vec::new();
     for workers in from..=to {
-        let plan = match asked.plan(workers) {
-            Ok((explained, request)) => Ok(row(asked, workers, &explained, request.global_batch_size)),
+        let plan = match query.plan(workers) {
+            Ok((explained, request)) => Ok(row(query, workers, &explained, request.global_batch_size)),
             Err(Failure::Input(why)) => Err(why),
             Err(other) => return Err(other),
         };
         rows.push(Row { workers, plan });
     }
-    if let Some(path) = &asked.arguments.svg {
-        write(path, &svg(&rows))?;
+    if let Some(path) = &query.arguments.svg {
+        write(path, svg(&rows, priced)?)?;
     }
-    if asked.arguments.json {
-        let text = serde_json::to_string_pretty(&rows.iter().map(json).collect::<Vec<_>>());
-        print(&text.map_err(|e| Failure::Internal(e.to_string()))?);
-        print("\n");
+    if query.arguments.json {
+        print_json(&rows.iter().map(json).collect::<Vec<_>>())?;
     } else {
-        print(&text(&rows, asked.arguments.price.is_some()));
+        print(&text(&rows, priced));
     }
     Ok(())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-fn row(asked: &Asked, workers: u64, explained: &varuna_plan::Explained, batch: u64) -> Planned {
+fn row(query: &Query, workers: u64, explained: &varuna_plan::Explained, batch: u64) -> Planned {
     let shape = &explained.shape;
     let used = shape.members().len();
     let samples_per_s = rate(batch, shape.predicted.step_ms);
@@ -59,7 +60,7 @@ fn row(asked: &Asked, workers: u64, explained: &varuna_plan::Explained, batch: u
         used,
         step_ms: shape.predicted.step_ms,
         samples_per_s,
-        cost: asked
+        cost: query
             .arguments
             .price
             .map_or(worker_seconds, |hour| worker_seconds / 3600.0 * hour),
@@ -101,85 +102,43 @@ fn json(row: &Row) -> serde_json::Value {
     }
 }
 
-const WIDTH: f64 = 1000.0;
-const LEFT: f64 = 80.0;
-const PLOT: f64 = 880.0;
-const TALL: f64 = 260.0;
-const SHORT: f64 = 110.0;
+const WIDTH: u32 = 1000;
+/// Heights of the panels, pixels.
+const TALL: u32 = 320;
+const SHORT: u32 = 170;
+const GREY: RGBColor = RGBColor(0x77, 0x77, 0x77);
 
-/// Name, height, colour and value of a plot.
-type Plot<'a> = (&'a str, f64, &'a str, &'a dyn Fn(&Planned) -> f64);
-
-/// Decimals that show three digits of the highest value of a scale.
-fn digits(high: f64) -> usize {
-    (0..6).find(|d| high * 10f64.powi(*d) >= 100.0).unwrap_or(6) as usize
-}
-
-/// Three plots over the number of workers: throughput, cost, idle share.
+/// Three panels over the number of workers: throughput, cost, idle share.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-fn svg(rows: &[Row]) -> String {
-    let least = rows.first().map_or(1, |r| r.workers) as f64;
-    let most = rows.last().map_or(1, |r| r.workers) as f64;
-    let x = |workers: u64| LEFT + PLOT * (workers as f64 - least) / (most - least).max(1.0);
-    let planned = || {
-        rows.iter()
-            .filter_map(|r| Some((r.workers, r.plan.as_ref().ok()?)))
+fn svg(rows: &[Row], priced: bool) -> Result<String, Failure> {
+    let first = rows.first().map_or(1, |r| r.workers) as f64;
+    let last = rows.last().map_or(1, |r| r.workers) as f64;
+    // A range of one number has no width.
+    let x = first..last.max(first + 1.0);
+    let line = |color, value: &dyn Fn(&Planned) -> f64| chart::Series {
+        name: "",
+        color,
+        style: chart::Style::Dots,
+        points: rows
+            .iter()
+            .filter_map(|r| Some((r.workers as f64, value(r.plan.as_ref().ok()?))))
+            .collect(),
     };
-    let mut body = String::new();
-    let mut top = 40.0;
-    let plots: [Plot; 3] = [
-        ("samples a second", TALL, "#4c8bd0", &|p| p.samples_per_s),
-        ("cost of 1000 samples", SHORT, "#c8503c", &|p| p.cost),
-        ("idle share, %", SHORT, "#777777", &|p| p.idle * 100.0),
-    ];
-    for (name, height, colour, of) in plots {
-        let high = planned().map(|(_, p)| of(p)).fold(f64::MIN_POSITIVE, f64::max);
-        let digits = digits(high);
-        let _ = writeln!(
-            body,
-            "<text x=\"{LEFT}\" y=\"{:.1}\" class=\"l\">{name}</text>",
-            top - 8.0
-        );
-        for quarter in 0..=4 {
-            let part = f64::from(quarter) / 4.0;
-            let y = top + height * (1.0 - part);
-            let _ = writeln!(
-                body,
-                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" class=\"e\">{:.digits$}</text>",
-                LEFT + PLOT,
-                LEFT - 8.0,
-                y + 4.0,
-                high * part
-            );
+    let cost = if priced {
+        "cost/1000 samples"
+    } else {
+        "worker-s/1000 samples"
+    };
+    chart::svg((WIDTH, TALL + 2 * SHORT), |area| {
+        let (rate, area) = area.split_vertically(TALL);
+        let (costs, idle) = area.split_vertically(SHORT);
+        for (area, label, line) in [
+            (rate, "samples/s", line(BLUE, &|p| p.samples_per_s)),
+            (costs, cost, line(RED, &|p| p.cost)),
+            (idle, "idle, %", line(GREY, &|p| p.idle * 100.0)),
+        ] {
+            chart::panel(&area, x.clone(), ("workers", label), &[line])?;
         }
-        let points: Vec<String> = planned()
-            .map(|(n, p)| format!("{:.1},{:.1}", x(n), top + height * (1.0 - of(p) / high)))
-            .collect();
-        let _ = writeln!(
-            body,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-            points.join(" ")
-        );
-        for point in &points {
-            let (x, y) = point.split_once(',').unwrap_or_default();
-            let _ = writeln!(body, "<circle cx=\"{x}\" cy=\"{y}\" r=\"2\" fill=\"{colour}\"/>");
-        }
-        top += height + 45.0;
-    }
-    let marks = rows.len().div_ceil(16).max(1);
-    for row in rows.iter().step_by(marks) {
-        let _ = writeln!(
-            body,
-            "<text x=\"{:.1}\" y=\"{:.1}\" class=\"n d\">{}</text>",
-            x(row.workers),
-            top - 25.0,
-            row.workers
-        );
-    }
-    let _ = writeln!(
-        body,
-        "<text x=\"{LEFT}\" y=\"{top:.1}\" class=\"l\">workers</text>"
-    );
-    page(&body, WIDTH, top + 15.0)
+        Ok(())
+    })
 }

@@ -1,4 +1,4 @@
-//! A plan for people, and for programs.
+//! A plan as text and as JSON.
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -8,11 +8,11 @@ use varuna_plan::{
     Costs, Explained, PlanRequest, Recompute, RunnerUp, ScheduleKind, ScheduleSpec, Shape, schedule,
 };
 
-/// Larger schedules are left to the picture.
+/// Stages and micro-batches up to which a schedule is listed; larger ones are shown by --svg.
 const LISTED: (usize, u64) = (8, 16);
 
-/// `selective` and the like.
-fn word(recompute: Recompute) -> &'static str {
+/// As in the job file.
+fn recompute_name(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::None => "none",
         Recompute::Selective => "selective",
@@ -20,8 +20,8 @@ fn word(recompute: Recompute) -> &'static str {
     }
 }
 
-/// `1f1b w=2, recompute full`.
-fn words(spec: &ScheduleSpec) -> String {
+/// For example `1f1b w=2, recompute full`.
+fn schedule_name(spec: &ScheduleSpec) -> String {
     let order = match spec.kind {
         ScheduleKind::Gpipe => "gpipe".to_owned(),
         ScheduleKind::OneForwardOneBackward { warmup_factor } => format!("1f1b w={warmup_factor}"),
@@ -29,11 +29,11 @@ fn words(spec: &ScheduleSpec) -> String {
     };
     match spec.recompute {
         Recompute::None => order,
-        some => format!("{order}, recompute {}", word(some)),
+        some => format!("{order}, recompute {}", recompute_name(some)),
     }
 }
 
-/// Samples a second.
+/// Samples per second.
 #[expect(clippy::cast_precision_loss, reason = "a batch")]
 pub(super) fn rate(batch: u64, step_ms: f64) -> f64 {
     batch as f64 / step_ms * 1e3
@@ -51,11 +51,11 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
     let mut text = format!(
         "plan {}  workers {workers} of {}  micro-batch {}  {}\n\
          predicted step {:.1} ms  (p95 {:.1} ms with times up to 10 % longer)  {:.2} samples/s  bubble {:.0} %{}\n\
-         of the step: {:.1} ms at the pace of the slowest stage, {:.1} ms fill and drain, {:.1} ms rings and optimizer\n",
+         of the step: {:.1} ms at the rate of the slowest stage, {:.1} ms fill and drain, {:.1} ms rings and optimizer\n",
         shape.summary(),
         request.workers.len(),
         shape.micro_batch_size,
-        words(&shape.schedule),
+        schedule_name(&shape.schedule),
         p.step_ms,
         noisy.p95_ms,
         rate(request.global_batch_size, p.step_ms),
@@ -66,7 +66,7 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
             "  (estimated, not calibrated)"
         },
         parts.steady_ms,
-        // Rounding may leave less than nothing.
+        // Rounding may make it slightly negative.
         parts.fill_ms.max(0.0),
         parts.rings_ms,
     );
@@ -80,7 +80,7 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
     text
 }
 
-/// Each pipeline, or the first of equal ones.
+/// Each pipeline; of equal neighbours only the first.
 fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
     let shape = &explained.shape;
     let alike = |a: usize, b: usize| {
@@ -115,7 +115,7 @@ fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
                 "  stage {j}: worker {} segments {}  recompute {}  forward {:.2} ms  backward {:.2} ms  memory {:.2} GiB",
                 stage.worker.0,
                 stage.segments,
-                word(shape.schedule_of(stage).recompute),
+                recompute_name(shape.schedule_of(stage).recompute),
                 costs.forward_ms(stage.segments, m),
                 costs.backward_ms(stage.segments, m),
                 gib(explained.memory_bytes[i][j]),
@@ -132,7 +132,7 @@ fn pipelines(text: &mut String, explained: &Explained, costs: &Costs) {
     }
 }
 
-/// Spares, those of one reason together.
+/// Spare workers, grouped by reason.
 fn spares(text: &mut String, shape: &Shape) {
     for same in shape.spares.chunk_by(|a, b| a.reason == b.reason) {
         let ids: Vec<String> = same.iter().take(8).map(|s| s.worker.0.to_string()).collect();
@@ -157,7 +157,7 @@ fn runners_up(text: &mut String, explained: &Explained) {
             text,
             "  {summary:<14} workers {workers:<5} micro-batch {:<3} {:<24} {:>9.1} ms  bubble {:>2.0} %  {}",
             r.micro_batch_size,
-            words(&r.schedule),
+            schedule_name(&r.schedule),
             r.step_ms,
             r.bubble * 100.0,
             r.why
@@ -168,7 +168,7 @@ fn runners_up(text: &mut String, explained: &Explained) {
     }
 }
 
-/// What the first pipeline would take under orders of work that the worker does not have.
+/// The simulated time of the first pipeline under schedules that the worker does not implement.
 fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
     let plain = shape.schedule.kind.chunks() == 1;
     let Some(pipeline) = shape.pipelines.first().filter(|p| plain && p.stages.len() > 1) else {
@@ -202,7 +202,7 @@ fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
     }
 }
 
-/// The plan with everything that is known of it; the plan's own fields stand at the top.
+/// The plan as JSON: its own fields and what the planner knows about it, at one level.
 pub(super) fn json(explained: &Explained, request: &PlanRequest, noisy: Spread) -> Value {
     let shape = &explained.shape;
     let runner_up = |r: &RunnerUp| {

@@ -1,5 +1,5 @@
-//! Where the samples go: what the best plan would have trained is either trained, or lost for a named cause. Nothing is
-//! counted twice, and parts and whole agree to rounding.
+//! Accounts for samples: each sample that the best plan would have trained is either trained, or lost to one named cause.
+//! Trained and lost samples sum up to the ideal, but for rounding.
 
 use serde::Serialize;
 
@@ -9,30 +9,30 @@ use serde::Serialize;
 pub enum Cause {
     /// Before the first plan runs.
     Start,
-    /// From a loss until the coordinator fences.
+    /// From the loss of a member until the coordinator fences.
     Detect,
-    /// From the fence to a persisted plan, or until enough workers are there.
+    /// From the fence to a persisted plan, or until there are enough workers.
     Plan,
     /// Until the plan's members are connected.
     Connect,
-    /// State on its way while training stands, from peers or from a checkpoint.
+    /// Transfer of state from peers or a checkpoint while training is paused.
     Transfer,
-    /// Work on a step that was not finished.
+    /// Work on steps that were not finished.
     LostStep,
-    /// Steps that were committed and are trained again, since no holder of some segment was left.
+    /// Committed steps that are trained again, since the last holder of some segment was lost.
     Rollback,
-    /// A plan that was made for other workers than are there now.
+    /// A plan that was made for another set of workers.
     OldPlan,
-    /// A plan that avoids a worker which had notice and is still there.
+    /// A plan that leaves out a worker that has notice but still runs.
     Notice,
-    /// The plan in force is not the fastest: it holds each segment twice, moves less state, or is not worth a change.
+    /// The plan in force is not the fastest: it keeps a second copy of each segment, moves less state, or a change is not worth it.
     Choice,
-    /// Between steps: the norm exchange, the first step's extra.
+    /// Between steps: the norm exchange, and the extra time of a plan's first step.
     Exchange,
 }
 
 impl Cause {
-    /// All, in the order in which they are told.
+    /// All causes, in the order of reports.
     pub const ALL: [Cause; 11] = [
         Cause::Start,
         Cause::Detect,
@@ -47,9 +47,9 @@ impl Cause {
         Cause::Exchange,
     ];
 
-    /// For people.
+    /// A short name for tables and charts.
     #[must_use]
-    pub fn words(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             Cause::Start => "start",
             Cause::Detect => "detect",
@@ -66,29 +66,29 @@ impl Cause {
     }
 }
 
-/// What goes on.
+/// What the job does.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Activity {
-    /// Training stands, for this cause.
+    /// Training is paused, for this cause.
     Standing(Cause),
-    /// Steps run, each predicted to train so many samples a nanosecond.
+    /// Steps run at this predicted rate, samples per nanosecond.
     Running { rate: f64 },
 }
 
-/// The account.
+/// The account of one replay.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
     batch: f64,
-    /// Up to here all is booked; nanoseconds of the trace.
+    /// `ideal` is counted up to this time, nanoseconds of the trace.
     at: u64,
-    /// The last booked boundary: a commit, or a change of activity.
+    /// Time of the last commit or change of activity, nanoseconds of the trace.
     boundary: u64,
-    /// Samples a nanosecond that the best plan would train.
-    top: f64,
-    /// What the best plan would have trained since the boundary.
-    open: f64,
+    /// Rate of the best plan for the present workers, samples per nanosecond.
+    best_rate: f64,
+    /// Samples of the best plan since `boundary`: not yet trained or lost.
+    unassigned: f64,
     pub(crate) activity: Activity,
-    /// Why a running plan is slower than the best.
+    /// The cause to which samples go while a plan runs that is slower than the best.
     pub(crate) slower: Cause,
     pub(crate) ideal: f64,
     /// Steps committed and not rolled back.
@@ -103,8 +103,8 @@ impl Ledger {
             batch: global_batch_size as f64,
             at,
             boundary: at,
-            top: 0.0,
-            open: 0.0,
+            best_rate: 0.0,
+            unassigned: 0.0,
             activity: Activity::Standing(Cause::Start),
             slower: Cause::Choice,
             ideal: 0.0,
@@ -114,9 +114,9 @@ impl Ledger {
     }
 
     fn advance(&mut self, now: u64) {
-        let more = self.top * now.saturating_sub(self.at) as f64;
+        let more = self.best_rate * now.saturating_sub(self.at) as f64;
         self.ideal += more;
-        self.open += more;
+        self.unassigned += more;
         self.at = now.max(self.at);
     }
 
@@ -124,31 +124,31 @@ impl Ledger {
         self.losses[cause as usize] += samples;
     }
 
-    /// Other workers are there from now on.
-    pub(crate) fn set_top(&mut self, now: u64, top: f64) {
+    /// The set of workers changes, and with it the rate of the best plan.
+    pub(crate) fn set_top(&mut self, now: u64, best_rate: f64) {
         self.advance(now);
-        self.top = top;
+        self.best_rate = best_rate;
     }
 
-    /// There are enough nodes to train.
+    /// Whether there are enough nodes to train.
     pub(crate) fn possible(&self) -> bool {
-        self.top > 0.0
+        self.best_rate > 0.0
     }
 
-    /// Something else goes on from now on. A step that was running is lost, for the time being.
+    /// The activity changes. An unfinished step counts as lost; see [`Ledger::resume_at`].
     pub(crate) fn turn(&mut self, now: u64, activity: Activity) {
         self.advance(now);
         let cause = match self.activity {
             Activity::Standing(cause) => cause,
             Activity::Running { .. } => Cause::LostStep,
         };
-        self.lose(cause, self.open);
-        self.open = 0.0;
+        self.lose(cause, self.unassigned);
+        self.unassigned = 0.0;
         self.boundary = now;
         self.activity = activity;
     }
 
-    /// So many steps were committed since the last boundary.
+    /// Steps were committed since the last commit or change of activity.
     pub(crate) fn commit(&mut self, now: u64, steps: u64) {
         self.advance(now);
         let trained = steps as f64 * self.batch;
@@ -157,17 +157,17 @@ impl Ledger {
             Activity::Running { rate } => {
                 let between = rate * took - trained;
                 self.lose(Cause::Exchange, between);
-                self.lose(self.slower, self.open - trained - between);
+                self.lose(self.slower, self.unassigned - trained - between);
             }
-            // The norms were on their way when a member was lost: its last step counts after all.
-            Activity::Standing(_) => self.lose(Cause::LostStep, self.open - trained),
+            // A member was lost during the norm exchange, and the step was committed all the same.
+            Activity::Standing(_) => self.lose(Cause::LostStep, self.unassigned - trained),
         }
         self.steps += steps;
-        self.open = 0.0;
+        self.unassigned = 0.0;
         self.boundary = now;
     }
 
-    /// Training resumes after `steps` steps: an interrupted one was finished after all, or some are trained again.
+    /// Training resumes after `steps` steps: either an interrupted step was finished after all, or some are trained again.
     pub(crate) fn resume_at(&mut self, steps: u64) {
         let samples = (self.steps as f64 - steps as f64) * self.batch;
         let cause = if samples < 0.0 {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_and_whole_agree_whatever_happens() {
+    fn trained_and_lost_samples_sum_up_to_the_ideal() {
         let mut ledger = Ledger::new(0, 8);
         ledger.set_top(0, 1.0);
         ledger.turn(10, Activity::Running { rate: 0.8 });

@@ -1,9 +1,9 @@
-//! What a replay found, as data.
+//! The result of a replay, as data.
 
 use crate::ledger::Cause;
 use serde::Serialize;
 
-/// Why a plan came about.
+/// The reason for a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Why {
@@ -11,65 +11,65 @@ pub enum Why {
     Start,
     /// A member was lost.
     Loss,
-    /// A planned change: others are there, or one will go.
+    /// A planned change: workers have joined, or one has notice.
     Change,
 }
 
-/// One plan that came into force, or was on its way.
+/// One plan, in force or abandoned.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reconfiguration {
-    /// When it was planned, seconds of the trace.
+    /// When it was made, seconds of the trace.
     pub at_s: f64,
-    /// Its generation.
+    /// The plan's generation.
     pub generation: u64,
-    /// Why.
+    /// What caused it.
     pub why: Why,
-    /// Its shape in short.
+    /// Its shape in short form, such as `P4xD2` (4 stages, 2 pipelines).
     pub plan: String,
-    /// Nodes there.
+    /// Available nodes.
     pub there: usize,
-    /// Workers that it uses.
+    /// Workers that the plan uses.
     pub workers: usize,
-    /// Predicted step, milliseconds.
+    /// Predicted time of a step, milliseconds.
     pub step_ms: f64,
-    /// Training stood for so long on its account, milliseconds.
+    /// How long training was paused for it, milliseconds.
     pub pause_ms: f64,
-    /// State that arrived at its members, bytes.
+    /// State that its members received, bytes.
     pub moved_bytes: f64,
     /// Steps that are trained again.
     pub rolled_back_steps: u64,
-    /// It came into force.
+    /// Whether it came into force.
     pub ran: bool,
 }
 
-/// A loss of samples.
+/// Samples lost to one cause.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Loss {
-    /// Why.
+    /// The cause.
     pub cause: Cause,
-    /// Per cent of what the ideal trains.
+    /// Per cent of [`Report::ideal_samples`].
     pub percent: f64,
 }
 
-/// What holds from a time on.
+/// The state of the job from a time on, until the next point.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Point {
     /// Seconds of the trace.
     pub at_s: f64,
-    /// Nodes there.
+    /// Available nodes.
     pub there: usize,
-    /// Workers that train; 0 while training stands.
+    /// Workers that train; 0 while training is paused.
     pub used: usize,
-    /// Samples a second of the running plan, 0.0 while training stands.
+    /// Samples per second of the running plan; 0.0 while training is paused.
     pub samples_per_s: f64,
-    /// Samples a second of the best plan.
+    /// Samples per second of the best plan for the available nodes.
     pub best_samples_per_s: f64,
 }
 
-/// All of a replay.
+/// The result of a replay.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -77,28 +77,28 @@ pub struct Report {
     pub seconds: f64,
     /// Most nodes at once.
     pub nodes: usize,
-    /// Nodes that came, the first ones included.
+    /// Nodes that joined, the first ones included.
     pub joins: usize,
     /// Nodes that left.
     pub leaves: usize,
-    /// Seconds of notice before a node leaves, 0 for none.
+    /// Seconds of notice before a node leaves; 0: none.
     pub notice_s: f64,
-    /// Whether the costs are calibrated on measured steps.
+    /// Whether the costs are calibrated by measured steps.
     pub calibrated: bool,
-    /// Steps committed and kept.
+    /// Committed steps that were not rolled back.
     pub steps: u64,
-    /// Samples trained and kept.
+    /// Samples of those steps.
     pub trained_samples: f64,
-    /// Samples that the best plan for the nodes there would have trained at no cost of change.
+    /// Samples that the best plan for the available nodes would have trained if changes cost nothing.
     pub ideal_samples: f64,
     /// Trained / ideal, 0 to 1.
     pub goodput: f64,
-    /// The rest by cause, in the order of [`Cause::ALL`]; with the goodput 100 %.
+    /// Lost samples in the order of [`Cause::ALL`]. Goodput and losses sum up to 100 %.
     pub losses: Vec<Loss>,
-    /// Every plan.
+    /// Every plan, in the order of time.
     pub reconfigurations: Vec<Reconfiguration>,
-    /// For the picture.
+    /// The state over time.
     pub timeline: Vec<Point>,
-    /// Steps that were run one by one by the protocol; the others were counted.
+    /// Steps that ran through the protocol one by one; the others were skipped and counted.
     pub simulated_steps: u64,
 }

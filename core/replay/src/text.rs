@@ -4,10 +4,10 @@ use crate::report::{Report, Why};
 use crate::restart::Restarted;
 use std::fmt::Write;
 
-/// Reconfigurations that are shown in full; the rest is summed up.
+/// Reconfigurations that are listed; the rest is only counted.
 const SHOWN: usize = 12;
 
-/// For people: goodput, losses, reconfigurations, and the comparison.
+/// Goodput, losses, reconfigurations, and the comparison with restart-based systems.
 #[must_use]
 pub fn text(report: &Report, restarts: &[Restarted]) -> String {
     let mut out = String::new();
@@ -38,7 +38,7 @@ pub fn text(report: &Report, restarts: &[Restarted]) -> String {
         report.ideal_samples
     );
     for loss in report.losses.iter().filter(|l| l.percent.abs() >= 0.0005) {
-        let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.words(), loss.percent);
+        let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.label(), loss.percent);
     }
     reconfigurations(&mut out, report);
     if !restarts.is_empty() {
@@ -69,14 +69,14 @@ fn reconfigurations(out: &mut String, report: &Report) {
         report.reconfigurations.len(),
         report.reconfigurations.len() - ran.len()
     );
-    for (why, words) in [(Why::Loss, "after a loss"), (Why::Change, "planned")] {
+    for (why, label) in [(Why::Loss, "after a loss"), (Why::Change, "planned")] {
         let mut pauses: Vec<f64> = ran.iter().filter(|r| r.why == why).map(|r| r.pause_ms).collect();
         pauses.sort_by(f64::total_cmp);
         let Some(worst) = pauses.last() else { continue };
         let moved: f64 = ran.iter().filter(|r| r.why == why).map(|r| r.moved_bytes).sum();
         let _ = writeln!(
             out,
-            "  {:4} {words:13} pause p50 {:7.0} ms, p90 {:7.0} ms, worst {:7.0} ms; {:6.1} GB moved in all",
+            "  {:4} {label:13} pause p50 {:7.0} ms, p90 {:7.0} ms, worst {:7.0} ms; {:6.1} GB moved in all",
             pauses.len(),
             pauses[pauses.len() / 2],
             pauses[pauses.len() * 9 / 10],

@@ -1,4 +1,4 @@
-//! The chaos driver: a seeded sequence of a kill, a join and another kill, each at a step of its own.
+//! The chaos driver: a kill, a join and another kill, each at a step that depends on the seed.
 
 use crate::summary::{self, Act, ActKind};
 use anyhow::{Context, Result, bail, ensure};
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// At which share of the run each act happens, before the seed moves it by up to 5 %.
+/// Each act and the share of the run after which it happens; the seed moves it by up to 5 %.
 const ACTS: [(f64, ActKind); 3] = [(0.25, ActKind::Kill), (0.5, ActKind::Join), (0.75, ActKind::Kill)];
-/// A step of the demo takes under a second; a run that shows none for so long is stuck.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// A run without a new step for this long is stuck: a step of the demo takes less than a second.
+const STUCK_AFTER: Duration = Duration::from_secs(120);
 
-/// Carries out all acts while the run goes on.
+/// Carries out all acts while the job trains.
 pub(crate) fn drive(
     run: &mut Child,
     varuna: &Path,
@@ -29,12 +29,12 @@ pub(crate) fn drive(
     for (share, kind) in ACTS {
         let share = share + rng.random_range(-0.05..0.05);
         let step = wait_for(run, folder, |status| {
-            let whole = status.workers.iter().filter(|w| w.phase == "Running").count() == count;
-            #[expect(clippy::cast_precision_loss, reason = "a picture's precision")]
+            let all_run = status.workers.iter().filter(|w| w.phase == "Running").count() == count;
+            #[expect(clippy::cast_precision_loss, reason = "a step count")]
             let due = status.step as f64 >= share * status.last_step as f64;
-            whole && due
+            all_run && due
         })?;
-        let status = summary::status(folder).context("the run folder lost its status")?;
+        let status = summary::status(folder).context("the run folder has no status.json any more")?;
         let what = match kind {
             ActKind::Kill => {
                 let victim = &status.workers[rng.random_range(0..status.workers.len())];
@@ -75,7 +75,7 @@ fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&summary::Status
     let mut last = None;
     loop {
         if let Some(end) = run.try_wait()? {
-            bail!("the run ended ({end}) before the chaos driver was through");
+            bail!("the run ended ({end}) before the chaos driver had finished");
         }
         if let Some(status) = summary::status(folder) {
             if due(&status) {
@@ -87,9 +87,9 @@ fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&summary::Status
             }
         }
         ensure!(
-            moved.elapsed() < PATIENCE,
+            moved.elapsed() < STUCK_AFTER,
             "no progress for {} s",
-            PATIENCE.as_secs()
+            STUCK_AFTER.as_secs()
         );
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -1,7 +1,7 @@
-//! `make demo`: four workers learn real text while a seeded chaos driver kills two of them with -9 and adds one.
+//! `make demo`: four workers train on real text while a seeded chaos driver kills two of them with -9 and adds one.
 //!
-//! The driver is an outsider: it starts `varuna run`, reads the run folder like any user, sends signals, and draws a summary.
-//! It must never reach into the run by another way.
+//! This program only does what a user could do: it starts `varuna run`, reads the run folder and sends signals. It must not
+//! reach into the run in any other way.
 
 mod chaos;
 mod picture;
@@ -13,19 +13,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Watches a job train while workers are killed and added.
+/// Train a job while workers are killed and added; print and draw what happened.
 #[derive(Parser)]
 struct Arguments {
     /// The job file.
     #[arg(default_value = "examples/demo.yaml")]
     job: PathBuf,
-    /// Workers at the start.
+    /// Number of workers at the start.
     #[arg(long, default_value_t = 4)]
     workers: usize,
-    /// Seeds when and whom the chaos driver hits.
+    /// Random seed: at which steps the chaos driver acts, and which workers it kills.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The run folder (made by this program; must not exist).
+    /// Folder of the run; it must not exist.
     #[arg(long, default_value = "runs/demo")]
     run_dir: PathBuf,
 }
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ensure!(
         !arguments.run_dir.exists(),
-        "the run folder {} exists already",
+        "the run folder {} already exists",
         arguments.run_dir.display()
     );
     let varuna = sibling("varuna")?;
@@ -50,7 +50,8 @@ fn main() -> Result<()> {
     ensure!(status.success(), "the run ended with {status}");
     let story = summary::Story::read(&arguments.run_dir, acts)?;
     let svg = arguments.run_dir.join("demo.svg");
-    std::fs::write(&svg, picture::draw(&story)).with_context(|| format!("cannot write {}", svg.display()))?;
+    std::fs::write(&svg, picture::draw(&story)?)
+        .with_context(|| format!("cannot write {}", svg.display()))?;
     print!("{}", story.report(&svg));
     ensure!(
         story.steps_lost() == 0,
@@ -60,7 +61,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A program of ours lies beside this one.
+/// A program of this workspace, in the folder of this program.
 fn sibling(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own path")?;
     let path = own.parent().unwrap_or(Path::new(".")).join(name);
@@ -83,15 +84,15 @@ fn start(varuna: &Path, arguments: &Arguments) -> Result<Child> {
         .with_context(|| format!("cannot start {}", varuna.display()))
 }
 
-fn wait(run: &mut Child, patience: Duration) -> Result<std::process::ExitStatus> {
+fn wait(run: &mut Child, timeout: Duration) -> Result<std::process::ExitStatus> {
     let start = Instant::now();
     loop {
         if let Some(status) = run.try_wait()? {
             return Ok(status);
         }
-        if start.elapsed() > patience {
+        if start.elapsed() > timeout {
             run.kill()?;
-            anyhow::bail!("the run did not end within {} s", patience.as_secs());
+            anyhow::bail!("the run did not end within {} s", timeout.as_secs());
         }
         std::thread::sleep(Duration::from_millis(50));
     }

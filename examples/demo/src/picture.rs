@@ -1,148 +1,130 @@
-//! Loss and workers over time as one SVG.
+//! Loss and workers over time as one SVG chart.
 
 use crate::summary::{ActKind, Story};
-use std::fmt::Write as _;
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
 
-const WIDTH: f64 = 900.0;
-const LEFT: f64 = 60.0;
-const RIGHT: f64 = 20.0;
-/// Top and height of the two panels, in pixels.
-const LOSS: (f64, f64) = (40.0, 260.0);
-const WORKERS: (f64, f64) = (340.0, 80.0);
-const HEIGHT: f64 = 460.0;
+const SIZE: (u32, u32) = (900, 520);
+const LOSS_HEIGHT: u32 = 330;
+const LOSS: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
+const WORKERS: RGBColor = RGBColor(0x2e, 0x7d, 0x32);
+const KILL: RGBColor = RGBColor(0xc6, 0x28, 0x28);
 
-/// Maps a run to pixels.
-struct Scale {
-    from_ms: u64,
-    span_ms: f64,
-    loss: (f64, f64),
-    workers: f64,
+/// The whole chart. A dashed line marks what the chaos driver did.
+pub(crate) fn draw(story: &Story) -> Result<String> {
+    let mut svg = String::new();
+    let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+    panels(&area, story).map_err(|e| anyhow!("cannot draw the chart: {e}"))?;
+    drop(area);
+    Ok(svg)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a picture's precision")]
-impl Scale {
-    fn new(story: &Story) -> Scale {
-        let m = &story.metrics;
-        let (first, last) = (m[0].time_ms, m[m.len() - 1].time_ms);
-        let high = m.iter().map(|x| x.loss).fold(f64::MIN, f64::max);
-        let low = m.iter().map(|x| x.loss).fold(f64::MAX, f64::min);
-        let workers = m.iter().map(|x| x.workers).max().unwrap_or(1) as f64;
-        Scale {
-            from_ms: first,
-            span_ms: (last - first).max(1) as f64,
-            loss: (low, (high - low).max(1e-9)),
-            workers,
-        }
-    }
-    fn x(&self, time_ms: u64) -> f64 {
-        LEFT + (WIDTH - LEFT - RIGHT) * (time_ms.saturating_sub(self.from_ms) as f64 / self.span_ms).min(1.0)
-    }
-    fn loss_y(&self, loss: f64) -> f64 {
-        LOSS.0 + LOSS.1 * (1.0 - (loss - self.loss.0) / self.loss.1)
-    }
-    fn workers_y(&self, workers: u64) -> f64 {
-        WORKERS.0 + WORKERS.1 * (1.0 - workers as f64 / self.workers)
-    }
-}
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// The whole picture.
-pub(crate) fn draw(story: &Story) -> String {
-    let scale = Scale::new(story);
-    let mut loss = String::new();
-    let mut workers = String::new();
-    let mut before = None;
-    for m in &story.metrics {
-        let x = scale.x(m.time_ms);
-        let _ = write!(loss, "{x:.1},{:.1} ", scale.loss_y(m.loss));
-        let y = scale.workers_y(m.workers);
-        if let Some(old) = before.filter(|old| *old != y) {
-            let _ = write!(workers, "{x:.1},{old:.1} ");
-        }
-        let _ = write!(workers, "{x:.1},{y:.1} ");
-        before = Some(y);
-    }
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">Training loss and workers over time</text>\n"
-    );
-    axes(&mut svg, &scale);
-    acts(&mut svg, story, &scale);
-    let _ = writeln!(
-        svg,
-        "<polyline points=\"{loss}\" fill=\"none\" stroke=\"#1f5fa8\" stroke-width=\"1.5\"/>"
-    );
-    let _ = writeln!(
-        svg,
-        "<polyline points=\"{workers}\" fill=\"none\" stroke=\"#2e7d32\" stroke-width=\"2\"/>"
-    );
-    svg.push_str("</svg>\n");
-    svg
-}
+#[expect(clippy::cast_precision_loss, reason = "a chart's precision")]
+fn panels(area: &Area, story: &Story) -> Drawn {
+    area.fill(&WHITE)?;
+    let (upper, lower) = area
+        .titled("Training loss and workers over time", ("sans-serif", 16))?
+        .split_vertically(LOSS_HEIGHT);
+    let start_ms = story.metrics[0].time_ms;
+    let seconds = |time_ms: u64| time_ms.saturating_sub(start_ms) as f64 / 1e3;
+    let end = story.metrics.last().map_or(1.0, |m| seconds(m.time_ms)).max(1e-3);
 
-fn axes(svg: &mut String, scale: &Scale) {
-    let right = WIDTH - RIGHT;
-    for i in 0..=4 {
-        let loss = scale.loss.0 + scale.loss.1 * f64::from(i) / 4.0;
-        let y = scale.loss_y(loss);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{loss:.2}</text>",
-            LEFT - 6.0,
-            y + 4.0
-        );
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a small count"
-    )]
-    for n in 0..=scale.workers as u64 {
-        let y = scale.workers_y(n);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#eee\"/>\
-             <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{n}</text>",
-            LEFT - 6.0,
-            y + 4.0
-        );
-    }
-    let bottom = WORKERS.0 + WORKERS.1;
-    for i in 0..=6 {
-        let share = f64::from(i) / 6.0;
-        let x = LEFT + (right - LEFT) * share;
-        let seconds = scale.span_ms / 1e3 * share;
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{seconds:.0} s</text>",
-            bottom + 20.0
-        );
-    }
-    let _ = writeln!(
-        svg,
-        "<text x=\"{LEFT}\" y=\"{:.0}\">workers</text>",
-        WORKERS.0 - 8.0
-    );
-}
-
-fn acts(svg: &mut String, story: &Story, scale: &Scale) {
+    let loss: Vec<(f64, f64)> = story
+        .metrics
+        .iter()
+        .map(|m| (seconds(m.time_ms), m.loss))
+        .collect();
+    let low = loss.iter().map(|p| p.1).fold(f64::MAX, f64::min);
+    let high = loss.iter().map(|p| p.1).fold(f64::MIN, f64::max);
+    // Room for the labels of the acts above the curve.
+    let top = high + 0.12 * (high - low).max(1e-9);
+    let mut chart = axes(&upper, (end, low..top), "loss")?;
     for act in &story.acts {
-        let x = scale.x(act.time_ms);
-        let colour = if act.kind == ActKind::Kill {
-            "#c62828"
-        } else {
-            "#2e7d32"
+        let color = if act.kind == ActKind::Kill { KILL } else { WORKERS };
+        let x = seconds(act.time_ms).min(end);
+        let line = [(x, low), (x, top)];
+        chart.draw_series(DashedLineSeries::new(line, 4, 3, color.into()))?;
+        chart.draw_series([Text::new(
+            format!(" {}", act.what),
+            (x, top),
+            ("sans-serif", 12).into_font().color(&color),
+        )])?;
+    }
+    chart.draw_series(LineSeries::new(loss, LOSS.stroke_width(2)))?;
+
+    // A number of workers holds until the next step.
+    let mut workers: Vec<(f64, f64)> = Vec::new();
+    for m in &story.metrics {
+        let x = seconds(m.time_ms);
+        workers.extend(workers.last().map(|last| (x, last.1)));
+        workers.push((x, m.workers as f64));
+    }
+    let most = workers.iter().map(|p| p.1).fold(1.0, f64::max);
+    let mut chart = axes(&lower, (end, 0.0..most * 1.1), "workers")?;
+    chart.draw_series(LineSeries::new(workers, WORKERS.stroke_width(2)))?;
+    area.present()
+}
+
+type Axes = Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>;
+
+/// A panel from 0 s to `end` seconds.
+fn axes<'a, 'b>(
+    area: &'a Area<'b>,
+    (end, y): (f64, std::ops::Range<f64>),
+    label: &str,
+) -> Result<ChartContext<'a, SVGBackend<'b>, Axes>, DrawingAreaErrorKind<std::io::Error>> {
+    let mut chart = ChartBuilder::on(area)
+        .margin(8)
+        .margin_right(24)
+        .x_label_area_size(36)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0.0..end, y)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .y_labels(6)
+        .x_desc("time, s")
+        .y_desc(label)
+        .draw()?;
+    Ok(chart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::summary::{Act, Metric};
+
+    #[test]
+    fn the_chart_shows_loss_workers_and_what_was_done_to_them() {
+        let metric = |step: u32| Metric {
+            step: u64::from(step),
+            loss: 5.5 / f64::from(step).sqrt(),
+            time_ms: 1_000_000 + 90 * u64::from(step),
+            workers: if (100..200).contains(&step) { 3 } else { 4 },
+            plan: "2x2".into(),
         };
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{}\" y2=\"{}\" stroke=\"{colour}\" stroke-dasharray=\"4 3\"/>\
-             <text x=\"{:.1}\" y=\"{:.0}\" fill=\"{colour}\">{}</text>",
-            LOSS.0,
-            WORKERS.0 + WORKERS.1,
-            x + 4.0,
-            LOSS.0 + 12.0,
-            act.what
+        let act = |kind, what: &str, step: u64| Act {
+            kind,
+            what: what.into(),
+            time_ms: 1_000_000 + 90 * step,
+        };
+        let story = Story {
+            metrics: (1..=300).map(metric).collect(),
+            acts: vec![
+                act(ActKind::Kill, "kill -9 w2", 100),
+                act(ActKind::Join, "a worker joins", 200),
+            ],
+        };
+        let svg = draw(&story).unwrap();
+        for part in ["loss", "workers", "time, s", "kill -9 w2", "a worker joins"] {
+            assert!(svg.contains(part), "{part} is missing");
+        }
+        assert!(
+            svg.matches("<polyline").count() >= 4,
+            "two curves and two dashed lines"
         );
     }
 }

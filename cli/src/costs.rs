@@ -1,0 +1,74 @@
+//! Where the costs of a plan come from: an estimate for a kind of device, or a measured profile.
+
+use crate::failure::Failure;
+use crate::io::read;
+use std::path::{Path, PathBuf};
+use varuna_api::Job;
+use varuna_plan::calibrate::{calibrate, read_measured};
+use varuna_plan::device::DeviceKind;
+use varuna_plan::profile::Profile;
+use varuna_plan::{CostPlanner, Costs};
+
+/// Options shared by the commands that plan without running.
+#[derive(clap::Args)]
+pub(crate) struct CostSource {
+    /// Estimate costs for this kind of device, for example `h100-80g`, and stay within its memory.
+    /// Default: one CPU core.
+    #[arg(long, value_name = "KIND")]
+    device: Option<String>,
+    /// Take costs from this profile (see `varuna profile`) instead of an estimate.
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Replace the profile's link times by this table: CSV with the columns `bytes,us`.
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    links: Option<PathBuf>,
+    /// Calibrate the profile with this table of measured steps: CSV with the columns `data_parallel`,
+    /// `pipeline_parallel`, `step_ms`.
+    #[arg(long, value_name = "FILE", requires = "profile")]
+    measured: Option<PathBuf>,
+}
+
+impl CostSource {
+    /// The job's planner with these costs. `one_node`: all workers share one node (its links are faster).
+    pub(crate) fn planner(&self, job: &Job, one_node: bool) -> Result<CostPlanner, Failure> {
+        let mut planner = varuna_coordinator::planner(job);
+        if let Some(name) = &self.device {
+            let kind = DeviceKind::named(name).map_err(|e| Failure::Input(e.to_string()))?;
+            planner.costs = Costs::estimate(job.model.sizes(), kind.device(one_node));
+            let memory = &mut planner.constraints.device_memory_bytes;
+            *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
+        }
+        if let Some(path) = &self.profile {
+            planner.costs = self.profiled(path, job)?;
+        }
+        Ok(planner)
+    }
+
+    fn profiled(&self, path: &Path, job: &Job) -> Result<Costs, Failure> {
+        let profile = read_profile(path, self.links.as_deref())?;
+        let other_model = |why: String| Failure::Input(format!("{}: {why}", path.display()));
+        let costs = varuna_coordinator::measured_costs(&profile, job).map_err(other_model)?;
+        let Some(table) = &self.measured else {
+            return Ok(costs);
+        };
+        let file = table.display().to_string();
+        let rows = read_measured(&file, &read(table)?).map_err(|e| Failure::Input(e.to_string()))?;
+        let batch = profile
+            .global_batch_size
+            .unwrap_or(job.training.global_batch_size);
+        let micro_batch = profile.segments[0].rows[0].micro_batch_size;
+        let fitted = calibrate(&profile.costs(), &rows, batch, micro_batch, false)
+            .map_err(|e| Failure::Input(format!("{file}: {e}")))?;
+        varuna_coordinator::costs_for(job, &fitted.costs).map_err(other_model)
+    }
+}
+
+/// Reads a profile. `links`: a table that replaces its link times.
+pub(crate) fn read_profile(path: &Path, links: Option<&Path>) -> Result<Profile, Failure> {
+    let text = read(path)?;
+    let links = links
+        .map(|l| Ok::<_, Failure>((l.display().to_string(), read(l)?)))
+        .transpose()?;
+    let links = links.as_ref().map(|(file, text)| (file.as_str(), text.as_str()));
+    Profile::read(&path.display().to_string(), &text, links).map_err(|e| Failure::Input(e.to_string()))
+}

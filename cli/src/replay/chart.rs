@@ -1,0 +1,96 @@
+//! The report of a replay as a chart: nodes and throughput over time, and what was lost by cause.
+
+use crate::chart::{Area, Drawn, Series, Style, panel, svg};
+use crate::failure::Failure;
+use plotters::prelude::*;
+use varuna_replay::{Loss, Point, Report};
+
+const SIZE: (u32, u32) = (1200, 760);
+/// Height of each of the two panels over time, pixels; the losses take what is left.
+const PANEL: u32 = 240;
+/// Losses below this are left out, per cent.
+const SMALLEST_LOSS: f64 = 0.005;
+
+const BEST: RGBColor = RGBColor(0xc3, 0xcf, 0xdd);
+const ACTUAL: RGBColor = RGBColor(0x1f, 0x6f, 0x8b);
+const LOST: RGBColor = RGBColor(0xb0, 0x3a, 0x48);
+
+/// An SVG document.
+pub(super) fn draw(title: &str, report: &Report) -> Result<String, Failure> {
+    let title = format!("{title}: goodput {:.2} %", report.goodput * 100.0);
+    svg(SIZE, |area| {
+        let area = area.titled(&title, ("sans-serif", 18))?;
+        let (over_time, lost) = area.split_vertically(2 * PANEL);
+        let (nodes, rate) = over_time.split_vertically(PANEL);
+        let end = report.seconds / 3600.0;
+        let series = |name, color, style, value: &dyn Fn(&Point) -> f64| Series {
+            name,
+            color,
+            style,
+            points: steps(report, value),
+        };
+        #[expect(clippy::cast_precision_loss, reason = "counts of nodes")]
+        let counts = [
+            series("available", BEST, Style::Area, &|p| p.there as f64),
+            series("training", ACTUAL, Style::Line, &|p| p.used as f64),
+        ];
+        panel(&nodes, 0.0..end, ("time, hours", "nodes"), &counts)?;
+        let rates = [
+            series("best plan, no cost of change", BEST, Style::Area, &|p| {
+                p.best_samples_per_s
+            }),
+            series("trained", ACTUAL, Style::Line, &|p| p.samples_per_s),
+        ];
+        panel(&rate, 0.0..end, ("time, hours", "samples/s"), &rates)?;
+        losses(&lost, report)
+    })
+}
+
+/// A value over hours that holds until the next point.
+fn steps(report: &Report, value: &dyn Fn(&Point) -> f64) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for point in &report.timeline {
+        let hours = point.at_s / 3600.0;
+        points.extend(points.last().map(|last| (hours, last.1)));
+        points.push((hours, value(point)));
+    }
+    points.extend(points.last().map(|last| (report.seconds / 3600.0, last.1)));
+    points
+}
+
+/// A bar for each cause, the largest on top.
+fn losses(area: &Area, report: &Report) -> Drawn {
+    let lost = report.losses.iter().filter(|l| l.percent > SMALLEST_LOSS);
+    let mut lost: Vec<&Loss> = lost.collect();
+    lost.sort_by(|a, b| a.percent.total_cmp(&b.percent));
+    let Some(most) = lost.last() else { return Ok(()) };
+    let name = |l: &&Loss| format!("{} {:.2} %", l.cause.label(), l.percent);
+    let names: Vec<String> = lost.iter().map(name).collect();
+    let mut chart = ChartBuilder::on(area)
+        .margin(8)
+        .margin_right(24)
+        .x_label_area_size(36)
+        .y_label_area_size(180)
+        .build_cartesian_2d(0.0..most.percent * 1.05, (0..lost.len()).into_segmented())?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(TRANSPARENT)
+        .y_labels(names.len())
+        .y_label_formatter(&|at| match at {
+            SegmentValue::CenterOf(i) => names.get(*i).cloned().unwrap_or_default(),
+            SegmentValue::Exact(_) | SegmentValue::Last => String::new(),
+        })
+        .x_desc("lost, % of the samples of the best plan")
+        .draw()?;
+    chart.draw_series(lost.iter().enumerate().map(|(i, loss)| {
+        let corners = [
+            (0.0, SegmentValue::Exact(i)),
+            (loss.percent, SegmentValue::Exact(i + 1)),
+        ];
+        let mut bar = Rectangle::new(corners, LOST.filled());
+        bar.set_margin(2, 2, 0, 0);
+        bar
+    }))?;
+    Ok(())
+}
