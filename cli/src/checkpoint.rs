@@ -1,4 +1,4 @@
-//! `varuna checkpoint`: what lies in a folder of checkpoints, whether it is whole, and the way to and from Hugging Face.
+//! `varuna checkpoint`: lists, checks and deletes checkpoints, and converts them to and from Hugging Face's format.
 
 mod bar;
 mod huggingface;
@@ -6,13 +6,17 @@ mod save;
 
 use crate::coordinator::runtime;
 use crate::failure::Failure;
+use crate::io::print_json;
 use bar::Bar;
 use serde_json::json;
 use std::path::PathBuf;
-use varuna_checkpoint::{CheckpointError, Listed, Manifest, Place, folder_name};
+use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
 
-/// Looks after checkpoints. URI is the folder of one job's: <spec.checkpoint.uri>/<job>, a path or s3://, gs://, az://.
+/// List, check, save, delete, export and import checkpoints.
+///
+/// URI is the folder of one job: <spec.checkpoint.uri>/<metadata.name>. It is a path or starts with file://, s3://, gs:// or
+/// az://. Credentials come from the environment variables of the cloud's own tools.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -21,65 +25,65 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// List what is there.
+    /// List all checkpoints: name, state (complete, incomplete or damaged), size and number of files.
     Ls {
-        /// The job's folder.
+        /// Folder of the job's checkpoints.
         uri: String,
-        /// For tools.
+        /// Print one JSON object for each checkpoint.
         #[arg(long)]
         json: bool,
     },
-    /// Print a checkpoint's manifest.
+    /// Print the manifest of a checkpoint as JSON.
     Show {
-        /// The job's folder.
+        /// Folder of the job's checkpoints.
         uri: String,
-        /// The checkpoint's name as `ls` prints it; the newest where left out.
+        /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
         name: Option<String>,
     },
-    /// Read everything and check every length and digest.
+    /// Read every complete checkpoint and check all lengths and digests.
     Verify {
-        /// The job's folder.
+        /// Folder of the job's checkpoints.
         uri: String,
-        /// For tools.
+        /// Print one JSON object for each checkpoint: its name, and what is wrong or null.
         #[arg(long)]
         json: bool,
     },
-    /// Make a checkpoint of a run now, and wait until it is complete.
+    /// Save a checkpoint of a local run now, and wait until it is complete.
     Save {
-        /// The run folder.
+        /// Folder of the run.
         run: PathBuf,
-        /// Give up waiting after so many seconds; the checkpoint is made all the same.
-        #[arg(long, default_value_t = 600)]
+        /// Seconds to wait. The checkpoint is saved even if the wait ends first.
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
     },
-    /// Delete all but the newest complete ones, and the leftovers of those that were never completed.
+    /// Delete all but the newest complete checkpoints, and the files of older ones that were never completed.
     Prune {
-        /// The job's folder.
+        /// Folder of the job's checkpoints.
         uri: String,
-        /// How many stay.
+        /// Complete checkpoints to keep, at least 1.
         #[arg(long)]
         keep: usize,
     },
-    /// Write a Hugging Face GPT-2 folder (model.safetensors, config.json, tokenizer.json) that `transformers` loads.
+    /// Export a checkpoint as a Hugging Face GPT-2 folder (model.safetensors, config.json, tokenizer.json).
     Export {
-        /// The job's folder.
+        /// Folder of the job's checkpoints.
         uri: String,
-        /// Where to; must not exist.
+        /// Folder to create; it must not exist.
         folder: PathBuf,
-        /// Whose files to add: byte or gpt2; the one with the model's vocabulary where left out.
+        /// Tokenizer to add: byte or gpt2 [default: the one that fits the model's vocabulary, if any].
         #[arg(long)]
         tokenizer: Option<Tokenizer>,
-        /// The checkpoint's name as `ls` prints it; the newest where left out.
+        /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
         #[arg(long)]
         name: Option<String>,
     },
-    /// Make the first checkpoint of a job from a Hugging Face GPT-2 folder: a run of that job starts from it.
+    /// Import a Hugging Face GPT-2 folder as the first checkpoint of a job. A run of that job starts from it.
     Import {
-        /// The place of checkpoints, as in spec.checkpoint.uri.
+        /// Checkpoint location, as in spec.checkpoint.uri.
         uri: String,
-        /// The folder with model.safetensors and config.json.
+        /// Folder with model.safetensors and config.json.
         folder: PathBuf,
-        /// The job's name, as in metadata.name.
+        /// Name of the job, as in metadata.name.
         #[arg(long)]
         job: String,
     },
@@ -88,19 +92,19 @@ enum Command {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime()?.block_on(async {
         match &arguments.command {
-            Command::Ls { uri, json } => ls(&Place::open(uri)?, *json).await,
-            Command::Show { uri, name } => show(&Place::open(uri)?, name.as_deref()).await,
-            Command::Verify { uri, json } => verify(&Place::open(uri)?, *json).await,
-            Command::Prune { uri, keep } => prune(&Place::open(uri)?, *keep).await,
+            Command::Ls { uri, json } => ls(&Location::open(uri)?, *json).await,
+            Command::Show { uri, name } => show(&Location::open(uri)?, name.as_deref()).await,
+            Command::Verify { uri, json } => verify(&Location::open(uri)?, *json).await,
+            Command::Prune { uri, keep } => prune(&Location::open(uri)?, *keep).await,
             Command::Save { run, timeout } => save::save(run, *timeout).await,
             Command::Export {
                 uri,
                 folder,
                 tokenizer,
                 name,
-            } => huggingface::export(&Place::open(uri)?, folder, name.as_deref(), *tokenizer).await,
+            } => huggingface::export(&Location::open(uri)?, folder, name.as_deref(), *tokenizer).await,
             Command::Import { uri, folder, job } => {
-                huggingface::import(&Place::open(uri)?, folder, job).await
+                huggingface::import(&Location::open(uri)?, folder, job).await
             }
         }
     })
@@ -120,8 +124,8 @@ fn state(listed: &Listed) -> &'static str {
     }
 }
 
-async fn ls(place: &Place, as_json: bool) -> Result<(), Failure> {
-    let all = place.list().await?;
+async fn ls(location: &Location, as_json: bool) -> Result<(), Failure> {
+    let all = location.list().await?;
     for listed in &all {
         let name = folder_name(listed.id);
         let bytes: u64 = listed.files.values().sum();
@@ -152,66 +156,64 @@ fn mib(bytes: u64) -> f64 {
 }
 
 /// The named checkpoint, or the newest that is complete.
-async fn choose(place: &Place, name: Option<&str>) -> Result<Manifest, Failure> {
-    let all = place.list().await?;
+async fn choose(location: &Location, name: Option<&str>) -> Result<Manifest, Failure> {
+    let all = location.list().await?;
     let usable = all.iter().filter(|l| l.is_usable());
     let chosen = match name {
         None => usable.max_by_key(|l| l.id),
         Some(name) => all.iter().find(|l| folder_name(l.id) == name),
     };
     let Some(listed) = chosen else {
-        let what = name.map_or("no complete checkpoint is here".into(), |n| {
-            format!("{n} — `ls` prints what is here")
+        let what = name.map_or("there is no complete checkpoint".into(), |n| {
+            format!("there is no checkpoint {n}; `varuna checkpoint ls` lists all")
         });
         return Err(Failure::Input(what));
     };
-    Ok(place.manifest(listed.id).await?)
+    Ok(location.manifest(listed.id).await?)
 }
 
-async fn show(place: &Place, name: Option<&str>) -> Result<(), Failure> {
-    let manifest = choose(place, name).await?;
-    let text = serde_json::to_string_pretty(&manifest).map_err(|e| Failure::Internal(e.to_string()))?;
-    println!("{text}");
-    Ok(())
+async fn show(location: &Location, name: Option<&str>) -> Result<(), Failure> {
+    let manifest = choose(location, name).await?;
+    print_json(&manifest)
 }
 
-async fn verify(place: &Place, as_json: bool) -> Result<(), Failure> {
-    let mut bad = 0;
-    let all = place.list().await?;
+async fn verify(location: &Location, as_json: bool) -> Result<(), Failure> {
+    let mut damaged = 0;
+    let all = location.list().await?;
     let complete = || all.iter().filter(|l| l.manifest);
     let bar = Bar::of_bytes("reading", complete().flat_map(|l| l.files.values()).sum());
     for listed in complete() {
         let name = folder_name(listed.id);
-        let problem = check(place, listed, &bar).await.err().map(|e| e.to_string());
-        bad += usize::from(problem.is_some());
-        bar.pause(|| match (as_json, &problem) {
+        let problem = check(location, listed, &bar).await.err().map(|e| e.to_string());
+        damaged += usize::from(problem.is_some());
+        bar.suspend(|| match (as_json, &problem) {
             (true, _) => println!("{}", json!({"name": name, "problem": problem})),
-            (false, None) => println!("{name}  sound"),
+            (false, None) => println!("{name}  ok"),
             (false, Some(why)) => println!("{name}  {why}"),
         });
     }
-    if bad > 0 {
-        return Err(Failure::Input(format!("{bad} checkpoints are damaged")));
+    if damaged > 0 {
+        return Err(Failure::Input(format!("{damaged} checkpoints are damaged")));
     }
     Ok(())
 }
 
-async fn check(place: &Place, listed: &Listed, bar: &Bar) -> Result<(), CheckpointError> {
-    let manifest = place.manifest(listed.id).await?;
+async fn check(location: &Location, listed: &Listed, bar: &Bar) -> Result<(), CheckpointError> {
+    let manifest = location.manifest(listed.id).await?;
     for shard in &manifest.shards {
-        place.load(&manifest, &shard.unit, || {}).await?;
-        bar.more(shard.bytes);
+        location.load(&manifest, &shard.unit, || {}).await?;
+        bar.add(shard.bytes);
     }
     Ok(())
 }
 
-async fn prune(place: &Place, keep: usize) -> Result<(), Failure> {
+async fn prune(location: &Location, keep: usize) -> Result<(), Failure> {
     if keep == 0 {
-        return Err(Failure::Input("--keep: 0 — at least 1".into()));
+        return Err(Failure::Input("--keep is 0, allowed is 1 or more".into()));
     }
-    let pruned = place.prune(keep, &[]).await?;
+    let pruned = location.prune(keep, &[]).await?;
     println!(
-        "deleted {} checkpoints and the leftovers of {} that were never completed",
+        "deleted {} checkpoints, and the files of {} that were never completed",
         pruned.checkpoints.len(),
         pruned.orphans.len()
     );

@@ -1,6 +1,7 @@
-//! A job file with its data, checked as far as possible before any worker starts.
+//! Reads a job file and checks it, its data and its checkpoint location before any worker starts.
 
 use crate::failure::Failure;
+use crate::io;
 use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, parse_job};
@@ -8,10 +9,10 @@ use varuna_checkpoint::{CheckpointError, Store};
 use varuna_coordinator::{Checkpointing, claim};
 use varuna_dataset::TokenDataset;
 
-/// A store that says nothing for so long at the start is not there.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a checkpoint store may take to answer at the start.
+const STORE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A valid job and the text it came from.
+/// A valid job and the text of its file.
 pub(crate) struct JobFile {
     pub(crate) job: Job,
     pub(crate) text: String,
@@ -19,13 +20,12 @@ pub(crate) struct JobFile {
 
 /// Reads and checks a job file.
 pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Failure::Input(format!("cannot read the job file {}: {e}", path.display())))?;
+    let text = io::read(path)?;
     let job = parse_job(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
     Ok(JobFile { job, text })
 }
 
-/// Opens the job's dataset and checks that the model can take it; returns its fingerprint.
+/// Opens the job's dataset and checks that its tokens fit the model's vocabulary. Returns its fingerprint.
 pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     let bad = |error: varuna_dataset::DataError| {
         Failure::Input(format!("spec.data.path {}: {error}", job.data.path))
@@ -41,8 +41,8 @@ pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     Ok(data.fingerprint())
 }
 
-/// Opens the place of the job's checkpoints, if it names one, and checks that it answers and that the newest one there is of
-/// the job's model; claims it for the run of that folder.
+/// Opens the job's checkpoint location, if it has one: checks that it answers and that its newest checkpoint is of the job's
+/// model, and claims it for the run in `folder`.
 pub(crate) async fn checkpoints(
     job: &Job,
     fingerprint: &str,
@@ -53,18 +53,24 @@ pub(crate) async fn checkpoints(
     let (Some(store), Some(settings)) = (store, &job.checkpoint) else {
         return Ok(None);
     };
-    let listed = tokio::time::timeout(PATIENCE, store.place().list()).await;
-    let listed = listed.map_err(|_| bad(format!("{} does not answer", settings.uri)))?;
+    let listed = tokio::time::timeout(STORE_TIMEOUT, store.location().list()).await;
+    let listed = listed.map_err(|_| {
+        bad(format!(
+            "{} does not answer within {} s",
+            settings.uri,
+            STORE_TIMEOUT.as_secs()
+        ))
+    })?;
     let listed = listed.map_err(|e| bad(e.to_string()))?;
     if let Some(newest) = listed.iter().rev().find(|l| l.is_usable())
         && let Err(error @ CheckpointError::Unsuitable { .. }) = store.check(newest).await
     {
-        // From one that is damaged the run itself goes back to one that is whole.
+        // A damaged checkpoint is no error here: the run resumes from an older one.
         return Err(bad(error.to_string()));
     }
     let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let claim = claim::of_this_process(run.display().to_string());
-    let ownership = store.place().claim(claim.clone(), claim::has_ended).await;
+    let ownership = store.location().claim(claim.clone(), claim::has_ended).await;
     let ownership = ownership.map_err(|error| match error {
         CheckpointError::Owned { .. } => {
             Failure::Busy(format!("spec.checkpoint.uri: {}: {error}", settings.uri))

@@ -1,31 +1,31 @@
-//! Threads behind training in the queue for processors, for work that training never waits for. Nothing that it does wait for, such
-//! as copying state out, may run here.
+//! A runtime with low-priority threads, for work that training never waits for. Work that training does wait for, such as
+//! copying state out, must not run here.
 
 use tokio::runtime::Runtime;
 
-/// How far they stand behind training in the queue for processors (the `nice` of their threads).
+/// The `nice` value of the threads: training gets the processors first.
 const NICE: i32 = 15;
 
-/// A runtime whose threads give way; dropped, it waits for nothing.
+/// The runtime. Dropping it does not wait for its tasks.
 pub(crate) struct Background(Option<Runtime>);
 
 impl Background {
-    /// Starts them, with at most so many for what keeps a processor.
+    /// Starts the threads; `blocking`: the most threads for blocking tasks.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// No thread can be started.
     pub(crate) fn start(name: &str, blocking: usize) -> std::io::Result<Background> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name(name)
             .worker_threads(1)
             .max_blocking_threads(blocking)
-            .on_thread_start(give_way)
+            .on_thread_start(lower_priority)
             .enable_all()
             .build()?;
         Ok(Background(Some(runtime)))
     }
 
-    /// Runs a task there until it ends or this is dropped.
+    /// Runs a task until it ends or the runtime is dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = &self.0 {
             runtime.spawn(task);
@@ -35,16 +35,16 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // What is on its way is of no use once the worker has been released.
+        // Unfinished uploads are of no use once the worker has been released.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-fn give_way() {
+fn lower_priority() {
     let thread = rustix::thread::gettid();
     if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
-        tracing::debug!(%error, "these threads run at the priority of training");
+        tracing::debug!(%error, "background threads run at the priority of training");
     }
 }

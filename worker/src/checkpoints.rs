@@ -1,37 +1,42 @@
-//! A worker's side of checkpoints: uploads beside training, loads at a recovery.
+//! A worker's part in checkpoints: uploads during training, loads at a recovery.
 //!
-//! It holds copies of at most two states at a time: the one that is being uploaded and the newest that waits. A store that is
-//! slow or fails makes checkpoints rarer; it must never make training wait.
+//! It holds copies of at most two states at a time: the one in upload and the newest that waits. A slow or failing store makes
+//! checkpoints rarer; it must never make training wait.
 
 use crate::background::Background;
 use crate::state::{UnitSnapshot, UnitState};
+use backon::{BackoffBuilder, ExponentialBuilder};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use varuna_api::{Model, parameters};
-use varuna_checkpoint::{CheckpointError, Manifest, Pace, Shard, ShardTensor, Store, unit_name};
+use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_plan::{StateId, Unit};
 
-/// The first pause after a failed upload; each further one is twice as long, up to the last, and a random part is taken off.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LAST_PAUSE: Duration = Duration::from_secs(10);
-/// A read that fails its digest is tried so often before the checkpoint is refused: the fault may have been on the way.
+/// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
+/// job do not try in step.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(250))
+    .with_max_delay(Duration::from_secs(5))
+    .with_jitter()
+    .without_max_times();
+/// Reads of a damaged shard before its checkpoint is refused: the fault may have been in the transfer.
 const READS: u32 = 3;
 
-/// So many shards are on their way at once: one is encoded while another travels.
+/// Uploads at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
 
-/// Copies that wait for their upload, by state.
+/// Copies that wait for upload, by state.
 #[derive(Default)]
 struct Backlog {
     waiting: BTreeMap<StateId, Vec<(Unit, UnitState)>>,
-    /// How many of each state are on their way.
+    /// Copies of each state in upload.
     uploading: BTreeMap<StateId, usize>,
 }
 
 impl Backlog {
-    /// Makes room for a state: what waits gives way to what is newer.
+    /// Makes room for a state: older states that wait are dropped.
     fn admit(&mut self, id: StateId) {
         let uploading = &self.uploading;
         self.waiting
@@ -39,7 +44,7 @@ impl Backlog {
         self.waiting.entry(id).or_default();
     }
 
-    /// A copy of an admitted state; dropped where that had to give way meanwhile.
+    /// Adds a copy of an admitted state, unless that state was dropped meanwhile.
     fn add(&mut self, id: StateId, unit: Unit, state: UnitState) {
         if let Some(batch) = self.waiting.get_mut(&id) {
             batch.push((unit, state));
@@ -56,8 +61,8 @@ impl Backlog {
         next
     }
 
-    /// A copy that was on its way is not any more.
-    fn landed(&mut self, id: StateId) {
+    /// The upload of a copy has ended, well or not.
+    fn uploaded(&mut self, id: StateId) {
         if let Some(count) = self.uploading.get_mut(&id) {
             *count -= 1;
             if *count == 0 {
@@ -66,15 +71,15 @@ impl Backlog {
         }
     }
 
-    /// No copy of this state waits or is on its way.
-    fn is_through(&self, id: StateId) -> bool {
+    /// No copy of this state waits or is in upload.
+    fn is_finished(&self, id: StateId) -> bool {
         let waits = self.waiting.get(&id).is_some_and(|batch| !batch.is_empty());
         !waits && !self.uploading.contains_key(&id)
     }
 
-    /// The state is done with, unless another copy of it has come meanwhile.
+    /// Removes a finished state, unless another copy of it has come meanwhile.
     fn forget(&mut self, id: StateId) {
-        if self.is_through(id) {
+        if self.is_finished(id) {
             self.waiting.remove(&id);
         }
     }
@@ -89,9 +94,9 @@ impl Backlog {
 struct Inner {
     store: Store,
     model: Model,
-    pace: Pace,
+    rate_limit: RateLimit,
     backlog: Mutex<Backlog>,
-    news: Notify,
+    added: Notify,
 }
 
 /// Saves and loads units. Cheap to clone.
@@ -102,18 +107,18 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the uploads, on threads of their own, at the pace that the job allows a worker.
+    /// Starts the uploads on low-priority threads, within the job's rate limit for a worker.
     ///
     /// # Errors
     /// No threads can be started.
-    pub fn start(store: Store, model: Model, pace: Pace) -> std::io::Result<Checkpoints> {
+    pub fn start(store: Store, model: Model, rate_limit: RateLimit) -> std::io::Result<Checkpoints> {
         let background = Background::start("checkpoints", 2 * UPLOADS)?;
         let inner = Arc::new(Inner {
             store,
             model,
-            pace,
+            rate_limit,
             backlog: Mutex::default(),
-            news: Notify::new(),
+            added: Notify::new(),
         });
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
@@ -132,13 +137,13 @@ impl Checkpoints {
             inner.backlog().admit(id);
             let state = snapshot.copy();
             inner.backlog().add(id, unit, state);
-            // Both uploads if both wait; a permit for the next to come where neither does.
-            inner.news.notify_waiters();
-            inner.news.notify_one();
+            // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
+            inner.added.notify_waiters();
+            inner.added.notify_one();
         });
     }
 
-    /// Reads a unit's state at `id`; `arrived` is told of each piece that arrives. A checkpoint that is damaged is marked so that
+    /// Reads a unit's state at `id`; `arrived` is called for each part that arrives. A checkpoint that is damaged is marked so that
     /// nobody uses it again.
     ///
     /// # Errors
@@ -156,13 +161,15 @@ impl Checkpoints {
             match self.read(unit, id, &mut arrived).await {
                 Ok(state) => return Ok(state),
                 Err(error) if error.is_final() && reads >= READS => {
-                    // One of a newer format is sound for others.
+                    // A checkpoint of a newer format is sound for newer workers.
                     if matches!(error, CheckpointError::Damaged { .. }) {
-                        store.place().refuse(id, &error.to_string()).await?;
+                        store.location().refuse(id, &error.to_string()).await?;
                     }
                     return Err(error);
                 }
-                Err(error) if error.is_final() => tracing::warn!(%error, reads, "reads once more"),
+                Err(error) if error.is_final() => {
+                    tracing::warn!(%error, reads, "reads a damaged shard again")
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -175,9 +182,9 @@ impl Checkpoints {
         arrived: &mut impl FnMut(),
     ) -> Result<UnitState, CheckpointError> {
         let store = &self.inner.store;
-        let manifest: Manifest = store.place().manifest(id).await?;
+        let manifest: Manifest = store.location().manifest(id).await?;
         let shard = store
-            .place()
+            .location()
             .load(&manifest, &unit_name(store.layout(), unit), arrived)
             .await?;
         from_shard(&self.inner.model, unit, shard)
@@ -190,17 +197,17 @@ impl Inner {
     }
 
     async fn upload(self: Arc<Self>) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = BACKOFF.build();
         loop {
             let Some((id, unit, state)) = self.backlog().next() else {
-                self.news.notified().await;
+                self.added.notified().await;
                 continue;
             };
             let state = Arc::new(state);
             match Arc::clone(&self).upload_one(id, unit, Arc::clone(&state)).await {
-                Ok(()) => pause = FIRST_PAUSE,
+                Ok(()) => backoff = BACKOFF.build(),
                 Err(error) => {
-                    tracing::warn!(%error, state = %id, "a checkpoint is not uploaded");
+                    tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
                     {
                         let mut backlog = self.backlog();
                         if error.is_final() || backlog.newer_waits(id) {
@@ -209,9 +216,7 @@ impl Inner {
                             backlog.add(id, unit, Arc::unwrap_or_clone(state));
                         }
                     }
-                    let share = 0.5 + 0.5 * rand::random::<f64>();
-                    tokio::time::sleep(pause.mul_f64(share)).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
+                    tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
         }
@@ -223,23 +228,23 @@ impl Inner {
         unit: Unit,
         state: Arc<UnitState>,
     ) -> Result<(), CheckpointError> {
-        // Digest and layout are work for a processor, not for the thread that serves the network.
+        // Encoding and hashing would block the thread that serves the network.
         let me = Arc::clone(&self);
         let encode = move || to_shard(&me.model, me.store.layout(), id, unit, &state).encode();
         let encoded = tokio::task::spawn_blocking(encode).await;
         let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let put = match encoded {
-            Ok(file) => self.store.put_shard(id, unit, file, &self.pace).await,
+            Ok(file) => self.store.put_shard(id, unit, file, &self.rate_limit).await,
             Err(error) => Err(error),
         };
         let last = {
             let mut backlog = self.backlog();
-            backlog.landed(id);
-            backlog.is_through(id)
+            backlog.uploaded(id);
+            backlog.is_finished(id)
         };
         put?;
         if last {
-            // Forgotten only then: a manifest that could not be written is tried again with this unit.
+            // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
             if self.store.complete(id).await? {
                 tracing::info!(state = %id, "checkpoint complete");
             }
@@ -335,18 +340,18 @@ mod tests {
             backlog.waiting.keys().copied().collect::<Vec<_>>(),
             [id(1), id(5)]
         );
-        assert!(!backlog.is_through(id(1)), "one unit of it still waits");
+        assert!(!backlog.is_finished(id(1)), "one unit of it still waits");
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
         assert!(!backlog.newer_waits(id(5)));
-        backlog.landed(id(1));
-        assert!(!backlog.is_through(id(1)), "one is still on its way");
-        backlog.landed(id(1));
-        assert!(backlog.is_through(id(1)));
+        backlog.uploaded(id(1));
+        assert!(!backlog.is_finished(id(1)), "one is still on its way");
+        backlog.uploaded(id(1));
+        assert!(backlog.is_finished(id(1)));
         // The manifest was not written: the unit is tried again.
         backlog.add(id(1), Unit(0), state(1.0));
         backlog.forget(id(1));
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        backlog.landed(id(1));
+        backlog.uploaded(id(1));
         backlog.forget(id(1));
         assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
         // A copy that was under way when its state gave way.

@@ -5,13 +5,13 @@ use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::{Job, parse_job};
-use varuna_checkpoint::{Pace, Store};
+use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_wire::{Hello, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
-use varuna_worker::agent::{self, Happening, Parts};
+use varuna_worker::agent::{self, AgentEvent, AgentParts};
 use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
 use varuna_worker::profile;
@@ -19,7 +19,7 @@ use varuna_worker::samples::DatasetSamples;
 use varuna_worker::transport::tcp::Mesh;
 
 /// Peers may say so many things before the agent has looked at them.
-const HAPPENINGS: usize = 4096;
+const EVENTS: usize = 4096;
 
 /// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
 ///
@@ -100,11 +100,11 @@ fn main() -> Result<()> {
 async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
-    let (tell, happenings) = channel(HAPPENINGS);
-    let told = tell.clone();
+    let (events, inbox) = channel(EVENTS);
+    let from_peers = events.clone();
     let mesh = Mesh::listen(me, arguments.bind.as_str(), move |event| {
-        // The agent has ended where nobody listens; so will these connections.
-        let _ = told.blocking_send(Happening::Peer(event));
+        // If this fails the agent has ended; so will these connections.
+        let _ = from_peers.blocking_send(AgentEvent::Peer(event));
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
     let hello = hello(arguments, me, &mesh);
@@ -117,8 +117,8 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
-    let pace = || Pace::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
-    let start = |store| Checkpoints::start(store, job.model.clone(), pace());
+    let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
+    let start = |store| Checkpoints::start(store, job.model.clone(), rate_limit());
     let checkpoints = store
         .map(start)
         .transpose()
@@ -132,11 +132,11 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
         timing: MemberTiming::default(),
     };
-    let parts = Parts {
+    let parts = AgentParts {
         member,
         engine,
         mesh,
-        happenings: (tell, happenings),
+        events: (events, inbox),
         uplink: (reports, orders),
         job_hash: welcome.job_hash,
         checkpoints,

@@ -11,12 +11,12 @@ use varuna_plan::Unit;
 use varuna_plan::state::mix;
 use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad};
 
-/// Elements behind the gradients: the sums of training and evaluation loss ride along with the reduction.
+/// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
-/// How often a change of the state looks whether a snapshot is still being copied.
-const SETTLE: Duration = Duration::from_micros(100);
+/// How often a change of the state checks whether a snapshot is still being copied.
+const SNAPSHOT_POLL: Duration = Duration::from_micros(100);
 
-/// A unit's state as it travels: to a peer, later into a checkpoint.
+/// A copy of a unit's state, for a peer or a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitState {
     /// Optimizer steps applied (skipped ones not counted).
@@ -25,8 +25,8 @@ pub struct UnitState {
     pub data: Vec<f32>,
 }
 
-/// A unit's state as it is now, readable beside the next step's compute, for whoever copies it out. The next change of the unit
-/// waits until it is dropped.
+/// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit
+/// waits until this is dropped.
 pub struct UnitSnapshot {
     adam_steps: u64,
     parts: [Share; 3],
@@ -49,18 +49,18 @@ impl UnitSnapshot {
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
-    /// Leaves that autograd knows, views of `weights`, gradients views of `gradients`.
+    /// Autograd leaves: views of `weights`; their gradients are views of `gradients`.
     pub parameters: Vec<Tensor>,
-    /// Parameters one after the other.
+    /// All parameters, one after the other.
     weights: Tensor,
     first: Tensor,
     second: Tensor,
     gradients: Tensor,
-    /// The memory behind weights, first and second moments: what travels.
+    /// The memory behind weights, first and second moments: what is sent to peers and checkpoints.
     memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
-    /// Parameters in elements; those that decay come first.
+    /// Elements of all parameters; those with weight decay come first.
     elements: i64,
     decaying: i64,
     adam_steps: u64,
@@ -74,7 +74,7 @@ impl UnitBuffers {
     /// Zeroed buffers for a unit.
     ///
     /// # Errors
-    /// libtorch refuses (out of memory).
+    /// libtorch fails (out of memory).
     pub fn new(model: &Model, unit: Unit) -> Result<UnitBuffers, TorchError> {
         let list = parameters::of_unit(model, unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
@@ -105,10 +105,10 @@ impl UnitBuffers {
         })
     }
 
-    /// The state that the job's seed gives this unit, the same on every worker.
+    /// The unit's initial state by the job's seed: the same on every worker.
     ///
     /// # Errors
-    /// libtorch refuses.
+    /// libtorch fails.
     pub fn initial(model: &Model, unit: Unit, seed: u64) -> Result<UnitBuffers, TorchError> {
         let buffers = UnitBuffers::new(model, unit)?;
         let _guard = tch::no_grad_guard();
@@ -127,18 +127,18 @@ impl UnitBuffers {
         Ok(buffers)
     }
 
-    /// A copy to send.
+    /// A copy of the state.
     ///
     /// # Errors
-    /// The state is lent to somebody.
+    /// The buffers are lent out.
     pub fn export(&self) -> Result<UnitState, LeaseError> {
         self.snapshot().map(UnitSnapshot::copy)
     }
 
-    /// The state as it is now, to be copied out by another thread.
+    /// Read access for another thread that copies the state.
     ///
     /// # Errors
-    /// The state is lent to somebody.
+    /// The buffers are lent out.
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
         let [weights, first, second] = &self.memory;
         Ok(UnitSnapshot {
@@ -147,14 +147,14 @@ impl UnitBuffers {
         })
     }
 
-    /// Waits until no snapshot reads the state any more. Copies take milliseconds and mostly end long before, beside the step.
-    fn settle(&self) {
+    /// Waits until no snapshot reads the state any more. A copy takes milliseconds and mostly ends during the step before.
+    fn wait_for_snapshots(&self) {
         while self.memory.iter().any(FlatBuffer::is_shared) {
-            std::thread::sleep(SETTLE);
+            std::thread::sleep(SNAPSHOT_POLL);
         }
     }
 
-    /// Takes over what a peer sent.
+    /// Replaces the state by one from a peer or a checkpoint.
     ///
     /// # Errors
     /// The sizes differ.
@@ -166,7 +166,7 @@ impl UnitBuffers {
                 state.data.len()
             )));
         }
-        self.settle();
+        self.wait_for_snapshots();
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
             let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
             lease.as_mut().copy_from_slice(part);
@@ -178,7 +178,7 @@ impl UnitBuffers {
     /// A hash of the parameters' bits.
     ///
     /// # Errors
-    /// The state is lent to somebody.
+    /// The buffers are lent out.
     pub fn parameters_digest(&self) -> Result<u64, LeaseError> {
         let lease = self.memory[0].lease()?;
         Ok(lease
@@ -187,17 +187,17 @@ impl UnitBuffers {
             .fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
     }
 
-    /// Zeroes gradients and tail; one call, the buffers stay.
+    /// Zeroes the gradients and the tail in place.
     pub fn zero_gradients(&mut self) {
         let _ = self.gradients.zero_();
     }
 
-    /// Scales the gradient by `clip` and takes one AdamW step at this rate.
+    /// Scales the gradient by `clip` and takes one AdamW step with the learning rate `rate`.
     ///
     /// # Errors
-    /// libtorch refuses.
+    /// libtorch fails.
     pub fn apply(&mut self, adam: &Adam, rate: f64, clip: f64) -> Result<(), TorchError> {
-        self.settle();
+        self.wait_for_snapshots();
         let _guard = tch::no_grad_guard();
         if clip < 1.0 {
             let _ = self.gradients.g_mul_scalar_(clip);

@@ -1,11 +1,11 @@
-//! A progress bar on a terminal's stderr; nothing anywhere else.
+//! A progress bar on stderr, if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub(super) struct Bar(ProgressBar);
 
 impl Bar {
-    /// For work on so many bytes.
+    /// A bar for `bytes` of work.
     pub(super) fn of_bytes(what: &'static str, bytes: u64) -> Bar {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template(
@@ -18,12 +18,12 @@ impl Bar {
         Bar(bar)
     }
 
-    pub(super) fn more(&self, bytes: u64) {
+    pub(super) fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }
 
-    /// Prints something else meanwhile.
-    pub(super) fn pause(&self, print: impl FnOnce()) {
+    /// Hides the bar while `print` writes to the terminal.
+    pub(super) fn suspend(&self, print: impl FnOnce()) {
         self.0.suspend(print);
     }
 }

@@ -1,18 +1,19 @@
-//! To and from Hugging Face's GPT-2 folders.
+//! Converts checkpoints to and from Hugging Face's GPT-2 folders.
 
 use super::bar::Bar;
 use super::choose;
 use crate::failure::Failure;
+use crate::io::write;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::Model;
-use varuna_checkpoint::{Facts, Pace, Place, Shard, Store, folder_name, huggingface};
+use varuna_checkpoint::{Facts, Location, RateLimit, Shard, Store, folder_name, huggingface};
 use varuna_dataset::Tokenizer;
 use varuna_plan::state::Chain;
 use varuna_plan::{StateId, Unit};
 
 pub(super) async fn export(
-    place: &Place,
+    location: &Location,
     folder: &Path,
     name: Option<&str>,
     tokenizer: Option<Tokenizer>,
@@ -20,46 +21,41 @@ pub(super) async fn export(
     if folder.exists() {
         return Err(Failure::Input(format!("{} exists already", folder.display())));
     }
-    let manifest = choose(place, name).await?;
+    let manifest = choose(location, name).await?;
     let model: Model = serde_json::from_value(manifest.facts.model.clone())
         .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;
     let mut shards: Vec<(Unit, Shard)> = Vec::new();
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
     for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
-        shards.push((unit, place.load(&manifest, &entry.unit, || {}).await?));
-        bar.more(entry.bytes);
+        shards.push((unit, location.load(&manifest, &entry.unit, || {}).await?));
+        bar.add(entry.bytes);
     }
     drop(bar);
-    // One that is asked for must fit; otherwise the one that does.
+    // A named tokenizer must fit the model; otherwise the one that fits is used, if any.
     let tokenizer = match tokenizer {
-        Some(asked) if asked.vocabulary() > model.vocabulary_size => {
+        Some(named) if named.vocabulary() > model.vocabulary_size => {
             let size = model.vocabulary_size;
             return Err(Failure::Input(format!(
-                "--tokenizer: {asked} — one with a vocabulary of at most {size}"
+                "--tokenizer is {named}, which has more tokens than the model: allowed are at most {size}"
             )));
         }
-        Some(asked) => Some(asked),
+        Some(named) => Some(named),
         None => Tokenizer::of_vocabulary(model.vocabulary_size),
     };
-    let words = tokenizer.map(|t| t.published(model.sequence_length)).transpose();
-    let words = words.map_err(|e| Failure::Internal(e.to_string()))?;
+    let tokenizer_files = tokenizer.map(|t| t.published(model.sequence_length)).transpose();
+    let tokenizer_files = tokenizer_files.map_err(|e| Failure::Internal(e.to_string()))?;
     let file = huggingface::export(&model, &shards).map_err(|e| Failure::Internal(e.to_string()))?;
-    let write = |name: &str, content: &[u8]| {
-        let path = folder.join(name);
-        std::fs::write(&path, content)
-            .map_err(|e| Failure::Input(format!("cannot write {}: {e}", path.display())))
-    };
     std::fs::create_dir_all(folder)
-        .map_err(|e| Failure::Input(format!("cannot make {}: {e}", folder.display())))?;
+        .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
     let config = serde_json::to_string_pretty(&huggingface::config(&model)).unwrap_or_default();
-    write("config.json", config.as_bytes())?;
-    write("model.safetensors", &file)?;
-    for (name, content) in words.into_iter().flatten() {
-        write(name, content.to_string().as_bytes())?;
+    write(&folder.join("config.json"), config)?;
+    write(&folder.join("model.safetensors"), &file)?;
+    for (name, content) in tokenizer_files.into_iter().flatten() {
+        write(&folder.join(name), content.to_string())?;
     }
     if tokenizer.is_none() {
         eprintln!(
-            "varuna: no tokenizer of ours has {} tokens: none is written",
+            "varuna: no tokenizer has {} tokens, so the export has no tokenizer files",
             model.vocabulary_size
         );
     }
@@ -72,7 +68,7 @@ pub(super) async fn export(
     Ok(())
 }
 
-pub(super) async fn import(place: &Place, folder: &Path, job: &str) -> Result<(), Failure> {
+pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Result<(), Failure> {
     let read = |name: &str| {
         let path = folder.join(name);
         std::fs::read(&path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
@@ -82,7 +78,7 @@ pub(super) async fn import(place: &Place, folder: &Path, job: &str) -> Result<()
         .map_err(|e| Failure::Input(format!("{}/config.json: {e}", folder.display())))?;
     let model = huggingface::model(&config).map_err(bad)?;
     let file = read("model.safetensors")?;
-    // Above the state that the seed gives, below everything that was ever trained.
+    // Newer than the initial state, older than every trained state.
     let digest = Sha256::digest(&file);
     let chain = digest
         .iter()
@@ -100,17 +96,19 @@ pub(super) async fn import(place: &Place, folder: &Path, job: &str) -> Result<()
         global_batch_size: 1,
         data_fingerprint: String::new(),
     };
-    let store = Store::new(place.clone(), model.layout(), facts);
-    if !store.place().list().await?.is_empty() {
-        return Err(Failure::Input(format!("job {job} has checkpoints here already")));
+    let store = Store::new(location.clone(), model.layout(), facts);
+    if !store.location().list().await?.is_empty() {
+        return Err(Failure::Input(format!(
+            "job {job} already has checkpoints in this location"
+        )));
     }
-    // 12 bytes for each parameter: the value and two moments.
+    // 12 bytes a parameter: the value and two moments, in fp32.
     let bar = Bar::of_bytes("writing", 12 * model.parameters());
     for (unit, shard) in huggingface::import(&model, id, &file).map_err(bad)? {
         let encoded = shard.encode()?;
         let bytes = encoded.len() as u64;
-        store.put_shard(id, unit, encoded, &Pace::default()).await?;
-        bar.more(bytes);
+        store.put_shard(id, unit, encoded, &RateLimit::default()).await?;
+        bar.add(bytes);
     }
     drop(bar);
     store.complete(id).await?;

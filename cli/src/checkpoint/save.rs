@@ -1,4 +1,4 @@
-//! A checkpoint on demand.
+//! `varuna checkpoint save`: a checkpoint on demand.
 
 use crate::failure::Failure;
 use crate::remote::{contact, reach, status_of};
@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use varuna_wire::v1::SaveRequest;
 
-/// How often the run is asked whether it is there.
-const GLANCE: Duration = Duration::from_millis(200);
+/// How often the run's status is asked for.
+const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     let contact = contact(run)?;
@@ -16,17 +16,17 @@ pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     };
     let reply = reach(&contact).await?.save(request).await;
     let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
-    let asked = reply.into_inner().step;
+    let requested_at = reply.into_inner().step;
     let start = Instant::now();
     loop {
         let status = status_of(&contact).await?;
         let saved = &status["checkpoint"];
-        // At the end of a run there is no later step.
+        // The last step of a run has no later one.
         let last = status["lastStep"].as_u64().unwrap_or(u64::MAX);
         if let Some(name) = saved["newest"].as_str()
             && saved["newestStep"]
                 .as_u64()
-                .is_some_and(|step| step > asked || step >= last)
+                .is_some_and(|step| step > requested_at || step >= last)
         {
             println!("{name}");
             return Ok(());
@@ -36,9 +36,9 @@ pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
                 .as_str()
                 .map_or(String::new(), |why| format!(": {why}"));
             return Err(Failure::Internal(format!(
-                "no checkpoint beyond step {asked} is complete after {timeout_s} s{why}"
+                "no checkpoint after step {requested_at} is complete after {timeout_s} s{why}"
             )));
         }
-        tokio::time::sleep(GLANCE).await;
+        tokio::time::sleep(POLL).await;
     }
 }

@@ -1,25 +1,25 @@
 //! Checkpoints on blob stores: a shard for each unit, a manifest last. The format is in `docs/checkpoint-format.md`.
 //!
-//! Everything is named by the identity of the state it holds, so that equal names mean equal bits: a late or repeated upload
-//! changes nothing, whoever it comes from. A checkpoint is complete or absent: without its manifest it does not exist, and the
-//! manifest is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
+//! Everything is named by the identity of the state it holds, so equal names mean equal bits: a late or repeated upload, from
+//! any worker, changes nothing. A checkpoint is complete or absent: without its manifest it does not exist, and the manifest
+//! is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
 pub mod huggingface;
-mod keep;
+mod location;
 mod manifest;
 mod name;
-mod owner;
-mod pace;
-mod place;
+mod ownership;
+mod rate_limit;
+mod retention;
 mod shard;
 mod store;
 
-pub use keep::{Pruned, prunable};
+pub use location::{Listed, Location};
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
 pub use name::{folder_name, parse_folder, unit_name};
-pub use owner::{Claim, LEASE, Ownership, Standing};
-pub use pace::Pace;
-pub use place::{Listed, Place};
+pub use ownership::{Claim, LEASE, Ownership, Standing};
+pub use rate_limit::RateLimit;
+pub use retention::{Pruned, prunable};
 pub use shard::{Shard, ShardTensor};
 pub use store::Store;
 
@@ -39,27 +39,27 @@ pub enum CheckpointError {
     /// The store answered with an error; another try may succeed.
     #[error("checkpoint store: {0}")]
     Store(#[from] object_store::Error),
-    /// An object is not what its name promises.
+    /// An object does not hold what its name says.
     #[error("checkpoint {id}, {file}: {why}")]
     Damaged {
         /// The state.
         id: StateId,
-        /// The object.
+        /// The object's name in the checkpoint's folder.
         file: String,
         /// What is wrong with it.
         why: String,
     },
-    /// Another run writes there.
+    /// Another run owns the location.
     #[error(
-        "run {run} writes its checkpoints there (last sign of life {silent_s} s ago): end it first, or wait until it has been \
-         silent for {lease_s} s, or give this job another name or place"
+        "run {run} writes its checkpoints there (lease renewed {silent_s} s ago): stop that run, or wait until its lease has not \
+         been renewed for {lease_s} s, or give this job another name or checkpoint location"
     )]
     Owned {
-        /// Whose.
+        /// The owner, as it calls itself in its [`Claim`].
         run: String,
-        /// Since its last sign of life.
+        /// Seconds since it renewed its lease.
         silent_s: u64,
-        /// After so long it counts as gone.
+        /// Seconds after which a lease that is not renewed ends.
         lease_s: u64,
     },
     /// The checkpoint is sound but not for this job.
@@ -67,13 +67,13 @@ pub enum CheckpointError {
     Unsuitable {
         /// The state.
         id: StateId,
-        /// Why.
+        /// The difference, as a sentence.
         why: String,
     },
 }
 
 impl CheckpointError {
-    /// Another try can never succeed.
+    /// Whether no further try can succeed.
     #[must_use]
     pub fn is_final(&self) -> bool {
         !matches!(self, CheckpointError::Store(_))

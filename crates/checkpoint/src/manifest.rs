@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint holds, and everything about training that is not in the shards.
+//! The manifest: the shards of a checkpoint, and everything about training that is not in them.
 
 use crate::CheckpointError;
 use crate::name::{shard_file, unit_name};
@@ -10,7 +10,7 @@ use varuna_plan::{Layout, StateId};
 /// since version 2 each half of a block has its own.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// What a job says of itself in its checkpoints.
+/// The job that made a checkpoint.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Facts {
@@ -18,7 +18,7 @@ pub struct Facts {
     pub job: String,
     /// The model's sizes, as in the job file, all of them. Equal models load each other's checkpoints.
     pub model: Value,
-    /// Hash of model, training and data: where it differs, the curve will not be the undisturbed one.
+    /// Hash of model, training and data. If it differs, a resumed loss curve differs from an undisturbed one.
     pub training_hash: String,
     /// Seed of initial values, dropout and sample order.
     pub seed: u64,
@@ -42,7 +42,7 @@ pub struct ShardEntry {
     pub sha256: String,
 }
 
-/// `manifest.json`. Its content follows from the state and the job alone: whoever writes it writes the same.
+/// `manifest.json`. Its content depends on the state and the job alone, so all writers write the same.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
@@ -55,7 +55,7 @@ pub struct Manifest {
     /// The job.
     #[serde(flatten)]
     pub facts: Facts,
-    /// The first sample that has not been trained on: its number in the seeded order.
+    /// The first sample that was not trained on: its position in the seeded order.
     pub next_sample: u64,
     /// All units in order.
     pub shards: Vec<ShardEntry>,
@@ -115,10 +115,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether a job may load this checkpoint.
+    /// Checks that a job may load this checkpoint.
     ///
     /// # Errors
-    /// The model is another one.
+    /// It is of another model.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
         // Dropout has no state.
         let sizes = |model: &Value| {

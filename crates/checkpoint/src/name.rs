@@ -9,7 +9,7 @@ pub fn folder_name(id: StateId) -> String {
     format!("step-{:08}-g{}-{:016x}", id.step.0, id.run_gen.0, id.chain.0)
 }
 
-/// The state that a folder of this name holds; none where it is not a checkpoint's.
+/// The state of a folder name; None if it is not a checkpoint's.
 #[must_use]
 pub fn parse_folder(name: &str) -> Option<StateId> {
     let mut parts = name.strip_prefix("step-")?.split('-');
@@ -21,7 +21,7 @@ pub fn parse_folder(name: &str) -> Option<StateId> {
         step: Step(step),
         chain: Chain(chain),
     };
-    // Only the one spelling: two names must never mean one state.
+    // Only one spelling is accepted: two names must never mean one state.
     (parts.next().is_none() && folder_name(id) == name).then_some(id)
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn shard_file(layout: Layout, unit: Unit) -> String {
 }
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// Says that a reader found this checkpoint damaged.
+/// Marks a checkpoint that a reader found damaged.
 pub(crate) const REFUSED: &str = "refused.json";
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One unit's state as a safetensors file: parameters, first and second moments, each under its parameter's name.
 //!
-//! The file carries the digest of its own data, so that whoever writes the manifest need not read the data again, and a reader
-//! can tell a damaged shard by itself.
+//! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged
+//! shard is found without the manifest.
 
 use crate::CheckpointError;
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use varuna_plan::StateId;
 
-/// Prefixes of the tensors' names: what of the parameter they hold.
+/// Prefixes of the tensors' names: the value of a parameter and its two moments.
 pub(crate) const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
 /// The key of our own metadata in the header.
 const KEY: &str = "varuna";
@@ -41,7 +41,7 @@ pub struct Shard {
     pub tensors: Vec<ShardTensor>,
 }
 
-/// What the header says besides the tensors.
+/// Our own metadata in the header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Header {
@@ -74,12 +74,8 @@ impl View for Floats<'_> {
     }
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 impl Shard {
-    /// The file. Equal shards give equal bytes.
+    /// The file's bytes. Equal shards give equal bytes.
     ///
     /// # Errors
     /// A part has another number of elements than its shape.
@@ -101,7 +97,7 @@ impl Shard {
                 views.push((format!("{kind}/{}", tensor.name), Floats { shape, values }));
             }
         }
-        // The library lays tensors of one type out by name; the digest goes by the same order.
+        // The library writes tensors of one type in the order of their names; the digest uses the same order.
         views.sort_by(|a, b| a.0.cmp(&b.0));
         let mut digest = Sha256::new();
         for (_, floats) in &views {
@@ -112,7 +108,7 @@ impl Shard {
             unit: self.unit.clone(),
             adam_steps: self.adam_steps,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
-            sha256: hex(&digest.finalize()),
+            sha256: hex::encode(digest.finalize()),
         };
         let text = serde_json::to_string(&header).map_err(|e| damaged(e.to_string()))?;
         // One key only: the library writes metadata in the order of a hash map.
@@ -134,8 +130,8 @@ impl Shard {
         };
         let facts = ShardFacts::read(id, unit, file)?;
         let data = &file[facts.data_start..];
-        if hex(&Sha256::digest(data)) != facts.header.sha256 {
-            return Err(shard.damaged("its data are not those it was written with (digest)"));
+        if hex::encode(Sha256::digest(data)) != facts.header.sha256 {
+            return Err(shard.damaged("its data do not match its digest"));
         }
         let tensors = SafeTensors::deserialize(file).map_err(|e| shard.damaged(e))?;
         for name in facts.header.order {
@@ -166,7 +162,7 @@ impl Shard {
     }
 }
 
-/// What the beginning of a shard's file tells.
+/// The header of a shard's file, and where its data are.
 pub(crate) struct ShardFacts {
     header: Header,
     data_start: usize,
@@ -174,14 +170,14 @@ pub(crate) struct ShardFacts {
 }
 
 impl ShardFacts {
-    /// How many bytes of a file hold its header, told by its first 8 bytes.
+    /// Bytes of a file up to the end of its header, by its first 8 bytes.
     pub(crate) fn header_end(start: &[u8]) -> Option<u64> {
         let length = u64::from_le_bytes(start.get(..8)?.try_into().ok()?);
         // The library's own limit.
         (length <= 100_000_000).then_some(8 + length)
     }
 
-    /// Reads the header of a file of which at least that much is there.
+    /// Reads the header; `start` must hold at least [`ShardFacts::header_end`] bytes of the file.
     pub(crate) fn read(id: StateId, unit: &str, start: &[u8]) -> Result<ShardFacts, CheckpointError> {
         let damaged = |why: String| CheckpointError::Damaged {
             id,
@@ -193,7 +189,7 @@ impl ShardFacts {
         let Some(data_start) = whole else {
             return Err(damaged("it is cut short".into()));
         };
-        // The library's own reader wants the whole file.
+        // The library's own reader needs the whole file.
         let metadata: Metadata =
             serde_json::from_slice(&start[8..data_start]).map_err(|e| damaged(e.to_string()))?;
         let text = metadata.metadata().as_ref().and_then(|m| m.get(KEY));
@@ -210,7 +206,7 @@ impl ShardFacts {
         })
     }
 
-    /// Digest of the data.
+    /// SHA-256 of the data, in hex.
     pub(crate) fn sha256(&self) -> &str {
         &self.header.sha256
     }

@@ -1,10 +1,10 @@
-//! One job's checkpoints: writing them, and judging what may be resumed from.
+//! One job's checkpoints: writes them, and checks what the job may resume from.
 
 use crate::CheckpointError;
+use crate::location::{Listed, Location};
 use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
-use crate::pace::Pace;
-use crate::place::{Listed, Place};
+use crate::rate_limit::RateLimit;
 use crate::shard::ShardFacts;
 use bytes::Bytes;
 use object_store::PutPayload;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use varuna_api::{Job, model_hash};
 use varuna_plan::{Layout, StateId, Unit};
 
-/// A header of this many bytes comes with one request; a longer one needs a second.
+/// The first request for a header asks for this many bytes; a longer header needs a second request.
 const HEADER_GUESS: u64 = 32 << 10;
 /// Shards above this size are uploaded in parts.
 const PART_BYTES: usize = 16 << 20;
@@ -21,13 +21,13 @@ const PART_BYTES: usize = 16 << 20;
 /// The checkpoints of one job. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
-    place: Place,
+    location: Location,
     layout: Layout,
     facts: Facts,
 }
 
 impl Store {
-    /// The store of a job; none where its file names no checkpoints. `fingerprint` is the dataset's, empty where not known.
+    /// The store of a job; None if the job has no `spec.checkpoint`. `fingerprint`: the dataset's, empty if not known.
     ///
     /// # Errors
     /// The location cannot be used.
@@ -43,8 +43,8 @@ impl Store {
             global_batch_size: job.training.global_batch_size,
             data_fingerprint: fingerprint.to_owned(),
         };
-        let place = Place::open(&checkpoint.uri)?;
-        Ok(Some(Store::new(place, job.model.layout(), facts)))
+        let location = Location::open(&checkpoint.uri)?;
+        Ok(Some(Store::new(location, job.model.layout(), facts)))
     }
 
     /// The units of the model.
@@ -53,23 +53,24 @@ impl Store {
         self.layout
     }
 
-    /// The checkpoints of `facts.job` in its folder below a place.
+    /// The checkpoints of `facts.job` in its folder below a location.
     #[must_use]
-    pub fn new(place: Place, layout: Layout, facts: Facts) -> Store {
+    pub fn new(location: Location, layout: Layout, facts: Facts) -> Store {
         Store {
-            place: place.below(&facts.job),
+            location: location.below(&facts.job),
             layout,
             facts,
         }
     }
 
-    /// What needs no knowledge of the job.
+    /// The job's folder, for operations that need no knowledge of the job.
     #[must_use]
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn location(&self) -> &Location {
+        &self.location
     }
 
-    /// Uploads a unit's encoded shard at a pace, unless it is there whole. A repeated or late upload writes the same bits.
+    /// Uploads a unit's encoded shard within a rate limit, unless it is complete already. A repeated or late upload writes the
+    /// same bytes.
     ///
     /// # Errors
     /// The store fails.
@@ -78,23 +79,26 @@ impl Store {
         id: StateId,
         unit: Unit,
         file: Bytes,
-        pace: &Pace,
+        limit: &RateLimit,
     ) -> Result<(), CheckpointError> {
-        let path = self.place.path(id, &shard_file(self.layout, unit));
-        match self.place.inner.head(&path).await {
+        let path = self.location.path(id, &shard_file(self.layout, unit));
+        match self.location.inner.head(&path).await {
             Ok(meta) if meta.size == file.len() as u64 => return Ok(()),
             Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         }
         if file.len() <= PART_BYTES {
-            pace.wait(file.len()).await;
-            self.place.inner.put(&path, PutPayload::from_bytes(file)).await?;
+            limit.wait(file.len()).await;
+            self.location
+                .inner
+                .put(&path, PutPayload::from_bytes(file))
+                .await?;
             return Ok(());
         }
-        let mut writer = BufWriter::with_capacity(Arc::clone(&self.place.inner), path, PART_BYTES);
+        let mut writer = BufWriter::with_capacity(Arc::clone(&self.location.inner), path, PART_BYTES);
         for part in 0..file.len().div_ceil(PART_BYTES) {
             let end = file.len().min((part + 1) * PART_BYTES);
-            pace.wait(end - part * PART_BYTES).await;
+            limit.wait(end - part * PART_BYTES).await;
             writer.put(file.slice(part * PART_BYTES..end)).await?;
         }
         tokio::io::AsyncWriteExt::shutdown(&mut writer)
@@ -107,12 +111,12 @@ impl Store {
             })
     }
 
-    /// Writes the manifest if all shards are there and it is not. Whether the checkpoint is complete now.
+    /// Writes the manifest if it is missing and all shards are there. Returns whether the checkpoint is complete now.
     ///
     /// # Errors
-    /// The store fails, or a shard is not what its name promises.
+    /// The store fails, or a shard does not hold what its name says.
     pub async fn complete(&self, id: StateId) -> Result<bool, CheckpointError> {
-        let Some(listed) = self.place.look(id).await? else {
+        let Some(listed) = self.location.find(id).await? else {
             return Ok(false);
         };
         if listed.manifest {
@@ -132,7 +136,7 @@ impl Store {
             file: MANIFEST.into(),
             why: e.to_string(),
         })?;
-        self.place.create(id, MANIFEST, text).await?;
+        self.location.create(id, MANIFEST, text).await?;
         Ok(true)
     }
 
@@ -144,17 +148,17 @@ impl Store {
         bytes: u64,
     ) -> Result<ShardEntry, CheckpointError> {
         let name = unit_name(self.layout, unit);
-        let mut start = self.place.range(id, &file, 0..bytes.min(HEADER_GUESS)).await?;
+        let mut start = self.location.range(id, &file, 0..bytes.min(HEADER_GUESS)).await?;
         let end = ShardFacts::header_end(&start).unwrap_or(0);
         if end > start.len() as u64 && end <= bytes {
-            start = self.place.range(id, &file, 0..end).await?;
+            start = self.location.range(id, &file, 0..end).await?;
         }
         let facts = ShardFacts::read(id, &name, &start)?;
         if facts.bytes() != bytes {
             return Err(CheckpointError::Damaged {
                 id,
                 file,
-                why: format!("it has {bytes} bytes, its header promises {}", facts.bytes()),
+                why: format!("it has {bytes} bytes, its header says {}", facts.bytes()),
             });
         }
         Ok(ShardEntry {
@@ -165,13 +169,13 @@ impl Store {
         })
     }
 
-    /// Whether this job may resume from a listed checkpoint: its manifest is readable, of the job's model, and every shard is
-    /// there in its length. (Digests are checked by whoever reads the shards.)
+    /// Checks that this job may resume from a listed checkpoint: the manifest is readable and of the job's model, and every
+    /// shard is there with its length. (Digests are checked when shards are read.)
     ///
     /// # Errors
-    /// Why not; or the store fails.
+    /// The checkpoint cannot be used, or the store fails.
     pub async fn check(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
-        let manifest = self.place.manifest(listed.id).await?;
+        let manifest = self.location.manifest(listed.id).await?;
         manifest.suits(&self.facts, self.layout)?;
         for shard in &manifest.shards {
             let why = match listed.files.get(&shard.file) {

@@ -174,7 +174,7 @@ impl Eye {
 
     /// Gets, or keeps, the right to write; none where the store does not tell.
     async fn own(&mut self) -> Option<Standing> {
-        let place = self.given.store.place();
+        let place = self.given.store.location();
         let outcome = match &self.given.ownership {
             Some(ownership) => ownership.renew().await,
             None => match place.claim(self.given.claim.clone(), has_ended).await {
@@ -233,7 +233,7 @@ impl Eye {
     }
 
     async fn list(&mut self) -> Result<Vec<StateId>, CheckpointError> {
-        let all = self.given.store.place().list().await?;
+        let all = self.given.store.location().list().await?;
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let mut usable = Vec::new();
         for listed in all.iter().filter(|l| l.is_usable()) {
@@ -256,7 +256,7 @@ impl Eye {
                     // Retention must not count it among those that are kept.
                     self.given
                         .store
-                        .place()
+                        .location()
                         .refuse(listed.id, &error.to_string())
                         .await?;
                 }
@@ -274,7 +274,13 @@ impl Eye {
             return;
         }
         let protected = self.protects.borrow().clone();
-        match self.given.store.place().prune(self.given.keep, &protected).await {
+        match self
+            .given
+            .store
+            .location()
+            .prune(self.given.keep, &protected)
+            .await
+        {
             Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
             Ok(pruned) => tracing::info!(
                 checkpoints = pruned.checkpoints.len(),

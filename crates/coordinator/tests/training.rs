@@ -288,7 +288,7 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
         started: 0,
     };
     let store = Store::of_job(&job, "").unwrap().unwrap();
-    let other = store.place().claim(claim("other"), |_| false).await.unwrap();
+    let other = store.location().claim(claim("other"), |_| false).await.unwrap();
     let given = Options {
         checkpoints: Some(Checkpointing {
             store,

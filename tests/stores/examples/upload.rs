@@ -8,7 +8,7 @@ use futures::StreamExt;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use std::time::Instant;
-use varuna_checkpoint::{Pace, Store};
+use varuna_checkpoint::{RateLimit, Store};
 use varuna_plan::Unit;
 use varuna_store_tests::{LAYOUT, facts, minio, shard, state};
 
@@ -55,7 +55,7 @@ async fn main() {
             async move {
                 let file = tokio::task::spawn_blocking(move || shard.encode()).await;
                 let file = file.expect("no panic").expect("a shard");
-                store.put_shard(id, unit, file, &Pace::default()).await
+                store.put_shard(id, unit, file, &RateLimit::default()).await
             }
         });
         let saves: Vec<_> = futures::stream::iter(saves)

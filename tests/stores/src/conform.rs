@@ -1,7 +1,8 @@
 //! What every store must do.
 
 use varuna_checkpoint::{
-    CheckpointError, Claim, Facts, Manifest, Pace, Place, Shard, ShardTensor, Standing, Store, unit_name,
+    CheckpointError, Claim, Facts, Location, Manifest, RateLimit, Shard, ShardTensor, Standing, Store,
+    unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -68,7 +69,7 @@ pub async fn save(store: &Store, id: StateId, elements: usize) {
             elements.min(100)
         };
         let file = shard(id, unit, elements).encode().expect("a shard");
-        let put = store.put_shard(id, unit, file, &Pace::default()).await;
+        let put = store.put_shard(id, unit, file, &RateLimit::default()).await;
         put.expect("a store that takes shards");
     }
     assert!(store.complete(id).await.expect("a store that takes a manifest"));
@@ -78,15 +79,15 @@ pub async fn save(store: &Store, id: StateId, elements: usize) {
 ///
 /// # Panics
 /// When the store does something else.
-pub async fn conforms(place: Place) {
+pub async fn conforms(place: Location) {
     let store = Store::new(place, LAYOUT, facts());
     belongs_to_one_run(&store).await;
-    assert_eq!(store.place().list().await.expect("a list"), []);
+    assert_eq!(store.location().list().await.expect("a list"), []);
     save(&store, state(10), 100).await;
     save(&store, state(20), LARGE).await;
     let again = store.complete(state(20)).await.expect("an answer");
     assert!(again, "completing twice is fine");
-    let listed = store.place().list().await.expect("a list");
+    let listed = store.location().list().await.expect("a list");
     assert_eq!(
         listed.iter().map(|l| l.id).collect::<Vec<_>>(),
         [state(10), state(20)]
@@ -97,7 +98,7 @@ pub async fn conforms(place: Place) {
     for unit in LAYOUT.all_units() {
         let mut pieces = 0;
         let name = unit_name(LAYOUT, unit);
-        let read = store.place().load(&manifest, &name, || pieces += 1).await;
+        let read = store.location().load(&manifest, &name, || pieces += 1).await;
         let elements = if unit == Unit(0) { LARGE } else { 100 };
         assert_eq!(read.expect("a sound shard"), shard(state(20), unit, elements));
         assert!(pieces > 0);
@@ -108,23 +109,25 @@ pub async fn conforms(place: Place) {
 /// A manifest is created once, whoever tries; what is damaged, late or old goes when its time has come.
 async fn keeps_house(store: &Store) {
     store
-        .place()
+        .location()
         .refuse(state(20), "for the test")
         .await
         .expect("a mark");
-    let listed = store.place().list().await.expect("a list");
+    let listed = store.location().list().await.expect("a list");
     assert!(listed[1].refused && !listed[1].is_usable());
     // A zombie's late upload of a state that was never completed.
     let late = shard(state(5), Unit(0), 10).encode().expect("a shard");
-    let put = store.put_shard(state(5), Unit(0), late, &Pace::default()).await;
+    let put = store
+        .put_shard(state(5), Unit(0), late, &RateLimit::default())
+        .await;
     put.expect("a store that takes shards");
     save(store, state(30), 10).await;
-    let pruned = store.place().prune(1, &[state(10)]).await.expect("deletions");
+    let pruned = store.location().prune(1, &[state(10)]).await.expect("deletions");
     assert_eq!(
         (pruned.checkpoints, pruned.orphans),
         (vec![state(20)], vec![state(5)])
     );
-    let left = store.place().list().await.expect("a list");
+    let left = store.location().list().await.expect("a list");
     assert_eq!(
         left.iter().map(|l| l.id).collect::<Vec<_>>(),
         [state(10), state(30)]
@@ -141,7 +144,7 @@ fn claim(run: &str) -> Claim {
 }
 
 async fn belongs_to_one_run(store: &Store) {
-    let place = store.place();
+    let place = store.location();
     let alive = |_: &Claim| false;
     // Of several that come at once, one.
     let many = ["a", "b", "c"].map(|run| place.claim(claim(run), alive));

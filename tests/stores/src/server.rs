@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use varuna_checkpoint::Place;
+use varuna_checkpoint::Location;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(20);
@@ -37,12 +37,12 @@ impl Server {
     /// # Panics
     /// When the settings are not understood.
     #[must_use]
-    pub fn place(&self, folder: &str) -> Place {
+    pub fn place(&self, folder: &str) -> Location {
         let settings = self
             .settings
             .iter()
             .map(|(k, v)| (k.to_ascii_lowercase(), v.clone()));
-        Place::open_with(&format!("{}/{folder}", self.uri), settings).expect("a valid place")
+        Location::open_with(&format!("{}/{folder}", self.uri), settings).expect("a valid place")
     }
 
     /// The settings with another endpoint, such as that of a [`crate::Front`].

@@ -2,19 +2,19 @@
 
 use object_store::memory::InMemory;
 use std::sync::Arc;
-use varuna_checkpoint::Place;
+use varuna_checkpoint::Location;
 use varuna_store_tests::{conforms, minio};
 
 #[tokio::test]
 async fn memory_conforms() {
-    conforms(Place::over(Arc::new(InMemory::new()))).await;
+    conforms(Location::over(Arc::new(InMemory::new()))).await;
 }
 
 #[tokio::test]
 async fn a_local_folder_conforms() {
     let folder = tempfile::tempdir().unwrap();
-    conforms(Place::open(folder.path().join("made/on/the/way").to_str().unwrap()).unwrap()).await;
-    conforms(Place::open(&format!("file://{}/other", folder.path().display())).unwrap()).await;
+    conforms(Location::open(folder.path().join("made/on/the/way").to_str().unwrap()).unwrap()).await;
+    conforms(Location::open(&format!("file://{}/other", folder.path().display())).unwrap()).await;
 }
 
 #[tokio::test]

@@ -3,14 +3,14 @@
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use std::sync::Arc;
-use varuna_checkpoint::{CheckpointError, Place, Store, folder_name};
+use varuna_checkpoint::{CheckpointError, Location, Store, folder_name};
 use varuna_plan::Unit;
 use varuna_store_tests::{LAYOUT, facts, save, shard, state as id};
 
 /// A store with one complete checkpoint, and the store behind it.
 async fn one() -> (Store, Arc<InMemory>) {
     let inner = Arc::new(InMemory::new());
-    let store = Store::new(Place::over(inner.clone()), LAYOUT, facts());
+    let store = Store::new(Location::over(inner.clone()), LAYOUT, facts());
     save(&store, id(10), 50).await;
     (store, inner)
 }
@@ -22,14 +22,14 @@ fn path(file: &str) -> object_store::path::Path {
 #[tokio::test]
 async fn a_flipped_bit_anywhere_in_a_shard_is_found() {
     let (store, inner) = one().await;
-    let manifest = store.place().manifest(id(10)).await.unwrap();
+    let manifest = store.location().manifest(id(10)).await.unwrap();
     let file = path("segment-001.safetensors");
     let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
     for at in (0..whole.len()).step_by(7) {
         let mut bad = whole.to_vec();
         bad[at] ^= 1 << (at % 8);
         inner.put(&file, bad.into()).await.unwrap();
-        let read = store.place().load(&manifest, "segment-001", || {}).await;
+        let read = store.location().load(&manifest, "segment-001", || {}).await;
         match read {
             Err(CheckpointError::Damaged { .. }) => {}
             Err(other) => panic!("byte {at}: {other}"),
@@ -47,16 +47,16 @@ async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_u
     let (store, inner) = one().await;
     let file = path("segment-001.safetensors");
     let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
-    let manifest = store.place().manifest(id(10)).await.unwrap();
+    let manifest = store.location().manifest(id(10)).await.unwrap();
     inner
         .put(&file, whole.slice(..whole.len() - 4).into())
         .await
         .unwrap();
-    let listed = store.place().list().await.unwrap();
+    let listed = store.location().list().await.unwrap();
     let error = store.check(&listed[0]).await.unwrap_err().to_string();
     assert!(error.contains("segment-001.safetensors: it has"), "{error}");
     inner.delete(&file).await.unwrap();
-    let listed = store.place().list().await.unwrap();
+    let listed = store.location().list().await.unwrap();
     let error = store.check(&listed[0]).await.unwrap_err().to_string();
     assert!(
         error.contains("segment-001.safetensors: it is missing"),
@@ -68,7 +68,7 @@ async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_u
         .await
         .unwrap();
     let error = store
-        .place()
+        .location()
         .load(&manifest, "segment-001", || {})
         .await
         .unwrap_err()
@@ -79,16 +79,16 @@ async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_u
 #[tokio::test]
 async fn a_manifest_of_a_newer_format_or_another_model_is_refused_by_name() {
     let (store, inner) = one().await;
-    let listed = store.place().list().await.unwrap();
+    let listed = store.location().list().await.unwrap();
     let mut other = facts();
     other.model = serde_json::json!({"layers": 1, "dropout": 0.0});
-    let same = Store::new(Place::over(inner.clone()), LAYOUT, other.clone());
+    let same = Store::new(Location::over(inner.clone()), LAYOUT, other.clone());
     assert!(same.check(&listed[0]).await.is_ok(), "dropout has no state");
     other.model = serde_json::json!({"layers": 2, "dropout": 0.1});
-    let stranger = Store::new(Place::over(inner.clone()), LAYOUT, other);
+    let stranger = Store::new(Location::over(inner.clone()), LAYOUT, other);
     let error = stranger.check(&listed[0]).await.unwrap_err();
     assert!(matches!(error, CheckpointError::Unsuitable { .. }), "{error}");
-    let mut manifest = serde_json::to_value(store.place().manifest(id(10)).await.unwrap()).unwrap();
+    let mut manifest = serde_json::to_value(store.location().manifest(id(10)).await.unwrap()).unwrap();
     manifest["formatVersion"] = 1.into();
     inner
         .put(&path("manifest.json"), manifest.to_string().into_bytes().into())
@@ -112,7 +112,7 @@ fn a_place_that_cannot_be_is_refused_by_name() {
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     for uri in [file.to_str().unwrap(), "ftp://host/x", "s3://"] {
-        let error = Place::open(uri).unwrap_err().to_string();
+        let error = Location::open(uri).unwrap_err().to_string();
         assert!(
             error.starts_with(&format!("checkpoint location {uri}: ")),
             "{error}"

@@ -1,8 +1,8 @@
 //! The engine's own thread: takes commands in order, answers with events.
 //!
-//! The thread owns the device and everything of libtorch. It never talks to the coordinator and decides nothing; a fence
-//! reaches it by `Link::abort` (which ends every wait of the running step) and the [`Command::Quiesce`] that follows, whose
-//! answer proves that the engine itself, not merely its control task, has stopped.
+//! The thread owns the device and all libtorch objects. It never talks to the coordinator and decides nothing. A fence
+//! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
+//! answer proves that the engine itself has stopped, not only its control task.
 
 use crate::engine::{Engine, EngineError, Lap, StepTimings};
 use crate::state::{UnitSnapshot, UnitState};
@@ -16,28 +16,28 @@ use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 /// Commands that may wait for the engine: a handful of orders and one entry for each unit of a transfer.
 const QUEUE: usize = 1024;
 
-/// What the engine is asked to do, one after the other.
+/// Commands to the engine, carried out one after the other.
 #[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Command {
     /// Make the initial state of a unit from the job's seed. Answer: [`Event::Loaded`].
     Initialise { unit: Unit },
-    /// Take over a unit's state that came from a peer. Answer: [`Event::Loaded`].
+    /// Take over a unit's state that came from a peer or a checkpoint. Answer: [`Event::Loaded`].
     Adopt {
         unit: Unit,
         id: StateId,
         state: UnitState,
     },
-    /// Run a step up to its reduced gradients. Answer: [`Event::Prepared`] or [`Event::StepFailed`].
+    /// Run a step until its gradients are reduced. Answer: [`Event::Prepared`] or [`Event::StepFailed`].
     Run {
         plan: Arc<Plan>,
         step: Step,
         link: Arc<dyn Link>,
     },
-    /// Say that nothing runs any more. Answer: [`Event::Stopped`].
+    /// Confirm that nothing runs any more. Answer: [`Event::Stopped`].
     Quiesce,
     /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
     Apply { decision: Decision, units: Vec<Unit> },
-    /// Forget the state of all other units.
+    /// Free the state of all units that are not in `keep`.
     Free { keep: Vec<Unit> },
     /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
     Snapshot { unit: Unit, id: StateId },
@@ -51,7 +51,7 @@ pub enum Command {
     },
 }
 
-/// What the engine has done.
+/// What the engine did.
 #[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Event {
     /// A unit is at `id` now.
@@ -64,13 +64,13 @@ pub enum Event {
         timings: StepTimings,
         laps: Vec<Lap>,
     },
-    /// The step broke for another reason than a fence.
+    /// The step failed for a reason other than a fence.
     StepFailed {
         generation: Generation,
         about: Option<WorkerId>,
         why: String,
     },
-    /// Quiescent; the units of the last step that are completely reduced.
+    /// Nothing runs any more. `prepared`: the units of the last step whose gradients are completely reduced.
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
     Applied { decision: Decision, took: Duration },
@@ -89,18 +89,18 @@ pub enum Event {
         decision: Option<Decision>,
         state: UnitState,
     },
-    /// The engine cannot go on; the process must end, since its state is in doubt.
+    /// The engine cannot go on. The process must end, since its state cannot be trusted.
     Fatal(EngineError),
 }
 
-/// Starts the thread. `tell` is called on it for each event; it may block, but only briefly.
-pub fn start(engine: Engine, tell: impl Fn(Event) + Send + 'static) -> std::io::Result<SyncSender<Command>> {
+/// Starts the thread, which calls `emit` for each event. `emit` may block, but only briefly.
+pub fn start(engine: Engine, emit: impl Fn(Event) + Send + 'static) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),
-            tell,
+            emit,
         };
         thread.serve(&inbox);
     })?;
@@ -111,14 +111,14 @@ struct Thread<T> {
     engine: Engine,
     /// Units of the last step whose gradients are completely reduced and not applied.
     prepared: Vec<(Unit, UnitNorm)>,
-    tell: T,
+    emit: T,
 }
 
 impl<T: Fn(Event)> Thread<T> {
     fn serve(&mut self, inbox: &Receiver<Command>) {
         while let Ok(command) = inbox.recv() {
             if let Err(error) = self.carry_out(command) {
-                (self.tell)(Event::Fatal(error));
+                (self.emit)(Event::Fatal(error));
                 return;
             }
         }
@@ -179,7 +179,7 @@ impl<T: Fn(Event)> Thread<T> {
                 }
             }
         };
-        (self.tell)(event);
+        (self.emit)(event);
         Ok(())
     }
 

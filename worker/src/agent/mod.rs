@@ -1,10 +1,10 @@
 //! The agent: drives the protocol's [`Member`] with the coordinator's stream, the peers, the engine and the clock.
 //!
-//! It decides nothing: what happens goes to the machine, its effects are carried out in their order. Three threads of work meet
-//! here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
+//! It decides nothing: events go to the state machine, and its effects are carried out in their order. Three sources of events
+//! meet here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
 pub mod engine_thread;
-mod hear;
+mod inputs;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
@@ -24,27 +24,27 @@ use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput};
 use varuna_protocol::{Report, Time};
 use varuna_wire::Upward;
 
-/// How often the machine sees the clock.
+/// How often the state machine sees the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Without a coordinator for so long, a worker that trains nothing ends, only to free its resources.
+/// A worker that trains nothing ends after this time without a coordinator, to free its resources.
 const ORPHAN: Duration = Duration::from_secs(30 * 60);
 
 /// Why a worker ends before it is released.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The device or libtorch failed; the state here is in doubt.
+    /// The device or libtorch failed; this worker's state cannot be trusted.
     #[error("the engine failed: {0}")]
     Engine(#[from] EngineError),
-    /// The engine's thread is gone.
-    #[error("the engine's thread has ended, see the message before")]
+    /// The engine's thread has ended.
+    #[error("the engine's thread has ended; see the message before this one")]
     EngineGone,
     /// The engine's thread did not start.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The coordinator does not want this worker.
+    /// The coordinator will never take this worker.
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
-    /// Nobody coordinates.
+    /// No coordinator was found for a long time.
     #[error("no coordinator for {} minutes, and nothing to train: this worker ends", ORPHAN.as_secs() / 60)]
     Orphan,
     /// The coordinator runs another job now.
@@ -57,41 +57,41 @@ pub enum AgentError {
     },
 }
 
-/// What the engine or a peer has to say.
-pub enum Happening {
-    /// The engine's thread.
+/// An event from another task or thread of this worker.
+pub enum AgentEvent {
+    /// Of the engine's thread.
     Engine(Event),
-    /// A peer.
+    /// Of a connection to a peer.
     Peer(PeerEvent),
-    /// The checkpoint store.
+    /// Of the checkpoint store.
     Store(StoreEvent),
 }
 
-/// What the checkpoint store has to say of a unit that is being read.
+/// Progress of reading one unit from the checkpoint store.
 pub enum StoreEvent {
-    /// A piece of it arrived.
+    /// A part of it arrived.
     Progress(Unit),
     /// All of it is here.
     Loaded(Unit, StateId, UnitState),
-    /// It could not be read; true where no other try can succeed.
+    /// It could not be read. True: no other try can succeed.
     Failed(Unit, StateId, bool),
 }
 
-/// What an agent is made from.
-pub struct Parts {
+/// What [`run`] needs.
+pub struct AgentParts {
     /// Identity and deadlines.
     pub member: MemberConfig,
     /// The engine, without state.
     pub engine: Engine,
-    /// Connections to peers; tells `happenings`.
+    /// Connections to peers; their events go to `events`.
     pub mesh: Mesh,
-    /// The other end of what the mesh tells, and the engine will.
-    pub happenings: (Sender<Happening>, Receiver<Happening>),
+    /// The queue of events of mesh, engine and store.
+    pub events: (Sender<AgentEvent>, Receiver<AgentEvent>),
     /// The stream to the coordinator, already up.
     pub uplink: (Sender<Upward>, Receiver<UplinkEvent>),
     /// Hash of the job.
     pub job_hash: String,
-    /// Where checkpoints go, if anywhere.
+    /// None: the job has no checkpoints.
     pub checkpoints: Option<Checkpoints>,
     /// Tokens of this worker's job in one sample, for metrics.
     pub tokens_per_sample: u64,
@@ -105,13 +105,13 @@ struct Agent {
     checkpoints: Option<Checkpoints>,
     /// Units that are being read from the store.
     loading: BTreeSet<(StateId, Unit)>,
-    tell: Sender<Happening>,
+    events: Sender<AgentEvent>,
     reports: Sender<Upward>,
     attached: bool,
     job_hash: String,
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
-    /// Units that arrived from a peer and wait for the member's word.
+    /// Units that arrived and wait until the member adopts them.
     staged: BTreeMap<(Unit, StateId), UnitState>,
     timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
     samples: u64,
@@ -125,12 +125,12 @@ struct Agent {
 ///
 /// # Errors
 /// Why it had to end before.
-pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError> {
-    let (tell, mut happenings) = parts.happenings;
-    let told = tell.clone();
+pub async fn run(parts: AgentParts, mut drain: Receiver<()>) -> Result<(), AgentError> {
+    let (events, mut inbox) = parts.events;
+    let from_engine = events.clone();
     let engine = engine_thread::start(parts.engine, move |event| {
-        // The agent has ended where nobody listens; the thread ends with its command queue.
-        let _ = told.blocking_send(Happening::Engine(event));
+        // If this fails the agent has ended; the thread then ends with its command queue.
+        let _ = from_engine.blocking_send(AgentEvent::Engine(event));
     })?;
     let (reports, mut uplink) = parts.uplink;
     let mut agent = Agent {
@@ -140,7 +140,7 @@ pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError
         mesh: parts.mesh,
         checkpoints: parts.checkpoints,
         loading: BTreeSet::new(),
-        tell,
+        events,
         reports,
         attached: true,
         job_hash: parts.job_hash,
@@ -158,13 +158,13 @@ pub async fn run(parts: Parts, mut drain: Receiver<()>) -> Result<(), AgentError
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !agent.released {
         tokio::select! {
-            happening = happenings.recv() => match happening {
-                Some(Happening::Engine(event)) => agent.engine_said(event)?,
-                Some(Happening::Peer(event)) => agent.peer_said(event)?,
-                Some(Happening::Store(event)) => agent.store_said(event)?,
+            event = inbox.recv() => match event {
+                Some(AgentEvent::Engine(event)) => agent.on_engine_event(event)?,
+                Some(AgentEvent::Peer(event)) => agent.on_peer_event(event)?,
+                Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
                 None => return Err(AgentError::EngineGone),
             },
-            Some(event) = uplink.recv() => agent.coordinator_said(event)?,
+            Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,
             Some(()) = drain.recv() => agent.feed(MemberInput::Drain)?,
             _ = ticks.tick() => agent.tick()?,
         }
@@ -186,7 +186,7 @@ impl Agent {
         self.feed(MemberInput::Tick)
     }
 
-    /// One input to the machine, its effects in order, and what those cause at once.
+    /// Gives one input to the state machine and carries out the effects in order, and those of the inputs that they cause.
     fn feed(&mut self, input: MemberInput) -> Result<(), AgentError> {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
@@ -245,7 +245,7 @@ impl Agent {
             MemberEffect::Put { .. } => {}
             MemberEffect::Adopt { unit, id } => match self.staged.remove(&(unit, id)) {
                 Some(state) => self.command(Command::Adopt { unit, id, state })?,
-                None => tracing::error!(%unit, %id, "a unit was to be adopted that is not staged"),
+                None => tracing::error!(%unit, %id, "the member adopts a unit that has not arrived"),
             },
             MemberEffect::Run { plan, step } => return self.run_step(plan, step),
             MemberEffect::Abort => {
@@ -264,19 +264,19 @@ impl Agent {
         Ok(None)
     }
 
-    /// Reads a unit from the store, unless that is under way. The member asks again until it has it.
+    /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.
     fn read(&mut self, id: StateId, unit: Unit) {
         let Some(checkpoints) = self.checkpoints.clone() else {
-            tracing::error!(%id, %unit, "a unit is to be read from a checkpoint, and the job names no place for them");
+            tracing::error!(%id, %unit, "cannot read a unit from a checkpoint: the job has no spec.checkpoint");
             return;
         };
         if !self.loading.insert((id, unit)) {
             return;
         }
-        let tell = self.tell.clone();
+        let events = self.events.clone();
         tokio::spawn(async move {
-            // A full queue has news enough; the agent has ended where nobody listens.
-            let progress = || drop(tell.try_send(Happening::Store(StoreEvent::Progress(unit))));
+            // A full queue holds progress enough; a closed one means that the agent has ended.
+            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit))));
             let read = checkpoints.load(unit, id, progress).await;
             let event = match read {
                 Ok(state) => StoreEvent::Loaded(unit, id, state),
@@ -285,7 +285,7 @@ impl Agent {
                     StoreEvent::Failed(unit, id, error.is_final())
                 }
             };
-            let _ = tell.send(Happening::Store(event)).await;
+            let _ = events.send(AgentEvent::Store(event)).await;
         });
     }
 
@@ -317,17 +317,17 @@ impl Agent {
             link,
         } = &report
         {
-            tracing::info!(%generation, %about, link, "suspects");
+            tracing::info!(%generation, %about, link, "suspects a peer");
         }
         if let Report::Committed { decision } = &report {
             tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
         }
-        self.say(Upward::Report(report));
+        self.send(Upward::Report(report));
     }
 
-    fn say(&self, word: Upward) {
-        if self.attached && self.reports.try_send(word).is_err() {
-            tracing::warn!("the coordinator does not take this worker's reports; one is dropped");
+    fn send(&self, message: Upward) {
+        if self.attached && self.reports.try_send(message).is_err() {
+            tracing::warn!("the queue to the coordinator is full; a report is dropped");
         }
     }
 }

@@ -1,22 +1,26 @@
-//! The stream to the coordinator: attaches, attaches anew, passes words both ways.
+//! The stream to the coordinator: attaches, reattaches, and passes messages both ways.
 //!
-//! A stream that ends is not the end: training goes on, and the coordinator (or the next one) is looked for until it is found.
+//! Training goes on while the stream is down; the coordinator, or its successor, is tried again until it answers.
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio_stream::wrappers::ReceiverStream;
 use varuna_protocol::Order;
 use varuna_wire::{Downward, Hello, Upward, Welcome, WireError};
 
-/// Words that may wait in either direction; more than a handful means that the other side is stuck.
+/// Messages that may wait in either direction. More than a few mean that the other side is stuck.
 const QUEUE: usize = 1024;
-/// Between two attempts to attach; doubles from the first to the second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Pauses between two attempts to attach: doubled up to a second, without end.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(20))
+    .with_max_delay(Duration::from_secs(1))
+    .without_max_times();
 
-/// What comes from above.
+/// What comes from the coordinator.
 #[derive(Debug)]
 pub enum UplinkEvent {
-    /// A new stream is up; nothing of an older one comes any more.
+    /// A new stream is up. No event of an older stream follows.
     Up(Welcome),
     /// The stream ended.
     Down,
@@ -24,10 +28,10 @@ pub enum UplinkEvent {
     Order {
         /// The coordinator's term.
         term: u64,
-        /// What it wants.
+        /// What the worker must do.
         order: Order,
     },
-    /// This worker is not wanted, for good.
+    /// The coordinator will never take this worker, with the reason.
     Refused(String),
 }
 
@@ -59,11 +63,11 @@ impl From<tonic::Status> for StreamError {
 pub struct Coordinator {
     /// `host:port`, or a URI.
     pub address: String,
-    /// The certificate that it shows, as PEM; without it the stream is in the clear.
+    /// The certificate that it must show, as PEM. None: the stream is not encrypted.
     pub certificate: Option<String>,
 }
 
-/// Starts the task. Returns where words for the coordinator go, and where its words come from.
+/// Starts the task. Returns the queue to the coordinator and the queue of what comes from it.
 #[must_use]
 pub fn start(to: Coordinator, hello: Hello) -> (Sender<Upward>, Receiver<UplinkEvent>) {
     let (reports, outbox) = channel(QUEUE);
@@ -78,7 +82,7 @@ async fn keep_attached(
     mut outbox: Receiver<Upward>,
     events: Sender<UplinkEvent>,
 ) {
-    let mut backoff = BACKOFF.0;
+    let mut backoff = BACKOFF.build();
     loop {
         match attach(&to, &mut hello, &mut outbox, &events, &mut backoff).await {
             Err(StreamError::AgentGone) => return,
@@ -88,8 +92,7 @@ async fn keep_attached(
         if events.send(UplinkEvent::Down).await.is_err() {
             return;
         }
-        tokio::time::sleep(backoff).await;
-        backoff = (backoff * 2).min(BACKOFF.1);
+        tokio::time::sleep(backoff.next().unwrap_or_default()).await;
     }
 }
 
@@ -99,36 +102,36 @@ async fn attach(
     hello: &mut Hello,
     outbox: &mut Receiver<Upward>,
     events: &Sender<UplinkEvent>,
-    backoff: &mut Duration,
+    backoff: &mut ExponentialBackoff,
 ) -> Result<std::convert::Infallible, StreamError> {
     let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref()).await?;
     let (up, requests) = channel(QUEUE);
-    let say = async |word: &Upward| up.send(word.to_wire()).await.map_err(|_| StreamError::Closed);
-    say(&Upward::Hello(hello.clone())).await?;
+    let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
+    send(&Upward::Hello(hello.clone())).await?;
     let mut orders = client.attach(ReceiverStream::new(requests)).await?.into_inner();
-    let tell = async |event| events.send(event).await.map_err(|_| StreamError::AgentGone);
+    let emit = async |event| events.send(event).await.map_err(|_| StreamError::AgentGone);
     loop {
         tokio::select! {
             down = orders.message() => {
                 let Some(down) = down? else { return Err(StreamError::Closed) };
                 match Downward::from_wire(down)? {
-                    (term, Downward::Order(order)) => tell(UplinkEvent::Order { term, order }).await?,
+                    (term, Downward::Order(order)) => emit(UplinkEvent::Order { term, order }).await?,
                     (_, Downward::Welcome(welcome)) => {
-                        *backoff = BACKOFF.0;
+                        *backoff = BACKOFF.build();
                         hello.job_hash.clone_from(&welcome.job_hash);
-                        // What was meant for an older stream has no meaning on this one.
+                        // Messages for an older stream mean nothing on this one.
                         while outbox.try_recv().is_ok() {}
-                        tell(UplinkEvent::Up(welcome)).await?;
+                        emit(UplinkEvent::Up(welcome)).await?;
                     }
                     (_, Downward::Refused { reason, is_final: true }) => {
-                        tell(UplinkEvent::Refused(reason)).await?;
+                        emit(UplinkEvent::Refused(reason)).await?;
                         return Err(StreamError::AgentGone);
                     }
                     (_, Downward::Refused { reason, .. }) => return Err(StreamError::Later(reason)),
                 }
             }
-            word = outbox.recv() => match word {
-                Some(word) => say(&word).await?,
+            message = outbox.recv() => match message {
+                Some(message) => send(&message).await?,
                 None => return Err(StreamError::AgentGone),
             },
         }

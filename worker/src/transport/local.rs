@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use varuna_plan::WorkerId;
 
-/// One generation among threads.
+/// The links of one generation between threads.
 pub struct LocalMesh {
     boxes: Arc<BTreeMap<WorkerId, Mailbox>>,
 }
@@ -35,7 +35,7 @@ impl LocalMesh {
         })
     }
 
-    /// As if the worker's process had died.
+    /// Behaves as if the worker's process had died.
     pub fn kill(&self, worker: WorkerId) {
         for (other, mailbox) in self.boxes.iter() {
             if *other == worker {
@@ -61,7 +61,7 @@ impl Link for LocalLink {
         let peer = self.boxes.get(&to).ok_or(LinkError::Unknown(to))?;
         peer.put(self.me, tag, payload, Some(deadline))
             .map_err(|e| match e {
-                PutError::Over => LinkError::Closed(to),
+                PutError::Closed => LinkError::Closed(to),
                 PutError::Full => LinkError::Deadline { from: to, tag },
             })
     }

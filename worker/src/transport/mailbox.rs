@@ -1,4 +1,4 @@
-//! Where a generation's messages wait until the engine takes them: one box per worker and generation.
+//! Received messages that wait until the engine takes them: one mailbox for each worker and generation.
 
 use super::{LinkError, Tag};
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,16 +6,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use varuna_plan::WorkerId;
 
-/// Elements of one sender that may wait: 512 MiB. A sender that runs further ahead waits in its connection. The bound is
-/// each sender's own: what is waited for next may come from another one, which must not be held up.
+/// Elements that may wait from one sender: 512 MiB. A sender that is further ahead is blocked. Each sender has its own limit,
+/// so that a fast sender cannot block the one whose message is needed next.
 pub const ELEMENTS_MAX: usize = 1 << 27;
 
-/// Why a message was not put in.
+/// Why a message was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutError {
-    /// The generation is over here.
-    Over,
-    /// Too much of this sender's waited until the deadline.
+    /// The generation has ended on this worker.
+    Closed,
+    /// The sender's limit was reached until the deadline.
     Full,
 }
 
@@ -29,7 +29,7 @@ struct State {
     poked: bool,
 }
 
-/// Messages by sender and tag, with waiting, abort and closed senders.
+/// Messages by sender and tag.
 pub struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
@@ -43,21 +43,21 @@ impl Default for Mailbox {
 }
 
 impl State {
-    fn held(&self, from: WorkerId) -> usize {
+    fn waiting_from(&self, from: WorkerId) -> usize {
         self.elements.get(&from).copied().unwrap_or(0)
     }
 
     fn remove(&mut self, key: &(WorkerId, Tag)) -> Option<Vec<f32>> {
         let message = self.messages.remove(key)?;
-        if let Some(held) = self.elements.get_mut(&key.0) {
-            *held -= message.len();
+        if let Some(elements) = self.elements.get_mut(&key.0) {
+            *elements -= message.len();
         }
         Some(message)
     }
 }
 
 impl Mailbox {
-    /// A box in which at most so many elements of each sender wait, and one message more.
+    /// A mailbox that accepts messages of a sender until more than `elements_max` elements of it wait.
     #[must_use]
     pub fn bounded(elements_max: usize) -> Mailbox {
         Mailbox {
@@ -68,12 +68,12 @@ impl Mailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves the maps whole: every change is one call.
+        // A panic elsewhere leaves the maps consistent: every change is one call.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message in; waits while too much of this sender's is there, until `deadline` (none = until the generation is
-    /// over). A second message of the same sender and tag replaces the first.
+    /// Adds a message. Waits while the sender's limit is reached, until `deadline` (None: until the generation ends). A second
+    /// message with the same sender and tag replaces the first.
     ///
     /// # Errors
     /// See [`PutError`].
@@ -85,7 +85,7 @@ impl Mailbox {
         deadline: Option<Instant>,
     ) -> Result<(), PutError> {
         let mut state = self.lock();
-        while state.held(from) > self.elements_max && !state.aborted {
+        while state.waiting_from(from) > self.elements_max && !state.aborted {
             let now = Instant::now();
             state = match deadline {
                 Some(d) if now >= d => return Err(PutError::Full),
@@ -99,7 +99,7 @@ impl Mailbox {
             };
         }
         if state.aborted {
-            return Err(PutError::Over);
+            return Err(PutError::Closed);
         }
         state.remove(&(from, tag));
         *state.elements.entry(from).or_default() += payload.len();
@@ -108,13 +108,13 @@ impl Mailbox {
         Ok(())
     }
 
-    /// The sender will send no more.
+    /// The sender will send no more messages.
     pub fn close(&self, from: WorkerId) {
         self.lock().closed.insert(from);
         self.changed.notify_all();
     }
 
-    /// The generation is over here: every waiting and later call ends.
+    /// Ends the generation on this worker: every waiting and every later call fails.
     pub fn abort(&self) {
         let mut state = self.lock();
         state.aborted = true;
@@ -135,17 +135,17 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Takes a message, waiting for it.
+    /// Waits for a message and takes it.
     ///
     /// # Errors
-    /// Aborted, the sender is closed, or nothing came until the deadline.
+    /// Aborted, the sender is closed, or the message did not arrive before the deadline.
     pub fn take(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
         self.wait(&[(from, tag)], deadline, false)?
             .map(|(_, m)| m)
             .ok_or(LinkError::Aborted)
     }
 
-    /// Takes whichever comes first; `None` after a poke.
+    /// Waits for the first of several messages; see [`super::Link::recv_any`].
     ///
     /// # Errors
     /// As for [`Mailbox::take`].
@@ -221,17 +221,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_runs_ahead_waits_and_does_not_hold_up_another() {
+    fn a_sender_at_its_limit_waits_and_does_not_block_another() {
         let (a, b) = (WorkerId(1), WorkerId(2));
         let mailbox = Arc::new(Mailbox::bounded(4));
         let put = |from, micro_batch| mailbox.put(from, tag(micro_batch), vec![0.0; 5], Some(Instant::now()));
         assert_eq!(put(a, 0), Ok(()));
         assert_eq!(put(a, 1), Err(PutError::Full));
-        assert_eq!(put(b, 1), Ok(()), "the other sender has room");
+        assert_eq!(put(b, 1), Ok(()), "the other sender is below its limit");
         let own = Arc::clone(&mailbox);
         let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![1.0; 5], Some(later())));
         assert_eq!(mailbox.take(a, tag(0), later()), Ok(vec![0.0; 5]));
-        assert_eq!(waiter.join().unwrap(), Ok(()), "room was made");
+        assert_eq!(waiter.join().unwrap(), Ok(()), "the first message was taken");
         assert_eq!(mailbox.take(a, tag(1), later()), Ok(vec![1.0; 5]));
         assert_eq!(put(a, 2), Ok(()));
     }
@@ -245,17 +245,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_ends_the_wait_for_room() {
+    fn a_fence_ends_the_wait_at_the_limit() {
         let (mailbox, a) = (Arc::new(Mailbox::bounded(0)), WorkerId(1));
         mailbox.put(a, tag(0), vec![0.0], None).unwrap();
         let own = Arc::clone(&mailbox);
         let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![0.0], None));
         mailbox.abort();
-        assert_eq!(waiter.join().unwrap(), Err(PutError::Over));
+        assert_eq!(waiter.join().unwrap(), Err(PutError::Closed));
     }
 
     #[test]
-    fn what_came_before_the_end_is_still_taken() {
+    fn messages_that_arrived_before_the_close_can_be_taken() {
         let (mailbox, a) = (Mailbox::default(), WorkerId(1));
         mailbox.put(a, tag(0), vec![2.0], None).unwrap();
         mailbox.close(a);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poke_wakes_who_waits_for_nothing() {
+    fn a_poke_wakes_a_wait_for_no_message() {
         let mailbox = Arc::new(Mailbox::default());
         let own = Arc::clone(&mailbox);
         let waiter = std::thread::spawn(move || own.take_any(&[], later()));

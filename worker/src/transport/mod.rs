@@ -1,6 +1,6 @@
 //! The data plane of one generation: tensors between workers.
 //!
-//! [`Link`] is all that the engine and the gradient reduction know of a network. Implementations: [`local`] (threads of
+//! [`Link`] is the only interface to the network for the engine and the gradient reduction. Implementations: [`local`] (threads of
 //! one process, for tests) and [`tcp`].
 
 pub mod local;
@@ -11,56 +11,56 @@ pub mod tcp;
 use std::time::Instant;
 use varuna_plan::{Step, Unit, WorkerId};
 
-/// What a message is for. Within a generation (sender, receiver, tag) names one message.
+/// The purpose of a message. Within a generation, (sender, receiver, tag) identifies one message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Tag {
     /// Boundary activation, shape (micro-batch, sequence, hidden), from a stage to the next.
     Activation {
-        /// Index in its pipeline of the stage that it goes to: two workers may meet at several boundaries.
+        /// The receiving stage: its index in the pipeline. Two workers may share several boundaries.
         stage: u32,
         /// The step being run.
         step: Step,
-        /// Index within the pipeline's share; evaluation uses indices from `EVALUATION` on.
+        /// Index within the pipeline's micro-batches. Evaluation uses indices from [`EVALUATION`] on.
         micro_batch: u32,
     },
     /// Gradient of a boundary activation, from a stage to the one before.
     Gradient {
-        /// Index in its pipeline of the stage that it goes to.
+        /// The receiving stage: its index in the pipeline.
         stage: u32,
         /// The step being run.
         step: Step,
-        /// Index within the pipeline's share.
+        /// Index within the pipeline's micro-batches.
         micro_batch: u32,
     },
-    /// A chunk of a unit's gradient on its way round the ring of the unit's holders.
+    /// Part of a unit's gradient, sent around the ring of the unit's holders.
     Ring {
         /// The step being run.
         step: Step,
-        /// Whose gradient.
+        /// The unit of the gradient.
         unit: Unit,
         /// Round of the ring: 0..D-1 reduce-scatter, D-1..2(D-1) all-gather.
         round: u32,
     },
 }
 
-/// Micro-batch indices of evaluation start here, so that they never meet those of training.
+/// First micro-batch index of evaluation; those of training are below it.
 pub const EVALUATION: u32 = 1 << 31;
 
-/// Why a message did not go or come.
+/// Why a message was not sent or received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkError {
-    /// `abort` was called: the generation is over here.
+    /// [`Link::abort`] was called: the generation has ended on this worker.
     #[error("the generation was fenced")]
     Aborted,
     /// The peer's connection is closed.
     #[error("the connection to worker {0} is closed")]
     Closed(WorkerId),
-    /// Nothing came in time.
-    #[error("nothing came from worker {from} for {tag:?} within its deadline")]
+    /// The message did not arrive, or could not be queued, in time.
+    #[error("no {tag:?} from worker {from} before the deadline")]
     Deadline {
-        /// Who was waited for.
+        /// The peer.
         from: WorkerId,
-        /// What was waited for.
+        /// The message.
         tag: Tag,
     },
     /// The peer is not part of this generation.
@@ -77,14 +77,14 @@ pub trait Link: Send + Sync {
     /// Aborted, closed, unknown peer, or the queue stayed full until `deadline`.
     fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError>;
 
-    /// Takes a message, waiting for it.
+    /// Waits for a message and takes it.
     ///
     /// # Errors
     /// See [`LinkError`].
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError>;
 
-    /// Takes whichever of these messages comes first; returns its index in `wanted`. Returns `None` when [`Link::poke`] was
-    /// called since the last return, so that the caller may want something else.
+    /// Waits for the first of several messages; returns its index in `wanted` and its payload. Returns `None` if [`Link::poke`] was
+    /// called since the last return, so that the caller can change `wanted`.
     ///
     /// # Errors
     /// See [`LinkError`]; a closed connection counts only while its peer is waited for.
@@ -94,9 +94,9 @@ pub trait Link: Send + Sync {
         deadline: Instant,
     ) -> Result<Option<(usize, Vec<f32>)>, LinkError>;
 
-    /// Wakes the thread that waits in [`Link::recv_any`].
+    /// Wakes a thread that waits in [`Link::recv_any`].
     fn poke(&self);
 
-    /// Ends the generation here: every waiting and every later call returns [`LinkError::Aborted`].
+    /// Ends the generation on this worker: every waiting and every later call returns [`LinkError::Aborted`].
     fn abort(&self);
 }

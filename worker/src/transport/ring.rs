@@ -1,8 +1,8 @@
-//! Gradient reduction: ring all-reduce of each unit among its holders, beside the engine's compute.
+//! Gradient reduction: ring all-reduce of each unit among its holders, concurrent with the engine's compute.
 //!
-//! The rings of different units progress concurrently, whichever chunk arrives next: one after another in a fixed order would
-//! make chains across unequal cuts. Each chunk's sum is computed once and copied, so that all holders get the same bits
-//! (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
+//! The rings of different units progress concurrently, in the order in which messages arrive: in a fixed order, unequal cuts
+//! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
+//! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
 
 use super::{Link, LinkError, Tag};
 use std::ops::Range;
@@ -12,15 +12,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use varuna_plan::{Step, Unit, WorkerId};
 
-/// How long the thread sleeps in the link when it has nothing to wait for; a poke wakes it.
+/// How long the thread waits in the link when there are no rings; a poke wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Elements of a chunk, about: 1 MiB. Larger units go round in pieces, so that a piece is summed while others travel.
-const CHUNK: usize = 1 << 18;
-/// Pieces of one unit on their way at once; bounds what waits at the neighbours.
+/// Elements of a slice, about: 1 MiB. Larger units are reduced in several pieces, so that one is summed while others are sent.
+const SLICE: usize = 1 << 18;
+/// Pieces of one unit in progress at once. It limits what waits at the neighbours.
 const WINDOW: usize = 8;
 
-/// One unit on its way round.
+/// The reduction of one unit.
 struct Ring<B> {
     step: Step,
     unit: Unit,
@@ -28,14 +28,14 @@ struct Ring<B> {
     position: usize,
     buffer: B,
     deadline: Instant,
-    /// Into how many pieces the buffer is cut; every member cuts alike.
+    /// Number of pieces of the buffer, the same for all holders.
     pieces: usize,
-    /// The first piece that has not begun. Pieces begin in order, so that the first one anywhere is in all windows.
+    /// The first piece that has not started. Pieces start in order, so the earliest unfinished one is in progress everywhere.
     next: usize,
     active: Vec<Piece>,
 }
 
-/// A part of the buffer that goes round by itself.
+/// A part of the buffer that is reduced independently.
 #[derive(Clone, Copy)]
 struct Piece {
     index: usize,
@@ -43,8 +43,8 @@ struct Piece {
     round: usize,
 }
 
-/// Reduces the units of one worker; the buffers come back with the sums. Dropping it ends its thread once the link is aborted
-/// or nothing is on its way.
+/// Reduces the units of one worker and returns their buffers with the sums. Dropping it ends its thread, once the link is
+/// aborted or no reduction is in progress.
 pub struct Reducer<B> {
     link: Arc<dyn Link>,
     jobs: Option<Sender<Ring<B>>>,
@@ -57,7 +57,7 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// No thread can be started.
     pub fn start(link: Arc<dyn Link>, me: WorkerId) -> std::io::Result<Self> {
         // Both channels hold at most one entry for each unit of this worker.
         let (jobs, inbox) = channel();
@@ -75,10 +75,10 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
         })
     }
 
-    /// Begins the reduction of a unit among `group` (its holders, in the order that all of them use).
+    /// Starts the reduction of a unit among `group`: its holders, in the same order on all of them.
     ///
     /// # Panics
-    /// When this worker is not in the group.
+    /// This worker is not in the group.
     pub fn begin(&mut self, step: Step, unit: Unit, group: Vec<WorkerId>, buffer: B, deadline: Instant) {
         let position = group
             .iter()
@@ -92,15 +92,15 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
         self.link.poke();
     }
 
-    /// The next unit that is completely reduced.
+    /// Waits for the next completely reduced unit.
     ///
     /// # Errors
-    /// Why the others will not be.
+    /// The link failed; no other unit will be reduced.
     pub fn wait(&mut self) -> Result<(Unit, B), LinkError> {
         self.done.recv().unwrap_or(Err(LinkError::Aborted))
     }
 
-    /// Gives up what is on its way; returns the units that were completely reduced and not yet taken by `wait`.
+    /// Stops all reductions; returns the units that were completely reduced and not yet returned by `wait`.
     pub fn stop(mut self) -> Vec<(Unit, B)> {
         self.end_thread();
         self.done.try_iter().flatten().collect()
@@ -139,13 +139,13 @@ fn work<B: AsMut<[f32]>>(
             }
         }
         if !open && !rings.is_empty() {
-            // The engine has given up on this step: nobody wants the rest.
+            // The engine has stopped this step.
             return;
         }
     }
 }
 
-/// Takes in new units, then one message. Returns whether more units may come.
+/// Starts new units, then handles one message. Returns whether more units may come.
 fn advance<B: AsMut<[f32]>>(
     link: &dyn Link,
     inbox: &Receiver<Ring<B>>,
@@ -163,12 +163,12 @@ fn advance<B: AsMut<[f32]>>(
             Err(std::sync::mpsc::TryRecvError::Disconnected) => return Ok(false),
         }
     }
-    let places: Vec<(usize, usize)> = rings
+    let awaited: Vec<(usize, usize)> = rings
         .iter()
         .enumerate()
         .flat_map(|(r, ring)| (0..ring.active.len()).map(move |p| (r, p)))
         .collect();
-    let wanted: Vec<(WorkerId, Tag)> = places
+    let wanted: Vec<(WorkerId, Tag)> = awaited
         .iter()
         .map(|(r, p)| rings[*r].awaited(rings[*r].active[*p]))
         .collect();
@@ -180,8 +180,8 @@ fn advance<B: AsMut<[f32]>>(
     let Some((i, payload)) = link.recv_any(&wanted, deadline)? else {
         return Ok(true);
     };
-    let (r, place) = places[i];
-    if rings[r].receive(link, place, &payload)? {
+    let (r, piece) = awaited[i];
+    if rings[r].receive(link, piece, &payload)? {
         let ring = rings.swap_remove(r);
         let _ = outbox.send(Ok((ring.unit, ring.buffer)));
     }
@@ -197,7 +197,7 @@ impl<B: AsMut<[f32]>> Ring<B> {
         mut buffer: B,
         deadline: Instant,
     ) -> Self {
-        let pieces = buffer.as_mut().len().div_ceil(CHUNK * group.len()).max(1);
+        let pieces = buffer.as_mut().len().div_ceil(SLICE * group.len()).max(1);
         Ring {
             step,
             unit,
@@ -219,7 +219,7 @@ impl<B: AsMut<[f32]>> Ring<B> {
         2 * (self.size() - 1)
     }
 
-    /// Begins pieces while the window has room.
+    /// Starts pieces up to the window.
     fn fill(&mut self, link: &dyn Link) -> Result<(), LinkError> {
         while self.next < self.pieces && self.active.len() < WINDOW {
             let piece = Piece {
@@ -233,7 +233,7 @@ impl<B: AsMut<[f32]>> Ring<B> {
         Ok(())
     }
 
-    /// The rounds of all pieces are numbered through.
+    /// Rounds are numbered consecutively over all pieces.
     fn tag(&self, piece: Piece) -> Tag {
         let round = piece.index * self.rounds() + piece.round;
         Tag::Ring {
@@ -250,31 +250,31 @@ impl<B: AsMut<[f32]>> Ring<B> {
         )
     }
 
-    /// The chunk that this worker sends in the piece's present round (`back` = 0); it receives the one before it (1).
-    fn chunk(&mut self, piece: Piece, back: usize) -> Range<usize> {
+    /// The slice that this worker sends in the piece's present round (`back` = 0), or receives (`back` = 1).
+    fn slice(&mut self, piece: Piece, back: usize) -> Range<usize> {
         let (n, size, round) = (self.buffer.as_mut().len(), self.size(), piece.round);
         let (start, end) = (piece.index * n / self.pieces, (piece.index + 1) * n / self.pieces);
-        // All-gather starts with the chunk that reduce-scatter has completed here, (position + 1).
+        // All-gather starts with the slice that reduce-scatter has completed here, (position + 1).
         let index = (self.position + 2 * size - round % (size - 1) - back + round / (size - 1)) % size;
         let length = end - start;
         start + index * length / size..start + (index + 1) * length / size
     }
 
     fn send(&mut self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
-        let chunk = self.chunk(piece, 0);
-        let payload = self.buffer.as_mut()[chunk].to_vec();
+        let slice = self.slice(piece, 0);
+        let payload = self.buffer.as_mut()[slice].to_vec();
         let right = self.group[(self.position + 1) % self.size()];
         link.send(right, self.tag(piece), payload, self.deadline)
     }
 
-    /// Takes one round's message for an active piece in and passes on; true when the unit is complete.
-    fn receive(&mut self, link: &dyn Link, place: usize, payload: &[f32]) -> Result<bool, LinkError> {
-        let mut piece = self.active[place];
-        let chunk = self.chunk(piece, 1);
+    /// Handles one round's message for `active[at]` and sends the next. Returns whether the unit is complete.
+    fn receive(&mut self, link: &dyn Link, at: usize, payload: &[f32]) -> Result<bool, LinkError> {
+        let mut piece = self.active[at];
+        let slice = self.slice(piece, 1);
         let gathers = piece.round + 1 >= self.size();
-        let own = &mut self.buffer.as_mut()[chunk];
+        let own = &mut self.buffer.as_mut()[slice];
         if own.len() != payload.len() {
-            // Only a peer of another model could send this; the sum would be nonsense.
+            // Only a peer with another model sends this; the sum would be wrong.
             return Err(LinkError::Closed(self.awaited(piece).0));
         }
         if gathers {
@@ -286,10 +286,10 @@ impl<B: AsMut<[f32]>> Ring<B> {
         }
         piece.round += 1;
         if piece.round < self.rounds() {
-            self.active[place] = piece;
+            self.active[at] = piece;
             self.send(link, piece)?;
         } else {
-            self.active.swap_remove(place);
+            self.active.swap_remove(at);
             self.fill(link)?;
         }
         Ok(self.active.is_empty())
@@ -361,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_unit_of_more_pieces_than_the_window_is_reduced_whole() {
-        let size = CHUNK * 2 * (WINDOW + 2) + 5;
+        let size = SLICE * 2 * (WINDOW + 2) + 5;
         let all = reduce(2, &[size, 3]);
         assert_eq!(all[0], all[1]);
         let wrong = (0..size).find(|k| {

@@ -1,10 +1,11 @@
-//! The threads of connections: accepting and sorting in, dialling and writing out.
+//! The threads of connections: accept and receive, dial and send.
 
 use super::frame::{
     Frame, Hello, Refusal, StateHeader, read_answer, read_confirmation, write_answer, write_confirmation,
 };
 use super::queue::Queue;
 use super::{Incoming, Open, PeerEvent, Shared, locked};
+use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::Ordering;
@@ -12,19 +13,22 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use varuna_plan::WorkerId;
 
-/// A peer that does not say hello, or does not answer it, for so long is given up.
-const HELLO_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two attempts to dial; doubles up to the second. A peer refuses until it knows the plan, typically for milliseconds.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+/// How long a peer may take to send or answer a hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pauses between two attempts to dial. A peer refuses until it knows the plan, typically for milliseconds.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(2))
+    .with_max_delay(Duration::from_millis(100))
+    .without_max_times();
 
-/// Connections that may be at their hello at once; more are dropped (their dialers try again).
+/// Connections with an incomplete hello at the same time; more are dropped, and their dialers try again.
 const GREETINGS_MAX: usize = 256;
 /// Pause after a failed accept: without file descriptors it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
     for socket in listener.incoming() {
-        if shared.over.load(Ordering::SeqCst) {
+        if shared.ended.load(Ordering::SeqCst) {
             return;
         }
         let socket = match socket {
@@ -40,10 +44,10 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
         };
         let spawned = std::thread::Builder::new().name("peer-in".into()).spawn(move || {
             let own = Arc::clone(&greeting.0);
-            match greet(greeting, &socket) {
+            match handshake(greeting, &socket) {
                 Ok(Some((from, open))) => serve(&own, &open, from, &socket),
                 Ok(None) => {}
-                Err(error) => tracing::debug!(%error, "a connection was not taken in"),
+                Err(error) => tracing::debug!(%error, "a connection was not accepted"),
             }
         });
         if let Err(error) = spawned {
@@ -52,7 +56,7 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
     }
 }
 
-/// Counts a connection among those that are at their hello.
+/// Counts a connection whose hello is not complete.
 struct Greeting(Arc<Shared>);
 
 impl Greeting {
@@ -68,10 +72,10 @@ impl Drop for Greeting {
     }
 }
 
-/// Reads until an instant, however slowly the other side writes.
-struct Until<'a>(&'a TcpStream, Instant);
+/// Reads with a deadline for all reads together.
+struct DeadlineReader<'a>(&'a TcpStream, Instant);
 
-impl Read for Until<'_> {
+impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.1.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -82,64 +86,64 @@ impl Read for Until<'_> {
     }
 }
 
-/// Judges a hello; whose it is, once the dialer has taken the acceptance up.
-fn greet(greeting: Greeting, mut socket: &TcpStream) -> io::Result<Option<(WorkerId, Arc<Open>)>> {
+/// Checks a hello and answers it. Returns the peer and its generation once the dialer has confirmed.
+fn handshake(greeting: Greeting, mut socket: &TcpStream) -> io::Result<Option<(WorkerId, Arc<Open>)>> {
     let shared = &*greeting.0;
     socket.set_nodelay(true)?;
-    let mut input = Until(socket, Instant::now() + HELLO_PATIENCE);
-    let judged = Hello::read(&mut input)?.and_then(|hello| {
+    let mut input = DeadlineReader(socket, Instant::now() + HELLO_TIMEOUT);
+    let checked = Hello::read(&mut input)?.and_then(|hello| {
         let open = shared.open(hello.generation).ok_or(Refusal::Generation)?;
-        let right = hello.to == shared.me && hello.proves(&open.secret);
-        if right {
+        let valid = hello.to == shared.me && hello.proves(&open.secret);
+        if valid {
             Ok((hello.from, open))
         } else {
             Err(Refusal::Secret)
         }
     });
-    let (from, open) = match judged {
+    let (from, open) = match checked {
         Ok(peer) => peer,
         Err(refusal) => return write_answer(&mut socket, Err(refusal)).map(|()| None),
     };
     write_answer(&mut socket, Ok(()))?;
     read_confirmation(&mut input)?;
-    if !open.take_in(from, socket) {
+    if !open.accept(from, socket) {
         return Ok(None);
     }
     socket.set_read_timeout(None)?;
     Ok(Some((from, open)))
 }
 
-/// Sorts frames in until the connection ends.
+/// Receives frames until the connection ends.
 fn serve(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) {
-    let ended = sort_in(shared, open, from, socket);
+    let ended = receive(shared, open, from, socket);
     tracing::debug!(generation = %open.generation, %from, why = ?ended.err(), "a peer's connection ended");
-    // The generation keeps a handle of its own: without this the peer would not see the end of what is given up here.
+    // The generation holds another handle: without a shutdown the peer would not see the end.
     let _ = socket.shutdown(Shutdown::Both);
     report_loss(shared, open, from);
 }
 
 fn report_loss(shared: &Shared, open: &Open, peer: WorkerId) {
     if open.lost(peer) {
-        (shared.tell)(PeerEvent::Closed {
+        (shared.emit)(PeerEvent::Closed {
             generation: open.generation,
             peer,
         });
     }
 }
 
-fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> io::Result<()> {
+fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> io::Result<()> {
     let generation = open.generation;
     let mut input = BufReader::with_capacity(1 << 16, socket);
     let mut state: Option<Incoming> = None;
     loop {
         match Frame::read(&mut input)? {
             Frame::Tensor(tag, payload) => {
-                // After a fence there is nobody to take it, and the connection still serves to notice the peer's end.
+                // Fails after a fence. The connection stays, to notice the peer's end.
                 let _ = open.mailbox.put(from, tag, payload, None);
             }
             Frame::Message(bytes) => {
                 let message = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-                (shared.tell)(PeerEvent::Message {
+                (shared.emit)(PeerEvent::Message {
                     generation,
                     from,
                     message,
@@ -154,15 +158,15 @@ fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
                     return Err(io::Error::other("a part without its header"));
                 };
                 incoming.extend(unit, step, &part)?;
-                (shared.tell)(PeerEvent::StateProgress {
+                (shared.emit)(PeerEvent::StateProgress {
                     generation,
                     from,
                     unit,
                 });
             }
         }
-        if let Some(Incoming { header, data }) = state.take_if(|s| s.whole()) {
-            (shared.tell)(PeerEvent::State {
+        if let Some(Incoming { header, data }) = state.take_if(|s| s.is_complete()) {
+            (shared.emit)(PeerEvent::State {
                 generation,
                 from,
                 header,
@@ -172,16 +176,16 @@ fn sort_in(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
     }
 }
 
-/// Dials until accepted, then watches the connection for its end.
+/// Dials until the peer accepts, then waits for the end of the connection.
 pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, address: &str) {
     let generation = open.generation;
-    let mut backoff = BACKOFF.0;
+    let mut backoff = BACKOFF.build();
     loop {
         match dial(shared, open, peer, address) {
             Ok(Ok(socket)) => return watch(shared, open, peer, socket),
             Ok(Err(Refusal::Generation)) => {}
             Ok(Err(why)) => {
-                return (shared.tell)(PeerEvent::Refused {
+                return (shared.emit)(PeerEvent::Refused {
                     generation,
                     peer,
                     why,
@@ -190,17 +194,16 @@ pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, addre
             Err(error) => tracing::debug!(%error, %generation, %peer, address, "a dial failed"),
         }
         let peers = locked(&open.peers);
-        if peers.over {
+        if peers.ended {
             return;
         }
         let waited = open
             .closing
-            .wait_timeout(peers, backoff)
+            .wait_timeout(peers, backoff.next().unwrap_or_default())
             .unwrap_or_else(PoisonError::into_inner);
-        if waited.0.over {
+        if waited.0.ended {
             return;
         }
-        backoff = (backoff * 2).min(BACKOFF.1);
     }
 }
 
@@ -220,7 +223,7 @@ fn dial(
         proof,
     }
     .write(&mut socket)?;
-    let answer = read_answer(&mut Until(&socket, Instant::now() + HELLO_PATIENCE))?;
+    let answer = read_answer(&mut DeadlineReader(&socket, Instant::now() + HELLO_TIMEOUT))?;
     if answer.is_ok() {
         write_confirmation(&mut socket)?;
     }
@@ -228,11 +231,11 @@ fn dial(
     Ok(answer.map(|()| socket))
 }
 
-/// The first of the name's addresses that answers (`localhost` has two, and a worker listens on one).
+/// Connects to the first address of the name that answers (`localhost` has two, and a worker listens on one).
 fn connect(address: &str) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the address names no host");
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
     for resolved in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&resolved, HELLO_PATIENCE) {
+        match TcpStream::connect_timeout(&resolved, HELLO_TIMEOUT) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = error,
         }
@@ -240,7 +243,7 @@ fn connect(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Starts the writer, then waits for the end: the acceptor never sends anything more.
+/// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more.
 fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStream) {
     let generation = open.generation;
     if !open.keep(&socket) {
@@ -251,12 +254,12 @@ fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStrea
         let queue = Arc::clone(&queue);
         std::thread::Builder::new()
             .name("peer-out".into())
-            .spawn(move || write_out(&queue, writer))
+            .spawn(move || send_frames(&queue, writer))
     });
     match started {
         Ok(_) => {
             locked(&open.peers).outgoing.insert(peer, Arc::clone(&queue));
-            (shared.tell)(PeerEvent::Connected { generation, peer });
+            (shared.emit)(PeerEvent::Connected { generation, peer });
             let _ = socket.read(&mut [0u8]);
         }
         Err(error) => tracing::error!(%error, %peer, "cannot start a thread to write to a peer"),
@@ -266,13 +269,13 @@ fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStrea
     report_loss(shared, open, peer);
 }
 
-fn write_out(queue: &Queue, mut socket: TcpStream) {
+fn send_frames(queue: &Queue, mut socket: TcpStream) {
     while let Some(frame) = queue.pop() {
         if frame.write(&mut socket).is_err() {
             break;
         }
     }
     queue.close();
-    // The other side sees the end at once, and so does our own watcher.
+    // Both the peer and the thread in `watch` see the end at once.
     let _ = socket.shutdown(Shutdown::Both);
 }

@@ -1,6 +1,6 @@
-//! What goes over a connection: a hello, its answer and the answer's confirmation, then frames from the dialer to the acceptor.
+//! The format of a connection: a hello, its answer and the answer's confirmation, then frames from the dialer to the acceptor.
 //!
-//! Without the confirmation an acceptor could not tell a connection that ended from one that its dialer never took up.
+//! Without the confirmation an acceptor could not tell a lost connection from one that its dialer gave up.
 //!
 //! All numbers are little-endian. A frame is a header of 32 bytes (kind u32, unit or micro-batch u32, round or stage u32, zero u32,
 //! step u64, payload length in bytes u64) and its payload.
@@ -14,49 +14,49 @@ use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
-/// Version of this format; workers of another one are refused.
+/// Version of this format. Workers with another version are refused.
 pub const VERSION: u32 = 1;
-/// Longest payload taken: a boundary activation of 256 Mi elements. Anything longer is not ours.
+/// Longest payload that is accepted, bytes: a boundary activation of 256 Mi elements.
 const PAYLOAD_MAX: u64 = 1 << 30;
-/// Longest protocol message or state header taken.
+/// Longest protocol message or state header that is accepted, bytes.
 const ENCODED_MAX: u64 = 1 << 24;
-/// What the dialer sends once it has been accepted.
+/// The dialer sends this byte once it has been accepted.
 const CONFIRMATION: u8 = 0xC5;
 /// Bytes of a hello.
 const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32;
 
-/// Why an acceptor does not want a connection.
+/// Why an acceptor refuses a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The generation is not (or no longer) known here; it may become known.
+    /// The generation is not known yet, or not any more. A later try may succeed.
     Generation,
-    /// The proof is wrong, or the hello names somebody else.
+    /// The proof is wrong, or the hello is for another worker.
     Secret,
     /// Another version of the format.
     Version,
 }
 
-/// Opens a connection of one generation.
+/// The first message of a connection, from the dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Of which generation.
+    /// The generation of the connection.
     pub generation: Generation,
-    /// Who dials.
+    /// The dialer.
     pub from: WorkerId,
-    /// Who is meant.
+    /// The acceptor.
     pub to: WorkerId,
     /// See [`Hello::prove`].
     pub proof: [u8; 32],
 }
 
 impl Hello {
-    /// HMAC-SHA256 of (generation, from, to) under the generation's secret: the secret itself never travels.
+    /// HMAC-SHA256 of (generation, from, to) under the generation's secret: the secret itself is never sent.
     #[must_use]
     pub fn prove(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> [u8; 32] {
         mac(secret, generation, from, to).finalize().into_bytes().into()
     }
 
-    /// Whether the proof is that of this secret (in constant time).
+    /// Whether the proof matches this secret, in constant time.
     #[must_use]
     pub fn proves(&self, secret: &str) -> bool {
         mac(secret, self.generation, self.from, self.to)
@@ -64,7 +64,7 @@ impl Hello {
             .is_ok()
     }
 
-    /// Sends it.
+    /// Sends the hello.
     ///
     /// # Errors
     /// The connection is broken.
@@ -79,10 +79,10 @@ impl Hello {
         out.write_all(&bytes)
     }
 
-    /// Takes one in.
+    /// Receives a hello.
     ///
     /// # Errors
-    /// The connection is broken, or what comes is no hello (`InvalidData`).
+    /// The connection is broken, or the bytes are not a hello (`InvalidData`).
     pub fn read(input: &mut impl Read) -> io::Result<Result<Hello, Refusal>> {
         let mut bytes = [0u8; HELLO_BYTES];
         input.read_exact(&mut bytes)?;
@@ -112,7 +112,7 @@ fn mac(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> Hm
     mac
 }
 
-/// Confirms that an acceptance has arrived.
+/// Sends the confirmation.
 ///
 /// # Errors
 /// The connection is broken.
@@ -123,7 +123,7 @@ pub fn write_confirmation(out: &mut impl Write) -> io::Result<()> {
 /// Waits for the confirmation.
 ///
 /// # Errors
-/// The connection is broken or given up, or something else comes (`InvalidData`).
+/// The connection is broken or was given up, or the byte is another one (`InvalidData`).
 pub fn read_confirmation(input: &mut impl Read) -> io::Result<()> {
     let mut byte = [0u8];
     input.read_exact(&mut byte)?;
@@ -132,7 +132,7 @@ pub fn read_confirmation(input: &mut impl Read) -> io::Result<()> {
     } else {
         Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{} is no confirmation", byte[0]),
+            format!("byte {} is not a confirmation", byte[0]),
         ))
     }
 }
@@ -150,10 +150,10 @@ pub fn write_answer(out: &mut impl Write, answer: Result<(), Refusal>) -> io::Re
     }])
 }
 
-/// Takes the answer in.
+/// Receives the answer to a hello.
 ///
 /// # Errors
-/// The connection is broken, or the answer is none.
+/// The connection is broken, or the byte is not an answer (`InvalidData`).
 pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
     let mut byte = [0u8];
     input.read_exact(&mut byte)?;
@@ -164,15 +164,15 @@ pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
         3 => Ok(Err(Refusal::Version)),
         other => Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("answer {other}"),
+            format!("byte {other} is not an answer"),
         )),
     }
 }
 
-/// Announces a unit's state; its parts follow in order.
+/// Announces a unit's state. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StateHeader {
-    /// Which unit.
+    /// The unit.
     pub unit: Unit,
     /// Its state.
     pub id: StateId,
@@ -180,20 +180,20 @@ pub struct StateHeader {
     pub decision: Option<Decision>,
     /// Optimizer steps applied.
     pub adam_steps: u64,
-    /// Elements that follow.
+    /// Number of elements that follow.
     pub elements: u64,
 }
 
-/// One message.
+/// One message of a connection.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
     /// A tensor of the step being run.
     Tensor(Tag, Vec<f32>),
-    /// A protocol message, encoded.
+    /// An encoded protocol message.
     Message(Vec<u8>),
-    /// A state follows, header encoded.
+    /// The encoded header of a state that follows.
     State(Vec<u8>),
-    /// A part of the announced state, which it names by unit and step.
+    /// A part of the announced state, with its unit and step.
     Part(Unit, Step, Vec<f32>),
 }
 
@@ -211,7 +211,7 @@ impl Frame {
         }
     }
 
-    /// Sends it.
+    /// Sends the frame.
     ///
     /// # Errors
     /// The connection is broken.
@@ -244,10 +244,10 @@ impl Frame {
         write_both(out, &header, payload)
     }
 
-    /// Takes one in.
+    /// Receives a frame.
     ///
     /// # Errors
-    /// The connection is broken or ended, or what comes is no frame (`InvalidData`).
+    /// The connection is broken or has ended, or the bytes are not a frame (`InvalidData`).
     pub fn read(input: &mut impl Read) -> io::Result<Frame> {
         let mut header = [0u8; 32];
         input.read_exact(&mut header)?;
@@ -265,7 +265,7 @@ impl Frame {
                 "a payload of {length} bytes; at most {most} are allowed"
             )));
         }
-        let length = usize::try_from(length).map_err(|_| invalid("a payload beyond memory".into()))?;
+        let length = usize::try_from(length).map_err(|_| invalid("no memory for the payload".into()))?;
         let tag = match kind {
             1 => Some(Tag::Activation {
                 stage: second,
@@ -301,7 +301,7 @@ impl Frame {
     }
 }
 
-/// Header and payload in one call where the system takes them whole: they would otherwise leave as two packets.
+/// Writes header and payload in one call where possible: two calls would send two packets.
 fn write_both(out: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result<()> {
     let mut written = 0;
     while written < header.len() {
@@ -320,7 +320,7 @@ fn floats(input: &mut impl Read, bytes: usize) -> io::Result<Vec<f32>> {
     if !bytes.is_multiple_of(4) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{bytes} bytes are no floats"),
+            format!("{bytes} bytes are not a whole number of floats"),
         ));
     }
     let mut values = vec![0f32; bytes / 4];

@@ -1,8 +1,8 @@
-//! The data plane over TCP: each worker listens, and dials every peer of a generation once; frames flow from dialer to acceptor.
+//! The data plane over TCP: each worker listens, and dials every peer of a generation once. Frames go from dialer to acceptor.
 //!
-//! A connection belongs to one generation and opens with a proof of its secret, so that a worker of an older generation is
-//! refused by everyone. Threads and blocking sockets: a handful of connections, and the kernel wakes exactly who waits.
-//! The traffic is authenticated but not encrypted: run it on a network of your own.
+//! A connection belongs to one generation and starts with a proof of its secret, so that all workers refuse a worker of an
+//! older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread
+//! that waits. Peers are authenticated, but traffic is not encrypted: use a private network.
 
 mod connection;
 pub mod frame;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
-/// What the mesh tells the agent.
+/// Events of connections, for the agent.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum PeerEvent {
-    /// My dial was accepted.
+    /// A peer accepted this worker's connection.
     Connected { generation: Generation, peer: WorkerId },
     /// A connection of an open generation ended; once for each peer.
     Closed { generation: Generation, peer: WorkerId },
@@ -36,20 +36,20 @@ pub enum PeerEvent {
         from: WorkerId,
         message: PeerMessage,
     },
-    /// A part of a state has come.
+    /// A part of a state has arrived.
     StateProgress {
         generation: Generation,
         from: WorkerId,
         unit: Unit,
     },
-    /// A whole state has come.
+    /// A complete state has arrived.
     State {
         generation: Generation,
         from: WorkerId,
         header: StateHeader,
         data: Vec<f32>,
     },
-    /// A peer refuses this worker for good.
+    /// A peer refuses this worker; no other try can succeed.
     Refused {
         generation: Generation,
         peer: WorkerId,
@@ -66,20 +66,20 @@ pub struct Mesh {
 struct Shared {
     me: WorkerId,
     generations: Mutex<BTreeMap<Generation, Arc<Open>>>,
-    tell: Box<dyn Fn(PeerEvent) + Send + Sync>,
-    over: AtomicBool,
+    emit: Box<dyn Fn(PeerEvent) + Send + Sync>,
+    ended: AtomicBool,
     elements_max: usize,
-    /// Connections that have not said a proper hello yet.
+    /// Connections whose hello is not complete.
     greeting: AtomicUsize,
 }
 
-/// A generation that is open here.
+/// A generation that is open on this worker.
 struct Open {
     generation: Generation,
     secret: String,
     mailbox: Mailbox,
     peers: Mutex<Peers>,
-    /// Signalled when the generation is closed, so that dials that wait for their next attempt end.
+    /// Signalled when the generation is closed: ends dials that wait for their next attempt.
     closing: Condvar,
 }
 
@@ -87,16 +87,16 @@ struct Open {
 struct Peers {
     outgoing: BTreeMap<WorkerId, Arc<Queue>>,
     dialled: BTreeSet<WorkerId>,
-    /// Whose connection was taken in: at most one each in a generation.
+    /// Peers whose connection was accepted: one for each peer and generation.
     incoming: BTreeSet<WorkerId>,
     closed: BTreeSet<WorkerId>,
-    /// Handles for shutting down, whoever else reads or writes them.
+    /// Handles to shut the connections down while other threads use them.
     sockets: Vec<TcpStream>,
-    over: bool,
+    ended: bool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under these locks is a single insertion or removal: a panic elsewhere leaves them whole.
+    // Every change under these locks is one insertion or removal: a panic elsewhere leaves the data consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -108,43 +108,43 @@ impl Open {
     fn close(&self) {
         self.mailbox.abort();
         let mut peers = locked(&self.peers);
-        peers.over = true;
+        peers.ended = true;
         for queue in peers.outgoing.values() {
             queue.close();
         }
         for socket in peers.sockets.drain(..) {
-            // Already closed by the other side is as good.
+            // An error means that the other side has closed it.
             let _ = socket.shutdown(std::net::Shutdown::Both);
         }
         self.closing.notify_all();
     }
 
-    /// Remembers a socket for [`Open::close`]; false when the generation is over already.
+    /// Stores a socket for [`Open::close`]. False: the generation has ended.
     fn keep(&self, socket: &TcpStream) -> bool {
         keep(&mut locked(&self.peers), socket)
     }
 
-    /// Takes a peer's connection in; false when the generation is over or has one of this peer already.
-    fn take_in(&self, from: WorkerId, socket: &TcpStream) -> bool {
+    /// Accepts a peer's connection. False: the generation has ended, or has a connection of this peer.
+    fn accept(&self, from: WorkerId, socket: &TcpStream) -> bool {
         let mut peers = locked(&self.peers);
         peers.incoming.insert(from) && keep(&mut peers, socket)
     }
 
-    /// Marks a peer's connection as ended; true the first time, while the generation is open and not fenced (a fence ends
-    /// the connections itself, which says nothing about the peers).
+    /// Marks a peer's connection as ended. True: for the first time, in a generation that is open and not fenced (a fence closes
+    /// connections itself, so their end says nothing about the peers).
     fn lost(&self, peer: WorkerId) -> bool {
         self.mailbox.close(peer);
         let mut peers = locked(&self.peers);
         if let Some(queue) = peers.outgoing.get(&peer) {
             queue.close();
         }
-        !peers.over && !self.mailbox.is_aborted() && peers.closed.insert(peer)
+        !peers.ended && !self.mailbox.is_aborted() && peers.closed.insert(peer)
     }
 }
 
 fn keep(peers: &mut Peers, socket: &TcpStream) -> bool {
     match socket.try_clone() {
-        Ok(clone) if !peers.over => {
+        Ok(clone) if !peers.ended => {
             peers.sockets.push(clone);
             true
         }
@@ -153,20 +153,19 @@ fn keep(peers: &mut Peers, socket: &TcpStream) -> bool {
 }
 
 impl Mesh {
-    /// Listens on `bind` (port 0 = any free one). `tell` is called from several threads and must not block for long.
+    /// Listens on `bind` (port 0 = any free one). `emit` is called from several threads and must not block for long.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn listen(
         me: WorkerId,
         bind: impl ToSocketAddrs,
-        tell: impl Fn(PeerEvent) + Send + Sync + 'static,
+        emit: impl Fn(PeerEvent) + Send + Sync + 'static,
     ) -> io::Result<Mesh> {
-        Mesh::listen_bounded(me, bind, ELEMENTS_MAX, tell)
+        Mesh::listen_bounded(me, bind, ELEMENTS_MAX, emit)
     }
 
-    /// As [`Mesh::listen`], with at most so many elements of each peer and generation waiting to be received, and one
-    /// message more.
+    /// Like [`Mesh::listen`]; `elements_max` limits what waits from each peer and generation, see [`Mailbox::bounded`].
     ///
     /// # Errors
     /// The address cannot be bound.
@@ -174,17 +173,17 @@ impl Mesh {
         me: WorkerId,
         bind: impl ToSocketAddrs,
         elements_max: usize,
-        tell: impl Fn(PeerEvent) + Send + Sync + 'static,
+        emit: impl Fn(PeerEvent) + Send + Sync + 'static,
     ) -> io::Result<Mesh> {
         let listener = TcpListener::bind(bind)?;
         let address = listener.local_addr()?;
         let generations = Mutex::default();
-        let (over, greeting) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let (ended, greeting) = (AtomicBool::new(false), AtomicUsize::new(0));
         let shared = Arc::new(Shared {
             me,
             generations,
-            tell: Box::new(tell),
-            over,
+            emit: Box::new(emit),
+            ended,
             greeting,
             elements_max,
         });
@@ -195,7 +194,7 @@ impl Mesh {
         Ok(Mesh { shared, address })
     }
 
-    /// Where this worker listens.
+    /// The address on which this worker listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -233,7 +232,7 @@ impl Mesh {
         }
     }
 
-    /// Ends a generation: closes its connections, ends its dials, refuses new ones.
+    /// Ends a generation: closes its connections, stops its dials and refuses new connections.
     pub fn close(&self, generation: Generation) {
         if let Some(open) = locked(&self.shared.generations).remove(&generation) {
             open.close();
@@ -248,7 +247,7 @@ impl Mesh {
         }))
     }
 
-    /// Sends a protocol message; dropped where there is no connection (the protocol repeats what matters).
+    /// Sends a protocol message. Without a connection it is dropped: the protocol repeats important messages.
     pub fn send_message(&self, generation: Generation, to: WorkerId, message: &PeerMessage) {
         let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
             return;
@@ -259,8 +258,8 @@ impl Mesh {
         }
     }
 
-    /// Sends a unit's state in the background, behind everything urgent and behind earlier states, in parts of 1 MiB. Dropped
-    /// where there is no connection. `header.elements` is the length of `data`.
+    /// Sends a unit's state in parts of 1 MiB, after all urgent frames and earlier states. Without a connection it is dropped.
+    /// `header.elements` is set to the length of `data`.
     pub fn send_state(&self, generation: Generation, to: WorkerId, header: StateHeader, data: Vec<f32>) {
         let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
             return;
@@ -282,11 +281,11 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::SeqCst);
+        self.shared.ended.store(true, Ordering::SeqCst);
         for open in std::mem::take(&mut *locked(&self.shared.generations)).into_values() {
             open.close();
         }
-        // Wakes the listener, which then sees that all is over.
+        // Wakes the listener, so that it ends.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(200));
     }
 }
@@ -340,7 +339,7 @@ impl Link for TcpLink {
     }
 }
 
-/// A state on its way in.
+/// A state that is being received.
 struct Incoming {
     header: StateHeader,
     data: Vec<f32>,
@@ -353,15 +352,12 @@ impl Incoming {
             .ok()
             .and_then(|n| data.try_reserve_exact(n).ok())
             .ok_or_else(|| {
-                io::Error::other(format!(
-                    "a state of {} elements is beyond memory",
-                    header.elements
-                ))
+                io::Error::other(format!("no memory for a state of {} elements", header.elements))
             })?;
         Ok(Incoming { header, data })
     }
 
-    /// Takes a part in; it must be of this state and fit.
+    /// Adds a part. It must belong to this state and fit.
     fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> io::Result<()> {
         let fits = self.data.len() as u64 + part.len() as u64 <= self.header.elements;
         if (unit, step) != (self.header.unit, self.header.id.step) || !fits {
@@ -374,7 +370,7 @@ impl Incoming {
         Ok(())
     }
 
-    fn whole(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.data.len() as u64 == self.header.elements
     }
 }

@@ -1,32 +1,32 @@
-//! Frames on their way out of one connection: urgent ones (tensors, messages) overtake the parts of state transfers. Transfers
-//! go one after another, never mixed: the receiver assembles one state at a time.
+//! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of state transfers. Transfers are
+//! sent one after another, since the receiver assembles one state at a time.
 
 use super::frame::{Frame, StateHeader};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Bytes of urgent frames that may wait; a sender that runs further ahead waits.
+/// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
-/// Transfers that may wait: more than any layout has units.
+/// Transfers that may wait: more than a model has units.
 const TRANSFERS_MAX: usize = 4096;
-/// Elements of one part of a state on its way: 1 MiB, so that urgent frames wait for a millisecond at most.
+/// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
 const PART: usize = 1 << 18;
 
-/// Why a frame was not taken.
+/// Why a frame was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum QueueError {
     /// The connection is closed.
     Closed,
-    /// The queue stayed full.
+    /// The queue was full until the deadline.
     Deadline,
 }
 
-/// One unit's state on its way out.
+/// One unit's state that is being sent.
 struct Transfer {
     header: StateHeader,
     data: Vec<f32>,
-    /// Elements gone; the header went before the first.
+    /// Elements sent so far, after the header.
     sent: usize,
 }
 
@@ -34,7 +34,7 @@ struct Transfer {
 struct State {
     urgent: VecDeque<Frame>,
     urgent_bytes: usize,
-    /// Encoded headers wait with their transfers, in order.
+    /// Transfers in order, each with its encoded header until that is sent.
     transfers: VecDeque<(Option<Vec<u8>>, Transfer)>,
     closed: bool,
 }
@@ -70,7 +70,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a tensor in, waiting while too much waits before it, until `deadline`.
+    /// Adds a tensor. Waits while the queue is full, until `deadline`.
     pub(super) fn push(&self, frame: Frame, deadline: Instant) -> Result<(), QueueError> {
         let mut state = self.lock();
         while state.urgent_bytes > BYTES_MAX && !state.closed {
@@ -93,7 +93,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Puts a protocol message in without waiting: they are small, and the protocol bounds their number.
+    /// Adds a protocol message without waiting: messages are small, and the protocol limits their number.
     pub(super) fn push_message(&self, bytes: Vec<u8>) {
         let mut state = self.lock();
         if !state.closed {
@@ -103,11 +103,11 @@ impl Queue {
         }
     }
 
-    /// Puts a whole transfer in, behind those that wait. False when there are too many.
+    /// Adds a transfer after those that wait. False: there are too many.
     pub(super) fn push_state(&self, encoded: Vec<u8>, header: StateHeader, data: Vec<f32>) -> bool {
         let mut state = self.lock();
         if state.closed {
-            // As with messages: whoever waits for it learns of the closed connection.
+            // Like a message it is dropped: the receiver learns that the connection is closed.
             return true;
         }
         if state.transfers.len() >= TRANSFERS_MAX {
@@ -144,7 +144,7 @@ impl Queue {
         }
     }
 
-    /// Nothing more goes out.
+    /// Drops all frames; nothing more is sent.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

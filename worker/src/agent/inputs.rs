@@ -1,4 +1,4 @@
-//! What the engine, the peers and the coordinator say, as inputs of the member.
+//! Turns events of the engine, the peers, the store and the coordinator into inputs of the member.
 
 use super::engine_thread::Event;
 use super::uplink::UplinkEvent;
@@ -12,12 +12,12 @@ use std::time::Duration;
 use varuna_protocol::MemberInput;
 use varuna_wire::{SegmentTimes, StepMetrics, Upward};
 
-/// Medians of the whole micro-batches' laps by segment, and how many samples those have.
+/// Median times of full micro-batches by segment, and the samples of a full micro-batch.
 fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
     let whole = laps.iter().map(|l| l.samples).max().unwrap_or(0);
-    let mut by: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
+    let mut by_segment: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
     for lap in laps.iter().filter(|l| l.samples == whole) {
-        let works = by.entry(lap.segment).or_default();
+        let works = by_segment.entry(lap.segment).or_default();
         works.entry(lap.work).or_default().push(lap.took);
     }
     let times = |(segment, mut works): (u32, BTreeMap<Work, Vec<Duration>>)| {
@@ -33,11 +33,11 @@ fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
             recompute_ms: median(Work::Recompute),
         }
     };
-    (whole, by.into_iter().map(times).collect())
+    (whole, by_segment.into_iter().map(times).collect())
 }
 
 impl Agent {
-    pub(super) fn engine_said(&mut self, event: Event) -> Result<(), AgentError> {
+    pub(super) fn on_engine_event(&mut self, event: Event) -> Result<(), AgentError> {
         let input = match event {
             Event::Loaded { unit, id } => MemberInput::Loaded { unit, id },
             Event::Prepared {
@@ -59,12 +59,12 @@ impl Agent {
                 about,
                 why,
             } => {
-                tracing::info!(%generation, why, "a step broke off");
+                tracing::info!(%generation, why, "a step failed");
                 MemberInput::StepFailed { generation, about }
             }
             Event::Stopped { prepared } => MemberInput::Stopped { prepared },
             Event::Applied { decision, took } => {
-                self.say_metrics(took);
+                self.send_metrics(took);
                 MemberInput::Applied { id: decision.id }
             }
             Event::Exported {
@@ -97,14 +97,14 @@ impl Agent {
         self.feed(input)
     }
 
-    /// Where the time of the step that was just applied went.
-    fn say_metrics(&mut self, apply: Duration) {
+    /// Sends the timings of the step that was just applied.
+    fn send_metrics(&mut self, apply: Duration) {
         let Some((generation, step, t, laps)) = self.timings.take() else {
             return;
         };
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let (micro_batch_size, segments) = medians(&laps);
-        self.say(Upward::Metrics(StepMetrics {
+        self.send(Upward::Metrics(StepMetrics {
             generation,
             step,
             step_ms: ms(t.total + apply),
@@ -120,7 +120,7 @@ impl Agent {
         }));
     }
 
-    pub(super) fn peer_said(&mut self, event: PeerEvent) -> Result<(), AgentError> {
+    pub(super) fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), AgentError> {
         let input = match event {
             PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },
             PeerEvent::Closed { generation, peer } => MemberInput::Closed { generation, peer },
@@ -169,14 +169,14 @@ impl Agent {
                 peer,
                 why,
             } => {
-                tracing::warn!(%generation, %peer, ?why, "a peer refuses this worker");
+                tracing::warn!(%generation, %peer, ?why, "a peer refuses connections from this worker");
                 return Ok(());
             }
         };
         self.feed(input)
     }
 
-    pub(super) fn store_said(&mut self, event: StoreEvent) -> Result<(), AgentError> {
+    pub(super) fn on_store_event(&mut self, event: StoreEvent) -> Result<(), AgentError> {
         let generation = self.member.generation();
         match event {
             StoreEvent::Progress(unit) => self.feed(MemberInput::FetchProgress {
@@ -209,7 +209,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn coordinator_said(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
+    pub(super) fn on_coordinator_event(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
         match event {
             UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => Err(AgentError::OtherJob {
                 before: self.job_hash.clone(),

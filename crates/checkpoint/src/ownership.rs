@@ -1,66 +1,67 @@
-//! Whose checkpoints these are: of two runs on one place the second is refused.
+//! Ownership of a location: of two runs that would write to one location, the second is refused.
 //!
-//! Ownership is an object `owner/<epoch>.json` that its owner rewrites as a sign of life. Whoever takes over creates the next
-//! epoch (create-if-absent, so one of two wins); the greatest epoch owns. Signs of life are judged by the store's own clock, so
-//! the clocks of machines may be wrong. This keeps users from a mistake; what keeps states apart is that their names differ.
+//! A lease is an object `owner/<epoch>.json` that the owner rewrites to renew it. A successor creates the next epoch (create if
+//! absent, so one of two wins); the greatest epoch owns. The age of a lease is measured by the store's own clock, so machines'
+//! clocks may be wrong. This protects users from a mistake; it is not needed for safety, since different states have
+//! different names.
 
 use crate::CheckpointError;
-use crate::place::Place;
+use crate::location::Location;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// An owner that gave no sign of life for so long has gone.
+/// A lease that was not renewed for this long has ended.
 pub const LEASE: Duration = Duration::from_secs(30);
 
 const FOLDER: &str = "owner";
-/// Rewritten to learn the store's time.
+/// An empty object that is rewritten to learn the store's time.
 const CLOCK: &str = "clock";
 
-/// Who claims a place.
+/// Who claims a location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
     /// The run, the same after a restart: a run folder, or a job of a cluster with its uid.
     pub run: String,
-    /// Identity of the machine's present boot and of its table of processes; empty where the run is not of one process.
+    /// Identity of the machine's boot and process namespace; empty if the run is not one process.
     pub machine: String,
-    /// The process there.
+    /// The process id on that machine.
     pub process: u32,
-    /// When it started, in the machine's ticks: process numbers are used again.
+    /// When the process started, in clock ticks since boot: process ids are reused.
     pub started: u64,
 }
 
-/// The right to write below a place; to be renewed.
+/// The right to write below a location. It must be renewed.
 #[derive(Clone, Debug)]
 pub struct Ownership {
-    place: Place,
+    location: Location,
     claim: Claim,
     epoch: u64,
 }
 
-/// What a sign of life found.
+/// What a renewal found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// The place is this owner's.
+    /// This owner still owns the location.
     Owner,
-    /// The same run has claimed it anew, as after a change of leader: this one keeps its hands off.
+    /// The same run has claimed it again, as after a change of leader. This owner must not write any more.
     Succeeded,
-    /// Another run, of this name, has it.
+    /// Another run owns it: its name.
     Taken(String),
 }
 
-/// The newest owner.
-struct Present {
+/// The newest lease.
+struct Lease {
     epoch: u64,
     path: Path,
-    seen: chrono::DateTime<chrono::Utc>,
+    renewed: chrono::DateTime<chrono::Utc>,
 }
 
-impl Place {
-    /// Makes a run the owner of this job's folder. `has_ended` tells of an owner's process whether it has ended for certain.
+impl Location {
+    /// Makes a run the owner of this job's folder. `has_ended`: whether the present owner's process has ended for certain.
     ///
     /// # Errors
     /// Another run owns it, or the store fails.
@@ -69,69 +70,69 @@ impl Place {
         claim: Claim,
         has_ended: impl Fn(&Claim) -> bool,
     ) -> Result<Ownership, CheckpointError> {
-        let present = self.owner().await?;
-        if let Some(present) = &present {
-            let owner = self.read_claim(&present.path).await?;
-            let mine = owner.as_ref().is_some_and(|o| o.run == claim.run);
-            // An object that nobody can read is no claim.
+        let lease = self.newest_lease().await?;
+        if let Some(lease) = &lease {
+            let owner = self.read_claim(&lease.path).await?;
+            let same_run = owner.as_ref().is_some_and(|o| o.run == claim.run);
+            // A claim that cannot be parsed does not count.
             let ended = owner.as_ref().is_none_or(&has_ended);
-            if !mine && !ended {
-                let silent = self.silence(present).await?;
-                if silent < LEASE {
+            if !same_run && !ended {
+                let age = self.lease_age(lease).await?;
+                if age < LEASE {
                     return Err(CheckpointError::Owned {
                         run: owner.map(|o| o.run).unwrap_or_default(),
-                        silent_s: silent.as_secs(),
+                        silent_s: age.as_secs(),
                         lease_s: LEASE.as_secs(),
                     });
                 }
             }
         }
         let ownership = Ownership {
-            place: self.clone(),
+            location: self.clone(),
             claim,
-            epoch: present.as_ref().map_or(1, |p| p.epoch + 1),
+            epoch: lease.as_ref().map_or(1, |p| p.epoch + 1),
         };
         let create = PutOptions::from(PutMode::Create);
         match self
             .inner
-            .put_opts(&ownership.path(), ownership.text().into(), create)
+            .put_opts(&ownership.path(), ownership.claim_json().into(), create)
             .await
         {
             Ok(_) => {}
             Err(object_store::Error::AlreadyExists { .. }) => {
                 return Err(CheckpointError::Owned {
-                    run: "one that has just begun".into(),
+                    run: "that has just started".into(),
                     silent_s: 0,
                     lease_s: LEASE.as_secs(),
                 });
             }
             Err(error) => return Err(error.into()),
         }
-        if let Some(present) = present {
-            // The greater epoch owns already: what is left behind is only litter.
-            let _ = self.inner.delete(&present.path).await;
+        if let Some(old) = lease {
+            // The greater epoch owns already. An old lease that stays does no harm.
+            let _ = self.inner.delete(&old.path).await;
         }
         Ok(ownership)
     }
 
-    fn owners(&self) -> Path {
+    fn owner_folder(&self) -> Path {
         self.root().child(FOLDER)
     }
 
-    async fn owner(&self) -> Result<Option<Present>, CheckpointError> {
-        let owners = self.owners();
-        let mut objects = self.inner.list(Some(&owners));
-        let mut newest: Option<Present> = None;
+    async fn newest_lease(&self) -> Result<Option<Lease>, CheckpointError> {
+        let folder = self.owner_folder();
+        let mut objects = self.inner.list(Some(&folder));
+        let mut newest: Option<Lease> = None;
         while let Some(object) = objects.try_next().await? {
             let epoch = object.location.filename().and_then(|n| n.strip_suffix(".json"));
             let Some(epoch) = epoch.and_then(|e| e.parse::<u64>().ok()) else {
                 continue;
             };
             if newest.as_ref().is_none_or(|n| n.epoch < epoch) {
-                newest = Some(Present {
+                newest = Some(Lease {
                     epoch,
                     path: object.location,
-                    seen: object.last_modified,
+                    renewed: object.last_modified,
                 });
             }
         }
@@ -141,56 +142,61 @@ impl Place {
     async fn read_claim(&self, path: &Path) -> Result<Option<Claim>, CheckpointError> {
         match self.inner.get(path).await {
             Ok(got) => Ok(serde_json::from_slice(&got.bytes().await?).ok()),
-            // Given up just now.
+            // Released just now.
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// How long the owner has given no sign of life, by the store's clock.
-    async fn silence(&self, present: &Present) -> Result<Duration, CheckpointError> {
-        let clock = self.owners().child(CLOCK);
+    /// How long ago the lease was renewed, by the store's clock.
+    async fn lease_age(&self, lease: &Lease) -> Result<Duration, CheckpointError> {
+        let clock = self.owner_folder().child(CLOCK);
         self.inner.put(&clock, Vec::new().into()).await?;
         let now = self.inner.head(&clock).await?.last_modified;
-        Ok((now - present.seen).to_std().unwrap_or_default())
+        Ok((now - lease.renewed).to_std().unwrap_or_default())
     }
 }
 
 impl Ownership {
     fn path(&self) -> Path {
-        self.place.owners().child(format!("{:08}.json", self.epoch))
+        self.location
+            .owner_folder()
+            .child(format!("{:08}.json", self.epoch))
     }
 
-    fn text(&self) -> Vec<u8> {
+    fn claim_json(&self) -> Vec<u8> {
         serde_json::to_vec(&self.claim).unwrap_or_default()
     }
 
-    /// Gives a sign of life, if the place is still this owner's.
+    /// Renews the lease, if this owner still owns the location.
     ///
     /// # Errors
     /// The store fails.
     pub async fn renew(&self) -> Result<Standing, CheckpointError> {
-        match self.place.owner().await? {
-            Some(present) if present.epoch > self.epoch => {
-                let owner = self.place.read_claim(&present.path).await?;
+        match self.location.newest_lease().await? {
+            Some(lease) if lease.epoch > self.epoch => {
+                let owner = self.location.read_claim(&lease.path).await?;
                 Ok(match owner {
                     Some(owner) if owner.run != self.claim.run => Standing::Taken(owner.run),
                     _ => Standing::Succeeded,
                 })
             }
             _ => {
-                self.place.inner.put(&self.path(), self.text().into()).await?;
+                self.location
+                    .inner
+                    .put(&self.path(), self.claim_json().into())
+                    .await?;
                 Ok(Standing::Owner)
             }
         }
     }
 
-    /// Gives the place up, so that the next run need not wait.
+    /// Releases the location, so that the next run need not wait.
     ///
     /// # Errors
     /// The store fails.
     pub async fn release(&self) -> Result<(), CheckpointError> {
-        match self.place.inner.delete(&self.path()).await {
+        match self.location.inner.delete(&self.path()).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }

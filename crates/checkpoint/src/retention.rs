@@ -1,6 +1,6 @@
-//! Retention: which checkpoints may go. The decision is pure; [`crate::Place::prune`] carries it out.
+//! Retention: which checkpoints may be deleted. The decision is pure; [`crate::Location::prune`] carries it out.
 
-use crate::place::Listed;
+use crate::location::Listed;
 use varuna_plan::StateId;
 
 /// What was deleted.
@@ -12,9 +12,9 @@ pub struct Pruned {
     pub orphans: Vec<StateId>,
 }
 
-/// What may go, given all that is there: complete checkpoints beyond the newest `keep`, and leftovers that are older than the
-/// newest complete one (nothing newer is needed of them; a newer one may still be on its way). What a reader refused does not
-/// count as kept, and goes when `keep` sound ones are newer. Nothing in `protected` ever goes.
+/// What may be deleted of `all`: complete checkpoints older than the newest `keep`, and leftovers older than the newest
+/// complete one (a newer leftover may still be in upload). Checkpoints marked as damaged do not count towards `keep`, and
+/// are deleted when `keep` sound ones are newer. Nothing in `protected` is ever deleted.
 #[must_use]
 pub fn prunable(all: &[Listed], keep: usize, protected: &[StateId]) -> Pruned {
     let mut sound: Vec<StateId> = all.iter().filter(|l| l.is_usable()).map(|l| l.id).collect();
@@ -24,12 +24,12 @@ pub fn prunable(all: &[Listed], keep: usize, protected: &[StateId]) -> Pruned {
         return Pruned::default();
     };
     let oldest_kept = sound.get(keep.max(1) - 1).copied();
-    let free = |id: &StateId| !protected.contains(id);
+    let unprotected = |id: &StateId| !protected.contains(id);
     let beyond = |id: &StateId| oldest_kept.is_some_and(|oldest| *id < oldest);
     let ids = |complete: bool| all.iter().filter(move |l| l.manifest == complete).map(|l| l.id);
     Pruned {
-        checkpoints: ids(true).filter(free).filter(beyond).collect(),
-        orphans: ids(false).filter(free).filter(|id| *id < newest).collect(),
+        checkpoints: ids(true).filter(unprotected).filter(beyond).collect(),
+        orphans: ids(false).filter(unprotected).filter(|id| *id < newest).collect(),
     }
 }
 
@@ -66,18 +66,18 @@ mod tests {
         ) {
             let all: Vec<Listed> = all.into_iter().map(|(s, (m, r))| listed(s, m, r)).collect();
             let protected: Vec<StateId> = protected.into_iter().map(id).collect();
-            let gone = prunable(&all, keep, &protected);
-            let gone: Vec<StateId> = gone.checkpoints.into_iter().chain(gone.orphans).collect();
+            let deleted = prunable(&all, keep, &protected);
+            let deleted: Vec<StateId> = deleted.checkpoints.into_iter().chain(deleted.orphans).collect();
             let sound: Vec<StateId> = all.iter().rev().filter(|l| l.is_usable()).map(|l| l.id).collect();
             for kept in sound.iter().take(keep).chain(&protected) {
-                prop_assert!(!gone.contains(kept));
+                prop_assert!(!deleted.contains(kept));
             }
             for old in sound.iter().skip(keep).filter(|o| !protected.contains(o)) {
-                prop_assert!(gone.contains(old));
+                prop_assert!(deleted.contains(old));
             }
-            // What is newer than the newest sound one may be on its way.
+            // Anything newer than the newest sound one may still be in upload.
             for l in all.iter().filter(|l| sound.first().is_none_or(|n| l.id > *n)) {
-                prop_assert!(!gone.contains(&l.id));
+                prop_assert!(!deleted.contains(&l.id));
             }
         }
     }

@@ -1,27 +1,27 @@
-//! Bounds the rate of uploads.
+//! Limits the rate of uploads.
 
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// Lets bytes pass at a rate. Clones do not share it: one is made for a process.
+/// A limit in bytes per second, shared by all uploads of a process. The default has no limit.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_second: Option<u64>,
     free_at: Mutex<Option<Instant>>,
 }
 
-impl Pace {
-    /// None = no bound.
+impl RateLimit {
+    /// None or 0: no limit.
     #[must_use]
-    pub fn new(bytes_per_second: Option<u64>) -> Pace {
-        Pace {
+    pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
+        RateLimit {
             bytes_per_second: bytes_per_second.filter(|rate| *rate > 0),
             free_at: Mutex::default(),
         }
     }
 
-    /// Waits until what passed before has had its time, and takes the time of these bytes.
+    /// Waits until the bytes of earlier calls have had their time at this rate, then reserves the time of these `bytes`.
     #[expect(clippy::cast_precision_loss, reason = "a duration's precision")]
     pub async fn wait(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };
@@ -39,18 +39,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bytes_pass_at_the_rate_whoever_sends_them() {
-        let pace = Pace::new(Some(1_000));
+        let limit = RateLimit::new(Some(1_000));
         let start = Instant::now();
-        tokio::join!(pace.wait(500), pace.wait(500), pace.wait(1_000));
+        tokio::join!(limit.wait(500), limit.wait(500), limit.wait(1_000));
         assert_eq!(
             start.elapsed().as_millis(),
             1_000,
             "the last may start after the first two"
         );
-        pace.wait(1).await;
+        limit.wait(1).await;
         assert_eq!(start.elapsed().as_millis(), 2_000);
-        let free = Pace::new(None);
-        free.wait(1 << 40).await;
+        let unlimited = RateLimit::new(None);
+        unlimited.wait(1 << 40).await;
         assert_eq!(start.elapsed().as_millis(), 2_000);
     }
 }

@@ -1,9 +1,9 @@
 //! A folder of checkpoints on a store.
 
 use crate::CheckpointError;
-use crate::keep::{Pruned, prunable};
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
+use crate::retention::{Pruned, prunable};
 use crate::shard::{Shard, ShardFacts};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -19,8 +19,8 @@ use std::time::Duration;
 use url::Url;
 use varuna_plan::StateId;
 
-/// A shard is read in pieces of this size, so many at once: one request would be one connection's speed, and a local file's
-/// stream comes in pieces of a few KiB.
+/// A shard is read by several ranged requests at a time: one request has the speed of one connection, and the stream of a
+/// local file has parts of a few KiB only.
 const READ_BYTES: usize = 8 << 20;
 const READS_AT_ONCE: usize = 4;
 
@@ -29,31 +29,31 @@ const READS_AT_ONCE: usize = 4;
 pub struct Listed {
     /// The state.
     pub id: StateId,
-    /// Its manifest is there: it is complete.
+    /// It has a manifest: it is complete.
     pub manifest: bool,
-    /// A reader found it damaged.
+    /// A reader has marked it as damaged.
     pub refused: bool,
     /// All files with their lengths.
     pub files: BTreeMap<String, u64>,
 }
 
 impl Listed {
-    /// Complete, and nobody found it damaged.
+    /// Complete and not marked as damaged.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.manifest && !self.refused
     }
 }
 
-/// A folder of checkpoints on a store, whatever job they are of: what can be done with them by their manifests alone.
+/// A folder of checkpoints on a store: all operations that need the manifests alone, and not the job.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct Location {
     pub(crate) inner: Arc<dyn ObjectStore>,
     root: Path,
 }
 
-/// The location as a URL; a plain path is a local folder, which is made.
-fn location(uri: &str) -> Result<Url, CheckpointError> {
+/// A URI or a path as a URL. A local folder is created.
+fn to_url(uri: &str) -> Result<Url, CheckpointError> {
     let wrong = |why: String| CheckpointError::Location {
         uri: uri.to_owned(),
         why,
@@ -62,7 +62,7 @@ fn location(uri: &str) -> Result<Url, CheckpointError> {
         Ok(url) if url.scheme() == "file" => url
             .to_file_path()
             .map_err(|()| wrong("not a path on this machine".into()))?,
-        // One letter: a drive, not a scheme.
+        // One letter is a drive, not a scheme.
         Ok(url) if url.scheme().len() > 1 => return Ok(url),
         _ => std::path::PathBuf::from(uri),
     };
@@ -71,7 +71,7 @@ fn location(uri: &str) -> Result<Url, CheckpointError> {
     Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
 }
 
-/// As `object_store::parse_url_opts`, but it gives up a request soon: whoever made it decides whether and when to try again.
+/// Like `object_store::parse_url_opts`, but requests fail soon: the callers have their own retries.
 fn build(
     url: &Url,
     settings: impl IntoIterator<Item = (String, String)>,
@@ -91,7 +91,7 @@ fn build(
                     |builder, (key, value)| {
                         match key.parse() {
                             Ok(key) => builder.with_config(key, value),
-                            // Not every variable is a store's.
+                            // Not a variable of this store.
                             Err(_) => builder,
                         }
                     },
@@ -108,46 +108,46 @@ fn build(
     Ok((inner, root))
 }
 
-impl Place {
-    /// A folder `<uri>/<job>`: a path or `file://`, `s3://bucket/prefix`, `gs://...`, `az://...`.
+impl Location {
+    /// Opens a folder: a path or `file://`, `s3://bucket/prefix`, `gs://...`, `az://...`.
     /// Credentials, endpoints and further settings come from the environment variables that the cloud's own tools use
     /// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ...), workload identity or the
     /// machine's metadata service.
     ///
     /// # Errors
     /// The location cannot be used. The store is not asked yet.
-    pub fn open(uri: &str) -> Result<Place, CheckpointError> {
-        Place::open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+    pub fn open(uri: &str) -> Result<Location, CheckpointError> {
+        Location::open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
     }
 
-    /// As [`Place::open`], with settings of the caller's in place of the environment: the names of the variables in lower case.
+    /// Like [`Location::open`], with `settings` instead of the environment: variable names in lower case, and values.
     ///
     /// # Errors
-    /// As there.
+    /// The location cannot be used.
     pub fn open_with(
         uri: &str,
         settings: impl IntoIterator<Item = (String, String)>,
-    ) -> Result<Place, CheckpointError> {
-        let url = location(uri)?;
+    ) -> Result<Location, CheckpointError> {
+        let url = to_url(uri)?;
         let wrong = |why: object_store::Error| CheckpointError::Location {
             uri: uri.to_owned(),
             why: why.to_string(),
         };
         let (inner, root) = build(&url, settings).map_err(wrong)?;
-        Ok(Place { inner, root })
+        Ok(Location { inner, root })
     }
 
-    /// A place on a given store: for tests that need one which fails.
+    /// The root of a given store, for tests.
     #[must_use]
-    pub fn over(inner: Arc<dyn ObjectStore>) -> Place {
-        Place {
+    pub fn over(inner: Arc<dyn ObjectStore>) -> Location {
+        Location {
             inner,
             root: Path::default(),
         }
     }
 
-    /// The folder of that name below this one.
-    pub(crate) fn below(mut self, name: &str) -> Place {
+    /// A folder in this one.
+    pub(crate) fn below(mut self, name: &str) -> Location {
         self.root = self.root.child(name);
         self
     }
@@ -160,7 +160,7 @@ impl Place {
         self.root.child(folder_name(id)).child(file)
     }
 
-    /// All folders of this job, complete or not, oldest state first.
+    /// All checkpoints, complete or not, oldest state first.
     ///
     /// # Errors
     /// The store fails.
@@ -168,7 +168,7 @@ impl Place {
         self.listing(&self.root).await
     }
 
-    pub(crate) async fn look(&self, id: StateId) -> Result<Option<Listed>, CheckpointError> {
+    pub(crate) async fn find(&self, id: StateId) -> Result<Option<Listed>, CheckpointError> {
         Ok(self.listing(&self.root.child(folder_name(id))).await?.pop())
     }
 
@@ -183,7 +183,7 @@ impl Place {
             let (Some(folder), Some(file), None) = (folder, file, more) else {
                 continue;
             };
-            // What is not ours is left alone.
+            // Other objects are ignored.
             let Some(id) = parse_folder(folder.as_ref()) else {
                 continue;
             };
@@ -209,7 +209,7 @@ impl Place {
         Manifest::decode(id, &text)
     }
 
-    /// Reads a unit's shard and checks length and digest. `arrived` is told of each piece that arrives.
+    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
     ///
     /// # Errors
     /// The store fails, or the shard is missing or damaged.
@@ -229,23 +229,26 @@ impl Place {
             return Err(damaged(MANIFEST, format!("it names no shard of {unit}")));
         };
         let path = self.path(id, &entry.file);
-        let there = match self.inner.head(&path).await {
+        let length = match self.inner.head(&path).await {
             Ok(meta) => meta.size,
             Err(object_store::Error::NotFound { .. }) => {
                 return Err(damaged(&entry.file, "it is missing".into()));
             }
             Err(error) => return Err(error.into()),
         };
-        if there != entry.bytes {
-            let why = format!("it has {there} bytes, the manifest says {}", entry.bytes);
+        if length != entry.bytes {
+            let why = format!("it has {length} bytes, the manifest says {}", entry.bytes);
             return Err(damaged(&entry.file, why));
         }
-        let starts = (0..there).step_by(READ_BYTES);
-        let reads = starts.map(|at| self.inner.get_range(&path, at..there.min(at + READ_BYTES as u64)));
-        let mut pieces = futures::stream::iter(reads).buffered(READS_AT_ONCE);
-        let mut file = Vec::with_capacity(usize::try_from(there).unwrap_or(0));
-        while let Some(piece) = pieces.try_next().await? {
-            file.extend_from_slice(&piece);
+        let starts = (0..length).step_by(READ_BYTES);
+        let reads = starts.map(|at| {
+            self.inner
+                .get_range(&path, at..length.min(at + READ_BYTES as u64))
+        });
+        let mut parts = futures::stream::iter(reads).buffered(READS_AT_ONCE);
+        let mut file = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
+        while let Some(part) = parts.try_next().await? {
+            file.extend_from_slice(&part);
             arrived();
         }
         if file.len() as u64 != entry.bytes {
@@ -258,13 +261,13 @@ impl Place {
         if facts.sha256() != entry.sha256 {
             return Err(damaged(
                 &entry.file,
-                "it is another one than the manifest says (digest)".into(),
+                "its digest differs from the one in the manifest".into(),
             ));
         }
         Shard::decode(id, unit, &file)
     }
 
-    /// Marks a checkpoint as damaged, so that nobody resumes from it again.
+    /// Marks a checkpoint as damaged, so that no run resumes from it.
     ///
     /// # Errors
     /// The store fails.
@@ -273,11 +276,11 @@ impl Place {
         self.create(id, REFUSED, text.into_bytes()).await
     }
 
-    /// Deletes what [`prunable`] says may go: of each the manifest first, so that what is left of an interrupted deletion is
-    /// an orphan and never a checkpoint with missing shards.
+    /// Deletes what [`prunable`] allows. The manifest is deleted first, so that an interrupted deletion leaves an orphan and never
+    /// a checkpoint with missing shards.
     ///
     /// # Errors
-    /// The store fails; what was deleted until then stays deleted.
+    /// The store fails; deletions until then are not undone.
     pub async fn prune(&self, keep: usize, protected: &[StateId]) -> Result<Pruned, CheckpointError> {
         let all = self.list().await?;
         let pruned = prunable(&all, keep, protected);
@@ -297,7 +300,7 @@ impl Place {
         Ok(pruned)
     }
 
-    /// Creates a small file; one that is there already stays.
+    /// Creates a small file. An existing one is kept.
     pub(crate) async fn create(&self, id: StateId, file: &str, text: Vec<u8>) -> Result<(), CheckpointError> {
         let options = PutOptions::from(PutMode::Create);
         let put = self
