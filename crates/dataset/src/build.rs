@@ -1,8 +1,8 @@
-//! The builder: text files to an indexed dataset, in memory that does not grow with the text.
+//! Builds an indexed dataset from text files. Memory does not grow with the text.
 
 use crate::error::DataError;
 use crate::index::{IndexBuilder, TokenType};
-use crate::sidecar::{Sidecar, beside, hex};
+use crate::sidecar::{Sidecar, with_suffix};
 use crate::text::Pieces;
 use crate::tokenizer::{Encoder, Tokenizer};
 use flate2::read::MultiGzDecoder;
@@ -14,30 +14,29 @@ use std::path::{Path, PathBuf};
 /// What to build.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Build {
-    /// Text files; `.gz` is unpacked on the way. Each is one document.
+    /// Text files; `.gz` files are decompressed. Each file is one document.
     pub inputs: Vec<PathBuf>,
-    /// Path of the dataset without `.bin` / `.idx`.
+    /// Path of the dataset, without `.bin` or `.idx`.
     pub output: PathBuf,
-    /// How text becomes tokens.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Replace a dataset that is there already.
+    /// Whether an existing dataset is replaced.
     pub overwrite: bool,
 }
 
 /// What was built.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// Bytes of text read (unpacked).
+    /// Bytes of text, after decompression.
     pub text_bytes: u64,
-    /// The description that lies beside the dataset now.
+    /// The description that was written with the dataset.
     pub sidecar: Sidecar,
 }
 
 /// Builds a dataset. The files appear under their names only when they are complete, the index last.
 ///
 /// # Errors
-/// An input cannot be read or is no text of the tokenizer, an output exists, or the disk refuses; nothing that existed is
-/// changed then.
+/// An input cannot be read or tokenized, an output exists, or a write fails. Existing files are then unchanged.
 pub fn build(request: &Build) -> Result<Summary, DataError> {
     if request.inputs.is_empty() {
         let (value, allowed) = ("none".to_owned(), "at least one text file".to_owned());
@@ -47,18 +46,18 @@ pub fn build(request: &Build) -> Result<Summary, DataError> {
             allowed,
         });
     }
-    let outputs = ["bin", "json", "idx"].map(|extension| beside(&request.output, extension));
+    let outputs = ["bin", "json", "idx"].map(|extension| with_suffix(&request.output, extension));
     if let Some(exists) = outputs.iter().find(|path| !request.overwrite && path.exists()) {
         return Err(DataError::Exists(exists.clone()));
     }
-    let partial = outputs.clone().map(|path| beside(&path, "partial"));
+    let partial = outputs.clone().map(|path| with_suffix(&path, "partial"));
     if let Some(folder) = request.output.parent() {
-        std::fs::create_dir_all(folder).map_err(DataError::io("make", folder))?;
+        std::fs::create_dir_all(folder).map_err(DataError::io("create", folder))?;
     }
     let built = write_all(request, &partial);
     if built.is_err() {
         for path in &partial {
-            // What is left of a failed build is of no use; a file that is not there needs no removal.
+            // The file may not exist yet.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -96,7 +95,7 @@ fn write_all(request: &Build, [bin, json, idx]: &[PathBuf; 3]) -> Result<Summary
         end_of_document: request.tokenizer.end_of_document(),
         tokens,
         documents,
-        sha256: hex(&writer.digest.finalize()),
+        sha256: hex::encode(writer.digest.finalize()),
     };
     let text = serde_json::to_string_pretty(&sidecar)
         .map_err(|e| DataError::malformed(json, "description", e, "a description that JSON can hold"))?;
@@ -113,7 +112,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Adds a file as one document; returns its bytes of text.
+    /// Adds a file as one document. Returns its bytes of text.
     fn document(&mut self, input: &Path, encoder: &Encoder, end: u32) -> Result<u64, DataError> {
         let file = BufReader::new(File::open(input).map_err(DataError::io("open", input))?);
         let text: Box<dyn Read> = match input.extension() {

@@ -1,15 +1,15 @@
-//! A dataset that is open for training: which tokens a sample has.
+//! An open dataset: the tokens of each sample.
 
 use crate::error::DataError;
 use crate::index::{self, Index};
 use crate::order::Permutation;
-use crate::sidecar::{Sidecar, beside, hex};
+use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What a dataset is.
+/// A summary of a dataset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
     /// Tokens.
@@ -20,14 +20,14 @@ pub struct Info {
     pub documents: u64,
     /// Bytes of a token.
     pub token_bytes: usize,
-    /// The builder's description, where there is one.
+    /// The builder's description, if there is one.
     pub sidecar: Option<Sidecar>,
 }
 
 /// Reads and checks a dataset's index, lengths and description.
 ///
 /// # Errors
-/// A file is missing, cut short, or not what it should be.
+/// A file is missing, truncated or malformed.
 pub fn info(prefix: &Path) -> Result<Info, DataError> {
     let (index, sidecar, _) = open(prefix)?;
     let Index {
@@ -47,9 +47,9 @@ pub fn info(prefix: &Path) -> Result<Info, DataError> {
 
 fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
     let (bin, idx, json) = (
-        beside(prefix, "bin"),
-        beside(prefix, "idx"),
-        beside(prefix, "json"),
+        with_suffix(prefix, "bin"),
+        with_suffix(prefix, "idx"),
+        with_suffix(prefix, "json"),
     );
     let file = File::open(&bin).map_err(DataError::io("open", &bin))?;
     let length = file.metadata().map_err(DataError::io("read", &bin))?.len();
@@ -79,7 +79,7 @@ impl TokenDataset {
     /// Opens `<prefix>.bin` and `.idx`. `validation_fraction` (0 to 0.5) of the windows, rounded up, are held out.
     ///
     /// # Errors
-    /// A file is missing, cut short, or too short for one training sample.
+    /// A file is missing, truncated, or too short for one training sample.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -93,7 +93,7 @@ impl TokenDataset {
         seed: u64,
     ) -> Result<TokenDataset, DataError> {
         let (index, sidecar, file) = open(prefix)?;
-        let path = beside(prefix, "bin");
+        let path = with_suffix(prefix, "bin");
         let length = u64::from(sequence_length.max(1));
         let windows = index.tokens.saturating_sub(1) / length;
         let held_out = (windows as f64 * validation_fraction.clamp(0.0, 0.5)).ceil() as u64;
@@ -119,7 +119,7 @@ impl TokenDataset {
         })
     }
 
-    /// Checks that a model of this vocabulary can take the dataset's tokens, where the dataset says how many there are.
+    /// Checks that all token ids are below the model's vocabulary size, if the dataset has a description.
     ///
     /// # Errors
     /// The dataset has more different tokens than the model has rows.
@@ -134,7 +134,7 @@ impl TokenDataset {
         }
     }
 
-    /// Number of different tokens, where the dataset says so.
+    /// Number of different tokens, if the dataset has a description.
     #[must_use]
     pub fn vocabulary(&self) -> Option<u32> {
         self.sidecar.as_ref().map(|s| s.vocabulary)
@@ -152,7 +152,7 @@ impl TokenDataset {
         self.held_out
     }
 
-    /// Identity of the content: the digest that the builder wrote, or of the sizes where there is none.
+    /// Identity of the content: the builder's digest of the tokens; without a description, a digest of the sizes.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         match &self.sidecar {
@@ -165,13 +165,13 @@ impl TokenDataset {
                     token_type,
                 } = self.index;
                 let parts = [tokens, sequences, documents, token_type.width() as u64];
-                hex(&Sha256::digest(parts.map(u64::to_le_bytes).concat()))
+                hex::encode(Sha256::digest(parts.map(u64::to_le_bytes).concat()))
             }
         }
     }
 
-    /// The tokens of a training sample: `tokens` takes `sequence_length + 1` ids. Any number is a sample: passes over the data
-    /// follow each other, each in an order of its own.
+    /// Reads the tokens of a training sample into `tokens`: `sequence_length + 1` ids. Every index is valid: after the last sample
+    /// the next pass over the data begins, in another order.
     ///
     /// # Errors
     /// The file cannot be read, or `tokens` is of another length.
@@ -298,7 +298,7 @@ mod tests {
             .unwrap()
             .to_string();
         assert!(small.contains("501 tokens"), "{small}");
-        let bin = beside(&prefix, "bin");
+        let bin = with_suffix(&prefix, "bin");
         let whole = std::fs::read(&bin).unwrap();
         std::fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
         let cut = info(&prefix).unwrap_err().to_string();

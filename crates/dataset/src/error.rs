@@ -1,4 +1,4 @@
-//! What can be wrong with a dataset.
+//! Errors of datasets.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 /// Why a dataset could not be built, opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The operating system refused.
-    #[error("{action} {}: {source}", path.display())]
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
     Io {
         /// What was attempted: `read`, `write`, ...
         action: &'static str,
-        /// On what.
+        /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A file exists and overwriting was not asked for.
-    #[error("write {}: it exists — a new name, or ask for overwriting", .0.display())]
+    #[error("cannot write {}: it already exists; choose another name, or --overwrite", .0.display())]
     Exists(PathBuf),
-    /// A file is not what it should be.
-    #[error("read {}: {what}: {value} — {allowed}", path.display())]
+    /// A file is malformed.
+    #[error("cannot read {}: {what}: {value} — {allowed}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -32,31 +32,31 @@ pub enum DataError {
         allowed: String,
     },
     /// The dataset has too few tokens for a sample.
-    #[error("open {}: {tokens} tokens — at least {needed} for one training sample of {sequence_length} tokens beside the held-out ones", path.display())]
+    #[error("cannot use {}: {tokens} tokens — at least {needed} for one training sample of {sequence_length} tokens and the held-out samples", path.display())]
     TooSmall {
         /// The `.bin` file.
         path: PathBuf,
-        /// What it has.
+        /// Tokens in the dataset.
         tokens: u64,
-        /// What it would need.
+        /// Tokens that are needed.
         needed: u64,
         /// Tokens in a sample.
         sequence_length: u32,
     },
     /// The model has too few rows in its embedding table.
-    #[error("open {}: vocabulary {dataset} — at most the model's vocabularySize ({model})", path.display())]
+    #[error("cannot use {}: vocabulary {dataset} — at most the model's vocabularySize ({model})", path.display())]
     Vocabulary {
         /// The dataset's sidecar.
         path: PathBuf,
         /// The dataset's vocabulary.
         dataset: u32,
-        /// The model's.
+        /// The model's vocabulary.
         model: u32,
     },
     /// An argument of a call is out of range.
     #[error("{what}: {value} — {allowed}")]
     Argument {
-        /// Which.
+        /// The name of the argument.
         what: &'static str,
         /// Its value.
         value: String,
@@ -66,7 +66,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Wraps an I/O error with what was attempted on what.
+    /// Adds the operation and the file to an I/O error.
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> DataError + 'a {
         move |source| DataError::Io {
             action,
@@ -75,7 +75,7 @@ impl DataError {
         }
     }
 
-    /// A file that is not what it should be.
+    /// A malformed file.
     pub(crate) fn malformed(
         path: &Path,
         what: &'static str,

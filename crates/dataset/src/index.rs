@@ -45,7 +45,7 @@ impl TokenType {
             TokenType::I32
         }
     }
-    /// The format's code; 2, 6 and 7 (signed bytes, floats) hold no tokens.
+    /// The code in the file. Codes 2, 6 and 7 (signed bytes, floats) are not for tokens.
     fn code(self) -> u8 {
         match self {
             TokenType::U8 => 1,
@@ -76,7 +76,7 @@ impl TokenType {
             TokenType::I64 => 8,
         }
     }
-    /// Decodes `out.len()` tokens from as many times [`TokenType::width`] bytes.
+    /// Decodes `out.len()` tokens from `out.len()` x [`TokenType::width`] bytes.
     pub(crate) fn decode(self, bytes: &[u8], out: &mut [i64]) {
         let tokens = bytes.chunks_exact(self.width());
         for (to, b) in out.iter_mut().zip(tokens) {
@@ -89,13 +89,13 @@ impl TokenType {
             };
         }
     }
-    /// Appends a token that is known to be below the vocabulary for which the type was chosen.
+    /// Appends a token. It must be below the vocabulary for which the type was chosen.
     pub(crate) fn encode(self, token: u32, out: &mut Vec<u8>) {
         out.extend_from_slice(&i64::from(token).to_le_bytes()[..self.width()]);
     }
 }
 
-/// What an index says about its dataset.
+/// Sizes of a dataset, from its index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Index {
     pub(crate) token_type: TokenType,
@@ -108,12 +108,12 @@ pub(crate) struct Index {
 #[derive(Default, Debug)]
 pub(crate) struct IndexBuilder {
     sizes: Vec<i32>,
-    /// First sequence of each document, and the number of sequences at the end of the last.
+    /// For each document, the number of sequences up to its end.
     documents: Vec<i64>,
 }
 
 impl IndexBuilder {
-    /// Notes a sequence of so many tokens.
+    /// Adds a sequence with this number of tokens.
     pub(crate) fn push_sequence(&mut self, tokens: i32) {
         self.sizes.push(tokens);
     }
@@ -161,7 +161,7 @@ pub(crate) fn read(path: &Path, bin_path: &Path, bin_len: u64) -> Result<Index, 
     };
     let (token_type, sequences, document_entries) = reader.header(len)?;
     let sizes_len = sequences * 4;
-    // Sizes and pointers are checked against each other, so the file is read at two places at once.
+    // Sizes and pointers are checked against each other, so two readers are needed.
     let mut pointers = BufReader::new(open()?);
     std::io::Seek::seek(&mut pointers, std::io::SeekFrom::Start(HEADER_LEN + sizes_len))
         .map_err(DataError::io("read", path))?;
@@ -216,7 +216,7 @@ impl<R: Read> Reader<'_, R> {
         DataError::malformed(self.path, what, value, allowed)
     }
 
-    /// Token type, number of sequences, number of document entries; with the length of the file checked.
+    /// Token type, number of sequences, number of document entries. Checks the length of the file.
     fn header(&mut self, len: u64) -> Result<(TokenType, u64, u64), DataError> {
         if len < HEADER_LEN {
             return Err(self.bad(

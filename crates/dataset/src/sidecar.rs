@@ -1,19 +1,19 @@
-//! What the builder knows and the Megatron format has no place for: `<prefix>.json`.
+//! `<prefix>.json`: what the builder knows about a dataset and the Megatron format cannot hold.
 
 use crate::error::DataError;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// The file beside a dataset's `.bin` and `.idx`. Datasets made by other tools have none.
+/// A description of a dataset, next to its `.bin` and `.idx`. Datasets made by other tools have none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sidecar {
     /// Name of the tokenizer.
     pub tokenizer: String,
-    /// Number of different tokens: all are below it.
+    /// Number of different tokens. All token ids are below it.
     pub vocabulary: u32,
-    /// Ends every document.
+    /// Token id that ends every document.
     pub end_of_document: u32,
     /// Tokens in the dataset.
     pub tokens: u64,
@@ -24,7 +24,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Reads `<prefix>.json`; none where there is no such file.
+    /// Reads `<prefix>.json`. None: there is no such file.
     pub(crate) fn read(path: &Path) -> Result<Option<Sidecar>, DataError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -37,20 +37,10 @@ impl Sidecar {
     }
 }
 
-/// `<prefix>.<extension>`; the prefix may have dots of its own.
-pub(crate) fn beside(prefix: &Path, extension: &str) -> PathBuf {
+/// `<prefix>.<extension>`. The prefix may contain dots.
+pub(crate) fn with_suffix(prefix: &Path, extension: &str) -> PathBuf {
     let mut name = prefix.as_os_str().to_owned();
     name.push(".");
     name.push(extension);
     PathBuf::from(name)
-}
-
-/// Hex digits of bytes.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes
-        .iter()
-        .flat_map(|b| [b >> 4, b & 15])
-        .map(|d| char::from(DIGITS[usize::from(d)]))
-        .collect()
 }

@@ -2,13 +2,13 @@
 
 use std::io::{self, Read};
 
-/// Bytes of a piece, about: large enough that cuts are rare, small enough to hold a few.
+/// Usual size of a piece, bytes: large enough that cuts are rare, small enough to hold a few in memory.
 const PIECE_LEN: usize = 1 << 20;
-/// A text without any good place to cut is cut anyway when it gets this long.
+/// A piece without a good position for a cut is cut at this size, bytes.
 const PIECE_LEN_MAX: usize = 16 << 20;
 
-/// Cuts a text after a line break that stands alone between two characters that are no white space: there GPT-2's
-/// tokenizer splits anyway, so the tokens of the pieces are the tokens of the text.
+/// Cuts a text after single line breaks between two characters that are not white space. GPT-2's tokenizer splits there in
+/// any case, so the tokens of the pieces are the tokens of the text.
 pub(crate) struct Pieces<R> {
     from: R,
     buffer: Vec<u8>,
@@ -31,7 +31,7 @@ impl<R: Read> Pieces<R> {
         }
     }
 
-    /// The next piece, never empty; none at the end.
+    /// The next piece, never empty. None: the end of the text.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         let (usual, max) = self.lengths;
         let mut want = usual;
@@ -73,16 +73,16 @@ impl<R: Read> Pieces<R> {
     }
 }
 
-/// The last place for a cut, counted from the start; none where there is no such place.
+/// The last good position for a cut. None: there is none.
 fn good_cut(text: &[u8]) -> Option<usize> {
-    // Bytes above 127 may be Unicode white space: not a place to cut.
-    let solid = |b: u8| b.is_ascii_graphic();
+    // Bytes above 127 may be Unicode white space, where a cut could change tokens.
+    let visible = |b: u8| b.is_ascii_graphic();
     (2..text.len())
         .rev()
-        .find(|&i| text[i - 1] == b'\n' && solid(text[i - 2]) && solid(text[i]))
+        .find(|&i| text[i - 1] == b'\n' && visible(text[i - 2]) && visible(text[i]))
 }
 
-/// Length without a UTF-8 character that is cut at the end; the whole length where the end is no UTF-8 at all.
+/// The length without an incomplete UTF-8 character at the end. If the end is not UTF-8 at all: the whole length.
 fn whole_characters(text: &[u8]) -> usize {
     let start = (text.len().saturating_sub(4)..text.len())
         .rev()

@@ -1,4 +1,4 @@
-//! From text to tokens.
+//! Tokenizers.
 
 mod published;
 
@@ -7,10 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 use tiktoken_rs::CoreBPE;
 
-/// How text becomes tokens.
+/// A tokenizer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tokenizer {
-    /// One token a byte, 0 to 255, and 256 as the end of a document: vocabulary 257. For small models and any bytes.
+    /// One token for each byte, 0 to 255, and 256 as the end of a document: vocabulary 257. For small models and any bytes.
     Byte,
     /// GPT-2's byte-pair encoding (Radford et al. 2019): vocabulary 50,257, `<|endoftext|>` = 50,256. For UTF-8 text.
     Gpt2,
@@ -30,7 +30,7 @@ impl Tokenizer {
             Tokenizer::Gpt2 => 50_256,
         }
     }
-    /// Its name, as the command line and the sidecar spell it.
+    /// Its name on the command line and in the sidecar.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,17 +38,17 @@ impl Tokenizer {
             Tokenizer::Gpt2 => "gpt2",
         }
     }
-    /// The tokenizer whose vocabulary a model of that size can have been trained with: the size itself, or for speed a little
-    /// more. None where neither of ours fits.
+    /// The tokenizer that fits a model's vocabulary size: the tokenizer's own size, or up to the next multiple of 128 (models
+    /// are padded for speed). None: no tokenizer fits.
     #[must_use]
     pub fn of_vocabulary(size: u32) -> Option<Tokenizer> {
         let padded = |t: &Tokenizer| (t.vocabulary()..=t.vocabulary().next_multiple_of(128)).contains(&size);
         [Tokenizer::Byte, Tokenizer::Gpt2].into_iter().find(padded)
     }
-    /// The files that the Hugging Face libraries read, by name, for a model that sees so many tokens.
+    /// The files that the Hugging Face libraries read: names and contents. `longest`: the model's sequence length.
     ///
     /// # Errors
-    /// GPT-2's table cannot be read.
+    /// GPT-2's embedded table cannot be read.
     pub fn published(self, longest: u32) -> Result<[(&'static str, serde_json::Value); 2], DataError> {
         let tokens: Vec<Vec<u8>> = match self.encoder()? {
             Encoder::Byte => (0..=255).map(|byte| vec![byte]).collect(),
@@ -61,7 +61,7 @@ impl Tokenizer {
             ("tokenizer_config.json", published::tokenizer_config(longest)),
         ])
     }
-    /// Makes an encoder; GPT-2's table (embedded in the binary) takes a moment to set up.
+    /// Makes an encoder. For GPT-2 this is slow: its table is built from data in the binary.
     pub(crate) fn encoder(self) -> Result<Encoder, DataError> {
         match self {
             Tokenizer::Byte => Ok(Encoder::Byte),
@@ -97,14 +97,14 @@ impl FromStr for Tokenizer {
     }
 }
 
-/// A tokenizer that is ready to work.
+/// A tokenizer with its table.
 pub(crate) enum Encoder {
     Byte,
     Gpt2(Box<CoreBPE>),
 }
 
 impl Encoder {
-    /// The tokens of a piece of text. GPT-2: fails with the offset of the first byte that is not UTF-8.
+    /// The tokens of a piece of text. GPT-2 fails at bytes that are not UTF-8; the error is the offset of the first.
     pub(crate) fn encode(&self, piece: &[u8]) -> Result<Vec<u32>, usize> {
         match self {
             Encoder::Byte => Ok(piece.iter().map(|b| u32::from(*b)).collect()),

@@ -1,4 +1,4 @@
-//! A tokenizer as the files that the Hugging Face libraries read. Pure.
+//! A tokenizer as files for the Hugging Face libraries.
 //!
 //! Both tokenizers work on bytes; the files spell each byte as one printable character (Radford et al. 2019, `bytes_to_unicode`).
 
@@ -41,7 +41,7 @@ pub(super) fn tokenizer_json(tokens: &[Vec<u8>]) -> Value {
     })
 }
 
-/// `tokenizer_config.json` for a model that sees so many tokens.
+/// `tokenizer_config.json`. `longest`: the model's sequence length.
 pub(super) fn tokenizer_config(longest: u32) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn merges_are_found_again_in_their_order() {
-        let words = ["a", "b", "c", "ab", "abc", "cab"];
-        let tokens: Vec<Vec<u8>> = words.iter().map(|w| w.as_bytes().to_vec()).collect();
+        let texts = ["a", "b", "c", "ab", "abc", "cab"];
+        let tokens: Vec<Vec<u8>> = texts.iter().map(|w| w.as_bytes().to_vec()).collect();
         let found: Vec<(&[u8], &[u8])> = vec![(b"a", b"b"), (b"ab", b"c"), (b"c", b"ab")];
         assert_eq!(merges(&tokens), found);
     }
