@@ -67,7 +67,7 @@ bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and
 	python3 bench/checkpoint.py
 
 crds: ## Write the custom resource definition from the types of core/api
-	$(CARGO) run --quiet --locked -p varuna-api --features crd --example crds > crds/varunajobs.yaml.partial
+	$(CARGO) run --quiet --locked -p varuna-api --features kubernetes --example crds > crds/varunajobs.yaml.partial
 	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
 	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
 

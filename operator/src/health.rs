@@ -1,74 +1,75 @@
-//! `/healthz`, `/readyz` and `/metrics` over plain HTTP/1.1. Answers nothing else.
+//! Whether the process is alive and ready, and `/healthz`, `/readyz` and `/metrics` over HTTP.
 
-use crate::context::lock;
 use crate::metrics::Metrics;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::{Router, routing};
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-/// A probe that takes longer is cut off.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The lease is looked at every two seconds. Without an answer for so long, this process is of no use to anyone.
+/// The lease is read every two seconds. Without an answer for this time the process is not ready.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Without even a try for so long, it hangs.
+/// Without a try for this time the process hangs.
 const STUCK: Duration = Duration::from_secs(60);
 
-/// What the process knows of its own health.
+/// The state of this process.
 #[derive(Debug)]
 pub struct Health {
     /// Everything that is measured.
     pub metrics: Arc<Metrics>,
     tried: Mutex<Instant>,
     answered: Mutex<Option<Instant>>,
-    filled: AtomicBool,
+    caches_filled: AtomicBool,
 }
 
 impl Health {
-    /// Of a process that has just started.
+    /// The state of a process that has just started.
     #[must_use]
     pub fn new(metrics: Arc<Metrics>) -> Health {
         Health {
             metrics,
             tried: Mutex::new(Instant::now()),
             answered: Mutex::new(None),
-            filled: AtomicBool::new(false),
+            caches_filled: AtomicBool::new(false),
         }
     }
 
-    /// The lease was asked for, and the API server answered or not.
-    pub fn lease(&self, answered: bool) {
-        *lock(&self.tried) = Instant::now();
+    /// The lease was read, and the API server answered or not.
+    pub fn lease_tried(&self, answered: bool) {
+        *self.tried.lock() = Instant::now();
         if answered {
-            *lock(&self.answered) = Some(Instant::now());
+            *self.answered.lock() = Some(Instant::now());
         }
     }
 
-    /// This process leads, and knows all pods and nodes.
-    pub fn filled(&self) {
-        self.filled.store(true, Ordering::Relaxed);
+    /// This process leads, and its caches of pods and nodes are filled.
+    pub fn caches_filled(&self) {
+        self.caches_filled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is alive: its own loop turns, whatever the API server does.
+    /// Whether the process is alive: it still tries to read its lease, whatever the API server does.
     ///
     /// # Errors
     /// Why not.
     pub fn alive(&self) -> Result<&'static str, String> {
-        let silent = lock(&self.tried).elapsed();
+        let silent = self.tried.lock().elapsed();
         if silent > STUCK {
-            return Err(format!("the lease was not looked at for {} s", silent.as_secs()));
+            return Err(format!("the lease was not read for {} s", silent.as_secs()));
         }
         Ok("alive")
     }
 
-    /// Whether the process looks after jobs, or could at once.
+    /// Whether the process reconciles jobs, or could as soon as it leads.
     ///
     /// # Errors
     /// Why not.
     pub fn ready(&self) -> Result<&'static str, String> {
-        match *lock(&self.answered) {
+        match *self.answered.lock() {
             None => return Err("the API server has not answered yet".into()),
             Some(at) if at.elapsed() > SILENCE => {
                 return Err(format!(
@@ -79,61 +80,58 @@ impl Health {
             Some(_) => {}
         }
         let leads = self.metrics.leader.get() == 1;
-        if leads && !self.filled.load(Ordering::Relaxed) {
+        if leads && !self.caches_filled.load(Ordering::Relaxed) {
             return Err("the caches are not filled yet".into());
         }
         Ok(if leads { "leads" } else { "waits to take over" })
     }
 }
 
-/// Serves until the process ends.
-pub async fn serve(listener: TcpListener, health: Arc<Health>) {
-    while let Ok((stream, _)) = listener.accept().await {
-        let health = Arc::clone(&health);
-        tokio::spawn(async move {
-            // A probe that went away needs no answer.
-            let _ = tokio::time::timeout(PATIENCE, answer(stream, &health)).await;
-        });
-    }
+/// Serves probes and metrics.
+///
+/// # Errors
+/// The listener is of no use any more.
+pub async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Result<()> {
+    let router = Router::new()
+        .route(
+            "/healthz",
+            routing::get(|State(health): State<Arc<Health>>| async move { probe(health.alive()) }),
+        )
+        .route(
+            "/readyz",
+            routing::get(|State(health): State<Arc<Health>>| async move { probe(health.ready()) }),
+        )
+        .route("/metrics", routing::get(metrics))
+        .with_state(health);
+    axum::serve(listener, router).await
 }
 
-async fn answer(mut stream: TcpStream, health: &Health) -> std::io::Result<()> {
-    let mut request = [0; 1024];
-    let read = stream.read(&mut request).await?;
-    let line = String::from_utf8_lossy(&request[..read]);
-    let probe = |result: Result<&'static str, String>| match result {
-        Ok(word) => ("200 OK", "text/plain", word.to_owned()),
-        Err(why) => ("503 Service Unavailable", "text/plain", why),
-    };
-    let (code, kind, body) = match line.split(' ').nth(1) {
-        Some("/healthz") => probe(health.alive()),
-        Some("/readyz") => probe(health.ready()),
-        Some("/metrics") => (
-            "200 OK",
-            "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            health.metrics.render(),
-        ),
-        _ => (
-            "404 Not Found",
-            "text/plain",
-            "/healthz, /readyz or /metrics".into(),
-        ),
-    };
-    let head = format!(
-        "HTTP/1.1 {code}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await
+fn probe(result: Result<&'static str, String>) -> Result<&'static str, (StatusCode, String)> {
+    result.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
+}
+
+async fn metrics(State(health): State<Arc<Health>>) -> impl IntoResponse {
+    let content = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, content)], health.metrics.render())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
-    async fn get(address: std::net::SocketAddr, path: &str) -> String {
+    async fn start(health: &Arc<Health>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, Arc::clone(health)));
+        address
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -143,16 +141,18 @@ mod tests {
     #[tokio::test]
     async fn probes_say_what_is_missing_and_a_scrape_gives_all_metrics() {
         let health = Arc::new(Health::new(Arc::default()));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, Arc::clone(&health)));
+        let address = start(&health).await;
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
-        assert!(get(address, "/readyz").await.contains("has not answered yet"));
-        health.lease(true);
+        let unready = get(address, "/readyz").await;
+        assert!(
+            unready.starts_with("HTTP/1.1 503") && unready.contains("has not answered yet"),
+            "{unready}"
+        );
+        health.lease_tried(true);
         assert!(get(address, "/readyz").await.ends_with("waits to take over"));
         health.metrics.leader.set(1);
         assert!(get(address, "/readyz").await.contains("caches are not filled"));
-        health.filled();
+        health.caches_filled();
         assert!(get(address, "/readyz").await.ends_with("leads"));
         let scraped = get(address, "/metrics").await;
         assert!(scraped.contains("application/openmetrics-text"), "{scraped}");
@@ -162,5 +162,21 @@ mod tests {
         );
         assert!(scraped.trim_end().ends_with("# EOF"), "{scraped}");
         assert!(get(address, "/else").await.starts_with("HTTP/1.1 404"));
+    }
+
+    /// A proxy may cut a request anywhere.
+    #[tokio::test]
+    async fn a_request_may_come_in_several_segments() {
+        let address = start(&Arc::new(Health::new(Arc::default()))).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.write_all(b"GET /hea").await.unwrap();
+        // The server has read the first part when it serves another connection that came later.
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let rest = b"lthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        stream.write_all(rest).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 }

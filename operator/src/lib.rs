@@ -1,20 +1,26 @@
-//! The operator: makes the pods of `VarunaJob`s, runs a coordinator for each, and says how they are.
+//! The operator: creates the pods of `VarunaJob`s, runs a coordinator for each job, and reports on them.
 //!
-//! observe -> decide -> apply -> publish. `decide` is pure: all that happens to a job is decided there, from what `observe` read,
-//! and carried out by `apply` and `publish`. The plan of a job is not decided here but by its coordinator.
+//! A reconciliation observes, decides, carries out, reports and publishes (`reconcile`). The plan of a job is not decided here but
+//! by its coordinator.
+//!
+//! | module | owns | side effects |
+//! |---|---|---|
+//! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
+//! | [`metrics`] | what is measured | state only |
+//! | [`backoff`] | what failed and is not tried again yet | state only |
+//! | [`runs`] | the table of coordinators; how one is started and followed | starts tasks |
+//! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
+//! | [`health`] | `/healthz`, `/readyz`, `/metrics` | serves HTTP |
+//! | [`context`], [`reconcile`], [`controller`] | what all reconciliations share; one reconciliation; what triggers it | API watches |
 
-pub mod apply;
+pub mod backoff;
+pub mod cluster;
 pub mod context;
 pub mod controller;
-pub mod credentials;
 pub mod decide;
-pub mod diary;
+pub mod error;
 pub mod health;
-pub mod lease;
 pub mod metrics;
-pub mod observe;
-pub mod publish;
 pub mod reconcile;
-pub mod record;
-pub mod run;
-pub mod setbacks;
+pub mod resource;
+pub mod runs;

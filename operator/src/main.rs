@@ -1,21 +1,21 @@
-//! `varuna-operator`: waits until it leads, then looks after all jobs until it does not.
+//! `varuna-operator`: waits for leadership, then runs the controller until it loses it.
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use kube::{Api, Client, Config};
 use std::path::PathBuf;
 use std::sync::Arc;
-use varuna_operator::context::Place;
+use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::{self, Health};
-use varuna_operator::lease::Claim;
+use varuna_operator::runs::Endpoint;
 
 /// The Varuna operator.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Look after the jobs of this namespace only; all namespaces where left out.
+    /// Reconcile the jobs of this namespace only; all namespaces where left out.
     #[arg(long, env = "VARUNA_NAMESPACE")]
     namespace: Option<String>,
     /// Image of workers whose job names none.
@@ -24,13 +24,13 @@ struct Arguments {
     /// Name of the GPU resource; empty = workers ask for no GPU.
     #[arg(long, env = "VARUNA_GPU_RESOURCE", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
-    /// Prefix of a node taint, or type of a node condition, that announces the end of a node, beside the known ones.
+    /// Prefix of a node taint, or type of a node condition, that announces the end of a node, in addition to the known ones.
     #[arg(long)]
     node_signal: Vec<String>,
     /// Address at which workers reach this process.
     #[arg(long, env = "VARUNA_POD_IP")]
     address: String,
-    /// Where coordinators listen.
+    /// Address on which coordinators listen.
     #[arg(long, default_value = "0.0.0.0")]
     bind: String,
     /// Unique name of this process among its replicas.
@@ -42,10 +42,10 @@ struct Arguments {
     /// Name of the Lease.
     #[arg(long, default_value = "varuna-operator")]
     lease_name: String,
-    /// Where coordinators keep their diaries; need not outlive the process.
+    /// Folder for the coordinators' run folders; it need not outlive the process.
     #[arg(long, default_value = "/tmp/varuna")]
     run_dir: PathBuf,
-    /// Where probes and scrapes are answered.
+    /// Address on which probes and scrapes are answered.
     #[arg(long, default_value = "0.0.0.0:8081")]
     health: String,
 }
@@ -68,14 +68,19 @@ async fn main() -> Result<()> {
     let listener = tokio::net::TcpListener::bind(&arguments.health)
         .await
         .with_context(|| format!("cannot listen on {} (--health)", arguments.health))?;
-    tokio::spawn(health::serve(listener, Arc::clone(&health)));
+    let probes = health::serve(listener, Arc::clone(&health));
+    tokio::spawn(async move {
+        if let Err(error) = probes.await {
+            tracing::error!(%error, "probes and scrapes are not answered any more");
+        }
+    });
     let leases = Api::namespaced(client.clone(), &arguments.lease_namespace);
-    let (name, me) = (arguments.lease_name.clone(), arguments.identity.clone());
-    let mut claim = Claim::new(leases, name, me, Arc::clone(&health));
+    let (name, identity) = (arguments.lease_name.clone(), arguments.identity.clone());
+    let mut candidate = Candidate::new(leases, name, identity, Arc::clone(&health));
     let stopped = stopped()?;
     tokio::pin!(stopped);
     tokio::select! {
-        () = claim.acquire() => {}
+        () = candidate.acquire() => {}
         () = &mut stopped => return Ok(()),
     }
     tracing::info!(identity = arguments.identity, "leads");
@@ -87,18 +92,18 @@ async fn main() -> Result<()> {
         gpu_resource: Some(arguments.gpu_resource).filter(|g| !g.is_empty()),
         node_signals: arguments.node_signal,
     };
-    let place = Place {
+    let endpoint = Endpoint {
         address: arguments.address,
         bind: arguments.bind,
         folder: arguments.run_dir,
     };
     tokio::select! {
         () = &mut stopped => {}
-        // The coordinators of a process that does not lead must not go on: the process ends.
-        why = claim.hold() => bail!("leadership is lost: {why}"),
-        result = controller::run(client, scope, settings, place, health) => result?,
+        // The coordinators of a process that does not lead must stop: the process ends.
+        why = candidate.hold() => bail!("leadership is lost: {why}"),
+        result = controller::run(client, scope, settings, endpoint, health) => result?,
     }
-    claim.release().await;
+    candidate.release().await;
     Ok(())
 }
 

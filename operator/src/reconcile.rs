@@ -1,183 +1,162 @@
-//! One look at one job: observe -> decide -> apply -> publish.
+//! Reconciles one job: observe -> decide -> carry out -> report -> publish.
 
-use crate::context::{Context, JobRef};
-use crate::credentials::credentials;
-use crate::decide::{Credentials, Desired, Note, Observed, Refused, decide};
-use crate::{apply, observe, publish, run};
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::ResourceExt;
+use crate::cluster::observe;
+use crate::cluster::publish::{publish, publish_event};
+use crate::context::Context;
+use crate::decide::{
+    Credentials, Decision, EventNote, Observed, ObservedJob, PodVerdict, Report, decide, report,
+};
+use crate::error::{DEADLINE, Error};
+use crate::resource::{job_ref, resource};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use kube::runtime::controller::Action;
+use kube::{Api, ResourceExt};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_api::Reason;
 
-/// A look at a job takes no longer: an API server that does not answer must not hold it for ever.
-const DEADLINE: Duration = Duration::from_secs(30);
-/// Without any event a job is looked at so often: no watch promises every event.
-const AGAIN: Duration = Duration::from_secs(300);
+/// Without any event a job is reconciled at this interval: no watch promises every event.
+const INTERVAL: Duration = Duration::from_secs(300);
+/// A failed reconciliation is repeated after this time.
+const RETRY: Duration = Duration::from_secs(10);
 
-/// Why a look at a job failed; it is tried again.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused or did not answer.
-    #[error("API server: {0}")]
-    Api(#[from] kube::Error),
-    /// Something will not be done, however often it is tried.
-    #[error("{what:?} refused: {words}")]
-    Refused {
-        /// What.
-        what: Refused,
-        /// Why, in the words of whoever refuses.
-        words: String,
-    },
-    /// It took too long.
-    #[error("no answer within {} s", DEADLINE.as_secs())]
-    Late,
-}
-
-impl Error {
-    /// The job's coordinator cannot be started.
-    pub(crate) fn coordinator(why: &dyn std::fmt::Display) -> Error {
-        Error::Refused {
-            what: Refused::Coordinator,
-            words: why.to_string(),
-        }
-    }
-
-    /// In a word, for metrics.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Error::Api(_) => "api",
-            Error::Refused { .. } => "refused",
-            Error::Late => "late",
-        }
-    }
-}
-
-/// Looks at a job.
+/// Reconciles a job within the deadline, and measures it.
 ///
 /// # Errors
 /// Something could not be carried out; all of it is tried again.
 pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
     let began = Instant::now();
-    let result = tokio::time::timeout(DEADLINE, look(&object, &context)).await;
-    let result = result.unwrap_or(Err(Error::Late));
+    let result = tokio::time::timeout(DEADLINE, reconcile_job(&object, &context)).await;
+    let result = result.unwrap_or(Err(Error::Timeout));
     let kind = result.as_ref().err().map(Error::kind);
     context.health.metrics.reconciled(began.elapsed(), kind);
     result
 }
 
-async fn look(object: &DynamicObject, context: &Arc<Context>) -> Result<Action, Error> {
-    let mut seen = observed(object, context).await?;
-    let mut desired = decide(&seen);
-    let mut fresh = None;
-    if !desired.create.is_empty() || !desired.delete.is_empty() {
-        // What was watched may be old: pods are made and deleted only on what the API server has now.
-        let Some(now) = context.jobs(&seen.job.namespace).get_opt(&seen.job.name).await? else {
-            return Ok(Action::await_change());
-        };
-        seen.job = observe::job(&now);
-        let pods = apply::pods(context, &seen.job).await?;
-        seen.pods = pods.iter().filter_map(observe::pod).collect();
-        desired = decide(&seen);
-        fresh = Some(now);
-    }
-    match carry_out(context, &seen, fresh.as_ref().unwrap_or(object), &desired).await {
-        Ok(()) => context.setbacks.went_well(&seen.job, &seen.setbacks),
-        Err(Error::Refused { what, words }) => context.setbacks.hit(&seen.job, what, &words),
+async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Action, Error> {
+    let observed = observe_cached(object, context).await?;
+    let Some((object, observed)) = confirm(object.clone(), observed, context).await? else {
+        return Ok(Action::await_change());
+    };
+    let job = &observed.job;
+    let decision = decide(&observed);
+    match carry_out(&object, &observed, &decision, context).await {
+        Ok(()) => context.backoff.succeeded(job, &observed.failures),
+        Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
         Err(error) => return Err(error),
     }
-    let setbacks = context.setbacks.seen(&seen.job);
-    if setbacks != seen.setbacks {
-        // What is said of the job includes what has just been refused.
-        seen.setbacks = setbacks;
-        desired = decide(&seen);
-    }
-    measure(context, &seen, &desired);
-    publish::publish(context, &seen.job, &desired).await?;
-    for (reason, text) in context.runs.diary(&seen.job) {
-        let note = Note {
-            warning: false,
-            once: false,
-            reason,
-            text,
-        };
-        publish::event(context, &seen.job, &note).await;
-    }
-    let again = desired.again_after.and_then(|s| u64::try_from(s).ok());
-    let again = again.map_or(AGAIN, Duration::from_secs);
-    Ok(Action::requeue(again.clamp(Duration::from_secs(1), AGAIN)))
+    let report = report(&observed, &decision, &context.backoff.failures(job));
+    measure(&observed, &decision, &report, context);
+    publish(&context.client, &context.recorder, job, &report).await?;
+    publish_sentences(job, context).await;
+    let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
+    let again = again.map_or(INTERVAL, Duration::from_secs);
+    Ok(Action::requeue(again.clamp(Duration::from_secs(1), INTERVAL)))
 }
 
-async fn carry_out(
-    context: &Arc<Context>,
-    seen: &Observed,
-    object: &DynamicObject,
-    desired: &Desired,
-) -> Result<(), Error> {
-    let spec = object.data.get("spec").cloned().unwrap_or_default();
-    run::carry_out(context, &seen.job, &spec, desired.coordinator).await?;
-    context.runs.tell(&seen.job, &desired.known);
-    apply::apply(context, &seen.job, desired).await
-}
-
-fn measure(context: &Context, seen: &Observed, desired: &Desired) {
-    let key = (seen.job.namespace.clone(), seen.job.name.clone());
-    let steps = seen.job.spec.as_ref().map_or(0, |j| j.training.steps);
-    let jobs = &context.health.metrics.jobs;
-    jobs.decided(&key, &desired.status, steps, desired.pods.clone());
-}
-
-async fn observed(object: &DynamicObject, context: &Context) -> Result<Observed, Error> {
+/// What the watches have shown.
+async fn observe_cached(object: &DynamicObject, context: &Context) -> Result<Observed, Error> {
     let job = observe::job(object);
-    let ours = |pod: &Arc<Pod>| {
+    let pods = context.pods.state();
+    let pods = pods.iter().filter(|pod| {
         pod.namespace().as_deref() == Some(&job.namespace) && observe::job_of(pod) == Some(&job.name)
-    };
-    let pods = context
-        .pods
-        .state()
-        .iter()
-        .filter(|p| ours(p))
-        .filter_map(|p| observe::pod(p))
-        .collect();
-    let nodes = context
-        .nodes
-        .state()
-        .iter()
-        .map(|n: &Arc<Node>| (n.name_any(), observe::node(n)))
-        .collect();
+    });
+    let nodes = context.nodes.state();
     Ok(Observed {
         credentials: if job.deleting {
             Credentials::default()
         } else {
-            credentials(context, &job).await?
+            context.credentials.credentials(&job).await?
         },
-        run: context.runs.seen(&job, &context.place.address),
-        setbacks: context.setbacks.seen(&job),
-        pods,
-        nodes,
-        now: jiff::Timestamp::now().as_second(),
+        run: context.runs.observed(&job),
+        failures: context.backoff.failures(&job),
+        pods: pods.filter_map(|pod| observe::pod(pod)).collect(),
+        nodes: nodes.iter().map(|n| (n.name_any(), observe::node(n))).collect(),
+        now: Timestamp::now().as_second(),
         settings: context.settings.clone(),
         job,
     })
 }
 
-/// A failed look is repeated after a while; the job says why.
-pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
-    let reference = JobRef::from_obj_with(object.as_ref(), crate::context::resource());
-    tracing::warn!(%error, job = %reference, "will be tried again");
-    if matches!(error, Error::Refused { .. }) {
-        let (job, text) = (observe::job(&object), error.to_string());
-        tokio::spawn(async move {
-            let note = Note {
-                warning: true,
-                once: true,
-                reason: "CannotRun",
-                text,
-            };
-            publish::event(&context, &job, &note).await;
-        });
+/// Caches may be old: pods are created and deleted only on what the API server has now. None where the job is gone.
+async fn confirm(
+    object: DynamicObject,
+    observed: Observed,
+    context: &Context,
+) -> Result<Option<(DynamicObject, Observed)>, Error> {
+    if !decide(&observed).changes_pods() {
+        return Ok(Some((object, observed)));
     }
-    Action::requeue(Duration::from_secs(10))
+    let jobs: Api<DynamicObject> =
+        Api::namespaced_with(context.client.clone(), &observed.job.namespace, &resource());
+    let Some(object) = jobs.get_opt(&observed.job.name).await? else {
+        return Ok(None);
+    };
+    let job = observe::job(&object);
+    let pods = context.applier.pods(&job).await?;
+    let observed = Observed {
+        job,
+        pods: pods.iter().filter_map(observe::pod).collect(),
+        ..observed
+    };
+    Ok(Some((object, observed)))
+}
+
+async fn carry_out(
+    object: &DynamicObject,
+    observed: &Observed,
+    decision: &Decision<'_>,
+    context: &Context,
+) -> Result<(), Error> {
+    let job = &observed.job;
+    let spec = object.data.get("spec").cloned().unwrap_or_default();
+    context
+        .runs
+        .carry_out(job, &spec, decision.coordinator, &observed.credentials)
+        .await?;
+    context.runs.notify(job, &decision.notices);
+    context.applier.apply(job, decision).await
+}
+
+fn measure(observed: &Observed, decision: &Decision<'_>, report: &Report, context: &Context) {
+    let job = &observed.job;
+    let mut pods: BTreeMap<_, _> = PodVerdict::LABELS.iter().map(|l| (*l, 0)).collect();
+    for judged in &decision.pods {
+        *pods.entry(judged.verdict.label()).or_default() += 1;
+    }
+    let key = (job.namespace.clone(), job.name.clone());
+    let steps = job.spec.as_ref().map_or(0, |j| j.training.steps);
+    let jobs = &context.health.metrics.jobs;
+    jobs.reconciled(&key, &report.status, steps, pods);
+}
+
+/// What the coordinator has reported since the last reconciliation.
+async fn publish_sentences(job: &ObservedJob, context: &Context) {
+    for (reason, text) in context.runs.take_sentences(job) {
+        let note = EventNote {
+            warning: false,
+            lasting: false,
+            reason,
+            text,
+        };
+        publish_event(&context.recorder, job, &note).await;
+    }
+}
+
+/// A failed reconciliation is repeated after a while, and an Event says why.
+pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
+    let job = observe::job(&object);
+    tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
+    if matches!(error, Error::Refused { .. }) {
+        let note = EventNote {
+            warning: true,
+            lasting: true,
+            reason: Reason::CannotRun,
+            text: error.to_string(),
+        };
+        tokio::spawn(async move { publish_event(&context.recorder, &job, &note).await });
+    }
+    Action::requeue(RETRY)
 }

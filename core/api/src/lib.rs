@@ -4,7 +4,8 @@
 //! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
 //! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nobody looks at the manifest after that.
 
-#[cfg(feature = "crd")]
+pub mod conditions;
+#[cfg(feature = "kubernetes")]
 pub mod crd;
 pub mod error;
 pub mod hash;
@@ -18,6 +19,7 @@ mod read;
 mod resolve;
 pub mod training;
 
+pub use conditions::{ConditionType, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::model_hash;
 pub use job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};

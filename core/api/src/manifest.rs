@@ -42,7 +42,7 @@ pub struct Metadata {
 
 /// What to train, on what, how.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Spec {
     /// The model. Required.
@@ -67,7 +67,7 @@ pub struct Spec {
 
 /// A preset, explicit sizes, or a preset with some sizes replaced.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ModelSpec {
     /// `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large` or `gpt2-1.5b` (also `gpt2-xl`).
@@ -90,7 +90,7 @@ pub struct ModelSpec {
 
 /// Where the tokens are.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DataSpec {
     /// Path of an indexed dataset without its `.bin` / `.idx`. Required.
@@ -101,7 +101,7 @@ pub struct DataSpec {
 
 /// How the model is trained.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TrainingSpec {
     /// Samples in an optimizer step, whatever the number of workers. Required.
@@ -122,7 +122,7 @@ pub struct TrainingSpec {
 
 /// `AdamW` with linear warm-up and cosine decay.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OptimizerSpec {
     /// Peak learning rate. Required.
@@ -147,7 +147,7 @@ pub struct OptimizerSpec {
 
 /// When and on how much to evaluate.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct EvaluationSpec {
     /// Before each step that is a multiple of this. Required.
@@ -158,7 +158,7 @@ pub struct EvaluationSpec {
 
 /// How the model is cut into pipelines.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PipelineSpec {
     /// `1f1b` (where left out), `gpipe`, or `interleaved`: 1F1B in which each worker has two to four stages, wherever that is
@@ -177,7 +177,7 @@ pub struct PipelineSpec {
 
 /// How the number of workers may change.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ElasticitySpec {
     /// With fewer workers training waits; `pipeline.minDepth` where left out.
@@ -188,7 +188,7 @@ pub struct ElasticitySpec {
 
 /// What each worker is given.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
     /// GPUs (and so worker processes) in a pod; 1 where left out.
@@ -197,18 +197,18 @@ pub struct WorkersSpec {
     pub image: Option<String>,
     /// Memory that a worker may use for state and activations (`300Mi`, `16Gi`, or bytes); what the device reports where
     /// left out.
-    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::crd::int_or_string"))]
+    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::int_or_string"))]
     pub device_memory: Option<Value>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
     pub threads: Option<u32>,
     /// Pod template, passed through as it is.
-    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::crd::open_object"))]
+    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::open_object"))]
     pub template: Option<Value>,
 }
 
 /// Checkpoints.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CheckpointSpec {
     /// Folder or bucket. Required.
@@ -220,13 +220,13 @@ pub struct CheckpointSpec {
     /// How many to keep; 3 where left out.
     pub keep: Option<u32>,
     /// Each worker uploads at most so much in a second (`50Mi`); without a limit where left out.
-    #[cfg_attr(feature = "crd", schemars(schema_with = "crate::crd::int_or_string"))]
+    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::int_or_string"))]
     pub upload_per_second: Option<Value>,
 }
 
 /// Notices.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DisruptionSpec {
     /// Prefixes of node taints and names of node conditions that announce the end of a node.

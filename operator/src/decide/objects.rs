@@ -1,20 +1,21 @@
 //! The objects of a job, as documents: what the operator sets, and no field more.
 
-use super::seen::{Credentials, JobSeen, RunSeen, Settings};
+use super::observed::{Credentials, ObservedJob, ObservedRun, Settings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
+use varuna_protocol::coordinator::Snapshot;
 
 /// Label with the job's name, on everything that belongs to a job.
 pub const JOB_LABEL: &str = "varuna.dev/job";
 /// Label with a pod's number.
 pub const NUMBER_LABEL: &str = "varuna.dev/pod-number";
-/// Where workers find their coordinator's Service.
+/// Port of the coordinator's Service.
 pub const PORT: u16 = 7070;
-/// A worker container's name; in a template, the container of this name is the one that is completed.
+/// Name of a worker's container; in a template, the container of this name is the one that is completed.
 const WORKER: &str = "worker";
-/// A node that does not answer is given up after so many seconds (Kubernetes' default: 300).
+/// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
 const UNREACHABLE_SECONDS: i64 = 15;
 
 /// Selects a job's pods.
@@ -29,14 +30,14 @@ pub fn coordinator_name(job: &str) -> String {
     format!("{job}-coordinator")
 }
 
-/// Keys of the Secret with a job's credentials: the token, the coordinator's certificate, its private key. The last two as in a TLS Secret.
+/// Key of the token in the Secret with a job's credentials.
 pub(crate) const TOKEN_KEY: &str = "token";
-/// See above.
+/// Key of the coordinator's certificate, as in a TLS Secret.
 pub(crate) const CERTIFICATE_KEY: &str = "tls.crt";
-/// See above.
+/// Key of the certificate's private key, as in a TLS Secret.
 pub(crate) const PRIVATE_KEY: &str = "tls.key";
 
-/// Name of the Secret with what a job's workers and its coordinator know each other by.
+/// Name of the Secret with a job's credentials.
 #[must_use]
 pub fn token_name(job: &str) -> String {
     format!("{job}-token")
@@ -54,9 +55,9 @@ pub fn pod_name(job: &str, number: i64) -> String {
     format!("{job}-w{number}")
 }
 
-/// Metadata of an object that goes when the job goes.
+/// Metadata of an object that is garbage-collected with its job.
 #[must_use]
-pub fn metadata(job: &JobSeen, name: &str) -> Value {
+pub fn metadata(job: &ObservedJob, name: &str) -> Value {
     json!({
         "name": name,
         "namespace": job.namespace,
@@ -70,7 +71,7 @@ pub fn metadata(job: &JobSeen, name: &str) -> Value {
 
 /// Token, Service, EndpointSlice and the plan for people.
 #[must_use]
-pub fn shared(job: &JobSeen, credentials: &Credentials, run: Option<&RunSeen>) -> Vec<Value> {
+pub fn job_objects(job: &ObservedJob, credentials: &Credentials, run: Option<&ObservedRun>) -> Vec<Value> {
     let secret = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
     let mut data = BTreeMap::from([(TOKEN_KEY, secret(&credentials.token))]);
     if let Some(identity) = &credentials.identity {
@@ -105,21 +106,42 @@ pub fn shared(job: &JobSeen, credentials: &Credentials, run: Option<&RunSeen>) -
         labels["endpointslice.kubernetes.io/managed-by"] = "varuna-operator".into();
         objects.push(slice);
     }
-    if run.generation > 0 {
+    if let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.generation.0 > 0) {
         objects.push(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": metadata(job, &format!("{}-plan", job.name)),
-            "data": { "generation": run.generation.to_string(), "shape": run.shape, "rank-map": run.rank_map },
+            "data": {
+                "generation": snapshot.generation.0.to_string(),
+                "shape": snapshot.plan.clone().unwrap_or_default(),
+                "rank-map": rank_map(snapshot),
+            },
         }));
     }
     objects
 }
 
+/// Which worker runs which stages: a line for each pipeline.
+fn rank_map(snapshot: &Snapshot) -> String {
+    let mut pipelines: BTreeMap<usize, Vec<(u32, String)>> = BTreeMap::new();
+    for worker in &snapshot.workers {
+        let Some(pipeline) = worker.pipeline else { continue };
+        let stages = worker.segments.iter();
+        let stages = stages.map(|s| (s.start, format!("{s} {}", worker.name)));
+        pipelines.entry(pipeline).or_default().extend(stages);
+    }
+    let lines = pipelines.into_values().map(|mut stages| {
+        stages.sort();
+        let stages: Vec<_> = stages.into_iter().map(|(_, stage)| stage).collect();
+        stages.join("; ")
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// The pod of a number: the job's template, completed.
 #[must_use]
-pub fn pod(seen: &JobSeen, job: &Job, number: i64, settings: &Settings) -> Value {
+pub fn pod(observed: &ObservedJob, job: &Job, number: i64, settings: &Settings) -> Value {
     let template = job.workers.template.clone().unwrap_or_else(|| json!({}));
-    let mut meta = metadata(seen, &pod_name(&seen.name, number));
+    let mut meta = metadata(observed, &pod_name(&observed.name, number));
     for field in ["labels", "annotations"] {
         for (key, value) in template["metadata"][field].as_object().into_iter().flatten() {
             if meta[field].get(key).is_none() {
@@ -133,9 +155,9 @@ pub fn pod(seen: &JobSeen, job: &Job, number: i64, settings: &Settings) -> Value
         .remove("containers")
         .and_then(|c| c.as_array().cloned())
         .unwrap_or_default();
-    let place = containers.iter().position(|c| c["name"] == WORKER);
-    let base = place.map_or_else(|| json!({}), |at| containers.remove(at));
-    let workers = (0..job.workers.gpus_per_pod).map(|i| worker(&seen.name, job, &base, i, settings));
+    let worker_at = containers.iter().position(|c| c["name"] == WORKER);
+    let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
+    let workers = (0..job.workers.gpus_per_pod).map(|i| worker(&observed.name, job, &base, i, settings));
     containers.splice(0..0, workers);
     spec.insert("containers".into(), containers.into());
     complete(&mut spec, job.disruption.notice_seconds);
@@ -220,10 +242,10 @@ fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) 
         field("VARUNA_WORKER_NAME", "metadata.name"),
         json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(name)) }),
         secret("VARUNA_TOKEN", TOKEN_KEY, false),
-        // Jobs of before there were certificates have none.
+        // Jobs that were created before there were certificates have none.
         secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),
     ];
-    // What the template sets stands: whoever sets one of these knows why.
+    // What the template sets takes precedence.
     let given = base["env"].as_array().cloned().unwrap_or_default();
     env.retain(|e| given.iter().all(|g| g["name"] != e["name"]));
     env.extend(given);

@@ -1,32 +1,34 @@
-//! A suspension waits for a checkpoint, so that little has to be trained again; not for ever.
+//! A suspension waits for a checkpoint, so that few steps are trained again; but not for ever.
 
-use super::say;
-use super::seen::Observed;
+use super::decision::time;
+use super::observed::Observed;
 use varuna_api::Job;
 use varuna_api::crd::Suspending;
 
-/// A suspended job waits so long for the checkpoint that it ordered.
-pub(super) const SAVING_SECONDS: i64 = 300;
+/// The longest wait for the checkpoint.
+pub(super) const WAIT_MAX_SECONDS: i64 = 300;
 
 /// Since when a suspension waits for a checkpoint, and of which step.
-pub(super) fn suspending(seen: &Observed) -> Suspending {
-    let known = seen.job.status.suspending.clone();
+pub(super) fn suspending(observed: &Observed) -> Suspending {
+    let known = observed.job.status.suspending.clone();
     known.unwrap_or_else(|| Suspending {
-        since: say::time(seen.now),
-        step: seen.run.as_ref().map_or(0, |r| r.step),
+        since: time(observed.now),
+        step: observed.run.as_ref().map_or(0, |r| r.step()),
     })
 }
 
-/// Whether the run of a suspended job goes on for a checkpoint, which it makes at the next step.
-pub(super) fn saving(seen: &Observed, job: &Job) -> bool {
-    let (Some(_), Some(run)) = (&job.checkpoint, &seen.run) else {
+/// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step.
+pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
+    let (Some(_), Some(run)) = (&job.checkpoint, &observed.run) else {
         return false;
     };
-    let Some(saved) = run.saved.as_ref().filter(|s| s.failing.is_none()) else {
+    let Some(saved) = run.checkpoints.as_ref().filter(|s| s.failing.is_none()) else {
         return false;
     };
-    let trains = run.ended.is_none() && run.mode.is_training();
-    let wait = suspending(seen);
-    let since = say::parse_time(&wait.since).unwrap_or(0);
-    trains && saved.newest.is_none_or(|newest| newest < wait.step) && seen.now - since < SAVING_SECONDS
+    let wait = suspending(observed);
+    let saved_enough = saved
+        .newest
+        .is_some_and(|n| super::observed::whole(n.0) >= wait.step);
+    let waited = observed.now - wait.since.0.as_second();
+    run.ended.is_none() && run.is_training() && !saved_enough && waited < WAIT_MAX_SECONDS
 }

@@ -1,9 +1,12 @@
 use super::*;
 use proptest::prelude::*;
+use serde_json::Value;
 use std::collections::BTreeMap;
-use varuna_api::Job;
-use varuna_api::parse_job;
-use varuna_coordinator::RunMode;
+use varuna_api::crd::{Condition, Status};
+use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
+use varuna_coordinator::{Known, Saved};
+use varuna_plan::{Generation, Step, WorkerId};
+use varuna_protocol::coordinator::{RunMode, Snapshot, WorkerView};
 
 mod checkpoints;
 
@@ -18,7 +21,7 @@ fn spec(max: u32, extra: &str) -> Job {
 
 fn observed(max: u32) -> Observed {
     Observed {
-        job: JobSeen {
+        job: ObservedJob {
             name: "j".into(),
             namespace: "n".into(),
             uid: "u".into(),
@@ -30,13 +33,13 @@ fn observed(max: u32) -> Observed {
         pods: vec![],
         nodes: BTreeMap::from([(
             "good".to_owned(),
-            NodeSeen {
+            ObservedNode {
                 ready: true,
-                ..NodeSeen::default()
+                ..ObservedNode::default()
             },
         )]),
         run: None,
-        setbacks: vec![],
+        failures: vec![],
         credentials: Credentials {
             token: "t".into(),
             identity: None,
@@ -50,12 +53,12 @@ fn observed(max: u32) -> Observed {
     }
 }
 
-fn pod(number: i64, phase: Phase) -> PodSeen {
-    PodSeen {
+fn pod(number: i64, phase: PodPhase) -> ObservedPod {
+    ObservedPod {
         name: objects::pod_name("j", number),
         number,
         phase,
-        node: (phase != Phase::Pending).then(|| "good".to_owned()),
+        node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
         deleting: false,
         disrupted: None,
         unschedulable: None,
@@ -64,42 +67,108 @@ fn pod(number: i64, phase: Phase) -> PodSeen {
     }
 }
 
-fn ended(number: i64, code: i32, reason: &str, ago: i64) -> PodSeen {
-    let end = Ended {
+fn ended(number: i64, code: i32, reason: &str, ago: i64) -> ObservedPod {
+    let end = ContainerEnd {
         at: NOW - ago,
         code,
         reason: reason.into(),
-        words: "last words".into(),
+        message: "last words".into(),
     };
     let phase = if code == 0 {
-        Phase::Succeeded
+        PodPhase::Succeeded
     } else {
-        Phase::Failed
+        PodPhase::Failed
     };
-    PodSeen {
+    ObservedPod {
         ended: Some(end),
         ..pod(number, phase)
     }
 }
 
-fn training(step: i64) -> RunSeen {
-    RunSeen {
-        mode: RunMode::Training,
-        step,
-        generation: 1,
-        shape: "P2xD1".into(),
+fn training(step: u64) -> ObservedRun {
+    run(RunMode::Training, 1, step)
+}
+
+fn run(mode: RunMode, generation: u64, step: u64) -> ObservedRun {
+    let snapshot = Snapshot {
+        mode,
+        term: 1,
+        generation: Generation(generation),
+        next: None,
+        step: Step(step),
+        last_step: Step(10),
+        plan: Some("P2xD1".into()),
+        predicted_ms: None,
+        observed_ms: None,
         members: 2,
-        attached: 2,
-        ..RunSeen::default()
+        min_workers: 1,
+        max_workers: None,
+        workers: vec![worker("a", true), worker("b", true)],
+    };
+    ObservedRun {
+        snapshot: Some(snapshot),
+        ..ObservedRun::default()
+    }
+}
+
+fn worker(name: &str, up: bool) -> WorkerView {
+    WorkerView {
+        id: WorkerId(1),
+        name: name.into(),
+        node: "good".into(),
+        up,
+        phase: None,
+        generation: Generation(1),
+        step: Step(1),
+        draining: false,
+        speed: 1.0,
+        segments: vec![],
+        pipeline: None,
+    }
+}
+
+/// A run with these workers attached and those detached.
+fn with_workers(mut run: ObservedRun, up: &[&str], down: &[&str]) -> ObservedRun {
+    let up = up.iter().map(|name| worker(name, true));
+    let workers = up.chain(down.iter().map(|name| worker(name, false)));
+    run.snapshot.as_mut().unwrap().workers = workers.collect();
+    run
+}
+
+/// A decision that could be carried out, and the report on it.
+#[derive(Debug)]
+struct Decided {
+    objects: Vec<Value>,
+    create: Vec<Value>,
+    delete: Vec<PodDeletion>,
+    coordinator: CoordinatorGoal,
+    notices: Vec<Known>,
+    status: Status,
+    events: Vec<EventNote>,
+    reconcile_in: Option<i64>,
+}
+
+fn decide(observed: &Observed) -> Decided {
+    let decision = super::decide(observed);
+    let report = report(observed, &decision, &observed.failures);
+    Decided {
+        objects: decision.objects,
+        create: decision.create,
+        delete: decision.delete,
+        coordinator: decision.coordinator,
+        notices: decision.notices,
+        status: report.status,
+        events: report.events,
+        reconcile_in: report.reconcile_in,
     }
 }
 
 /// What the cluster is once a decision was carried out.
-fn carried_out(seen: &Observed, desired: &Desired) -> Observed {
-    let mut next = seen.clone();
+fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
+    let mut next = observed.clone();
     next.pods.retain_mut(|p| {
         let delete = desired.delete.iter().any(|d| d.name == p.name);
-        let over = matches!(p.phase, Phase::Failed | Phase::Succeeded);
+        let over = matches!(p.phase, PodPhase::Failed | PodPhase::Succeeded);
         p.deleting |= delete;
         !(delete && over)
     });
@@ -109,13 +178,13 @@ fn carried_out(seen: &Observed, desired: &Desired) -> Observed {
             .unwrap()
             .parse()
             .unwrap();
-        next.pods.push(pod(number, Phase::Pending));
+        next.pods.push(pod(number, PodPhase::Pending));
     }
     next.job.status = desired.status.clone();
     next
 }
 
-fn names(desired: &Desired) -> Vec<String> {
+fn names(desired: &Decided) -> Vec<String> {
     desired
         .create
         .iter()
@@ -123,12 +192,12 @@ fn names(desired: &Desired) -> Vec<String> {
         .collect()
 }
 
-fn deleted(desired: &Desired) -> Vec<&str> {
+fn deleted(desired: &Decided) -> Vec<&str> {
     desired.delete.iter().map(|d| d.name.as_str()).collect()
 }
 
-fn condition<'a>(desired: &'a Desired, kind: &str) -> &'a varuna_api::crd::Condition {
-    desired.status.conditions.iter().find(|c| c.kind == kind).unwrap()
+fn condition(desired: &Decided, kind: ConditionType) -> &Condition {
+    desired.status.condition(kind).unwrap()
 }
 
 #[test]
@@ -141,7 +210,7 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
         .map(|o| o["kind"].as_str().unwrap())
         .collect();
     assert_eq!(kinds, ["Secret", "Service"]);
-    assert_eq!(desired.coordinator, Wish::Run);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     let pod = &desired.create[0];
     assert_eq!(pod["spec"]["restartPolicy"], "Never");
     assert_eq!(pod["metadata"]["ownerReferences"][0]["uid"], "u");
@@ -149,15 +218,15 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
         "1"
     );
-    assert_eq!(condition(&desired, "Accepted").status, "True");
+    assert_eq!(condition(&desired, ConditionType::Accepted).status, "True");
     assert_eq!(desired.status.observed_generation, Some(1));
 }
 
 #[test]
 fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
-    let mut seen = observed(5);
-    seen.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
-    let desired = decide(&seen);
+    let mut observed = observed(5);
+    observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
+    let desired = decide(&observed);
     assert_eq!(desired.create.len(), 2, "5 workers allowed: 2 pods of 2");
     let containers = desired.create[0]["spec"]["containers"].as_array().unwrap();
     assert_eq!(containers.len(), 2);
@@ -165,12 +234,12 @@ fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
 
 #[test]
 fn the_template_is_completed_and_its_own_fields_stand() {
-    let mut seen = observed(1);
-    seen.job.spec = Ok(spec(
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(
         1,
         "  workers:\n    template:\n      metadata: {labels: {team: a, varuna.dev/job: other}}\n      spec:\n        futureField: {x: 1}\n        containers:\n        - {name: sidecar, image: s}\n        - {name: worker, resources: {limits: {cpu: 2}}, env: [{name: VARUNA_NODE, value: rack1}]}\n",
     ));
-    let pod = &decide(&seen).create[0];
+    let pod = &decide(&observed).create[0];
     assert_eq!(pod["spec"]["futureField"]["x"], 1);
     assert_eq!(pod["metadata"]["labels"]["team"], "a");
     assert_eq!(pod["metadata"]["labels"]["varuna.dev/job"], "j");
@@ -186,10 +255,10 @@ fn the_template_is_completed_and_its_own_fields_stand() {
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn pods_are_judged_by_what_the_api_shows_of_them() {
     let mut nodes = observed(1).nodes;
-    nodes.insert("dead".into(), NodeSeen::default());
+    nodes.insert("dead".into(), ObservedNode::default());
     nodes.insert(
         "spot".into(),
-        NodeSeen {
+        ObservedNode {
             ready: true,
             taints: vec!["karpenter.sh/disrupted".into()],
             conditions: vec![],
@@ -197,7 +266,7 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
     );
     nodes.insert(
         "azure".into(),
-        NodeSeen {
+        ObservedNode {
             ready: true,
             taints: vec![],
             conditions: vec!["VMEventScheduled".into()],
@@ -205,40 +274,40 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
     );
     nodes.insert(
         "cordoned".into(),
-        NodeSeen {
+        ObservedNode {
             ready: true,
             taints: vec!["node.kubernetes.io/unschedulable".into()],
             conditions: vec![],
         },
     );
-    let on = |node: &str| PodSeen {
+    let on = |node: &str| ObservedPod {
         node: Some(node.into()),
-        ..pod(1, Phase::Running)
+        ..pod(1, PodPhase::Running)
     };
-    let waiting = |reason: &str| PodSeen {
+    let waiting = |reason: &str| ObservedPod {
         waiting: Some((reason.into(), "m".into())),
-        ..pod(1, Phase::Pending)
+        ..pod(1, PodPhase::Pending)
     };
-    let by = |reason: &str, pod: PodSeen| PodSeen {
+    let by = |reason: &str, pod: ObservedPod| ObservedPod {
         disrupted: Some(reason.into()),
         ..pod
     };
     let cases = [
-        (pod(1, Phase::Running), "Running"),
-        (pod(1, Phase::Pending), "Pending"),
-        (on("dead"), "Lost"),
-        (on("gone"), "Lost"),
-        (on("spot"), "Doomed"),
-        (on("azure"), "Doomed"),
+        (pod(1, PodPhase::Running), "Running"),
+        (pod(1, PodPhase::Pending), "Pending"),
+        (on("dead"), "NodeLost"),
+        (on("gone"), "NodeLost"),
+        (on("spot"), "NodeLeaving"),
+        (on("azure"), "NodeLeaving"),
         (on("cordoned"), "Running"),
         (
-            PodSeen {
+            ObservedPod {
                 deleting: true,
                 ..on("dead")
             },
-            "Leaving",
+            "Terminating",
         ),
-        (waiting("ImagePullBackOff"), "Broken"),
+        (waiting("ImagePullBackOff"), "CannotStart"),
         (waiting("ContainerCreating"), "Pending"),
         (ended(1, 0, "Completed", 1), "Released"),
         (ended(1, 1, "Error", 1), "Crashed"),
@@ -250,51 +319,49 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
             "Preempted",
         ),
         (by("Evicted", ended(1, 1, "Error", 1)), "Preempted"),
-        (by("TerminationByKubelet", pod(1, Phase::Failed)), "Preempted"),
+        (by("TerminationByKubelet", pod(1, PodPhase::Failed)), "Preempted"),
     ];
     let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
     for (pod, want) in cases {
-        let verdict = format!("{:?}", judge(&pod, &nodes, &signals, Some(&training(3))));
+        let verdict = format!("{:?}", judge_pod(&pod, &nodes, &signals, Some(&training(3))));
         assert!(verdict.starts_with(want), "{pod:?}: {verdict}");
     }
 }
 
 #[test]
 fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
-    let nodes = BTreeMap::from([("dead".to_owned(), NodeSeen::default())]);
-    let pod = PodSeen {
+    let nodes = BTreeMap::from([("dead".to_owned(), ObservedNode::default())]);
+    let pod = ObservedPod {
         node: Some("dead".into()),
-        ..pod(1, Phase::Running)
+        ..pod(1, PodPhase::Running)
     };
-    let verdict = |run: Option<&RunSeen>| judge(&pod, &nodes, &[], run);
+    let verdict = |run: Option<&ObservedRun>| judge_pod(&pod, &nodes, &[], run);
+    let settling = run(RunMode::Settling, 1, 3);
     let mut run = training(3);
-    assert!(matches!(verdict(Some(&run)), Verdict::Lost(_)));
-    run.up.insert("j-w1".into());
-    assert_eq!(verdict(Some(&run)), Verdict::Running);
+    assert!(matches!(verdict(Some(&run)), PodVerdict::NodeLost(_)));
+    run = with_workers(run, &["j-w1"], &[]);
+    assert_eq!(verdict(Some(&run)), PodVerdict::Running);
     // Whoever has just taken over has heard of nobody yet.
-    run.up.clear();
-    run.mode = RunMode::Settling;
-    assert_eq!(verdict(Some(&run)), Verdict::Running);
-    assert_eq!(verdict(None), Verdict::Running);
+    run = with_workers(settling, &[], &[]);
+    assert_eq!(verdict(Some(&run)), PodVerdict::Running);
+    assert_eq!(verdict(None), PodVerdict::Running);
 }
 
 #[test]
 fn the_coordinator_hears_of_pods_that_go_and_of_ends_that_are_certain() {
-    let mut seen = observed(4);
-    let mut run = training(3);
-    run.up = ["j-w5", "j-w6"].map(str::to_owned).into();
-    run.down = ["j-w1", "j-w2", "j-w3", "j-w4"].map(str::to_owned).into();
-    seen.run = Some(run);
-    let leaving = |number| PodSeen {
+    let mut observed = observed(4);
+    let detached = ["j-w1", "j-w2", "j-w3", "j-w4"];
+    observed.run = Some(with_workers(training(3), &["j-w5", "j-w6"], &detached));
+    let leaving = |number| ObservedPod {
         deleting: true,
-        ..pod(number, Phase::Running)
+        ..pod(number, PodPhase::Running)
     };
-    seen.pods = vec![
+    observed.pods = vec![
         leaving(1),
         ended(2, 137, "Error", 1),
-        pod(3, Phase::Running),
+        pod(3, PodPhase::Running),
         leaving(5),
-        pod(6, Phase::Running),
+        pod(6, PodPhase::Running),
     ];
     let want = [
         Known::Leaving("j-w5".into()),
@@ -302,7 +369,7 @@ fn the_coordinator_hears_of_pods_that_go_and_of_ends_that_are_certain() {
         Known::Ended("j-w4".into()),
     ];
     assert_eq!(
-        decide(&seen).known,
+        decide(&observed).notices,
         want,
         "one leaves, one has ended, one has no pod any more"
     );
@@ -310,112 +377,118 @@ fn the_coordinator_hears_of_pods_that_go_and_of_ends_that_are_certain() {
 
 #[test]
 fn a_lost_pod_is_replaced_at_once_under_another_name() {
-    let mut seen = observed(2);
-    seen.pods = vec![
-        pod(1, Phase::Running),
-        PodSeen {
+    let mut observed = observed(2);
+    observed.pods = vec![
+        pod(1, PodPhase::Running),
+        ObservedPod {
             node: Some("gone".into()),
-            ..pod(2, Phase::Running)
+            ..pod(2, PodPhase::Running)
         },
     ];
-    let desired = decide(&seen);
+    let desired = decide(&observed);
     assert_eq!(
         (names(&desired), deleted(&desired)),
         (vec!["j-w3".into()], vec!["j-w2"])
     );
-    assert!(desired.notes.iter().any(|n| n.reason == "WorkerLost"));
+    assert!(desired.events.iter().any(|n| n.reason == Reason::WorkerLost));
     // It stays Terminating for as long as its node is away, and blocks nothing.
-    let next = decide(&carried_out(&seen, &desired));
+    let next = decide(&carried_out(&observed, &desired));
     assert!(next.create.is_empty() && next.delete.is_empty(), "{next:?}");
 }
 
 #[test]
 fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
-    let mut seen = observed(1);
-    let spot = NodeSeen {
+    let mut observed = observed(1);
+    let spot = ObservedNode {
         ready: true,
         taints: vec!["my.cloud/spot-warning".into()],
         conditions: vec![],
     };
-    seen.nodes.insert("spot".into(), spot);
-    seen.pods = vec![PodSeen {
+    observed.nodes.insert("spot".into(), spot);
+    observed.pods = vec![ObservedPod {
         node: Some("spot".into()),
-        ..pod(1, Phase::Running)
+        ..pod(1, PodPhase::Running)
     }];
-    assert!(decide(&seen).delete.is_empty(), "not a signal of this job");
-    seen.job.spec = Ok(spec(1, "  disruption: {nodeSignals: [my.cloud/]}\n"));
-    let desired = decide(&seen);
+    assert!(decide(&observed).delete.is_empty(), "not a signal of this job");
+    observed.job.spec = Ok(spec(1, "  disruption: {nodeSignals: [my.cloud/]}\n"));
+    let desired = decide(&observed);
     assert_eq!(
         (names(&desired), deleted(&desired)),
         (vec!["j-w2".into()], vec!["j-w1"])
     );
-    assert!(desired.notes.iter().any(|n| n.reason == "WorkerNoticed"));
+    assert!(desired.events.iter().any(|n| n.reason == Reason::WorkerNoticed));
 }
 
 #[test]
 fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
-    let mut seen = observed(1);
-    seen.pods = vec![PodSeen {
+    let mut observed = observed(1);
+    observed.pods = vec![ObservedPod {
         disrupted: Some("PreemptionByScheduler".into()),
         ..ended(1, 143, "Error", 0)
     }];
-    assert_eq!(names(&decide(&seen)), ["j-w2"]);
-    seen.pods = vec![
+    assert_eq!(names(&decide(&observed)), ["j-w2"]);
+    observed.pods = vec![
         ended(1, 1, "Error", 3),
         ended(2, 1, "Error", 2),
         ended(3, 1, "Error", 0),
     ];
-    let desired = decide(&seen);
+    let desired = decide(&observed);
     assert!(desired.create.is_empty());
     assert_eq!(
-        desired.again_after,
+        desired.reconcile_in,
         Some(4),
         "the third in ten minutes waits four seconds"
     );
-    seen.now += 4;
-    assert_eq!(names(&decide(&seen)), ["j-w4"]);
-    assert_eq!(condition(&desired, "Degraded").reason, "WorkersCrash");
+    observed.now += 4;
+    assert_eq!(names(&decide(&observed)), ["j-w4"]);
+    assert_eq!(
+        condition(&desired, ConditionType::Degraded).reason,
+        "WorkersCrash"
+    );
 }
 
 #[test]
 fn the_diary_tells_of_a_pod_that_is_taken_away_and_not_of_one_that_is_let_go() {
-    let mut seen = observed(1);
-    let leaving = PodSeen {
+    let mut observed = observed(1);
+    let leaving = ObservedPod {
         deleting: true,
         node: Some("n1".into()),
-        ..pod(1, Phase::Running)
+        ..pod(1, PodPhase::Running)
     };
-    seen.pods = vec![leaving.clone()];
-    let told = |seen: &Observed| {
-        let notes = decide(seen).notes;
-        notes.into_iter().find(|n| n.reason == "WorkerPreempted")
+    observed.pods = vec![leaving.clone()];
+    let told = |observed: &Observed| {
+        let events = decide(observed).events;
+        events.into_iter().find(|n| n.reason == Reason::WorkerPreempted)
     };
-    assert_eq!(told(&seen), None);
-    seen.pods = vec![PodSeen {
+    assert_eq!(told(&observed), None);
+    observed.pods = vec![ObservedPod {
         disrupted: Some("EvictionByEvictionAPI".into()),
         ..leaving
     }];
-    let note = told(&seen).unwrap();
-    assert!(note.once && note.warning, "{note:?}");
+    let note = told(&observed).unwrap();
+    assert!(note.lasting && note.warning, "{note:?}");
     assert_eq!(note.text, "pod j-w1 on n1 is taken away (EvictionByEvictionAPI)");
 }
 
 #[test]
 fn what_is_refused_is_left_alone_for_a_while_and_told() {
-    let setback = |what, again_in| Setback {
-        what,
-        words: "exceeded quota: q".into(),
-        again_in,
+    let failure = |part, retry_in| Failure {
+        part,
+        message: "exceeded quota: q".into(),
+        retry_in,
     };
-    let mut seen = observed(4);
-    seen.run = Some(training(5));
-    seen.pods = vec![pod(1, Phase::Running)];
-    seen.setbacks = vec![setback(Refused::Pods, 7)];
-    let desired = decide(&seen);
+    let mut observed = observed(4);
+    observed.run = Some(training(5));
+    observed.pods = vec![pod(1, PodPhase::Running)];
+    observed.failures = vec![failure(JobPart::Pods, 7)];
+    let desired = decide(&observed);
     assert_eq!(names(&desired), Vec::<String>::new());
-    assert_eq!((desired.coordinator, desired.again_after), (Wish::Run, Some(7)));
+    assert_eq!(
+        (desired.coordinator, desired.reconcile_in),
+        (CoordinatorGoal::Run, Some(7))
+    );
     assert_eq!(desired.status.newest_pod, 1, "no number is used up");
-    let degraded = condition(&desired, "Degraded");
+    let degraded = condition(&desired, ConditionType::Degraded);
     assert_eq!(
         (degraded.status.as_str(), degraded.reason.as_str()),
         ("True", "PodsRefused")
@@ -424,45 +497,48 @@ fn what_is_refused_is_left_alone_for_a_while_and_told() {
         degraded.message.contains("exceeded quota: q; raise the quota"),
         "{degraded:?}"
     );
-    assert_eq!(condition(&desired, "Training").status, "True");
-    seen.setbacks = vec![setback(Refused::Pods, 0)];
-    assert_eq!(names(&decide(&seen)).len(), 3, "its time has come");
-    seen.setbacks = vec![setback(Refused::Coordinator, 7)];
-    let desired = decide(&seen);
-    assert_eq!((desired.coordinator, desired.create.len()), (Wish::Gone, 0));
-    seen.setbacks = vec![setback(Refused::Objects, 7)];
-    assert_eq!(decide(&seen).objects.len(), 0);
+    assert_eq!(condition(&desired, ConditionType::Training).status, "True");
+    observed.failures = vec![failure(JobPart::Pods, 0)];
+    assert_eq!(names(&decide(&observed)).len(), 3, "its time has come");
+    observed.failures = vec![failure(JobPart::Coordinator, 7)];
+    let desired = decide(&observed);
+    assert_eq!(
+        (desired.coordinator, desired.create.len()),
+        (CoordinatorGoal::Absent, 0)
+    );
+    observed.failures = vec![failure(JobPart::Objects, 7)];
+    assert_eq!(decide(&observed).objects.len(), 0);
 }
 
 #[test]
 fn crashes_hold_back_their_own_places_only() {
-    let mut seen = observed(4);
-    seen.pods = vec![ended(1, 1, "Error", 0)];
-    assert_eq!(names(&decide(&seen)), ["j-w2", "j-w3", "j-w4"]);
+    let mut observed = observed(4);
+    observed.pods = vec![ended(1, 1, "Error", 0)];
+    assert_eq!(names(&decide(&observed)), ["j-w2", "j-w3", "j-w4"]);
 }
 
 #[test]
 fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_tried_again_when_changed() {
-    let mut seen = observed(1);
-    seen.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
-    let desired = decide(&seen);
-    let failed = condition(&desired, "Failed");
+    let mut observed = observed(1);
+    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    let desired = decide(&observed);
+    let failed = condition(&desired, ConditionType::Failed);
     assert_eq!(failed.status, "True");
     assert!(
         failed.message.contains("last words") && failed.message.contains("exit code 1"),
         "{failed:?}"
     );
-    assert!(desired.create.is_empty() && desired.status.phase.as_deref() == Some("Failed"));
-    let mut next = carried_out(&seen, &desired);
+    assert!(desired.create.is_empty() && desired.status.phase == Some(JobPhase::Failed));
+    let mut next = carried_out(&observed, &desired);
     next.now += 1000;
     assert!(decide(&next).create.is_empty(), "it stays failed");
     next.job.generation = 2;
     let again = decide(&next);
     assert_eq!(names(&again), ["j-w7"]);
-    assert_eq!(condition(&again, "Failed").status, "False");
+    assert_eq!(condition(&again, ConditionType::Failed).status, "False");
     let after = decide(&carried_out(&next, &again));
     assert_eq!(
-        condition(&after, "Failed").status,
+        condition(&after, ConditionType::Failed).status,
         "False",
         "what crashed before counts no more"
     );
@@ -470,24 +546,24 @@ fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_t
 
 #[test]
 fn crashes_with_steps_between_them_do_not_fail_the_job() {
-    let mut seen = observed(2);
-    seen.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
-    seen.pods.push(pod(7, Phase::Running));
-    seen.run = Some(training(5));
-    let desired = decide(&seen);
-    assert_eq!(condition(&desired, "Failed").status, "False");
+    let mut observed = observed(2);
+    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    observed.pods.push(pod(7, PodPhase::Running));
+    observed.run = Some(training(5));
+    let desired = decide(&observed);
+    assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
     assert_eq!(desired.status.step, Some(5));
 }
 
 #[test]
 fn an_image_that_cannot_be_pulled_is_named() {
-    let mut seen = observed(1);
-    seen.pods = vec![PodSeen {
+    let mut observed = observed(1);
+    observed.pods = vec![ObservedPod {
         waiting: Some(("ImagePullBackOff".into(), "no such image: x".into())),
-        ..pod(1, Phase::Pending)
+        ..pod(1, PodPhase::Pending)
     }];
-    let desired = decide(&seen);
-    let degraded = condition(&desired, "Degraded");
+    let desired = decide(&observed);
+    let degraded = condition(&desired, ConditionType::Degraded);
     assert!(
         degraded.status == "True" && degraded.message.contains("no such image: x"),
         "{degraded:?}"
@@ -498,104 +574,110 @@ fn an_image_that_cannot_be_pulled_is_named() {
 
 #[test]
 fn fewer_allowed_workers_remove_those_that_have_not_started_then_the_newest() {
-    let mut seen = observed(2);
-    seen.pods = vec![
-        pod(1, Phase::Running),
-        pod(2, Phase::Pending),
-        pod(3, Phase::Running),
-        pod(4, Phase::Running),
+    let mut observed = observed(2);
+    observed.pods = vec![
+        pod(1, PodPhase::Running),
+        pod(2, PodPhase::Pending),
+        pod(3, PodPhase::Running),
+        pod(4, PodPhase::Running),
     ];
-    assert_eq!(deleted(&decide(&seen)), ["j-w2", "j-w4"]);
+    assert_eq!(deleted(&decide(&observed)), ["j-w2", "j-w4"]);
 }
 
 #[test]
 fn a_suspended_job_stops_its_run_first_then_its_pods() {
-    let mut seen = observed(2);
-    seen.job.spec = Ok(spec(2, "  suspend: true\n"));
-    seen.pods = vec![pod(1, Phase::Running), pod(2, Phase::Running)];
-    seen.run = Some(training(3));
-    let desired = decide(&seen);
-    assert_eq!(desired.coordinator, Wish::Stop);
+    let mut observed = observed(2);
+    observed.job.spec = Ok(spec(2, "  suspend: true\n"));
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    observed.run = Some(training(3));
+    let desired = decide(&observed);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Stop);
     assert!(desired.delete.is_empty() && desired.create.is_empty());
-    seen.run = Some(RunSeen {
-        ended: Some(Ending::Stopped),
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Stopped),
         ..training(3)
     });
-    let desired = decide(&seen);
+    let desired = decide(&observed);
     assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
-    assert_eq!(condition(&desired, "Suspended").status, "True");
-    let mut next = carried_out(&seen, &desired);
+    assert_eq!(condition(&desired, ConditionType::Suspended).status, "True");
+    let mut next = carried_out(&observed, &desired);
     next.job.spec = Ok(spec(2, ""));
     next.job.generation = 2;
-    assert_eq!(decide(&next).coordinator, Wish::Run);
+    assert_eq!(decide(&next).coordinator, CoordinatorGoal::Run);
     assert_eq!(names(&decide(&next)), ["j-w3", "j-w4"]);
 }
 
 #[test]
 fn a_complete_job_stays_complete_without_a_coordinator() {
-    let mut seen = observed(1);
-    seen.run = Some(RunSeen {
-        mode: RunMode::Done,
-        ended: Some(Ending::Done),
-        ..training(10)
+    let mut observed = observed(1);
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..run(RunMode::Done, 1, 10)
     });
-    seen.pods = vec![ended(1, 0, "Completed", 1), pod(2, Phase::Pending)];
-    let desired = decide(&seen);
+    observed.pods = vec![ended(1, 0, "Completed", 1), pod(2, PodPhase::Pending)];
+    let desired = decide(&observed);
     assert_eq!(deleted(&desired), ["j-w2"]);
     assert_eq!(
         (
             desired.coordinator,
-            condition(&desired, "Complete").status.as_str()
+            condition(&desired, ConditionType::Complete).status.as_str()
         ),
-        (Wish::Gone, "True")
+        (CoordinatorGoal::Absent, "True")
     );
-    let mut next = carried_out(&seen, &desired);
+    let mut next = carried_out(&observed, &desired);
     next.run = None;
     let after = decide(&next);
-    assert_eq!((after.coordinator, after.create.len()), (Wish::Gone, 0));
-    assert_eq!(after.status.phase.as_deref(), Some("Complete"));
+    assert_eq!(
+        (after.coordinator, after.create.len()),
+        (CoordinatorGoal::Absent, 0)
+    );
+    assert_eq!(after.status.phase, Some(JobPhase::Complete));
 }
 
 #[test]
 fn lost_state_fails_the_job_in_words() {
-    let mut seen = observed(1);
-    seen.run = Some(RunSeen {
-        ended: Some(Ending::StateLost("segments 2..4".into())),
+    let mut observed = observed(1);
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::StateLost("segments 2..4".into())),
         ..training(4)
     });
-    let desired = decide(&seen);
-    assert!(condition(&desired, "Failed").message.contains("segments 2..4"));
-    assert_eq!(desired.coordinator, Wish::Gone);
+    let desired = decide(&observed);
+    assert!(
+        condition(&desired, ConditionType::Failed)
+            .message
+            .contains("segments 2..4")
+    );
+    assert_eq!(desired.coordinator, CoordinatorGoal::Absent);
 }
 
 #[test]
 fn a_wrong_spec_is_refused_in_a_condition_and_nothing_is_made() {
-    let mut seen = observed(1);
-    seen.job.spec = Err("spec.training.steps: 0 — 1 to 2".into());
-    let desired = decide(&seen);
+    let mut observed = observed(1);
+    observed.job.spec = Err("spec.training.steps: 0 — 1 to 2".into());
+    let desired = decide(&observed);
     assert!(desired.objects.is_empty() && desired.create.is_empty());
-    let accepted = condition(&desired, "Accepted");
+    let accepted = condition(&desired, ConditionType::Accepted);
     assert!(accepted.status == "False" && accepted.message.contains("spec.training.steps"));
 }
 
 #[test]
 fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
-    let mut seen = observed(2);
-    seen.job.deleting = true;
-    seen.run = Some(training(1));
-    let desired = decide(&seen);
+    let mut observed = observed(2);
+    observed.job.deleting = true;
+    observed.run = Some(training(1));
+    let desired = decide(&observed);
     assert!(desired.objects.is_empty() && desired.create.is_empty() && desired.delete.is_empty());
-    assert_eq!(desired.coordinator, Wish::Gone);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Absent);
 }
 
 #[test]
 fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
-    let mut seen = observed(2);
-    seen.run = Some(RunSeen {
+    let mut observed = observed(2);
+    observed.run = Some(ObservedRun {
         address: Some(("10.0.0.7".into(), 4321)),
         ..training(3)
     });
-    let first = decide(&seen);
+    let first = decide(&observed);
     assert_eq!(first.status.reconfigurations, None);
     let slice = first
         .objects
@@ -606,37 +688,31 @@ fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
         (&slice["endpoints"][0]["addresses"][0], &slice["ports"][0]["port"]),
         (&"10.0.0.7".into(), &4321.into())
     );
-    let mut next = carried_out(&seen, &first);
-    next.run = Some(RunSeen {
-        generation: 2,
-        ..training(4)
-    });
+    let mut next = carried_out(&observed, &first);
+    next.run = Some(run(RunMode::Training, 2, 4));
     let second = decide(&next);
     assert_eq!(second.status.reconfigurations, Some(1));
-    assert!(second.notes.iter().any(|n| n.text.contains("plan 2")));
+    assert!(second.events.iter().any(|n| n.text.contains("plan 2")));
 }
 
 #[test]
 fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted() {
-    let mut seen = observed(2);
-    seen.job.status.step = Some(9);
-    let settling = RunSeen {
-        mode: RunMode::Settling,
-        ..training(0)
-    };
+    let mut observed = observed(2);
+    observed.job.status.step = Some(9);
+    let settling = run(RunMode::Settling, 1, 0);
     for (run, step, lost) in [(settling, 9, 0), (training(12), 12, 0), (training(6), 6, 3)] {
-        seen.run = Some(run);
-        let status = decide(&seen).status;
+        observed.run = Some(run);
+        let status = decide(&observed).status;
         assert_eq!((status.step, status.steps_lost), (Some(step), Some(lost)));
     }
 }
 
-fn any_pod() -> impl Strategy<Value = PodSeen> {
+fn any_pod() -> impl Strategy<Value = ObservedPod> {
     let phase = prop_oneof![
-        Just(Phase::Pending),
-        Just(Phase::Running),
-        Just(Phase::Succeeded),
-        Just(Phase::Failed)
+        Just(PodPhase::Pending),
+        Just(PodPhase::Running),
+        Just(PodPhase::Succeeded),
+        Just(PodPhase::Failed)
     ];
     let node = prop_oneof![
         Just(Some("good")),
@@ -656,14 +732,18 @@ fn any_pod() -> impl Strategy<Value = PodSeen> {
         0_i64..900,
     )
         .prop_map(|(number, phase, node, deleting, disrupted, code, ago)| {
-            let over = matches!(phase, Phase::Succeeded | Phase::Failed);
-            let end = Ended {
+            let over = matches!(phase, PodPhase::Succeeded | PodPhase::Failed);
+            let end = ContainerEnd {
                 at: NOW - ago,
-                code: if phase == Phase::Succeeded { 0 } else { code.max(1) },
+                code: if phase == PodPhase::Succeeded {
+                    0
+                } else {
+                    code.max(1)
+                },
                 reason: "Error".into(),
-                words: "w".into(),
+                message: "w".into(),
             };
-            PodSeen {
+            ObservedPod {
                 node: node.map(str::to_owned),
                 deleting,
                 disrupted: disrupted.filter(|_| over).map(str::to_owned),
@@ -676,13 +756,13 @@ fn any_pod() -> impl Strategy<Value = PodSeen> {
 fn any_observed() -> impl Strategy<Value = Observed> {
     let run = prop_oneof![
         Just(None),
-        (0_i64..9).prop_map(|s| Some(training(s))),
-        Just(Some(RunSeen {
-            ended: Some(Ending::Done),
+        (0_u64..9).prop_map(|s| Some(training(s))),
+        Just(Some(ObservedRun {
+            ended: Some(RunEnd::Done),
             ..training(10)
         })),
-        Just(Some(RunSeen {
-            ended: Some(Ending::Stopped),
+        Just(Some(ObservedRun {
+            ended: Some(RunEnd::Stopped),
             ..training(5)
         })),
     ];
@@ -696,63 +776,63 @@ fn any_observed() -> impl Strategy<Value = Observed> {
         .prop_map(|(max, mut pods, run, suspend, newest)| {
             pods.sort_by_key(|p| p.number);
             pods.dedup_by_key(|p| p.number);
-            let mut seen = observed(max);
-            seen.nodes.insert("dead".into(), NodeSeen::default());
-            let spot = NodeSeen {
+            let mut observed = observed(max);
+            observed.nodes.insert("dead".into(), ObservedNode::default());
+            let spot = ObservedNode {
                 ready: true,
                 taints: vec!["karpenter.sh/disrupted".into()],
                 conditions: vec![],
             };
-            seen.nodes.insert("spot".into(), spot);
+            observed.nodes.insert("spot".into(), spot);
             if suspend {
-                seen.job.spec = Ok(spec(max, "  suspend: true\n"));
+                observed.job.spec = Ok(spec(max, "  suspend: true\n"));
             }
-            seen.job.status.newest_pod = newest;
-            seen.pods = pods;
-            seen.run = run;
-            seen
+            observed.job.status.newest_pod = newest;
+            observed.pods = pods;
+            observed.run = run;
+            observed
         })
 }
 
 proptest! {
     #[test]
-    fn what_was_carried_out_is_not_wanted_again(seen in any_observed()) {
-        let first = decide(&seen);
-        let next = carried_out(&seen, &first);
+    fn what_was_carried_out_is_not_wanted_again(observed in any_observed()) {
+        let first = decide(&observed);
+        let next = carried_out(&observed, &first);
         let second = decide(&next);
         prop_assert!(second.create.is_empty(), "{:?}", names(&second));
         prop_assert!(second.delete.iter().all(|d| !first.delete.contains(d)), "{:?} then {:?}", first.delete, second.delete);
         let third = decide(&carried_out(&next, &second));
         prop_assert_eq!(&third.status, &second.status);
-        prop_assert!(third.delete.is_empty() && third.notes.is_empty(), "{:?} {:?}", third.delete, third.notes);
+        prop_assert!(third.delete.is_empty() && third.events.is_empty(), "{:?} {:?}", third.delete, third.events);
         prop_assert_eq!(third.objects, second.objects);
     }
 
     #[test]
-    fn never_more_pods_live_than_allowed_and_no_name_is_used_twice(seen in any_observed()) {
-        let desired = decide(&seen);
-        let next = carried_out(&seen, &desired);
+    fn never_more_pods_live_than_allowed_and_no_name_is_used_twice(observed in any_observed()) {
+        let desired = decide(&observed);
+        let next = carried_out(&observed, &desired);
         let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-        let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals, None).occupies()).count();
-        let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
-        let stopping = desired.coordinator == Wish::Stop;
+        let live = next.pods.iter().filter(|p| judge_pod(p, &next.nodes, &signals, None).is_active()).count();
+        let allowed = observed.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
+        let stopping = desired.coordinator == CoordinatorGoal::Stop;
         prop_assert!(stopping || live <= allowed, "{live} of {allowed}");
         for name in names(&desired) {
-            prop_assert!(seen.pods.iter().all(|p| p.name != name));
+            prop_assert!(observed.pods.iter().all(|p| p.name != name));
         }
-        let given = seen.job.status.newest_pod.max(seen.pods.iter().map(|p| p.number).max().unwrap_or(0));
+        let given = observed.job.status.newest_pod.max(observed.pods.iter().map(|p| p.number).max().unwrap_or(0));
         prop_assert!(names(&desired).iter().all(|n| n[3..].parse::<i64>().unwrap() > given));
     }
 
     #[test]
-    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(seen in any_observed()) {
-        let desired = decide(&seen);
-        if desired.coordinator == Wish::Run {
-            let next = carried_out(&seen, &desired);
+    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(observed in any_observed()) {
+        let desired = decide(&observed);
+        if desired.coordinator == CoordinatorGoal::Run {
+            let next = carried_out(&observed, &desired);
             let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-            let live = next.pods.iter().filter(|p| judge(p, &next.nodes, &signals, None).occupies()).count();
-            let allowed = seen.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
-            prop_assert!(live == allowed || desired.again_after.is_some_and(|s| s > 0));
+            let live = next.pods.iter().filter(|p| judge_pod(p, &next.nodes, &signals, None).is_active()).count();
+            let allowed = observed.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
+            prop_assert!(live == allowed || desired.reconcile_in.is_some_and(|s| s > 0));
         }
     }
 }

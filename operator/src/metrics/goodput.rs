@@ -1,11 +1,11 @@
-//! Which share of its time a job trains: pure, fed with what its coordinator shows and when.
+//! The share of its time in which a job trains. Pure: fed with what its coordinator publishes and when.
 
 use std::time::Duration;
 
-/// The account of one job, since this process looks after it.
+/// The goodput of one job, since this process leads.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Goodput {
-    /// When it was first seen training, and last looked at.
+    /// When it first trained, and when it was last observed.
     span: Option<(Duration, Duration)>,
     training: bool,
     productive: Duration,
@@ -13,8 +13,8 @@ pub struct Goodput {
 }
 
 impl Goodput {
-    /// At time `now` the job is seen to be training, or not; time before the first training does not count.
-    pub fn saw(&mut self, now: Duration, training: bool) {
+    /// At time `now` the job is training, or not; time before the first training does not count.
+    pub fn observe(&mut self, now: Duration, training: bool) {
         match &mut self.span {
             None if training => self.span = Some((now, now)),
             None => {}
@@ -28,7 +28,7 @@ impl Goodput {
         self.training = training;
     }
 
-    /// Steps that took so long in all have to be trained again.
+    /// Steps that took `time` in all have to be trained again.
     pub fn lost(&mut self, time: Duration) {
         self.lost += time;
     }

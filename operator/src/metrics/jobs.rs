@@ -1,7 +1,7 @@
-//! Figures of each job, read off at each scrape. A job that goes takes its figures with it.
+//! Figures of each job, read at each scrape. The figures of a deleted job are removed.
 
 use super::Goodput;
-use crate::context::lock;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -9,28 +9,16 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use varuna_api::crd::Status;
+use varuna_api::{ConditionType, JobPhase};
 use varuna_coordinator::View;
-
-/// All phases of a job, each a series that is 0 or 1.
-const PHASES: [&str; 9] = [
-    "Pending",
-    "Starting",
-    "Training",
-    "Recovering",
-    "Waiting",
-    "Suspended",
-    "Complete",
-    "Failed",
-    "Refused",
-];
 
 /// Namespace and name.
 pub type JobKey = (String, String);
 
-/// What a job's coordinator showed last.
+/// What a job's coordinator published last.
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Run {
     step: Option<u64>,
@@ -78,26 +66,26 @@ impl Jobs {
         self.since.elapsed()
     }
 
-    /// A decision was made on a job: what is said of it, how many steps it shall run, its pods by what has become of them.
-    pub fn decided(&self, key: &JobKey, status: &Status, steps: u64, pods: BTreeMap<&'static str, usize>) {
-        let mut jobs = lock(&self.jobs);
+    /// A job was reconciled: its status, the steps of its run, its pods by state.
+    pub fn reconciled(&self, key: &JobKey, status: &Status, steps: u64, pods: BTreeMap<&'static str, usize>) {
+        let mut jobs = self.jobs.lock();
         let job = jobs.entry(key.clone()).or_default();
         job.status = status.clone();
         job.steps = steps;
         job.pods = pods;
     }
 
-    /// A job's coordinator shows this.
-    pub fn saw(&self, key: &JobKey, view: &View, now: Duration) {
+    /// A job's coordinator published this view.
+    pub fn observe(&self, key: &JobKey, view: &View, now: Duration) {
         let Some(snapshot) = &view.snapshot else { return };
-        let mut jobs = lock(&self.jobs);
+        let mut jobs = self.jobs.lock();
         let job = jobs.entry(key.clone()).or_default();
-        job.goodput.saw(now, snapshot.mode.is_training());
+        job.goodput.observe(now, snapshot.mode.is_training());
         let newest = view.saved.as_ref().and_then(|s| s.newest);
         if let Some(newest) = newest.filter(|n| job.checkpoint.is_none_or(|(known, _)| known != n.0)) {
             job.checkpoint = Some((newest.0, SystemTime::now()));
         }
-        // Losses come in order and a little after the step: a pair that belongs together is worth more than the newest step.
+        // Losses are reported in order and a little after the step: show a loss with its own step, not with the newest.
         let metric = view.metric.as_ref().filter(|m| m.step <= snapshot.step);
         let attached = snapshot.workers.iter().filter(|w| w.up).count();
         job.run = Some(Run {
@@ -115,7 +103,7 @@ impl Jobs {
 
     /// A job went back by so many steps of so many milliseconds.
     pub fn lost(&self, key: &JobKey, steps: u64, step_ms: f64) {
-        if let Some(job) = lock(&self.jobs).get_mut(key) {
+        if let Some(job) = self.jobs.lock().get_mut(key) {
             #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^52")]
             let time = steps as f64 * step_ms.max(0.0) / 1e3;
             job.goodput
@@ -123,20 +111,22 @@ impl Jobs {
         }
     }
 
-    /// A job's coordinator runs here no more.
+    /// A job's coordinator does not run in this process any more.
     pub fn run_ended(&self, key: &JobKey) {
-        if let Some(job) = lock(&self.jobs).get_mut(key) {
+        if let Some(job) = self.jobs.lock().get_mut(key) {
             job.run = None;
         }
     }
 
-    /// Keeps only jobs that are there.
+    /// Removes the figures of deleted jobs.
     pub fn retain(&self, exists: impl Fn(&str, &str) -> bool) {
-        lock(&self.jobs).retain(|(namespace, name), _| exists(namespace, name));
+        self.jobs
+            .lock()
+            .retain(|(namespace, name), _| exists(namespace, name));
     }
 
     fn all(&self) -> Vec<(JobKey, Figures)> {
-        let jobs = lock(&self.jobs);
+        let jobs = self.jobs.lock();
         jobs.iter().map(|(k, f)| (k.clone(), f.clone())).collect()
     }
 }
@@ -148,7 +138,7 @@ struct Writer<'a, 'e> {
     jobs: &'a [(JobKey, Figures)],
 }
 
-/// What a series is called and what it means.
+/// Name, help and unit of a series.
 struct Series(&'static str, &'static str, Option<Unit>);
 
 impl Writer<'_, '_> {
@@ -204,7 +194,7 @@ fn whole(n: impl TryInto<i64>) -> f64 {
     n.try_into().map_or(f64::NAN, |n: i64| n as f64)
 }
 
-/// Reads the figures off at a scrape.
+/// Reads the figures at a scrape.
 #[derive(Debug)]
 pub(super) struct Scrape(pub(super) Arc<Jobs>);
 
@@ -216,7 +206,7 @@ impl Collector for Scrape {
             jobs: &jobs,
         };
         progress(&mut w)?;
-        crew(&mut w)?;
+        workers(&mut w)?;
         checkpoints(&mut w)
     }
 }
@@ -235,8 +225,8 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
         "Training loss of the last step, in nats per token",
         None,
     );
-    // Never the status's beside a step that is known better: a leader that has taken over knows that first, and the loss with
-    // the next step.
+    // Not the status's loss where a newer step is known: a leader that has taken over learns the step first, and the loss with
+    // the next one.
     w.gauge(&loss, |f| match &f.run {
         Some(run) if run.step.is_some() => run.loss,
         _ => f.status.loss.as_ref()?.parse().ok(),
@@ -256,10 +246,10 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
     w.gauges(
         &Series("job_phase", "1 for the phase that the job is in", None),
         |f| {
-            let is = |phase| f.status.phase.as_deref() == Some(phase);
-            PHASES
-                .iter()
-                .map(|p| (Some(("phase", *p)), f64::from(u8::from(is(p)))))
+            let is = |phase| f.status.phase == Some(phase);
+            let phases = JobPhase::ALL.iter();
+            phases
+                .map(|p| (Some(("phase", p.as_str())), f64::from(u8::from(is(*p)))))
                 .collect()
         },
     )?;
@@ -271,7 +261,7 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
     })
 }
 
-fn crew(w: &mut Writer<'_, '_>) -> std::fmt::Result {
+fn workers(w: &mut Writer<'_, '_>) -> std::fmt::Result {
     let generation = Series("job_generation", "Number of the plan in force", None);
     w.gauge(&generation, |f| {
         f.status.plan.as_ref().map(|p| whole(p.generation))
@@ -288,15 +278,12 @@ fn crew(w: &mut Writer<'_, '_>) -> std::fmt::Result {
             .map(|(state, n)| (Some(("state", state)), whole(n as u64)))
             .to_vec()
     })?;
-    w.gauges(
-        &Series("job_pods", "Worker pods by what has become of them", None),
-        |f| {
-            let by_state = f.pods.iter();
-            by_state
-                .map(|(state, n)| (Some(("state", *state)), whole(*n as u64)))
-                .collect()
-        },
-    )
+    w.gauges(&Series("job_pods", "Worker pods by state", None), |f| {
+        let by_state = f.pods.iter();
+        by_state
+            .map(|(state, n)| (Some(("state", *state)), whole(*n as u64)))
+            .collect()
+    })
 }
 
 fn checkpoints(w: &mut Writer<'_, '_>) -> std::fmt::Result {
@@ -320,7 +307,7 @@ fn checkpoints(w: &mut Writer<'_, '_>) -> std::fmt::Result {
         None,
     );
     w.gauge(&stale, |f| {
-        let found = f.status.conditions.iter().find(|c| c.kind == "CheckpointStale")?;
+        let found = f.status.condition(ConditionType::CheckpointStale)?;
         Some(f64::from(u8::from(found.status == "True")))
     })?;
     let failing = Series(

@@ -1,7 +1,7 @@
 //! What the operator measures, for Prometheus: written as things happen, read by scrapes of `/metrics`.
 //!
-//! Labels are bounded: by the jobs that exist, or by lists in this module. What belongs to a job goes with the job. Nothing is
-//! decided by what is measured.
+//! Labels are bounded: by the jobs that exist, or by lists in this crate. The series of a job are removed with the job. No decision
+//! depends on what is measured.
 
 mod goodput;
 mod jobs;
@@ -24,7 +24,7 @@ use std::time::Duration;
 const RECOVERY: [f64; 14] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 300.0,
 ];
-/// A look at a job takes milliseconds; 30 s is its deadline. Seconds.
+/// A reconciliation takes milliseconds; its deadline is 30 s. Seconds.
 const RECONCILE: [f64; 12] = [
     0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
 ];
@@ -71,20 +71,16 @@ impl Default for Metrics {
             registry: Registry::default(),
         };
         let m = &metrics;
-        registry.register(
-            "operator_leader",
-            "1 while this process looks after the jobs",
-            m.leader.clone(),
-        );
+        registry.register("operator_leader", "1 while this process leads", m.leader.clone());
         registry.register_with_unit(
             "reconcile_duration",
-            "Time of a look at a job, successful or not",
+            "Time of a reconciliation of a job, successful or not",
             Unit::Seconds,
             m.reconcile.clone(),
         );
         registry.register(
             "reconcile_errors",
-            "Looks at a job that failed and were tried again, by kind of error",
+            "Reconciliations that failed and were tried again, by kind of error",
             m.errors.clone(),
         );
         registry.register_with_unit(
@@ -120,7 +116,7 @@ impl Metrics {
         text
     }
 
-    /// A look at a job took so long; with the kind of its error where it failed.
+    /// A reconciliation took this time; with the kind of its error where it failed.
     pub fn reconciled(&self, took: Duration, error: Option<&'static str>) {
         self.reconcile.observe(took.as_secs_f64());
         if let Some(kind) = error {

@@ -1,4 +1,4 @@
-//! How long recoveries take, by phase and cause: pure, fed with the coordinator's diary.
+//! How long recoveries take, by phase and cause. Pure: fed with the coordinator's events.
 //!
 //! A recovery begins with a fence and ends with the first step that is committed after it. A planned change begins when its plan
 //! is persisted and ends with the switch: training goes on meanwhile.
@@ -38,18 +38,18 @@ impl Phase {
     }
 }
 
-/// Why there was a new plan. In the order in which one hides another.
+/// Why there was a new plan. Where several apply, the first one counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// A worker went without a word.
+    /// A worker was lost without notice.
     Lost,
     /// A worker had notice.
     Notice,
     /// Another coordinator has taken over.
     Takeover,
-    /// Workers came.
+    /// Workers joined.
     Joined,
-    /// Something else: a suspicion that proved wrong, a better plan.
+    /// Something else: a false suspicion, a better plan.
     Other,
 }
 
@@ -68,8 +68,8 @@ impl Cause {
 }
 
 impl Cause {
-    /// For people, after "after".
-    fn words(self) -> &'static str {
+    /// As part of a sentence, after "after".
+    fn description(self) -> &'static str {
         match self {
             Cause::Lost => "the loss of a worker",
             Cause::Notice => "notice to a worker",
@@ -92,10 +92,11 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// A recovery or a change as a whole, for people; none of a part of one. `event`: what ended it. `lost`: steps that are trained again.
+    /// A sentence about a whole recovery or change; none about a part of one. `event`: what ended it. `lost`: steps that are trained
+    /// again.
     #[must_use]
     pub fn sentence(&self, event: &Event, lost: u64) -> Option<String> {
-        let (took, why) = (self.took.as_secs_f64(), self.cause.words());
+        let (took, why) = (self.took.as_secs_f64(), self.cause.description());
         match (self.phase, event) {
             (Phase::Total, Event::Committed { step, .. }) => Some(format!(
                 "training goes on {took:.2} s after {why}, with step {step}; {lost} steps lost"
@@ -116,7 +117,7 @@ struct Begun {
     planned: bool,
 }
 
-/// The stopwatch of one job.
+/// The recovery of one job that is being measured, and what may have caused it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Recoveries {
     begun: Option<Begun>,
@@ -129,8 +130,8 @@ pub struct Recoveries {
 }
 
 impl Recoveries {
-    /// Hears of an event at a time; returns the phases that it ends.
-    pub fn hear(&mut self, at: Duration, event: &Event) -> Vec<Measured> {
+    /// Takes an event at a time; returns the phases that it ends.
+    pub fn observe(&mut self, at: Duration, event: &Event) -> Vec<Measured> {
         match event {
             Event::WorkerLost { .. } => self.lost = true,
             Event::WorkerDraining { .. } => self.notice = true,

@@ -53,7 +53,9 @@ fn collected() -> Event {
 }
 
 fn told(watch: &mut Recoveries, events: &[(u64, Event)]) -> Vec<(&'static str, &'static str, u128)> {
-    let heard = events.iter().flat_map(|(at, event)| watch.hear(ms(*at), event));
+    let heard = events
+        .iter()
+        .flat_map(|(at, event)| watch.observe(ms(*at), event));
     heard
         .map(|m| (m.phase.label(), m.cause.label(), m.took.as_millis()))
         .collect()
@@ -139,11 +141,11 @@ fn a_planned_change_is_measured_to_its_switch_and_a_cancelled_one_not_at_all() {
 #[test]
 fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
     let mut goodput = Goodput::default();
-    goodput.saw(ms(0), false);
+    goodput.observe(ms(0), false);
     assert_eq!(goodput.ratio(), None);
-    goodput.saw(ms(1_000), true);
-    goodput.saw(ms(9_000), false);
-    goodput.saw(ms(11_000), true);
+    goodput.observe(ms(1_000), true);
+    goodput.observe(ms(9_000), false);
+    goodput.observe(ms(11_000), true);
     assert_eq!(goodput.ratio(), Some(0.8));
     goodput.lost(ms(3_000));
     assert_eq!(goodput.ratio(), Some(0.5));
@@ -155,14 +157,16 @@ fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
 fn a_jobs_series_come_with_it_and_go_with_it() {
     let metrics = Metrics::default();
     let status = Status {
-        phase: Some("Training".into()),
+        phase: Some(varuna_api::JobPhase::Training),
         step: Some(12),
         steps_lost: Some(3),
         loss: Some("2.5".into()),
         ..Status::default()
     };
     let key = ("ns".to_owned(), "j".to_owned());
-    metrics.jobs.decided(&key, &status, 100, [("running", 4)].into());
+    metrics
+        .jobs
+        .reconciled(&key, &status, 100, [("running", 4)].into());
     let text = metrics.render();
     for line in [
         r#"varuna_job_step{namespace="ns",job_name="j"} 12.0"#,
@@ -188,7 +192,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         ..Status::default()
     };
     let key = ("ns".to_owned(), "j".to_owned());
-    metrics.jobs.decided(&key, &status, 100, [].into());
+    metrics.jobs.reconciled(&key, &status, 100, [].into());
     // Another leader has taken over: workers have told it their step, and none has been committed since.
     let snapshot = Snapshot {
         mode: RunMode::Training,
@@ -209,7 +213,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         snapshot: Some(snapshot),
         ..View::default()
     };
-    metrics.jobs.saw(&key, &view, ms(1));
+    metrics.jobs.observe(&key, &view, ms(1));
     let text = metrics.render();
     assert!(
         text.contains(r#"varuna_job_step{namespace="ns",job_name="j"} 86.0"#),
@@ -253,7 +257,7 @@ fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
     ];
     let mut said = vec![];
     for (at, event) in &story {
-        let measured = watch.hear(ms(*at), event);
+        let measured = watch.observe(ms(*at), event);
         said.extend(measured.iter().filter_map(|m| m.sentence(event, 0)));
     }
     assert_eq!(

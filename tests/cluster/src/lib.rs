@@ -22,11 +22,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use varuna_operator::context::{Place, resource};
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
 use varuna_operator::metrics::Metrics;
+use varuna_operator::resource::resource;
+use varuna_operator::runs::Endpoint;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -310,14 +311,14 @@ pub fn operator_with(
         gpu_resource: Some("nvidia.com/gpu".into()),
         node_signals: vec![],
     };
-    let place = Place {
+    let endpoint = Endpoint {
         // Not the address at which it listens: an EndpointSlice may not hold a loopback address.
         address: "192.0.2.1".into(),
         bind: "127.0.0.1".into(),
         folder: folder.to_owned(),
     };
     let health = Arc::new(Health::new(metrics));
-    tokio::spawn(controller::run(client, scope, settings, place, health))
+    tokio::spawn(controller::run(client, scope, settings, endpoint, health))
 }
 
 /// A small valid job.

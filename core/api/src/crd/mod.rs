@@ -8,7 +8,8 @@ mod rules;
 mod status;
 mod structural;
 
-pub use status::{CheckpointStatus, Condition, PlanStatus, Status, Suspending};
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use status::{CheckpointStatus, PlanStatus, Status, Suspending};
 
 use crate::manifest::{API_VERSION, KIND, Spec};
 use schemars::{Schema, SchemaGenerator, json_schema};

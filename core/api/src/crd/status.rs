@@ -1,18 +1,21 @@
-//! The status of a `VarunaJob`: what the operator says of a job. Times are texts of RFC 3339, whole numbers have 64 signed bits.
+//! The status of a `VarunaJob`: what the operator reports. Whole numbers have 64 signed bits, as everywhere in Kubernetes.
 
+use crate::conditions::{ConditionType, JobPhase, listed};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What the operator says of the job.
+/// What the operator reports about the job.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
     /// Generation of the spec that this status answers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// In one word: Pending, Starting, Training, Recovering, Waiting, Suspended, Complete or Failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub phase: Option<String>,
+    /// What the job is doing, in one word.
+    #[serde(skip_serializing_if = "Option::is_none", with = "phase_word")]
+    #[schemars(with = "Option<String>", description = phase_description())]
+    pub phase: Option<JobPhase>,
     /// What the job waits for, or why it failed; empty while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -27,7 +30,8 @@ pub struct Status {
     pub step: Option<i64>,
     /// When the step last grew.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub progressed_at: Option<String>,
+    #[schemars(with = "Option<String>")]
+    pub progressed_at: Option<Time>,
     /// Training loss of the last step, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
@@ -52,34 +56,30 @@ pub struct Status {
     pub newest_pod: i64,
 }
 
-/// A suspension that waits for a checkpoint.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Suspending {
-    /// When it was asked for.
-    pub since: String,
-    /// The step that the checkpoint must hold.
-    pub step: i64,
+impl Status {
+    /// The condition of a type, if it was ever reported.
+    #[must_use]
+    pub fn condition(&self, kind: ConditionType) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.type_ == kind.as_str())
+    }
+
+    /// The condition of a type, if it is true.
+    #[must_use]
+    pub fn if_true(&self, kind: ConditionType) -> Option<&Condition> {
+        self.condition(kind).filter(|c| c.status == "True")
+    }
 }
 
-/// One thing that is, or is not, true of the job.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+/// A suspension that waits for a checkpoint.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Condition {
-    /// Accepted, Training, Planned, Degraded, CheckpointStale, Suspended, Complete or Failed.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// True, False or Unknown.
-    pub status: String,
-    /// Why, in one word.
-    pub reason: String,
-    /// Why, in a sentence.
-    pub message: String,
-    /// When the status last changed.
-    pub last_transition_time: String,
-    /// Generation of the spec that this condition answers to.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
+pub struct Suspending {
+    /// When it was asked for.
+    #[schemars(with = "String")]
+    pub since: Time,
+    /// The step that the checkpoint must hold.
+    #[serde(default)]
+    pub step: i64,
 }
 
 /// The plan in force.
@@ -117,10 +117,50 @@ pub struct CheckpointStatus {
     pub failing: Option<String>,
 }
 
-/// A list that is merged by `type`: else one writer's conditions would replace all others.
-fn conditions(generator: &mut SchemaGenerator) -> Schema {
-    let items = Condition::json_schema(generator);
+/// A phase as its word. A word that only another version of the operator knows is read as none.
+mod phase_word {
+    use super::{Deserialize, Deserializer, JobPhase, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        phase: &Option<JobPhase>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(phase.as_ref().map_or("", |p| p.as_str()))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<JobPhase>, D::Error> {
+        String::deserialize(deserializer).map(|word| JobPhase::parse(&word))
+    }
+}
+
+fn phase_description() -> String {
+    format!("What the job is doing: {}.", listed(JobPhase::ALL))
+}
+
+/// Kubernetes' conditions, in a list that is merged by `type`: else one writer's conditions would replace all others.
+fn conditions(_: &mut SchemaGenerator) -> Schema {
+    let text = |about: &str| json_schema!({ "type": "string", "description": about });
     json_schema!({
-        "type": "array", "items": items, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+        "type": "array",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "description": "One statement about the job.",
+            "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+            "properties": {
+                "type": text(&format!("{}.", listed(ConditionType::ALL))),
+                "status": text("True, False or Unknown."),
+                "reason": text("Why, in one word."),
+                "message": text("Why, in a sentence."),
+                "lastTransitionTime": text("When the status last changed."),
+                "observedGeneration": {
+                    "type": "integer", "format": "int64",
+                    "description": "Generation of the spec that this condition refers to.",
+                },
+            },
+        },
     })
 }

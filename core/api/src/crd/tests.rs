@@ -1,4 +1,5 @@
 use super::definition;
+use crate::{ConditionType, JobPhase};
 use serde_json::Value;
 
 fn schema() -> Value {
@@ -83,5 +84,21 @@ fn every_rule_says_what_to_do() {
     for rule in rules {
         let message = rule["message"].as_str().unwrap();
         assert!(message.len() > 20, "{message}");
+    }
+}
+
+#[test]
+fn the_documentation_names_every_phase_and_every_condition() {
+    let status = &schema()["properties"]["status"]["properties"];
+    let phase = status["phase"]["description"].as_str().unwrap().to_owned();
+    for word in JobPhase::ALL {
+        assert!(phase.contains(word.as_str()), "{word} is not in: {phase}");
+    }
+    let kinds = &status["conditions"]["items"]["properties"]["type"]["description"];
+    for word in ConditionType::ALL {
+        assert!(
+            kinds.as_str().unwrap().contains(word.as_str()),
+            "{word} is not in: {kinds}"
+        );
     }
 }

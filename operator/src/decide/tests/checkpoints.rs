@@ -4,50 +4,54 @@ use super::*;
 
 #[test]
 fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
-    let mut seen = observed(2);
+    let mut observed = observed(2);
     let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
-    seen.job.spec = Ok(spec(2, text));
-    let at = |step, newest, failing: Option<&str>| RunSeen {
-        saved: Some(SavedSeen {
-            newest: Some(newest),
+    observed.job.spec = Ok(spec(2, text));
+    let at = |step, newest, failing: Option<&str>| ObservedRun {
+        checkpoints: Some(Saved {
+            newest: Some(Step(newest)),
             failing: failing.map(str::to_owned),
             stale: false,
         }),
         ..training(step)
     };
-    seen.run = Some(at(15, 10, None));
-    let desired = decide(&seen);
-    assert_eq!(desired.coordinator, Wish::Save);
-    assert_eq!(condition(&desired, "Suspended").reason, "Saving");
-    seen.job.status = desired.status;
-    let mut later = seen.clone();
+    observed.run = Some(at(15, 10, None));
+    let desired = decide(&observed);
+    assert_eq!(desired.coordinator, CoordinatorGoal::RunAndSave);
+    assert_eq!(condition(&desired, ConditionType::Suspended).reason, "Saving");
+    observed.job.status = desired.status;
+    let mut later = observed.clone();
     // Steps after the one that was asked for do not count: else it would never end.
     later.run = Some(at(22, 20, None));
-    assert_eq!(decide(&later).coordinator, Wish::Stop);
+    assert_eq!(decide(&later).coordinator, CoordinatorGoal::Stop);
     later.run = Some(at(18, 10, Some("403")));
-    assert_eq!(decide(&later).coordinator, Wish::Stop, "none will come");
+    assert_eq!(
+        decide(&later).coordinator,
+        CoordinatorGoal::Stop,
+        "none will come"
+    );
     later.run = Some(at(18, 10, None));
-    assert_eq!(decide(&later).coordinator, Wish::Save);
-    later.now += suspend::SAVING_SECONDS;
-    assert_eq!(decide(&later).coordinator, Wish::Stop, "none has come");
+    assert_eq!(decide(&later).coordinator, CoordinatorGoal::RunAndSave);
+    later.now += suspend::WAIT_MAX_SECONDS;
+    assert_eq!(decide(&later).coordinator, CoordinatorGoal::Stop, "none has come");
     later.job.spec = Ok(spec(2, &text.replace("true", "false")));
     let resumed = decide(&later);
     assert_eq!(
         (resumed.coordinator, resumed.status.suspending),
-        (Wish::Run, None)
+        (CoordinatorGoal::Run, None)
     );
 }
 
 #[test]
 fn a_job_whose_place_of_checkpoints_is_another_runs_is_refused_and_tried_again_later() {
-    let mut seen = observed(2);
-    seen.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
-    seen.run = Some(RunSeen {
-        ended: Some(Ending::Taken("default/other".into())),
+    let mut observed = observed(2);
+    observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::CheckpointsTaken("default/other".into())),
         ..training(5)
     });
-    let desired = decide(&seen);
-    let accepted = condition(&desired, "Accepted");
+    let desired = decide(&observed);
+    let accepted = condition(&desired, ConditionType::Accepted);
     assert_eq!(
         (accepted.status.as_str(), accepted.reason.as_str()),
         ("False", "CheckpointsTaken")
@@ -57,22 +61,25 @@ fn a_job_whose_place_of_checkpoints_is_another_runs_is_refused_and_tried_again_l
         "{}",
         accepted.message
     );
-    assert_eq!((desired.coordinator, desired.create.len()), (Wish::Gone, 0));
-    let mut later = seen.clone();
+    assert_eq!(
+        (desired.coordinator, desired.create.len()),
+        (CoordinatorGoal::Absent, 0)
+    );
+    let mut later = observed.clone();
     (later.job.status, later.run) = (desired.status, None);
     later.now += 299;
-    assert_eq!(decide(&later).coordinator, Wish::Gone);
+    assert_eq!(decide(&later).coordinator, CoordinatorGoal::Absent);
     later.now += 1;
-    assert_eq!(decide(&later).coordinator, Wish::Run);
+    assert_eq!(decide(&later).coordinator, CoordinatorGoal::Run);
 }
 
 #[test]
 fn a_store_that_fails_or_a_checkpoint_far_behind_is_said_and_stops_nothing() {
-    let mut seen = observed(2);
-    seen.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
+    let mut observed = observed(2);
+    observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     let saved = |stale, failing: Option<&str>| {
-        Some(SavedSeen {
-            newest: Some(10),
+        Some(Saved {
+            newest: Some(Step(10)),
             failing: failing.map(str::to_owned),
             stale,
         })
@@ -82,16 +89,16 @@ fn a_store_that_fails_or_a_checkpoint_far_behind_is_said_and_stops_nothing() {
         (50, saved(true, None), ("True", "NoneForLong")),
         (20, saved(false, Some("403")), ("True", "StoreFails")),
     ] {
-        seen.run = Some(RunSeen {
-            saved,
+        observed.run = Some(ObservedRun {
+            checkpoints: saved,
             ..training(step)
         });
-        let desired = decide(&seen);
-        let stale = condition(&desired, "CheckpointStale");
+        let desired = decide(&observed);
+        let stale = condition(&desired, ConditionType::CheckpointStale);
         assert_eq!((stale.status.as_str(), stale.reason.as_str()), want, "{stale:?}");
         assert_eq!(
-            (desired.coordinator, desired.status.phase.as_deref()),
-            (Wish::Run, Some("Training"))
+            (desired.coordinator, desired.status.phase),
+            (CoordinatorGoal::Run, Some(JobPhase::Training))
         );
         assert_eq!(desired.status.checkpoint.as_ref().unwrap().newest_step, Some(10));
     }

@@ -14,8 +14,8 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, operator, root};
 use varuna_coordinator::store::RecordStore;
+use varuna_operator::cluster::record::ClusterStore;
 use varuna_operator::decide::objects::{NUMBER_LABEL, selector};
-use varuna_operator::record::ClusterStore;
 use varuna_protocol::Record;
 
 /// Changes a job at a path.

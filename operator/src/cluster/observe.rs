@@ -1,15 +1,13 @@
-//! From the cluster's objects to what `decide` goes by. Reads only what was watched; decides nothing.
+//! Converts the cluster's objects to what decisions are made from. Pure.
 
 use crate::decide::objects::{JOB_LABEL, NUMBER_LABEL};
-use crate::decide::{Ended, JobSeen, NodeSeen, Phase, PodSeen, RunSeen, SavedSeen};
+use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, PodPhase};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::{Job, parse_job};
-use varuna_coordinator::{RunMode, View};
 
 /// The job as `varuna run` would read it: what a server added to the object is left out.
 #[must_use]
@@ -47,13 +45,13 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
 
 /// A job's object.
 #[must_use]
-pub fn job(object: &DynamicObject) -> JobSeen {
+pub fn job(object: &DynamicObject) -> ObservedJob {
     let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
     let spec = object.data.get("spec").cloned().unwrap_or_default();
     let parsed: Result<Job, String> =
         parse_job(&document(&name, &namespace, &spec).to_string()).map_err(|errors| errors.to_string());
     let status = object.data.get("status").cloned().unwrap_or_default();
-    JobSeen {
+    ObservedJob {
         name,
         namespace,
         uid: object.uid().unwrap_or_default(),
@@ -73,7 +71,7 @@ pub fn job_of(pod: &Pod) -> Option<&str> {
 
 /// A worker pod; none where it is not one of ours.
 #[must_use]
-pub fn pod(pod: &Pod) -> Option<PodSeen> {
+pub fn pod(pod: &Pod) -> Option<ObservedPod> {
     let number = pod.metadata.labels.as_ref()?.get(NUMBER_LABEL)?.parse().ok()?;
     let none = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&none);
@@ -85,14 +83,14 @@ pub fn pod(pod: &Pod) -> Option<PodSeen> {
         .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
         .map(|c| c.message.clone().unwrap_or_default());
     let containers = status.container_statuses.as_deref().unwrap_or_default();
-    Some(PodSeen {
+    Some(ObservedPod {
         name: pod.name_any(),
         number,
         phase: match status.phase.as_deref() {
-            Some("Running") => Phase::Running,
-            Some("Succeeded") => Phase::Succeeded,
-            Some("Failed") => Phase::Failed,
-            _ => Phase::Pending,
+            Some("Running") => PodPhase::Running,
+            Some("Succeeded") => PodPhase::Succeeded,
+            Some("Failed") => PodPhase::Failed,
+            _ => PodPhase::Pending,
         },
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -112,14 +110,14 @@ fn waiting(container: &ContainerStatus) -> Option<(String, String)> {
 }
 
 /// The first container that failed; else the last one that ended.
-fn ended(containers: &[ContainerStatus]) -> Option<Ended> {
+fn ended(containers: &[ContainerStatus]) -> Option<ContainerEnd> {
     let ends = containers.iter().filter_map(|c| {
         let end = c.state.as_ref()?.terminated.as_ref()?;
-        Some(Ended {
+        Some(ContainerEnd {
             at: end.finished_at.as_ref().map_or(0, |t| t.0.as_second()),
             code: end.exit_code,
             reason: end.reason.clone().unwrap_or_default(),
-            words: end.message.clone().unwrap_or_default(),
+            message: end.message.clone().unwrap_or_default(),
         })
     });
     ends.min_by_key(|end| (end.code == 0, if end.code == 0 { -end.at } else { end.at }))
@@ -127,14 +125,14 @@ fn ended(containers: &[ContainerStatus]) -> Option<Ended> {
 
 /// A node.
 #[must_use]
-pub fn node(node: &Node) -> NodeSeen {
+pub fn node(node: &Node) -> ObservedNode {
     let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
     let conditions = node
         .status
         .as_ref()
         .and_then(|s| s.conditions.as_deref())
         .unwrap_or_default();
-    NodeSeen {
+    ObservedNode {
         // A node that says nothing of itself is new.
         ready: conditions
             .iter()
@@ -145,63 +143,5 @@ pub fn node(node: &Node) -> NodeSeen {
             .filter(|c| c.status == "True")
             .map(|c| c.type_.clone())
             .collect(),
-    }
-}
-
-/// What a coordinator tells, without its address and its end.
-#[must_use]
-pub fn run(view: &View) -> RunSeen {
-    let Some(snapshot) = &view.snapshot else {
-        return RunSeen {
-            mode: RunMode::Starting,
-            ..RunSeen::default()
-        };
-    };
-    let whole = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    let names = |up: bool| {
-        let workers = snapshot.workers.iter().filter(|w| w.up == up);
-        workers.map(|w| w.name.clone()).collect()
-    };
-    let mut pipelines: BTreeMap<usize, Vec<(u32, String)>> = BTreeMap::new();
-    for worker in &snapshot.workers {
-        let Some(pipeline) = worker.pipeline else { continue };
-        let places = worker
-            .segments
-            .iter()
-            .map(|s| (s.start, format!("{s} {}", worker.name)));
-        pipelines.entry(pipeline).or_default().extend(places);
-    }
-    let rank_map: Vec<String> = pipelines
-        .into_values()
-        .map(|mut stages| {
-            stages.sort();
-            stages
-                .into_iter()
-                .map(|(_, place)| place)
-                .collect::<Vec<_>>()
-                .join("; ")
-        })
-        .collect();
-    RunSeen {
-        mode: snapshot.mode,
-        step: whole(snapshot.step.0),
-        generation: whole(snapshot.generation.0),
-        shape: snapshot.plan.clone().unwrap_or_default(),
-        members: count(snapshot.members),
-        attached: count(snapshot.workers.iter().filter(|w| w.up).count()),
-        up: names(true),
-        down: names(false),
-        predicted_ms: snapshot.predicted_ms,
-        observed_ms: snapshot.observed_ms,
-        loss: view.metric.as_ref().map(|m| m.loss),
-        rank_map: rank_map.join("\n"),
-        saved: view.saved.as_ref().map(|s| SavedSeen {
-            newest: s.newest.map(|step| whole(step.0)),
-            failing: s.failing.clone(),
-            stale: s.stale,
-        }),
-        address: None,
-        ended: None,
     }
 }

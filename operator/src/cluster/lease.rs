@@ -1,75 +1,75 @@
 //! Leader election: one process at a time runs the controller.
 //!
 //! The Lease is a hint, not a fence: two processes that both think they lead are kept apart by the record's compare-and-swap and
-//! by the generation. Whoever cannot renew in time gives up before another may take over.
+//! by the generation. A leader that cannot renew in time gives up before another may take over.
 
 use crate::health::Health;
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// A leader that has not renewed for so long may be replaced.
+/// A leader that has not renewed its lease for this time may be replaced.
 const LENGTH_SECONDS: i32 = 10;
-/// The leader renews, and a follower looks, so often.
-const EVERY: Duration = Duration::from_secs(2);
-/// A leader that could not renew for so long has lost: before another may take over, with room for a slow call.
+/// The leader renews, and a follower reads the lease, at this interval.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// A leader that could not renew for this time gives up: before another may take over, with room for a slow call.
 const GIVE_UP: Duration = Duration::from_secs(7);
-/// One call.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The deadline of one call.
+const CALL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Whose turn it is.
+/// Who holds the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
-    /// Nobody's: take it.
-    Free,
-    /// Mine: renew it.
-    Mine,
-    /// Another's.
-    Theirs,
+pub enum Holder {
+    /// No process, or one that has not renewed it in time.
+    Nobody,
+    /// This process.
+    This,
+    /// Another process.
+    Another,
 }
 
-/// What a lease says. A follower goes by how long it has itself seen the lease unchanged, not by the leader's clock.
+/// Who holds a lease. A follower measures itself how long the lease was unchanged: it does not rely on the leader's clock.
 #[must_use]
-pub fn turn(lease: Option<&LeaseSpec>, me: &str, unchanged: Duration) -> Turn {
-    let Some(spec) = lease else { return Turn::Free };
+pub fn holder(lease: Option<&LeaseSpec>, identity: &str, unchanged: Duration) -> Holder {
+    let Some(spec) = lease else { return Holder::Nobody };
     match spec.holder_identity.as_deref() {
-        None | Some("") => Turn::Free,
-        Some(holder) if holder == me => Turn::Mine,
+        None | Some("") => Holder::Nobody,
+        Some(holder) if holder == identity => Holder::This,
         Some(_) => {
             let length = spec.lease_duration_seconds.unwrap_or(LENGTH_SECONDS).max(1);
             let length = Duration::from_secs(u64::from(length.unsigned_abs()));
             if unchanged > length {
-                Turn::Free
+                Holder::Nobody
             } else {
-                Turn::Theirs
+                Holder::Another
             }
         }
     }
 }
 
-/// A claim on leadership.
-pub struct Claim {
+/// A candidate for leadership.
+pub struct Candidate {
     leases: Api<Lease>,
     name: String,
-    me: String,
+    identity: String,
     health: Arc<Health>,
     /// The last version seen, and since when.
     seen: (Option<String>, Instant),
 }
 
-impl Claim {
-    /// A claim on the lease of this name by `me`, which must be unique among the replicas.
+impl Candidate {
+    /// A candidate for the lease of this name, under an identity that must be unique among the replicas.
     #[must_use]
-    pub fn new(leases: Api<Lease>, name: String, me: String, health: Arc<Health>) -> Claim {
-        Claim {
+    pub fn new(leases: Api<Lease>, name: String, identity: String, health: Arc<Health>) -> Candidate {
+        Candidate {
             leases,
             name,
-            me,
+            identity,
             health,
             seen: (None, Instant::now()),
         }
@@ -83,7 +83,7 @@ impl Claim {
                 Ok(false) => {}
                 Err(error) => tracing::warn!(error, "the lease cannot be read or written"),
             }
-            sleep(EVERY).await;
+            sleep(INTERVAL).await;
         }
     }
 
@@ -91,7 +91,7 @@ impl Claim {
     pub async fn hold(&mut self) -> String {
         let mut renewed = Instant::now();
         loop {
-            sleep(EVERY).await;
+            sleep(INTERVAL).await;
             match self.step().await {
                 Ok(true) => renewed = Instant::now(),
                 Ok(false) => return "another process leads".into(),
@@ -101,19 +101,19 @@ impl Claim {
         }
     }
 
-    /// Gives the lease back, so that another need not wait.
+    /// Releases the lease, so that another process need not wait.
     pub async fn release(&self) {
-        let Ok(Ok(Some(mut lease))) = timeout(PATIENCE, self.leases.get_opt(&self.name)).await else {
+        let Ok(Ok(Some(mut lease))) = timeout(CALL_DEADLINE, self.leases.get_opt(&self.name)).await else {
             return;
         };
         if let Some(spec) = lease
             .spec
             .as_mut()
-            .filter(|s| s.holder_identity.as_deref() == Some(&self.me))
+            .filter(|s| s.holder_identity.as_deref() == Some(&self.identity))
         {
             spec.holder_identity = None;
             let _ = timeout(
-                PATIENCE,
+                CALL_DEADLINE,
                 self.leases.replace(&self.name, &PostParams::default(), &lease),
             )
             .await;
@@ -123,13 +123,13 @@ impl Claim {
     /// One try; true where this process leads now.
     async fn step(&mut self) -> Result<bool, String> {
         let result = self.attempt().await;
-        self.health.lease(result.is_ok());
+        self.health.lease_tried(result.is_ok());
         result
     }
 
     async fn attempt(&mut self) -> Result<bool, String> {
         let late = |_| "no answer from the API server".to_owned();
-        let get = timeout(PATIENCE, self.leases.get_opt(&self.name))
+        let get = timeout(CALL_DEADLINE, self.leases.get_opt(&self.name))
             .await
             .map_err(late)?;
         let present = get.map_err(|e| e.to_string())?;
@@ -138,16 +138,16 @@ impl Claim {
             self.seen = (version, Instant::now());
         }
         let spec = present.as_ref().and_then(|l| l.spec.as_ref());
-        let turn = turn(spec, &self.me, self.seen.1.elapsed());
-        if turn == Turn::Theirs {
+        let holder = holder(spec, &self.identity, self.seen.1.elapsed());
+        if holder == Holder::Another {
             return Ok(false);
         }
         let params = PostParams::default();
         let now = MicroTime(Timestamp::now());
         let before = spec.cloned().unwrap_or_default();
-        let taken = turn == Turn::Free;
+        let taken = holder == Holder::Nobody;
         let spec = LeaseSpec {
-            holder_identity: Some(self.me.clone()),
+            holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(LENGTH_SECONDS),
             acquire_time: if taken {
                 Some(now.clone())
@@ -161,7 +161,7 @@ impl Claim {
         let written = match present {
             Some(mut lease) => {
                 lease.spec = Some(spec);
-                timeout(PATIENCE, self.leases.replace(&self.name, &params, &lease))
+                timeout(CALL_DEADLINE, self.leases.replace(&self.name, &params, &lease))
                     .await
                     .map_err(late)?
             }
@@ -174,14 +174,14 @@ impl Claim {
                     metadata,
                     spec: Some(spec),
                 };
-                timeout(PATIENCE, self.leases.create(&params, &lease))
+                timeout(CALL_DEADLINE, self.leases.create(&params, &lease))
                     .await
                     .map_err(late)?
             }
         };
         match written {
             Ok(_) => Ok(true),
-            // Another was quicker: the next look says who.
+            // Another process was quicker: the next read tells which.
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
             Err(error) => Err(error.to_string()),
         }
@@ -200,20 +200,20 @@ mod tests {
             ..LeaseSpec::default()
         };
         let after = |s| Duration::from_secs(s);
-        assert_eq!(turn(None, "b", after(0)), Turn::Free);
-        assert_eq!(turn(Some(&held), "a", after(100)), Turn::Mine);
-        assert_eq!(turn(Some(&held), "b", after(10)), Turn::Theirs);
-        assert_eq!(turn(Some(&held), "b", after(11)), Turn::Free);
+        assert_eq!(holder(None, "b", after(0)), Holder::Nobody);
+        assert_eq!(holder(Some(&held), "a", after(100)), Holder::This);
+        assert_eq!(holder(Some(&held), "b", after(10)), Holder::Another);
+        assert_eq!(holder(Some(&held), "b", after(11)), Holder::Nobody);
         let released = LeaseSpec {
             holder_identity: None,
             ..held
         };
-        assert_eq!(turn(Some(&released), "b", after(0)), Turn::Free);
+        assert_eq!(holder(Some(&released), "b", after(0)), Holder::Nobody);
     }
 
     #[test]
     fn a_leader_gives_up_before_another_may_take_over() {
         let length = Duration::from_secs(u64::from(LENGTH_SECONDS.unsigned_abs()));
-        assert!(GIVE_UP + PATIENCE < length);
+        assert!(GIVE_UP + CALL_DEADLINE < length);
     }
 }

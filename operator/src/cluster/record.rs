@@ -1,7 +1,7 @@
-//! A coordinator's record in the cluster: one object, replaced only if it is the one that was read.
+//! A coordinator's record in the cluster: one Secret, replaced by compare-and-swap of its resource version.
 //!
-//! A Secret, not a ConfigMap: the plans in a record hold the secret that opens a generation's connections. The plan without it
-//! is in the job's ConfigMap, for people.
+//! A Secret, not a ConfigMap: the plans in a record hold the secret of a generation's connections. The plan without it is in the
+//! job's ConfigMap, for people.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -17,14 +17,14 @@ use varuna_protocol::Record;
 
 /// Key of the record in the Secret.
 const KEY: &str = "record.json";
-/// A call that takes longer has failed; whether it was carried out is found out by reading.
+/// A call that takes longer has failed; a later read shows whether it was carried out.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The record of one job. Blocks: it belongs on a thread of its own, outside the runtime.
+/// The record of one job. Blocks: call it on a thread of its own, outside the runtime.
 pub struct ClusterStore {
     secrets: Api<Secret>,
     name: String,
-    /// Metadata for the object where it has to be made.
+    /// Metadata for the object where it has to be created.
     metadata: Value,
     runtime: Handle,
 }

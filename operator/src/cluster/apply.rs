@@ -1,0 +1,134 @@
+//! Makes a job's objects and pods what a decision wants them to be. Server-side apply: fields that others set on them stay.
+
+use crate::decide::objects::selector;
+use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
+use crate::error::Error;
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+    TypeMeta,
+};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Field manager of all objects.
+pub const MANAGER: &str = "varuna-operator";
+/// Pods of one job that are created concurrently.
+const CREATED_CONCURRENTLY: usize = 8;
+/// Objects are applied again after this time even if nothing changed: somebody may have changed them.
+const REAPPLY: Duration = Duration::from_secs(600);
+
+/// Tells what the API server refuses, however often it is asked, from what it cannot do now.
+fn refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
+    move |error| match error {
+        kube::Error::Api(s) if s.is_forbidden() || s.is_invalid() || s.code == 400 => Error::Refused {
+            part,
+            message: s.message.clone(),
+        },
+        error => error.into(),
+    }
+}
+
+/// Writes objects and pods, and remembers which objects need not be written again.
+pub struct Applier {
+    client: Client,
+    /// The objects that were applied for a job, and when, by its uid.
+    applied: Mutex<BTreeMap<String, (Vec<Value>, Instant)>>,
+}
+
+impl Applier {
+    /// An applier that has applied nothing yet.
+    #[must_use]
+    pub fn new(client: Client) -> Applier {
+        Applier {
+            client,
+            applied: Mutex::default(),
+        }
+    }
+
+    /// A job's pods as the API server has them now.
+    ///
+    /// # Errors
+    /// The API server refuses or does not answer.
+    pub async fn pods(&self, job: &ObservedJob) -> Result<Vec<Pod>, Error> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
+        let of_job = ListParams::default().labels(&selector(&job.name));
+        Ok(pods.list(&of_job).await?.items)
+    }
+
+    /// Applies objects, deletes and creates pods.
+    ///
+    /// # Errors
+    /// The API server refuses or does not answer; what was done until then stays, and the next reconciliation goes on from there.
+    pub async fn apply(&self, job: &ObservedJob, decision: &Decision<'_>) -> Result<(), Error> {
+        self.apply_objects(job, &decision.objects).await?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
+        for deletion in &decision.delete {
+            delete(&pods, deletion).await?;
+        }
+        let resource = ApiResource::erase::<Pod>(&());
+        let documents = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
+        for pods in decision.create.chunks(CREATED_CONCURRENTLY) {
+            try_join_all(pods.iter().map(|pod| create(&documents, pod))).await?;
+        }
+        Ok(())
+    }
+
+    async fn apply_objects(&self, job: &ObservedJob, objects: &[Value]) -> Result<(), Error> {
+        let same = |(before, at): &(Vec<Value>, Instant)| before == objects && at.elapsed() < REAPPLY;
+        if self.applied.lock().get(&job.uid).is_some_and(same) {
+            return Ok(());
+        }
+        for object in objects {
+            let document: DynamicObject =
+                serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
+            let TypeMeta { api_version, kind } = document.types.clone().unwrap_or_default();
+            let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
+            let api: Api<DynamicObject> =
+                Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
+            let params = PatchParams::apply(MANAGER).force();
+            api.patch(
+                document.metadata.name.as_deref().unwrap_or_default(),
+                &params,
+                &Patch::Apply(object),
+            )
+            .await
+            .map_err(refused(JobPart::Objects))?;
+        }
+        let applied = (objects.to_vec(), Instant::now());
+        self.applied.lock().insert(job.uid.clone(), applied);
+        Ok(())
+    }
+}
+
+async fn delete(pods: &Api<Pod>, deletion: &PodDeletion) -> Result<(), Error> {
+    tracing::info!(pod = deletion.name, why = deletion.why, "delete");
+    match pods.delete(&deletion.name, &DeleteParams::default()).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// As a document: a typed pod would drop the template's fields that are newer than this program.
+async fn create(pods: &Api<DynamicObject>, pod: &Value) -> Result<(), Error> {
+    let pod: DynamicObject = serde_json::from_value(pod.clone()).map_err(|e| Error::Refused {
+        part: JobPart::Pods,
+        message: e.to_string(),
+    })?;
+    let params = PostParams {
+        field_manager: Some(MANAGER.into()),
+        ..PostParams::default()
+    };
+    match pods.create(&params, &pod).await {
+        Ok(_) => Ok(()),
+        // It was created before, and the answer was lost.
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(refused(JobPart::Pods)(error)),
+    }
+}

@@ -1,0 +1,9 @@
+//! Everything that reads from the API server or writes to it.
+
+pub mod apply;
+pub mod credentials;
+pub mod event_recorder;
+pub mod lease;
+pub mod observe;
+pub mod publish;
+pub mod record;

@@ -1,0 +1,168 @@
+//! The conditions of a job.
+
+use super::decision::{JobOutcome, time};
+use super::observed::{Observed, ObservedRun};
+use varuna_api::crd::{Condition, Status};
+use varuna_api::{ConditionType, JobPhase, Reason};
+
+/// One condition: its type, whether it is true, its reason and its message.
+type Statement = (ConditionType, bool, Reason, String);
+
+fn statement(kind: ConditionType, is: bool, reason: Reason, message: impl Into<String>) -> Statement {
+    (kind, is, reason, message.into())
+}
+
+/// All conditions, each with the time at which it came to its present status. `status`: all the rest of the job's status.
+pub(super) fn conditions(
+    observed: &Observed,
+    outcome: &JobOutcome,
+    phase: JobPhase,
+    problem: Option<(Reason, String)>,
+    status: &Status,
+) -> Vec<Condition> {
+    let run = observed.run.as_ref();
+    let accepted = match outcome {
+        JobOutcome::Refuse(reason, why) => statement(ConditionType::Accepted, false, *reason, why),
+        _ => statement(
+            ConditionType::Accepted,
+            true,
+            Reason::ValidSpec,
+            "the spec is valid",
+        ),
+    };
+    let degraded = match problem {
+        Some((reason, message)) => statement(ConditionType::Degraded, true, reason, message),
+        None => statement(
+            ConditionType::Degraded,
+            false,
+            Reason::AllIsWell,
+            "nothing is wrong with the pods",
+        ),
+    };
+    let complete = match outcome {
+        JobOutcome::Complete => (true, Reason::LastStep, "the last step is committed"),
+        _ => (false, Reason::StepsLeft, "steps are left to train"),
+    };
+    let complete = statement(ConditionType::Complete, complete.0, complete.1, complete.2);
+    let failed = match outcome {
+        JobOutcome::Fail(reason, why) => statement(ConditionType::Failed, true, *reason, why),
+        _ => statement(
+            ConditionType::Failed,
+            false,
+            Reason::NotFailed,
+            "the job has not failed",
+        ),
+    };
+    let condition =
+        |(kind, is, reason, message): Statement| condition(observed, kind, is, reason.as_str(), message);
+    vec![
+        condition(accepted),
+        condition(planned(run)),
+        training(observed, phase),
+        condition(degraded),
+        condition(checkpoint_stale(observed, status)),
+        condition(suspended(outcome, run)),
+        condition(complete),
+        condition(failed),
+    ]
+}
+
+fn planned(run: Option<&ObservedRun>) -> Statement {
+    let kind = ConditionType::Planned;
+    let Some(run) = run else {
+        return statement(kind, false, Reason::NoCoordinator, "no coordinator runs");
+    };
+    let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.generation.0 > 0) else {
+        return statement(kind, false, Reason::NoPlan, "no plan yet");
+    };
+    let message = format!(
+        "plan {} uses {} of {} workers as {}",
+        run.generation(),
+        snapshot.members,
+        run.workers(true).count(),
+        snapshot.plan.as_deref().unwrap_or_default()
+    );
+    statement(kind, true, Reason::PlanInForce, message)
+}
+
+/// The only condition whose reason is the phase.
+fn training(observed: &Observed, phase: JobPhase) -> Condition {
+    let trains = phase == JobPhase::Training;
+    let message = if trains {
+        "steps are committed".to_owned()
+    } else {
+        let steps = observed.run.as_ref().map_or(0, ObservedRun::step);
+        format!("the job is not training: {phase}, {steps} steps so far")
+    };
+    condition(observed, ConditionType::Training, trains, phase.as_str(), message)
+}
+
+fn checkpoint_stale(observed: &Observed, status: &Status) -> Statement {
+    let kind = ConditionType::CheckpointStale;
+    let settings = observed
+        .job
+        .spec
+        .as_ref()
+        .ok()
+        .and_then(|j| j.checkpoint.as_ref());
+    let (Some(settings), Some(checkpoint)) = (settings, &status.checkpoint) else {
+        return statement(kind, false, Reason::NoCheckpoints, "no checkpoint is expected");
+    };
+    let behind = checkpoint.steps_behind.unwrap_or(0);
+    let step = checkpoint.newest_step;
+    let newest = step.map_or("none yet".to_owned(), |s| format!("of step {s}"));
+    if let Some(why) = &checkpoint.failing {
+        let message = format!(
+            "{} cannot be used ({why}); training goes on, the newest checkpoint is {newest}",
+            settings.uri
+        );
+        return statement(kind, true, Reason::StoreFails, message);
+    }
+    // Whether it is too old depends on intervals of steps and of seconds: the coordinator decides it.
+    let reported = observed.run.as_ref().and_then(|r| r.checkpoints.as_ref());
+    if reported.is_some_and(|c| c.stale) {
+        let message = format!("the newest checkpoint is {newest}, {behind} steps behind");
+        return statement(kind, true, Reason::NoneForLong, message);
+    }
+    statement(
+        kind,
+        false,
+        Reason::Fresh,
+        format!("the newest checkpoint is {newest}"),
+    )
+}
+
+fn suspended(outcome: &JobOutcome, run: Option<&ObservedRun>) -> Statement {
+    let stopped = run.is_none_or(|r| r.ended.is_some());
+    let (is, reason, message) = match (outcome, stopped) {
+        (JobOutcome::SaveThenSuspend, _) => (
+            false,
+            Reason::Saving,
+            "the run goes on until a checkpoint holds what it has trained",
+        ),
+        (JobOutcome::Suspend, true) => (
+            true,
+            Reason::SuspendIsTrue,
+            "the job is suspended; set spec.suspend to false to go on",
+        ),
+        (JobOutcome::Suspend, false) => (false, Reason::Stopping, "the run is being stopped"),
+        _ => (false, Reason::SuspendIsFalse, "the job is not suspended"),
+    };
+    statement(ConditionType::Suspended, is, reason, message)
+}
+
+fn condition(observed: &Observed, kind: ConditionType, is: bool, reason: &str, message: String) -> Condition {
+    let status = if is { "True" } else { "False" };
+    let before = observed.job.status.condition(kind);
+    let since = before
+        .filter(|c| c.status == status)
+        .map(|c| c.last_transition_time.clone());
+    Condition {
+        type_: kind.to_string(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: since.unwrap_or_else(|| time(observed.now)),
+        observed_generation: Some(observed.job.generation),
+    }
+}

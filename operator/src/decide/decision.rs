@@ -1,0 +1,118 @@
+//! What a decision consists of: what is to be done, and what is to be reported.
+
+use super::pod_verdicts::JudgedPod;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
+use varuna_api::Reason;
+use varuna_api::crd::{Status, Time};
+use varuna_coordinator::Known;
+
+/// What the job's coordinator is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CoordinatorGoal {
+    /// Run.
+    Run,
+    /// Run, and make a checkpoint at once.
+    RunAndSave,
+    /// End the run in an orderly way.
+    Stop,
+    /// Not run.
+    Absent,
+}
+
+/// What is to become of the job as a whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum JobOutcome {
+    /// The spec is invalid, or cannot be run here: nothing is done. Reason and message.
+    Refuse(Reason, String),
+    /// It runs.
+    Run,
+    /// It runs until a checkpoint holds its state; then it is suspended.
+    SaveThenSuspend,
+    /// It is suspended.
+    Suspend,
+    /// It is complete.
+    Complete,
+    /// It cannot go on. Reason and message.
+    Fail(Reason, String),
+}
+
+/// A pod to delete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PodDeletion {
+    /// Its name.
+    pub name: String,
+    /// Why, in a sentence.
+    pub why: String,
+}
+
+/// The latest step that is known, and when it was reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Steps committed.
+    pub step: Option<i64>,
+    /// Seconds since 1970.
+    pub at: Option<i64>,
+}
+
+/// What is to be done for a job.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decision<'a> {
+    /// What is to become of the job.
+    pub outcome: JobOutcome,
+    /// How far it has come.
+    pub progress: Progress,
+    /// Its pods with their states, oldest first.
+    pub pods: Vec<JudgedPod<'a>>,
+    /// What its coordinator is to do.
+    pub coordinator: CoordinatorGoal,
+    /// What its coordinator is to be told about its workers.
+    pub notices: Vec<Known>,
+    /// Objects that are to be as written here.
+    pub objects: Vec<Value>,
+    /// Pods to create. They are never changed afterwards.
+    pub create: Vec<Value>,
+    /// Pods to delete.
+    pub delete: Vec<PodDeletion>,
+    /// Number of the newest pod once those to create are there.
+    pub newest_pod: i64,
+    /// Seconds until a pod that ended is replaced, if one waits for that.
+    pub replace_in: Option<i64>,
+}
+
+impl Decision<'_> {
+    /// Whether pods are to be created or deleted.
+    #[must_use]
+    pub fn changes_pods(&self) -> bool {
+        !self.create.is_empty() || !self.delete.is_empty()
+    }
+}
+
+/// What is reported of a job once a decision was carried out.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Report {
+    /// Its status.
+    pub status: Status,
+    /// What has changed, for people.
+    pub events: Vec<EventNote>,
+    /// Seconds after which the job is reconciled again, even if nothing changes.
+    pub reconcile_in: Option<i64>,
+}
+
+/// An Event for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EventNote {
+    /// Something is wrong.
+    pub warning: bool,
+    /// It stays true for a while and is found by each reconciliation: it is recorded the first time only.
+    pub lasting: bool,
+    /// In one word.
+    pub reason: Reason,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// A time as Kubernetes writes it, of seconds since 1970.
+pub(super) fn time(seconds: i64) -> Time {
+    Time(Timestamp::from_second(seconds).unwrap_or_default())
+}

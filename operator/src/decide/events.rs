@@ -1,0 +1,92 @@
+//! What has changed about a job, as Events.
+
+use super::decision::{Decision, EventNote};
+use super::observed::{Failure, Observed};
+use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::problems::failure_message;
+use varuna_api::crd::Status;
+use varuna_api::{JobPhase, Reason};
+
+/// What has changed, as Events. Created pods have Events of their own.
+pub(super) fn events(
+    observed: &Observed,
+    decision: &Decision<'_>,
+    failures: &[Failure],
+    after: &Status,
+) -> Vec<EventNote> {
+    let before = &observed.job.status;
+    let mut events = deleted_pods(decision);
+    let mut note = |warning, reason, text: String| {
+        events.push(EventNote {
+            warning,
+            lasting: false,
+            reason,
+            text,
+        });
+    };
+    if before.phase != after.phase
+        && let Some(phase) = after.phase
+    {
+        let message = after
+            .message
+            .as_ref()
+            .map_or_else(String::new, |m| format!(": {m}"));
+        let warning = matches!(phase, JobPhase::Failed | JobPhase::Refused | JobPhase::Waiting);
+        note(warning, Reason::Phase, format!("the job is now {phase}{message}"));
+    }
+    let generation = |s: &Status| s.plan.as_ref().map_or(0, |p| p.generation);
+    if let Some(plan) = after.plan.as_ref().filter(|p| p.generation > generation(before)) {
+        let text = format!(
+            "plan {}: {} with {} workers",
+            plan.generation, plan.shape, plan.workers
+        );
+        note(false, Reason::Planned, text);
+    }
+    events.extend(decision.pods.iter().filter_map(preempted_pod));
+    events.extend(failures.iter().map(failure_event));
+    events
+}
+
+/// Pods that are deleted because of their node or a preemption.
+fn deleted_pods(decision: &Decision<'_>) -> Vec<EventNote> {
+    let deleted = decision.delete.iter().filter_map(|deletion| {
+        let judged = decision.pods.iter().find(|p| p.pod.name == deletion.name)?;
+        let reason = match judged.verdict {
+            PodVerdict::NodeLeaving(_) => Reason::WorkerNoticed,
+            PodVerdict::NodeLost(_) => Reason::WorkerLost,
+            PodVerdict::Preempted(_) => Reason::WorkerPreempted,
+            _ => return None,
+        };
+        Some(EventNote {
+            warning: true,
+            lasting: false,
+            reason,
+            text: format!("pod {}: {}", deletion.name, deletion.why),
+        })
+    });
+    deleted.collect()
+}
+
+/// A pod that Kubernetes deletes: evicted, preempted by priority, from a node with a NoExecute taint. It is seen until its grace
+/// period is over.
+fn preempted_pod(judged: &JudgedPod<'_>) -> Option<EventNote> {
+    let (pod, terminating) = (judged.pod, judged.verdict == PodVerdict::Terminating);
+    let why = pod.disrupted.as_ref().filter(|_| terminating)?;
+    let node = pod.node.as_deref().unwrap_or("no node");
+    Some(EventNote {
+        warning: true,
+        lasting: true,
+        reason: Reason::WorkerPreempted,
+        text: format!("pod {} on {node} is taken away ({why})", pod.name),
+    })
+}
+
+fn failure_event(failure: &Failure) -> EventNote {
+    let (reason, text) = failure_message(failure);
+    EventNote {
+        warning: true,
+        lasting: true,
+        reason,
+        text,
+    }
+}

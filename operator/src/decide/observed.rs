@@ -1,0 +1,221 @@
+//! What a decision is made from: the job, its pods, the nodes, its coordinator. Times are seconds since 1970.
+
+use std::collections::BTreeMap;
+use varuna_api::Job;
+use varuna_api::crd::Status;
+use varuna_coordinator::{Identity, Saved};
+use varuna_protocol::coordinator::Snapshot;
+
+/// Everything that a decision about one job is made from.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Observed {
+    /// The job.
+    pub job: ObservedJob,
+    /// Its pods, those that have ended included.
+    pub pods: Vec<ObservedPod>,
+    /// The nodes of the cluster, by name.
+    pub nodes: BTreeMap<String, ObservedNode>,
+    /// Its coordinator; none where none runs in this process.
+    pub run: Option<ObservedRun>,
+    /// What could not be carried out for the present spec.
+    pub failures: Vec<Failure>,
+    /// Those in the job's Secret, or new ones where there is no Secret yet.
+    pub credentials: Credentials,
+    /// The time.
+    pub now: i64,
+    /// The operator's configuration.
+    pub settings: Settings,
+}
+
+/// How a job's workers and its coordinator recognise each other.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Credentials {
+    /// What workers show.
+    pub token: String,
+    /// What the coordinator shows; none for a job that was created before coordinators had certificates.
+    pub identity: Option<Identity>,
+}
+
+/// The job's object.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ObservedJob {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its uid: another object of the same name has another.
+    pub uid: String,
+    /// Generation of its spec.
+    pub generation: i64,
+    /// Its spec, or everything that is wrong with it.
+    pub spec: Result<Job, String>,
+    /// The status that was last written.
+    pub status: Status,
+    /// It has a deletion timestamp.
+    pub deleting: bool,
+}
+
+/// A pod's `status.phase`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PodPhase {
+    /// Not started yet.
+    Pending,
+    /// At least one container runs.
+    Running,
+    /// Ended; each container with exit code 0.
+    Succeeded,
+    /// Ended otherwise.
+    Failed,
+}
+
+/// A worker pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ObservedPod {
+    /// Its name.
+    pub name: String,
+    /// Its number, never used twice in a job.
+    pub number: i64,
+    /// Its phase.
+    pub phase: PodPhase,
+    /// The node it is bound to.
+    pub node: Option<String>,
+    /// It has a deletion timestamp.
+    pub deleting: bool,
+    /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it.
+    pub disrupted: Option<String>,
+    /// Why it cannot be scheduled.
+    pub unschedulable: Option<String>,
+    /// Why a container does not start: reason and message.
+    pub waiting: Option<(String, String)>,
+    /// How its first container that failed ended, else how the last one did.
+    pub ended: Option<ContainerEnd>,
+}
+
+/// The end of a container.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ContainerEnd {
+    /// When.
+    pub at: i64,
+    /// Exit code; 128 + signal where a signal ended it.
+    pub code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, ...
+    pub reason: String,
+    /// Its termination message: the last lines of its log.
+    pub message: String,
+}
+
+/// A node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ObservedNode {
+    /// Its condition `Ready` is true.
+    pub ready: bool,
+    /// Keys of its taints.
+    pub taints: Vec<String>,
+    /// Types of its conditions that are true.
+    pub conditions: Vec<String>,
+}
+
+/// How a coordinator ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RunEnd {
+    /// The last step is committed.
+    Done,
+    /// It was asked to stop.
+    Stopped,
+    /// Neither a worker nor a checkpoint holds these parts of the model's state.
+    StateLost(String),
+    /// Another run, of this name, writes to the checkpoint location.
+    CheckpointsTaken(String),
+    /// An error; it is started again.
+    Failed(String),
+}
+
+/// A job's coordinator in this process.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ObservedRun {
+    /// Its state; none until it has read its record.
+    pub snapshot: Option<Snapshot>,
+    /// Training loss of the last committed step.
+    pub loss: Option<f64>,
+    /// The state of the checkpoints; none where the job has none.
+    pub checkpoints: Option<Saved>,
+    /// IP address and port at which workers reach it.
+    pub address: Option<(String, u16)>,
+    /// How it ended, if it has.
+    pub ended: Option<RunEnd>,
+}
+
+impl ObservedRun {
+    /// Steps committed.
+    #[must_use]
+    pub fn step(&self) -> i64 {
+        self.snapshot.as_ref().map_or(0, |s| whole(s.step.0))
+    }
+
+    /// Number of the plan in force; 0 = none.
+    #[must_use]
+    pub fn generation(&self) -> i64 {
+        self.snapshot.as_ref().map_or(0, |s| whole(s.generation.0))
+    }
+
+    /// Whether steps are committed.
+    #[must_use]
+    pub fn is_training(&self) -> bool {
+        self.snapshot.as_ref().is_some_and(|s| s.mode.is_training())
+    }
+
+    /// Whether it has not yet heard from the workers that it found in its record.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        self.snapshot.as_ref().is_none_or(|s| s.mode.is_settling())
+    }
+
+    /// Names of its workers, which are those of their pods: the attached ones, or the detached ones.
+    pub fn workers(&self, attached: bool) -> impl Iterator<Item = &str> {
+        let workers = self.snapshot.iter().flat_map(|s| &s.workers);
+        workers.filter(move |w| w.up == attached).map(|w| w.name.as_str())
+    }
+}
+
+/// A number as Kubernetes writes it.
+pub(super) fn whole(n: impl TryInto<i64>) -> i64 {
+    n.try_into().unwrap_or(i64::MAX)
+}
+
+/// What is carried out for a job, in parts that fail separately.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum JobPart {
+    /// Service, Secret and the like.
+    Objects,
+    /// Pods.
+    Pods,
+    /// The coordinator.
+    Coordinator,
+}
+
+/// What could not be carried out, and is not tried again for a while.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What.
+    pub part: JobPart,
+    /// The error's message.
+    pub message: String,
+    /// Seconds until it is tried again.
+    pub retry_in: i64,
+}
+
+/// Whether one of these parts failed and is not to be tried again yet.
+pub(super) fn postponed(failures: &[Failure], parts: &[JobPart]) -> bool {
+    failures.iter().any(|f| f.retry_in > 0 && parts.contains(&f.part))
+}
+
+/// The operator's configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Image of workers whose job names none.
+    pub image: Option<String>,
+    /// Name of the GPU resource; none = workers ask for no GPU.
+    pub gpu_resource: Option<String>,
+    /// Taint prefixes and condition types that announce the end of a node, in addition to those of the job.
+    pub node_signals: Vec<String>,
+}

@@ -1,0 +1,198 @@
+//! The state of each pod, from what the API shows of it and of its node.
+//!
+//! A preemption is nobody's fault and costs no retry; a crash is the job's. Kubernetes tells them apart by the condition
+//! DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and SIGKILL.
+
+use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase};
+use std::collections::BTreeMap;
+
+/// Signals that announce the end of a node, whoever runs the cluster: the prefix of a taint's key, or a condition's type.
+pub const NODE_SIGNALS: &[&str] = &[
+    "ToBeDeletedByClusterAutoscaler",
+    "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
+    "aws-node-termination-handler/spot-itn",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "remediator.kubernetes.azure.com/unschedulable",
+    "cloud.google.com/impending-node-termination",
+    "node.kubernetes.io/out-of-service",
+    "VMEventScheduled",
+    "DrainInProgress",
+    "GracefulNodeShutdownInProgress",
+];
+
+/// Reasons of a waiting container that do not go away by waiting.
+const CANNOT_START: &[&str] = &[
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
+
+/// The state of a pod.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PodVerdict {
+    /// It runs.
+    Running,
+    /// It waits to start; why it cannot be scheduled, where that is known.
+    Pending(Option<String>),
+    /// It cannot start as it is: image or configuration. Reason and message.
+    CannotStart(String, String),
+    /// Its node announces its end: which node, by which signal.
+    NodeLeaving(String),
+    /// Its node does not answer or is gone.
+    NodeLost(String),
+    /// It is being deleted.
+    Terminating,
+    /// It ended because it was preempted or evicted, for this reason.
+    Preempted(String),
+    /// Its process was killed from outside, not for memory.
+    Killed(ContainerEnd),
+    /// Its process ended with an error.
+    Crashed(ContainerEnd),
+    /// It ended well: released by the coordinator.
+    Released(ContainerEnd),
+}
+
+impl PodVerdict {
+    /// All labels.
+    pub const LABELS: [&'static str; 7] = [
+        "running", "pending", "broken", "doomed", "lost", "leaving", "ended",
+    ];
+
+    /// The label `state` of the metric `varuna_job_pods`.
+    #[must_use]
+    pub fn label(&self) -> &'static str {
+        match self {
+            PodVerdict::Running => "running",
+            PodVerdict::Pending(_) => "pending",
+            PodVerdict::CannotStart(..) => "broken",
+            PodVerdict::NodeLeaving(_) => "doomed",
+            PodVerdict::NodeLost(_) => "lost",
+            PodVerdict::Terminating => "leaving",
+            _ => "ended",
+        }
+    }
+
+    /// Whether it counts against the number of pods that the job may have.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        matches!(
+            self,
+            PodVerdict::Running | PodVerdict::Pending(_) | PodVerdict::CannotStart(..)
+        )
+    }
+
+    /// How it ended, where it ended by itself or was killed: it is replaced after a delay only.
+    #[must_use]
+    pub fn ended(&self) -> Option<&ContainerEnd> {
+        match self {
+            PodVerdict::Killed(end) | PodVerdict::Crashed(end) | PodVerdict::Released(end) => Some(end),
+            _ => None,
+        }
+    }
+}
+
+/// A pod and its state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JudgedPod<'a> {
+    /// The pod.
+    pub pod: &'a ObservedPod,
+    /// Its state.
+    pub verdict: PodVerdict,
+}
+
+/// All pods of a job with their states, oldest first.
+#[must_use]
+pub(super) fn judge_pods(observed: &Observed) -> Vec<JudgedPod<'_>> {
+    let signals = node_signals(observed);
+    let judged = |pod| JudgedPod {
+        pod,
+        verdict: judge_pod(pod, &observed.nodes, &signals, observed.run.as_ref()),
+    };
+    let mut pods: Vec<_> = observed.pods.iter().map(judged).collect();
+    pods.sort_by_key(|p| p.pod.number);
+    pods
+}
+
+/// The known signals, the operator's and the job's.
+fn node_signals(observed: &Observed) -> Vec<String> {
+    let spec = observed.job.spec.as_ref();
+    let of_job = spec.map_or(&[][..], |j| &j.disruption.node_signals);
+    let known = NODE_SIGNALS.iter().map(|s| (*s).to_owned());
+    let configured = observed.settings.node_signals.iter().chain(of_job);
+    known.chain(configured.cloned()).collect()
+}
+
+/// The signal by which a node announces its end, if it does.
+fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
+    let announces = |name: &&String| signals.iter().any(|s| name.starts_with(s.as_str()));
+    let taint = node.taints.iter().find(announces);
+    // Conditions are matched by name, not by prefix.
+    let condition = node.conditions.iter().find(|c| signals.contains(c));
+    taint.or(condition).map(String::as_str)
+}
+
+/// The state of one pod. A worker that answers its coordinator is not lost, whatever its kubelet does: after an outage of the
+/// API server no node seems to answer for a moment, and an operator that believed that would end every job.
+#[must_use]
+pub fn judge_pod(
+    pod: &ObservedPod,
+    nodes: &BTreeMap<String, ObservedNode>,
+    signals: &[String],
+    run: Option<&ObservedRun>,
+) -> PodVerdict {
+    match pod.phase {
+        PodPhase::Succeeded | PodPhase::Failed => return judge_ended(pod),
+        _ if pod.deleting => return PodVerdict::Terminating,
+        PodPhase::Pending | PodPhase::Running => {}
+    }
+    if let Some(name) = &pod.node {
+        let Some(node) = nodes.get(name) else {
+            return PodVerdict::NodeLost(format!("node {name} is gone"));
+        };
+        if !node.ready && !answers(pod, run) {
+            return PodVerdict::NodeLost(format!("node {name} does not answer"));
+        }
+        if let Some(signal) = announced_end(node, signals) {
+            return PodVerdict::NodeLeaving(format!("node {name}: {signal}"));
+        }
+    }
+    if let Some((reason, message)) = &pod.waiting
+        && CANNOT_START.contains(&reason.as_str())
+    {
+        return PodVerdict::CannotStart(reason.clone(), message.clone());
+    }
+    match pod.phase {
+        PodPhase::Running => PodVerdict::Running,
+        _ => PodVerdict::Pending(pod.unschedulable.clone()),
+    }
+}
+
+/// Whether the pod's worker answers its coordinator, or could: one that has just taken over has heard from no worker yet.
+fn answers(pod: &ObservedPod, run: Option<&ObservedRun>) -> bool {
+    let attached = |r: &ObservedRun| r.workers(true).any(|name| name == pod.name);
+    pod.phase == PodPhase::Running && run.is_none_or(|r| r.is_settling() || attached(r))
+}
+
+fn judge_ended(pod: &ObservedPod) -> PodVerdict {
+    if let Some(reason) = &pod.disrupted {
+        return PodVerdict::Preempted(reason.clone());
+    }
+    if pod.deleting {
+        return PodVerdict::Terminating;
+    }
+    let Some(end) = pod.ended.clone() else {
+        // A pod that failed without ever running was rejected by its kubelet.
+        return PodVerdict::Preempted("NeverStarted".into());
+    };
+    match end.code {
+        0 => PodVerdict::Released(end),
+        137 | 143 if end.reason != "OOMKilled" => PodVerdict::Killed(end),
+        _ => PodVerdict::Crashed(end),
+    }
+}

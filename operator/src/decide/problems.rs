@@ -1,0 +1,62 @@
+//! What is wrong with a job, each with a reason and a sentence that says what to do.
+
+use super::observed::{Failure, JobPart};
+use super::pod_verdicts::{JudgedPod, PodVerdict};
+use varuna_api::Reason;
+
+/// What is wrong although the job may be training: failures first, then the newest pod with the worst problem.
+pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(Reason, String)> {
+    if let Some(first) = failures.first() {
+        return Some(failure_message(first));
+    }
+    let newest_first = || pods.iter().rev().map(|p| &p.verdict);
+    let cannot_start = newest_first().find_map(|v| match v {
+        PodVerdict::CannotStart(reason, message) => Some((
+            Reason::PodsCannotStart,
+            format!("{reason}: {message}; correct spec.workers.image or the template"),
+        )),
+        _ => None,
+    });
+    let crashed = || {
+        newest_first().find_map(|v| match v {
+            PodVerdict::Crashed(end) => {
+                let (code, reason, output) = (end.code, &end.reason, end.message.trim());
+                let message = format!("a worker ended with exit code {code} ({reason}): {output}");
+                Some((Reason::WorkersCrash, message))
+            }
+            _ => None,
+        })
+    };
+    let unschedulable = || {
+        newest_first().find_map(|v| match v {
+            PodVerdict::Pending(Some(message)) => Some((Reason::PodsCannotBeScheduled, message.clone())),
+            _ => None,
+        })
+    };
+    cannot_start.or_else(crashed).or_else(unschedulable)
+}
+
+/// What failed and what to do about it: a sentence that stays the same while it is so.
+pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
+    let message = &failure.message;
+    match failure.part {
+        JobPart::Objects => (
+            Reason::ObjectsRefused,
+            format!("the API server refuses the job's objects: {message}"),
+        ),
+        JobPart::Pods if message.contains("exceeded quota") => (
+            Reason::PodsRefused,
+            format!(
+                "the API server takes no more pods: {message}; raise the quota or lower spec.elasticity.maxWorkers"
+            ),
+        ),
+        JobPart::Pods => (
+            Reason::PodsRefused,
+            format!("the API server takes no pod of spec.workers.template: {message}"),
+        ),
+        JobPart::Coordinator => (
+            Reason::CoordinatorFails,
+            format!("the job's coordinator cannot run: {message}"),
+        ),
+    }
+}

@@ -1,0 +1,171 @@
+//! What is reported of a job once a decision was carried out: its status, its conditions, its Events.
+
+use super::conditions::conditions;
+use super::decision::{Decision, JobOutcome, Report, time};
+use super::events::events;
+use super::objects;
+use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
+use super::pod_verdicts::PodVerdict;
+use super::pods::newest_pod;
+use super::problems::{failure_message, problem};
+use super::suspend::suspending;
+use varuna_api::JobPhase;
+use varuna_api::crd::{CheckpointStatus, PlanStatus, Status};
+use varuna_protocol::coordinator::RunMode;
+
+/// Reports on a job. `failures`: what could not be carried out, the decision included.
+#[must_use]
+pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Report {
+    let mut status = progress(observed, decision, failures);
+    if observed.job.deleting {
+        return Report {
+            status,
+            events: vec![],
+            reconcile_in: None,
+        };
+    }
+    let run = observed.run.as_ref();
+    let (phase, message) = match &decision.outcome {
+        JobOutcome::Refuse(_, why) => (JobPhase::Refused, Some(why.clone())),
+        JobOutcome::Suspend => (JobPhase::Suspended, None),
+        JobOutcome::Complete => (JobPhase::Complete, None),
+        JobOutcome::Fail(_, why) => (JobPhase::Failed, Some(why.clone())),
+        JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(run) {
+            JobPhase::Training => (JobPhase::Training, None),
+            phase => (phase, waiting_for(observed, decision, failures)),
+        },
+    };
+    let problem = problem(&decision.pods, failures);
+    status.observed_generation = Some(observed.job.generation);
+    status.phase = Some(phase);
+    status.message = message.or_else(|| problem.as_ref().map(|(_, message)| message.clone()));
+    status.selector = Some(objects::selector(&observed.job.name));
+    let running = decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
+    let job = observed.job.spec.as_ref();
+    let per_pod = job.map_or(1, |j| i64::from(j.workers.gpus_per_pod));
+    status.workers = whole(running.count()) * per_pod;
+    if let Some(run) = run {
+        plan(run, &mut status);
+        checkpoint(run, &mut status);
+    }
+    status.conditions = conditions(observed, &decision.outcome, phase, problem, &status);
+    let retries = failures.iter().map(|f| f.retry_in);
+    Report {
+        events: events(observed, decision, failures, &status),
+        status,
+        reconcile_in: retries.chain(decision.replace_in).min(),
+    }
+}
+
+/// The last status with what is counted from one reconciliation to the next.
+fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Status {
+    let before = &observed.job.status;
+    let step = decision.progress.step;
+    let fell = before
+        .step
+        .zip(step)
+        .map_or(0, |(before, now)| (before - now).max(0));
+    let parts = [JobPart::Objects, JobPart::Pods, JobPart::Coordinator];
+    Status {
+        steps_lost: Some(before.steps_lost.unwrap_or(0) + fell),
+        step,
+        progressed_at: decision.progress.at.map(time),
+        suspending: match decision.outcome {
+            JobOutcome::SaveThenSuspend => Some(suspending(observed)),
+            JobOutcome::Suspend => before.suspending.clone(),
+            _ => None,
+        },
+        // Numbers of pods that were not created are used later; those of pods that were are seen on the pods.
+        newest_pod: if postponed(failures, &parts) {
+            newest_pod(observed)
+        } else {
+            decision.newest_pod
+        },
+        ..before.clone()
+    }
+}
+
+/// The phase of a job that runs, by its coordinator.
+fn phase_of(run: Option<&ObservedRun>) -> JobPhase {
+    let Some(run) = run else {
+        return JobPhase::Pending;
+    };
+    match run.snapshot.as_ref().map(|s| s.mode) {
+        Some(RunMode::Training | RunMode::Changing) => JobPhase::Training,
+        Some(RunMode::Launching | RunMode::Recovering | RunMode::Persisting) if run.step() > 0 => {
+            JobPhase::Recovering
+        }
+        Some(RunMode::Waiting) => JobPhase::Waiting,
+        Some(RunMode::Done) => JobPhase::Complete,
+        _ => JobPhase::Starting,
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "milliseconds of a step are far below 2^53"
+)]
+fn plan(run: &ObservedRun, status: &mut Status) {
+    let Some(snapshot) = run.snapshot.as_ref().filter(|_| run.generation() > 0) else {
+        return;
+    };
+    if status
+        .plan
+        .as_ref()
+        .is_some_and(|p| p.generation < run.generation())
+    {
+        status.reconfigurations = Some(status.reconfigurations.unwrap_or(0) + 1);
+    }
+    let attached = run.workers(true).count();
+    status.plan = Some(PlanStatus {
+        generation: run.generation(),
+        shape: snapshot.plan.clone().unwrap_or_default(),
+        workers: whole(snapshot.members),
+        idle: whole(attached.saturating_sub(snapshot.members)),
+        predicted_step_ms: snapshot.predicted_ms.map(|ms| ms.round() as i64),
+        observed_step_ms: snapshot.observed_ms.map(|ms| ms.round() as i64),
+    });
+    status.loss = run.loss.map(|loss| format!("{loss:.4}")).or(status.loss.take());
+}
+
+fn checkpoint(run: &ObservedRun, status: &mut Status) {
+    let Some(saved) = &run.checkpoints else {
+        return;
+    };
+    let before = status.checkpoint.as_ref().and_then(|c| c.newest_step);
+    let newest = saved.newest.map(|step| whole(step.0)).or(before);
+    status.checkpoint = Some(CheckpointStatus {
+        newest_step: newest,
+        steps_behind: status.step.map(|step| (step - newest.unwrap_or(0)).max(0)),
+        failing: saved.failing.clone(),
+    });
+}
+
+/// What a job that does not train waits for.
+fn waiting_for(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Option<String> {
+    let job = observed.job.spec.as_ref().ok()?;
+    let run = observed.run.as_ref();
+    let attached = run.map_or(0, |r| r.workers(true).count());
+    let need = job.elasticity.min_workers as usize;
+    let too_few = |why: &str| Some(format!("{attached} workers of at least {need} are there; {why}"));
+    if let (Some(failure), true) = (failures.first(), attached < need) {
+        return too_few(&failure_message(failure).1);
+    }
+    let store_fails = run.and_then(|r| r.checkpoints.as_ref()?.failing.as_ref());
+    if let Some(why) = store_fails
+        && run.is_some_and(|r| r.generation() == 0)
+    {
+        return Some(format!(
+            "whether there is a checkpoint to resume from is not known: {why}"
+        ));
+    }
+    if attached >= need {
+        return None;
+    }
+    let why = decision.pods.iter().find_map(|p| match &p.verdict {
+        PodVerdict::CannotStart(reason, message) => Some(format!("a pod says: {reason}: {message}")),
+        PodVerdict::Pending(Some(message)) => Some(format!("a pod says: {message}")),
+        _ => None,
+    });
+    too_few(why.as_deref().unwrap_or("its pods start"))
+}

@@ -1,0 +1,47 @@
+//! Why a reconciliation failed.
+
+use crate::decide::JobPart;
+use std::fmt::Display;
+use std::time::Duration;
+
+/// A reconciliation that takes longer has failed: an API server that does not answer must not hold a job for ever.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Why a reconciliation failed; it is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or did not answer.
+    #[error("API server: {0}")]
+    Api(#[from] kube::Error),
+    /// This will be refused again unless something is changed.
+    #[error("{part:?} refused: {message}")]
+    Refused {
+        /// What was refused.
+        part: JobPart,
+        /// The error's message.
+        message: String,
+    },
+    /// It took too long.
+    #[error("no answer within {} s", DEADLINE.as_secs())]
+    Timeout,
+}
+
+impl Error {
+    /// The job's coordinator cannot be started.
+    pub(crate) fn coordinator(why: impl Display) -> Error {
+        Error::Refused {
+            part: JobPart::Coordinator,
+            message: why.to_string(),
+        }
+    }
+
+    /// The label `kind` of the metric `varuna_reconcile_errors`.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Error::Api(_) => "api",
+            Error::Refused { .. } => "refused",
+            Error::Timeout => "late",
+        }
+    }
+}

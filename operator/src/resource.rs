@@ -1,0 +1,21 @@
+//! The resource `VarunaJob`, as the API server knows it.
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::reflector::ObjectRef;
+use varuna_api::crd::{GROUP, PLURAL, VERSION};
+use varuna_api::manifest::KIND;
+
+/// A job, by namespace and name.
+pub type JobRef = ObjectRef<DynamicObject>;
+
+/// The resource of jobs. Jobs are watched untyped: one that does not parse must not hide all others.
+#[must_use]
+pub fn resource() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, KIND), PLURAL)
+}
+
+/// The job of this namespace and name.
+#[must_use]
+pub fn job_ref(namespace: &str, name: &str) -> JobRef {
+    JobRef::new_with(name, resource()).within(namespace)
+}
