@@ -13,8 +13,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
-use varuna_plan::trace::{spread, trace};
-use varuna_plan::{CostPlanner, Explained, PlanRequest, Shape, WorkerId, WorkerInfo};
+use varuna_plan::predict::predict_with_noise;
+use varuna_plan::{
+    CostPlanner, Explained, PlanRequest, Shape, Speeds, Topology, WorkerId, WorkerInfo, predict,
+};
 
 /// Print the plan for a number of workers and its predicted step, or a table for a range of numbers of workers.
 ///
@@ -110,11 +112,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (explained, request) = query.plan(workers)?;
     let shape = &explained.shape;
     let costs = &query.planner.costs;
-    let traces = trace(costs, shape);
+    let traces = predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
     if let Some(path) = &arguments.svg {
         write(path, &gantt::svg(&traces, shape))?;
     }
-    let noisy = spread(costs, shape, 0.1, 1, 20);
+    let noisy = predict_with_noise(costs, shape, 0.1, 1, 20);
     if arguments.json {
         print_json(&table::json(&explained, &request, noisy))?;
     } else {

@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 use varuna_plan::Shape;
+use varuna_plan::predict::{Activity, PipelineTrace, Span};
 use varuna_plan::schedule::Instruction;
-use varuna_plan::simulate::{Span, What};
-use varuna_plan::trace::PipelineTrace;
 
 const WIDTH: f64 = 1500.0;
 const LEFT: f64 = 120.0;
@@ -33,12 +32,12 @@ fn end_ms(traces: &[PipelineTrace]) -> f64 {
 }
 
 /// Colour, micro-batch, and whether it is compute.
-fn style_of(what: What) -> (&'static str, u32, bool) {
+fn style_of(what: Activity) -> (&'static str, u32, bool) {
     match what {
-        What::Compute(Instruction::Forward(m)) => (FORWARD, m, true),
-        What::Compute(Instruction::Backward(m)) => (BACKWARD, m, true),
-        What::Compute(Instruction::Recompute(m)) => (RECOMPUTE, m, true),
-        What::SendActivation(m) | What::SendGradient(m) => (TRANSFER, m, false),
+        Activity::Compute(Instruction::Forward(m)) => (FORWARD, m, true),
+        Activity::Compute(Instruction::Backward(m)) => (BACKWARD, m, true),
+        Activity::Compute(Instruction::Recompute(m)) => (RECOMPUTE, m, true),
+        Activity::SendActivation(m) | Activity::SendGradient(m) => (TRANSFER, m, false),
     }
 }
 
@@ -100,7 +99,7 @@ impl Picture {
     }
 
     fn span(&mut self, span: &Span, workers: usize, stages: usize, top: f64) {
-        let (fill, micro_batch, compute) = style_of(span.what);
+        let (fill, micro_batch, compute) = style_of(span.activity);
         let y = top + LANE * stage_as_f64(span.stage % workers);
         if !compute {
             self.bar(span.start_ms, span.end_ms, y + COMPUTE, NETWORK, fill);
@@ -257,11 +256,11 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
                 }
             };
             for span in trace.spans.iter().filter(|s| s.stage % trace.workers == w) {
-                let letter = match span.what {
-                    What::Compute(Instruction::Forward(_)) => 0,
-                    What::Compute(Instruction::Recompute(_)) => 1,
-                    What::Compute(Instruction::Backward(_)) => 2,
-                    What::SendActivation(_) | What::SendGradient(_) => continue,
+                let letter = match span.activity {
+                    Activity::Compute(Instruction::Forward(_)) => 0,
+                    Activity::Compute(Instruction::Recompute(_)) => 1,
+                    Activity::Compute(Instruction::Backward(_)) => 2,
+                    Activity::SendActivation(_) | Activity::SendGradient(_) => continue,
                 };
                 add(letter, span.start_ms, span.end_ms);
             }

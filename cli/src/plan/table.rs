@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use varuna_plan::predict::Spread;
 use varuna_plan::schedule::paper::{self, PaperKind, PartTimes, generate};
-use varuna_plan::trace::Spread;
 use varuna_plan::{
     Costs, Explained, PlanRequest, Recompute, RunnerUp, ScheduleKind, ScheduleSpec, Shape, schedule,
 };

@@ -11,11 +11,12 @@ pub use runs::{CalibratedRuns, JudgedRun, MeasuredRun, calibrate_runs};
 pub use table::{MeasuredError, MeasuredRow, read_measured};
 
 use crate::cost::{Calibration, Costs, Runtime};
-use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+use crate::document::{
+    Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+};
+use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
-use crate::schedule::lists;
-use crate::simulate::{StageTimes, rendezvous, simulate};
-use crate::sync::{Pipelines, step_ms};
+use crate::predict::{Speeds, Topology, predict};
 
 /// Below so many rows only the factor on compute is fitted: fewer do not tell compute from transfers.
 const ROWS_FOR_BOTH: usize = 4;
@@ -59,42 +60,44 @@ pub fn counted_cuts(segments: u32, stages: usize) -> Option<Vec<SegmentRange>> {
     Some((0..p).map(cut).collect())
 }
 
-/// The predicted step of a grid with these cuts, milliseconds. Under [`Runtime::Overlapped`] stages run 1F1B.
-#[must_use]
-pub fn predict_ms(costs: &Costs, grid: Grid, stages: &[SegmentRange]) -> f64 {
-    let m = grid.micro_batch_size.max(1);
-    let each = grid.global_batch_size.div_ceil(grid.data_parallel.max(1) as u64);
-    let n = u32::try_from(each.div_ceil(u64::from(m))).unwrap_or(u32::MAX);
-    let times: Vec<StageTimes> = stages
-        .iter()
-        .map(|r| StageTimes {
-            forward_ms: costs.forward_ms(*r, m),
-            backward_ms: costs.backward_ms(*r, m),
-            recompute_ms: 0.0,
-            transfer_ms: if r.start == 0 {
-                0.0
-            } else {
-                costs.transfer_ms(r.start, m)
+impl Grid {
+    /// The plan that was run, by frameworks that cut stages like this: 1F1B, and as many samples for each pipeline as the largest
+    /// share has.
+    #[must_use]
+    pub fn shape(&self, stages: &[SegmentRange]) -> Shape {
+        let each = self.global_batch_size.div_ceil(self.data_parallel.max(1) as u64);
+        let mut workers = (1..).map(WorkerId);
+        let mut pipeline = |i: u64| Pipeline {
+            stages: stages
+                .iter()
+                .zip(&mut workers)
+                .map(|(segments, worker)| Stage {
+                    worker,
+                    segments: *segments,
+                    recompute: None,
+                })
+                .collect(),
+            samples: SampleRange {
+                start: i * each,
+                end: (i + 1) * each,
             },
-        })
-        .collect();
-    let took = match costs.runtime {
-        Runtime::Rendezvous => rendezvous(&times, n, |_| {}),
-        Runtime::Overlapped => {
-            let spec = ScheduleSpec {
+        };
+        Shape {
+            pipelines: (0..self.data_parallel as u64).map(&mut pipeline).collect(),
+            spares: Vec::new(),
+            micro_batch_size: self.micro_batch_size.max(1),
+            schedule: ScheduleSpec {
                 kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
                 recompute: Recompute::None,
-            };
-            simulate(&lists(&vec![spec; stages.len()], n), &times, n)
+            },
+            predicted: Prediction::default(),
         }
-    };
-    let kinds = [Pipelines {
-        stages,
-        workers: stages.len(),
-        ends_ms: &took.ends_ms,
-        count: grid.data_parallel,
-    }];
-    step_ms(costs, &kinds)
+    }
+}
+
+/// The step of a shape on nominal workers of one node, milliseconds.
+fn step_ms(costs: &Costs, shape: &Shape) -> f64 {
+    predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).step_ms
 }
 
 /// A measured row and what the calibrated model says of it.
@@ -192,7 +195,7 @@ pub fn calibrate(
             micro_batch_size,
         };
         plans.push(Ran {
-            predict: Box::new(move |costs| predict_ms(costs, grid, &stages)),
+            shape: grid.shape(&stages),
             step_ms: row.step_ms,
         });
     }
@@ -205,7 +208,7 @@ pub fn calibrate(
     costs.calibrated = true;
     let judge = |(i, (row, plan)): (usize, (&MeasuredRow, &Ran))| Judged {
         row: *row,
-        predicted_ms: (plan.predict)(&costs),
+        predicted_ms: step_ms(&costs, &plan.shape),
         fitted: i % 2 == 1,
     };
     let rows: Vec<Judged> = rows.iter().zip(&plans).enumerate().map(judge).collect();
@@ -226,9 +229,9 @@ pub fn calibrate(
     })
 }
 
-/// A plan that was run: what the costs predict for it, and what it took, milliseconds.
-struct Ran<'a> {
-    predict: Box<dyn Fn(&Costs) -> f64 + 'a>,
+/// A plan that was run, and what a step of it took, milliseconds.
+struct Ran {
+    shape: Shape,
     step_ms: f64,
 }
 
@@ -263,7 +266,7 @@ fn fit(costs: &Costs, plans: &[&Ran], both: bool) -> Option<(Costs, f64)> {
     };
     let errors = |compute: f64, transfer: f64| -> Vec<f64> {
         let costs = with(compute, transfer);
-        let error = |p: &&Ran| (p.predict)(&costs) / p.step_ms - 1.0;
+        let error = |p: &&Ran| step_ms(&costs, &p.shape) / p.step_ms - 1.0;
         plans.iter().map(error).collect()
     };
     let square = |errors: &[f64]| errors.iter().map(|e| e * e).sum::<f64>();

@@ -1,10 +1,12 @@
 //! What segments cost: compute, bytes and memory, measured or estimated.
 
 pub(crate) mod halves;
+mod host;
+
+pub use host::Host;
 
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
-use crate::shared::Host;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
@@ -96,6 +98,18 @@ impl SegmentCost {
             Recompute::None => false,
             Recompute::Selective => self.kind == SegmentKind::Attention,
             Recompute::Full => true,
+        }
+    }
+
+    /// Scales what it computes: forward and backward, fixed parts included.
+    pub(crate) fn scale_compute(&mut self, factor: f64) {
+        for ms in [
+            &mut self.forward_ms,
+            &mut self.backward_ms,
+            &mut self.forward_fixed_ms,
+            &mut self.backward_fixed_ms,
+        ] {
+            *ms *= factor;
         }
     }
 

@@ -13,13 +13,10 @@ pub mod ids;
 pub mod layout;
 pub mod partition;
 pub mod planner;
+pub mod predict;
 pub mod profile;
 pub mod schedule;
-pub mod shared;
-pub mod simulate;
 pub mod state;
-pub mod sync;
-pub mod trace;
 
 pub use cost::{Calibration, Costs, Device, Runtime};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
@@ -27,6 +24,7 @@ pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use layout::{Layout, SegmentRange};
 pub use planner::{
-    Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, StepParts, WorkerInfo,
+    Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, WorkerInfo,
 };
+pub use predict::{Speeds, StepParts, StepPrediction, Topology, predict};
 pub use state::{Decision, StateId};

@@ -7,8 +7,7 @@ mod read;
 
 pub use read::ProfileError;
 
-use crate::cost::{Calibration, Costs, Device, Runtime, SegmentCost, SegmentKind};
-use crate::shared::Host;
+use crate::cost::{Calibration, Costs, Device, Host, Runtime, SegmentCost, SegmentKind};
 use serde::{Deserialize, Serialize};
 
 /// The version that is written.

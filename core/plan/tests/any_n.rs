@@ -4,13 +4,13 @@
 #![expect(clippy::cast_precision_loss, reason = "counts are small")]
 
 use std::collections::BTreeMap;
-use varuna_plan::calibrate::{Grid, predict_ms};
+use varuna_plan::calibrate::Grid;
 use varuna_plan::cost::{GptSizes, SegmentKind};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::{
     Calibration, Constraints, CostPlanner, Costs, PlanRequest, Planner, Recompute, ScheduleKind,
-    ScheduleSpec, SegmentRange, Shape, WorkerId, WorkerInfo,
+    ScheduleSpec, SegmentRange, Shape, Speeds, Topology, WorkerId, WorkerInfo, predict,
 };
 
 fn planner(costs: Costs, micro: Option<u32>, min_depth: u32, memory: Option<u64>) -> CostPlanner {
@@ -76,6 +76,11 @@ fn gpt2_8_3b() -> (Costs, u64) {
     (Costs::estimate(gpt, device.device(false)), device.usable_bytes())
 }
 
+/// The step of a shape on nominal workers, milliseconds.
+fn step_ms(costs: &Costs, shape: &Shape) -> f64 {
+    predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).step_ms
+}
+
 /// Varuna's rule under the same cost model: P divides the number of blocks, D = N / P, equal counts, the rest idle; the
 /// best P and micro-batch. Where D does not divide the batch it would drop samples: here each pipeline takes as many as are
 /// needed for the whole batch. Samples a millisecond.
@@ -122,7 +127,7 @@ fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
                 global_batch_size: batch,
                 micro_batch_size: *m,
             };
-            let rate = batch as f64 / predict_ms(costs, grid, &stages);
+            let rate = batch as f64 / step_ms(costs, &grid.shape(&stages));
             best = Some(best.map_or(rate, |b| b.max(rate)));
         }
     }

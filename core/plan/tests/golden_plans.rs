@@ -9,10 +9,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use varuna_plan::cost::GptSizes;
+use varuna_plan::cost::{GptSizes, Host};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
-use varuna_plan::shared::Host;
 use varuna_plan::{
     Calibration, Constraints, CostPlanner, Costs, Device, PlanRequest, Planner, Recompute, ScheduleKind,
     ScheduleSpec, Shape, WorkerId, WorkerInfo,

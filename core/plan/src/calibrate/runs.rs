@@ -1,9 +1,8 @@
 //! Calibration by plans that this project ran: their own documents, whatever their cuts, and what a step of them took.
 
-use super::{CalibrateError, Ran, fit};
+use super::{CalibrateError, Ran, fit, step_ms};
 use crate::cost::Costs;
 use crate::document::Shape;
-use crate::trace;
 
 /// A plan that was run.
 #[derive(Clone, PartialEq, Debug)]
@@ -57,12 +56,9 @@ pub fn calibrate_runs(costs: &Costs, runs: &[MeasuredRun]) -> Result<CalibratedR
     if runs.len() < 2 {
         return Err(CalibrateError::Few(runs.len()));
     }
-    let plan = |run: &'_ MeasuredRun| -> Ran<'_> {
-        let shape = run.shape.clone();
-        Ran {
-            predict: Box::new(move |costs| trace::step_ms(costs, &shape, usize::MAX)),
-            step_ms: run.step_ms,
-        }
+    let plan = |run: &MeasuredRun| Ran {
+        shape: run.shape.clone(),
+        step_ms: run.step_ms,
     };
     let plans: Vec<Ran> = runs.iter().map(plan).collect();
     let fitted: Vec<&Ran> = plans.iter().skip(1).step_by(2).collect();
@@ -74,7 +70,7 @@ pub fn calibrate_runs(costs: &Costs, runs: &[MeasuredRun]) -> Result<CalibratedR
         .enumerate()
         .map(|(i, run)| JudgedRun {
             run: run.clone(),
-            predicted_ms: trace::step_ms(&costs, &run.shape, usize::MAX),
+            predicted_ms: step_ms(&costs, &run.shape),
             fitted: i % 2 == 1,
         })
         .collect();

@@ -83,7 +83,7 @@ fn steps_that_a_model_made_give_its_constants_back() {
             };
             let stages = counted_cuts(50, row.pipeline_parallel).unwrap();
             MeasuredRow {
-                step_ms: predict_ms(&costs, grid, &stages),
+                step_ms: step_ms(&costs, &grid.shape(&stages)),
                 ..*row
             }
         })

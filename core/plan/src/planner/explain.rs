@@ -1,8 +1,8 @@
 //! Why this plan: what it takes, and what the next best ones would have taken.
 
-use super::candidate::{Candidate, StepParts};
-use super::{CostPlanner, Infeasible, PlanRequest};
-use crate::document::{Recompute, ScheduleSpec, Shape};
+use super::candidate::Candidate;
+use crate::document::{Recompute, ScheduleSpec, Shape, summary_of};
+use crate::predict::StepParts;
 
 /// Runners-up that are named.
 const RUNNERS_UP: usize = 5;
@@ -29,7 +29,7 @@ pub struct RunnerUp {
 /// A plan with its reasons.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Explained {
-    /// The plan: what [`super::Planner::plan`] gives.
+    /// The plan: what [`crate::Planner::plan`] gives.
     pub shape: Shape,
     /// Where its step's time goes.
     pub parts: StepParts,
@@ -41,66 +41,52 @@ pub struct Explained {
     pub runners_up: Vec<RunnerUp>,
     /// Plans that were scored in closed form.
     pub scored: u64,
-    /// Plans of those that were simulated.
+    /// How many of those were simulated.
     pub simulated: usize,
 }
 
-impl CostPlanner {
-    /// The best shape for the request, and why.
-    ///
-    /// # Errors
-    /// A sentence that says what is missing.
-    pub fn explain(&self, request: &PlanRequest) -> Result<Explained, Infeasible> {
-        let search = self.search(request)?;
-        let shape = search.shape;
-        let name = |c: &Candidate| (summary(c), c.micro_batch_size, heaviest(c));
-        let mut seen = vec![name(&search.chosen)];
-        let mut runners_up = Vec::new();
-        for c in &search.found {
-            if runners_up.len() == RUNNERS_UP || seen.contains(&name(c)) {
-                continue;
-            }
-            seen.push(name(c));
-            runners_up.push(RunnerUp {
-                summary: summary(c),
-                micro_batch_size: c.micro_batch_size,
-                schedule: ScheduleSpec {
-                    kind: c.schedule.kind,
-                    recompute: heaviest(c),
-                },
-                workers: c.workers(),
-                step_ms: c.step_ms,
-                bubble: c.bubble,
-                why: why(&search.chosen, c),
-            });
+/// The next best of these after the chosen one, each kind once.
+pub(super) fn runners_up(chosen: &Candidate, found: &[Candidate]) -> Vec<RunnerUp> {
+    let name = |c: &Candidate| (summary(c), c.work.micro_batch_size, heaviest(c));
+    let mut seen = vec![name(chosen)];
+    let mut runners_up = Vec::new();
+    for c in found {
+        if runners_up.len() == RUNNERS_UP || seen.contains(&name(c)) {
+            continue;
         }
-        Ok(Explained {
-            memory_bytes: self.memory_bytes(&shape),
-            parts: search.chosen.parts,
-            moved_bytes: search.moved_bytes,
-            runners_up,
-            scored: search.scored,
-            simulated: search.found.len(),
-            shape,
-        })
+        seen.push(name(c));
+        runners_up.push(RunnerUp {
+            summary: summary(c),
+            micro_batch_size: c.work.micro_batch_size,
+            schedule: ScheduleSpec {
+                kind: c.work.kind,
+                recompute: heaviest(c),
+            },
+            workers: c.workers(),
+            step_ms: c.step_ms,
+            bubble: c.bubble,
+            why: why(chosen, c),
+        });
     }
+    runners_up
 }
 
 fn summary(candidate: &Candidate) -> String {
-    crate::document::summary_of(candidate.depths(), candidate.schedule.kind)
+    summary_of(candidate.work.depths(), candidate.work.kind)
 }
 
 /// The most that one of its stages recomputes.
 fn heaviest(candidate: &Candidate) -> Recompute {
-    let all = candidate.pipelines.iter().flat_map(|p| &p.policies);
-    all.copied().max().unwrap_or(candidate.schedule.recompute)
+    let stages = candidate.pipelines().iter().flat_map(|p| &p.stages);
+    let heaviest = stages.map(|s| s.recompute).max();
+    heaviest.unwrap_or(candidate.recompute)
 }
 
 /// The largest of what the loser needs more of.
 fn why(chosen: &Candidate, lost: &Candidate) -> String {
     let by = lost.step_ms - chosen.step_ms;
     if by <= 0.0 || by / chosen.step_ms < 1e-4 {
-        let (ours, theirs) = (chosen.pipelines.len(), lost.pipelines.len());
+        let (ours, theirs) = (chosen.pipelines().len(), lost.pipelines().len());
         return if theirs < 2 && ours > 1 {
             "as fast, but one pipeline holds each segment's state only once".into()
         } else if lost.workers() > chosen.workers() {

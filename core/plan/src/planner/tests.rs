@@ -1,11 +1,13 @@
 mod exhaustive;
 
-use super::choose::{EQUAL, score};
+use super::search::choice::EQUAL;
 use super::*;
 use crate::check::check_shape;
 use crate::cost::halves::tests::whole_blocks;
 use crate::cost::{Device, GptSizes};
-use crate::document::{Recompute, ScheduleKind};
+use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+use crate::ids::WorkerId;
+use crate::schedule::stash_max;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -364,7 +366,9 @@ proptest! {
             shape
         }).collect();
         for (horizon, ours) in horizons.iter().zip(&plans) {
-            let of = |s: &Shape| score(s.predicted.step_ms, s.predicted.move_ms, *horizon);
+            let request = PlanRequest { horizon_ms: *horizon, ..request.clone() };
+            let problem = planner.problem(&request);
+            let of = |s: &Shape| problem.effective_ms(&s.predicted);
             for other in &plans {
                 prop_assert!(of(ours) <= of(other) * EQUAL * (1.0 + 1e-9), "{horizon:?}: {ours:?} or {other:?}");
             }

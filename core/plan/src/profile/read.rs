@@ -1,8 +1,7 @@
 //! The strict reader: every value knows its file and field.
 
 use super::{LinkRow, Profile, ProfileRow, RingRow, SegmentProfile, Source, VERSION};
-use crate::cost::{Calibration, Runtime, SegmentKind};
-use crate::shared::Host;
+use crate::cost::{Calibration, Host, Runtime, SegmentKind};
 use serde_json::Value;
 
 /// Why a profile, or a table that goes with it, cannot be used.

@@ -1,13 +1,11 @@
 //! Against every composition there is, where they can all be tried.
 
-use super::super::candidate::run_pipeline;
-use super::super::compose::Composer;
-use super::super::cut::Cut;
+use super::super::search::partitions::{Partition, PartitionSet, Partitioner};
 use super::*;
 use crate::cost::{Calibration, Runtime};
+use crate::predict::step::{PipelineGroup, StepTotals};
+use crate::predict::work::{PipelineWork, StepWork};
 use crate::profile::Profile;
-use crate::simulate::Simulated;
-use crate::sync::{self, Pipelines};
 
 const BATCH: u64 = 128;
 /// As in the tables of `docs/planner.md`: shallower pipelines do not fit into the memory of the measured machines.
@@ -39,47 +37,55 @@ fn compositions(left: usize, most: usize, now: &mut Vec<usize>, each: &mut dyn F
     }
 }
 
-type Runs = BTreeMap<(usize, usize, u32), Simulated>;
+/// Pipelines that were simulated: depth, pipelines whose rings the partition weighs, micro-batches.
+type Groups = BTreeMap<(usize, usize, u32), PipelineGroup>;
 
-/// The step of pipelines of these depths, their cuts weighing the rings or not.
+/// The step of pipelines of these depths, their partitions weighing the rings or not.
 fn step_ms(
-    composer: &Composer,
+    partitioner: &Partitioner,
+    set: &PartitionSet,
     depths: &[usize],
-    aware: bool,
-    runs: &mut Runs,
-    cuts: &mut BTreeMap<(usize, usize), Cut>,
+    ring_aware: bool,
+    known: &mut Groups,
+    partitions: &mut BTreeMap<(usize, usize), Partition>,
 ) -> f64 {
-    let family = &composer.families[0];
-    let (kind, weighed) = (family.schedules[0], if aware { depths.len() } else { 0 });
+    let weighed = if ring_aware { depths.len() } else { 0 };
     for p in depths {
-        cuts.entry((*p, weighed)).or_insert_with(|| {
-            let plain = family.cuts[*p].clone().unwrap();
-            let other = aware.then(|| composer.aware_cut(family, *p, weighed)).flatten();
-            other.unwrap_or(plain)
+        partitions.entry((*p, weighed)).or_insert_with(|| {
+            let plain = set.of_depth(*p).unwrap().clone();
+            let other = ring_aware.then(|| partitioner.ring_aware(set, *p, weighed));
+            other.flatten().unwrap_or(plain)
         });
     }
-    let cut = |p: &usize| &cuts[&(*p, weighed)];
+    let partition = |p: &usize| &partitions[&(*p, weighed)];
     let mut shares = vec![1u32; depths.len()];
     for _ in depths.len() as u64..BATCH {
-        let end =
-            |i: &usize| cut(&depths[*i]).fill_ms + cut(&depths[*i]).period_ms * f64::from(shares[*i] + 1);
+        let end = |i: &usize| {
+            let form = &partition(&depths[*i]).form;
+            form.fill_ms + form.period_ms * f64::from(shares[*i] + 1)
+        };
         let first = (0..depths.len())
             .min_by(|a, b| end(a).total_cmp(&end(b)))
             .unwrap();
         shares[first] += 1;
     }
     for (p, n) in depths.iter().zip(&shares) {
-        runs.entry((*p, weighed, *n))
-            .or_insert_with(|| run_pipeline(family, kind, cut(p), *n));
+        known.entry((*p, weighed, *n)).or_insert_with(|| {
+            let pipeline = PipelineWork {
+                stages: partition(p).work(1.0),
+                samples: u64::from(*n),
+            };
+            let work = StepWork {
+                pipelines: vec![pipeline.clone()],
+                micro_batch_size: 1,
+                kind: set.schedules[0],
+            };
+            PipelineGroup::new(partitioner.problem.costs, &work, &pipeline, 1, |_, ms| ms, |_| {})
+        });
     }
-    let kind = |(p, n): (&usize, &u32)| Pipelines {
-        stages: &cut(p).stages,
-        workers: *p,
-        ends_ms: &runs[&(*p, weighed, *n)].ends_ms,
-        count: 1,
-    };
-    let kinds: Vec<Pipelines> = depths.iter().zip(&shares).map(kind).collect();
-    sync::step_ms(&composer.planner.costs, &kinds)
+    let group = |(p, n): (&usize, &u32)| &known[&(*p, weighed, *n)];
+    let groups: Vec<&PipelineGroup> = depths.iter().zip(&shares).map(group).collect();
+    StepTotals::new(partitioner.problem.costs, &groups, None).step_ms
 }
 
 #[test]
@@ -90,13 +96,22 @@ fn plans_come_within_a_hundredth_of_the_best_composition_there_is() {
         planner.costs = measured(runtime);
         planner.constraints.micro_batch_size = Some(1);
         let all = request(&planner, WORKERS as u64, BATCH);
-        let composer = Composer::new(&planner, &all, WORKERS, 1.0, None);
-        let (mut runs, mut cuts) = (Runs::new(), BTreeMap::new());
+        let workers: Vec<&WorkerInfo> = all.workers.iter().collect();
+        let partitioner = Partitioner::new(planner.problem(&all), &workers);
+        let sets = partitioner.sets();
+        let (mut groups, mut partitions) = (Groups::new(), BTreeMap::new());
         let mut best_of = vec![(f64::INFINITY, Vec::new()); WORKERS + 1];
         compositions(WORKERS, WORKERS, &mut Vec::new(), &mut |depths| {
             let used: usize = depths.iter().sum();
             for aware in [false, true] {
-                let step = step_ms(&composer, depths, aware, &mut runs, &mut cuts);
+                let step = step_ms(
+                    &partitioner,
+                    &sets[0],
+                    depths,
+                    aware,
+                    &mut groups,
+                    &mut partitions,
+                );
                 if step < best_of[used].0 {
                     best_of[used] = (step, depths.to_vec());
                 }

@@ -1,7 +1,8 @@
 use super::*;
 use crate::cost::{Device, GptSizes};
 use crate::document::{Recompute, ScheduleKind};
-use crate::sync::{self, Pipelines};
+use crate::predict::step::{PipelineGroup, StepTotals};
+use crate::predict::work::StageWork;
 
 fn costs() -> Costs {
     let gpt = GptSizes {
@@ -14,10 +15,20 @@ fn costs() -> Costs {
     Costs::estimate(gpt, Device::CPU_CORE)
 }
 
-fn schedule() -> ScheduleSpec {
-    ScheduleSpec {
-        kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+fn work(stages: &[SegmentRange], speeds: &[f64], samples: u64, pipelines: usize) -> StepWork {
+    let stage = |(segments, speed): (&SegmentRange, &f64)| StageWork {
+        segments: *segments,
         recompute: Recompute::None,
+        speed: *speed,
+    };
+    let pipeline = PipelineWork {
+        stages: stages.iter().zip(speeds).map(stage).collect(),
+        samples,
+    };
+    StepWork {
+        pipelines: vec![pipeline; pipelines],
+        micro_batch_size: 2,
+        kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
     }
 }
 
@@ -39,49 +50,15 @@ fn cuts(costs: &Costs, stages: u32) -> Vec<SegmentRange> {
 }
 
 fn step(costs: &Costs, host: &Host, stages: u32, pipelines: usize) -> f64 {
-    let stages = cuts(costs, stages);
-    let line = Line {
-        stages,
-        samples: 16 / pipelines as u64,
-        policies: Vec::new(),
-        speeds: Vec::new(),
-    };
-    let setting = Setting {
-        costs,
-        host,
-        schedule: schedule(),
-        micro_batch_size: 2,
-        per_node: usize::MAX,
-    };
-    step_ms(setting, &vec![line; pipelines])
+    let work = work(&cuts(costs, stages), &[1.0; 8], 16 / pipelines as u64, pipelines);
+    step_ms(costs, host, &work, Topology::ONE_NODE)
 }
 
 /// The simulator of workers that share nothing.
 fn alone(costs: &Costs, stages: u32, pipelines: usize) -> f64 {
-    let stages = cuts(costs, stages);
-    let n = u32::try_from(8 / pipelines).unwrap();
-    let times: Vec<_> = stages
-        .iter()
-        .map(|r| crate::simulate::StageTimes {
-            forward_ms: costs.forward_ms(*r, 2),
-            backward_ms: costs.backward_ms(*r, 2),
-            recompute_ms: 0.0,
-            transfer_ms: if r.start == 0 {
-                0.0
-            } else {
-                costs.transfer_ms(r.start, 2)
-            },
-        })
-        .collect();
-    let lists = crate::schedule::lists(&vec![schedule(); stages.len()], n);
-    let run = crate::simulate::simulate(&lists, &times, n);
-    let kinds = [Pipelines {
-        stages: &stages,
-        workers: stages.len(),
-        ends_ms: &run.ends_ms,
-        count: pipelines,
-    }];
-    sync::step_ms(costs, &kinds)
+    let work = work(&cuts(costs, stages), &[1.0; 8], 16 / pipelines as u64, pipelines);
+    let group = PipelineGroup::new(costs, &work, &work.pipelines[0], pipelines, |_, ms| ms, |_| {});
+    StepTotals::new(costs, &[group], None).step_ms
 }
 
 #[test]
@@ -141,23 +118,8 @@ fn neighbours_slow_each_other_by_what_was_measured() {
 #[test]
 fn nodes_have_cores_of_their_own() {
     let costs = costs();
-    let stages = cuts(&costs, 1);
-    let line = Line {
-        stages,
-        samples: 4,
-        policies: Vec::new(),
-        speeds: Vec::new(),
-    };
-    let on = |per_node| {
-        let setting = Setting {
-            costs: &costs,
-            host: &host(1),
-            schedule: schedule(),
-            micro_batch_size: 2,
-            per_node,
-        };
-        step_ms(setting, &vec![line.clone(); 4])
-    };
+    let work = work(&cuts(&costs, 1), &[1.0], 4, 4);
+    let on = |workers_per_node| step_ms(&costs, &host(1), &work, Topology { workers_per_node });
     assert!(on(1) < on(2) * 0.7 && on(2) < on(4) * 0.7);
 }
 
@@ -165,21 +127,6 @@ fn nodes_have_cores_of_their_own() {
 fn a_slow_worker_holds_its_pipeline_up() {
     let (costs, host) = (costs(), host(8));
     let stages = cuts(&costs, 2);
-    let with = |speeds: Vec<f64>| {
-        let line = Line {
-            stages: stages.clone(),
-            samples: 16,
-            policies: Vec::new(),
-            speeds,
-        };
-        let setting = Setting {
-            costs: &costs,
-            host: &host,
-            schedule: schedule(),
-            micro_batch_size: 2,
-            per_node: usize::MAX,
-        };
-        step_ms(setting, &[line])
-    };
-    assert!(with(vec![1.0, 0.5]) > with(vec![1.0, 1.0]) * 1.6);
+    let with = |speeds: [f64; 2]| step_ms(&costs, &host, &work(&stages, &speeds, 16, 1), Topology::ONE_NODE);
+    assert!(with([1.0, 0.5]) > with([1.0, 1.0]) * 1.6);
 }

@@ -5,7 +5,8 @@
 //! forward` and `send activation, receive gradient, backward`. Structure as in the run of `bench/data/measured`
 //! (`docs/planner.md`).
 
-use super::{Simulated, Span, StageTimes, What};
+use super::simulation::{Activity, Simulated, Span};
+use super::stage_times::StageTimes;
 use crate::schedule::Instruction;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +55,11 @@ fn program(stages: usize, s: usize, n: u32) -> Vec<Op> {
 }
 
 /// Runs a step whose stages exchange tensors by rendezvous. Where stages recompute, the caller adds it to their backwards.
-pub fn rendezvous(times: &[StageTimes], micro_batches: u32, mut record: impl FnMut(Span)) -> Simulated {
+pub(crate) fn rendezvous(
+    times: &[StageTimes],
+    micro_batches: u32,
+    mut record: impl FnMut(Span),
+) -> Simulated {
     let stages = times.len();
     let lists: Vec<Vec<Op>> = (0..stages).map(|s| program(stages, s, micro_batches)).collect();
     let (mut at, mut free, mut busy) = (vec![0; stages], vec![0.0f64; stages], vec![0.0f64; stages]);
@@ -69,7 +74,7 @@ pub fn rendezvous(times: &[StageTimes], micro_batches: u32, mut record: impl FnM
                     };
                     record(Span {
                         stage: s,
-                        what: What::Compute(instruction),
+                        activity: Activity::Compute(instruction),
                         start_ms: free[s],
                         end_ms: free[s] + takes,
                     });
@@ -79,13 +84,18 @@ pub fn rendezvous(times: &[StageTimes], micro_batches: u32, mut record: impl FnM
                     continue;
                 }
                 Op::SendActivation(m) => {
-                    let what = Some(What::SendActivation(m));
-                    (s + 1, Op::ReceiveActivation(m), times[s + 1].transfer_ms, what)
+                    let activity = Some(Activity::SendActivation(m));
+                    (
+                        s + 1,
+                        Op::ReceiveActivation(m),
+                        times[s + 1].transfer_ms,
+                        activity,
+                    )
                 }
                 Op::ReceiveActivation(m) => (s - 1, Op::SendActivation(m), times[s].transfer_ms, None),
                 Op::SendGradient(m) => {
-                    let what = Some(What::SendGradient(m));
-                    (s - 1, Op::ReceiveGradient(m), times[s].transfer_ms, what)
+                    let activity = Some(Activity::SendGradient(m));
+                    (s - 1, Op::ReceiveGradient(m), times[s].transfer_ms, activity)
                 }
                 Op::ReceiveGradient(m) => (s + 1, Op::SendGradient(m), times[s + 1].transfer_ms, None),
             };
@@ -94,15 +104,15 @@ pub fn rendezvous(times: &[StageTimes], micro_batches: u32, mut record: impl FnM
             }
             let start_ms = free[s].max(free[peer]);
             let end_ms = start_ms + transfer_ms;
-            let (stage, what) = match (sends, wanted) {
-                (Some(what), _) => (s, what),
-                (None, Op::SendActivation(m)) => (peer, What::SendActivation(m)),
-                (None, Op::SendGradient(m)) => (peer, What::SendGradient(m)),
+            let (stage, activity) = match (sends, wanted) {
+                (Some(activity), _) => (s, activity),
+                (None, Op::SendActivation(m)) => (peer, Activity::SendActivation(m)),
+                (None, Op::SendGradient(m)) => (peer, Activity::SendGradient(m)),
                 (None, _) => break,
             };
             record(Span {
                 stage,
-                what,
+                activity,
                 start_ms,
                 end_ms,
             });

@@ -1,5 +1,6 @@
 use super::*;
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+use crate::predict::rendezvous::rendezvous;
 use crate::schedule::lists;
 
 #[test]
@@ -71,7 +72,7 @@ fn rendezvous_takes_the_closed_form_without_transfers_and_runs_everything() {
     for (p, n) in [(4usize, 8u32), (8, 20), (3, 1), (1, 5), (2, 3), (5, 2)] {
         let mut computed = 0;
         let took = rendezvous(&uniform(p, 0.0), n, |span| {
-            computed += u32::from(matches!(span.what, What::Compute(_)));
+            computed += u32::from(matches!(span.activity, Activity::Compute(_)));
         });
         #[expect(clippy::cast_precision_loss, reason = "small")]
         let expected = (f64::from(n) + p as f64 - 1.0) * 3.0;
@@ -105,7 +106,7 @@ fn a_stage_sends_one_thing_at_a_time() {
             n,
             |_, ms| ms,
             |span| {
-                if !matches!(span.what, What::Compute(_)) {
+                if !matches!(span.activity, Activity::Compute(_)) {
                     assert!(span.start_ms >= sending[span.stage], "{span:?}");
                     sending[span.stage] = span.end_ms;
                 }

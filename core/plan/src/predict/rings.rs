@@ -1,4 +1,4 @@
-//! What follows the last backwards of a step: gradient rings over unequal cuts, and the optimizer.
+//! What follows the last backwards of a step: gradient rings over pipelines of unequal stages, and the optimizer.
 //!
 //! A segment's ring starts when every holder has its last gradient. Rings of different segments run at once, their shares
 //! in proportion to their bytes: each network interface is bound by its own bytes alone.
@@ -6,20 +6,20 @@
 use crate::cost::{Costs, Runtime};
 use crate::layout::SegmentRange;
 
-/// Pipelines of equal cuts and equal shares.
+/// RingMembers of equal cuts and equal shares.
 #[derive(Clone, Copy, Debug)]
-pub struct Pipelines<'a> {
-    /// Their cuts.
-    pub stages: &'a [SegmentRange],
+pub(crate) struct RingMembers<'a> {
+    /// Segments of each stage.
+    pub(crate) stages: &'a [SegmentRange],
     /// Workers of each; stage s is on worker s modulo this.
-    pub workers: usize,
+    pub(crate) workers: usize,
     /// When each stage has ended its last backward, milliseconds.
-    pub ends_ms: &'a [f64],
+    pub(crate) ends_ms: &'a [f64],
     /// How many there are.
-    pub count: usize,
+    pub(crate) count: usize,
 }
 
-impl Pipelines<'_> {
+impl RingMembers<'_> {
     /// The stages on the worker of this one.
     fn same_worker(&self, stage: usize) -> impl Iterator<Item = usize> + use<> {
         let workers = self.workers.max(1);
@@ -49,14 +49,13 @@ pub(crate) fn ring_factor(holders: usize) -> f64 {
 }
 
 /// Holders of a tied weight: both ends of each pipeline.
-fn tied_holders(kinds: &[Pipelines]) -> usize {
+fn tied_holders(kinds: &[RingMembers]) -> usize {
     kinds.iter().map(|k| k.count * k.stages.len().min(2)).sum()
 }
 
 /// Ends of all stages of each kind of pipeline.
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-pub fn ends(costs: &Costs, kinds: &[Pipelines]) -> Vec<Vec<StageEnd>> {
+pub(crate) fn ends(costs: &Costs, kinds: &[RingMembers]) -> Vec<Vec<StageEnd>> {
     let pipelines: usize = kinds.iter().map(|k| k.count).sum();
     let mut free: Vec<Vec<f64>> = kinds.iter().map(|k| k.ends_ms.to_vec()).collect();
     let tied_ms = costs.gradient_ms(costs.tied_parameters);
@@ -106,7 +105,7 @@ pub fn ends(costs: &Costs, kinds: &[Pipelines]) -> Vec<Vec<StageEnd>> {
 }
 
 /// A worker's optimizer follows the last of its stages' rings.
-fn one_optimizer(costs: &Costs, kind: &Pipelines, ends: &mut [StageEnd]) {
+fn one_optimizer(costs: &Costs, kind: &RingMembers, ends: &mut [StageEnd]) {
     for worker in 0..kind.workers {
         let rings_to_ms = kind
             .same_worker(worker)
@@ -126,7 +125,7 @@ fn one_optimizer(costs: &Costs, kind: &Pipelines, ends: &mut [StageEnd]) {
 type Ring = (f64, f64, Vec<(usize, usize)>);
 
 /// All rings, in the order in which they can start.
-fn rings(costs: &Costs, kinds: &[Pipelines], free: &[Vec<f64>], tied_ms: f64) -> Vec<Ring> {
+fn rings(costs: &Costs, kinds: &[RingMembers], free: &[Vec<f64>], tied_ms: f64) -> Vec<Ring> {
     let pipelines: usize = kinds.iter().map(|k| k.count).sum();
     let ready = |held: &[(usize, usize)]| held.iter().map(|(k, s)| free[*k][*s]).fold(0.0, f64::max);
     let mut rings: Vec<Ring> = Vec::new();
@@ -149,7 +148,7 @@ fn rings(costs: &Costs, kinds: &[Pipelines], free: &[Vec<f64>], tied_ms: f64) ->
         segment = until;
     }
     let both_ends = || -> Vec<(usize, usize)> {
-        let of = |(k, kind): (usize, &Pipelines)| {
+        let of = |(k, kind): (usize, &RingMembers)| {
             let last = kind.stages.len().saturating_sub(1);
             [(k, 0), (k, last)].into_iter().take(1 + usize::from(last > 0))
         };
@@ -167,17 +166,15 @@ fn rings(costs: &Costs, kinds: &[Pipelines], free: &[Vec<f64>], tied_ms: f64) ->
     rings
 }
 
-/// When the step has ended everywhere, milliseconds.
-#[must_use]
-pub fn step_ms(costs: &Costs, kinds: &[Pipelines]) -> f64 {
-    let ends = ends(costs, kinds);
-    ends.iter().flatten().map(|end| end.ms).fold(0.0, f64::max)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cost::{Device, GptSizes};
+
+    fn step_ms(costs: &Costs, groups: &[RingMembers]) -> f64 {
+        let ends = ends(costs, groups);
+        ends.iter().flatten().map(|end| end.ms).fold(0.0, f64::max)
+    }
 
     fn costs(tied: bool) -> Costs {
         let gpt = GptSizes {
@@ -203,7 +200,7 @@ mod tests {
     #[test]
     fn one_pipeline_without_a_tied_weight_has_no_ring() {
         let stages = cuts(&[5, 10]);
-        let kinds = [Pipelines {
+        let kinds = [RingMembers {
             stages: &stages,
             workers: 2,
             ends_ms: &[7.0, 5.0],
@@ -220,7 +217,7 @@ mod tests {
     fn an_equal_grid_pays_the_ring_of_its_stages() {
         let costs = costs(false);
         let stages = cuts(&[5, 10]);
-        let kinds = [Pipelines {
+        let kinds = [RingMembers {
             stages: &stages,
             workers: 2,
             ends_ms: &[7.0, 7.0],
@@ -236,13 +233,13 @@ mod tests {
         let (deep, flat) = (cuts(&[3, 7, 10]), cuts(&[5, 10]));
         let of = |late: f64| {
             let kinds = [
-                Pipelines {
+                RingMembers {
                     stages: &deep,
                     workers: 3,
                     ends_ms: &[5.0, 5.0, 5.0],
                     count: 1,
                 },
-                Pipelines {
+                RingMembers {
                     stages: &flat,
                     workers: 2,
                     ends_ms: &[5.0, 5.0 + late],

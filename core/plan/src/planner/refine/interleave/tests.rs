@@ -1,7 +1,7 @@
 use super::*;
 use crate::check::check_shape;
 use crate::cost::{Costs, Device, GptSizes};
-use crate::planner::{Constraints, Planner};
+use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
 use crate::schedule::{check, lists, stash_max};
 use proptest::prelude::*;
 
@@ -90,7 +90,7 @@ fn a_deep_pipeline_with_few_micro_batches_is_interleaved_where_the_job_allows_it
     assert_eq!(fast.summary(), format!("P4xD1xV{}", chunks(&fast)));
     let (a, b) = (&fast.predicted, &slow.predicted);
     assert!(a.step_ms < b.step_ms * 0.95 && a.bubble < b.bubble, "{a:?} {b:?}");
-    assert!((with.predict_ms(&fast, &asked.workers) / a.step_ms - 1.0).abs() < 1e-6);
+    assert!((with.predicted_ms(&fast, &asked.workers).unwrap() / a.step_ms - 1.0).abs() < 1e-6);
     let explained = with.explain(&asked).unwrap();
     assert!(
         explained.runners_up.iter().any(|r| r.summary == "P4xD1"),
@@ -131,7 +131,7 @@ fn no_cut_can_be_moved_to_advantage() {
                 let moved = if forth { end + 1 } else { end - 1 };
                 (stages[at - 1].segments.end, stages[at].segments.start) = (moved, moved);
                 if !stages[at - 1].segments.is_empty() && !stages[at].segments.is_empty() {
-                    let ms = planner.predict_ms(&other, &asked.workers);
+                    let ms = planner.predicted_ms(&other, &asked.workers).unwrap();
                     assert!(ms >= shape.predicted.step_ms * (1.0 - 1e-3), "{at} {forth}: {ms}");
                 }
             }

@@ -1,47 +1,29 @@
-//! One pipeline's step on paper: the instruction lists run against each other with compute and transfer times.
+//! One pipeline's step, simulated: the instruction lists run against each other with compute and transfer times.
 //!
-//! Deterministic: noise comes in as a function. It must never judge a schedule ([`crate::schedule::check`] does) and knows
-//! nothing of the gradient rings that follow ([`crate::sync`]).
+//! Noise comes in as a function. Knows nothing of the gradient rings that follow ([`super::rings`]).
 
-mod rendezvous;
-
-pub use rendezvous::rendezvous;
-
+use super::stage_times::StageTimes;
 use crate::schedule::{Instruction, Task};
 
-/// Times of one stage for one micro-batch, milliseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct StageTimes {
-    /// Forward.
-    pub forward_ms: f64,
-    /// Backward without recompute.
-    pub backward_ms: f64,
-    /// Running again what was not kept.
-    pub recompute_ms: f64,
-    /// A transfer between the previous stage and this one, either way (0 for the first).
-    pub transfer_ms: f64,
-}
-
-/// What a simulated step took.
+/// What a simulated pipeline took.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Simulated {
+pub(crate) struct Simulated {
     /// When each stage has ended its last backward (rendezvous: or its last transfer), milliseconds from the step's start.
-    pub ends_ms: Vec<f64>,
+    pub(crate) ends_ms: Vec<f64>,
     /// Compute time of each stage.
-    pub busy_ms: Vec<f64>,
+    pub(crate) busy_ms: Vec<f64>,
 }
 
 impl Simulated {
     /// When the last stage has ended.
-    #[must_use]
-    pub fn makespan_ms(&self) -> f64 {
+    pub(crate) fn makespan_ms(&self) -> f64 {
         self.ends_ms.iter().copied().fold(0.0, f64::max)
     }
 }
 
-/// What a stage or its network interface does in a [`Span`].
+/// What a stage, or its network interface, does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum What {
+pub enum Activity {
     /// Compute.
     Compute(Instruction),
     /// The activation of this micro-batch on its way to the next stage.
@@ -53,25 +35,24 @@ pub enum What {
 /// A stretch of a stage's part of its worker's time, milliseconds from the step's start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
-    /// Which stage.
+    /// Index of the stage in its pipeline.
     pub stage: usize,
-    /// What it does.
-    pub what: What,
-    /// From here.
+    /// What the stage does meanwhile.
+    pub activity: Activity,
+    /// Start.
     pub start_ms: f64,
-    /// To here.
+    /// End.
     pub end_ms: f64,
 }
 
 /// Runs the lists of all workers. Transfers overlap with compute; each worker sends one thing at a time, in the order in
 /// which it made them. The lists must have passed [`crate::schedule::check::check`]; tasks that can never run are left out.
-#[must_use]
-pub fn simulate(lists: &[Vec<Task>], times: &[StageTimes], micro_batches: u32) -> Simulated {
+pub(crate) fn simulate(lists: &[Vec<Task>], times: &[StageTimes], micro_batches: u32) -> Simulated {
     run(lists, times, micro_batches, |_, ms| ms, |_| {})
 }
 
 /// The same with every duration passed through `noise(stage, ms)`, and every span told to `record`.
-pub fn run(
+pub(crate) fn run(
     lists: &[Vec<Task>],
     times: &[StageTimes],
     micro_batches: u32,
@@ -108,31 +89,31 @@ pub fn run(
                 free[w] = start_ms + takes;
                 ends_ms[s] = free[w];
                 busy_ms[s] += takes;
-                let mut tell = |what, start_ms, end_ms| {
+                let mut tell = |activity, start_ms, end_ms| {
                     record(Span {
                         stage: s,
-                        what,
+                        activity,
                         start_ms,
                         end_ms,
                     });
                 };
-                tell(What::Compute(instruction), start_ms, free[w]);
+                tell(Activity::Compute(instruction), start_ms, free[w]);
                 (at[w], moved) = (at[w] + 1, true);
-                let (to, transfer_ms, what, arrivals) = match instruction {
+                let (to, transfer_ms, activity, arrivals) = match instruction {
                     Instruction::Forward(m) if s + 1 < stages => {
                         let (to, transfer_ms) = ((s + 1) * n + m as usize, times[s + 1].transfer_ms);
-                        (to, transfer_ms, What::SendActivation(m), &mut activation)
+                        (to, transfer_ms, Activity::SendActivation(m), &mut activation)
                     }
                     Instruction::Backward(m) if s > 0 => {
                         let (to, transfer_ms) = ((s - 1) * n + m as usize, times[s].transfer_ms);
-                        (to, transfer_ms, What::SendGradient(m), &mut gradient)
+                        (to, transfer_ms, Activity::SendGradient(m), &mut gradient)
                     }
                     _ => continue,
                 };
                 let start_ms = sent[w].max(free[w]);
                 sent[w] = start_ms + noise(s, transfer_ms);
                 arrivals[to] = sent[w];
-                tell(what, start_ms, sent[w]);
+                tell(activity, start_ms, sent[w]);
             }
         }
         if !moved {

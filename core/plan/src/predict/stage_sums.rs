@@ -1,13 +1,13 @@
-//! Costs of stages in one step each: prefix sums over segments for one micro-batch size.
+//! What any range of segments costs, looked up in prefix sums, for one micro-batch size.
 
+use super::stage_times::{StageTimes, stage_period_ms};
 use crate::cost::{Costs, Runtime, SegmentCost};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
-use crate::simulate::StageTimes;
 
-/// What stages cost at one micro-batch size, on workers of one pace.
+/// What stages cost at one micro-batch size, on workers of one speed.
 #[derive(Clone, Debug)]
-pub(super) struct Tables {
+pub(crate) struct StageSums {
     /// `forward[s]`: of segments `0..s`; likewise the others.
     forward: Vec<f64>,
     backward: Vec<f64>,
@@ -23,9 +23,9 @@ pub(super) struct Tables {
     transfer: Vec<f64>,
     input: Vec<u64>,
     /// The tied weight's gradient once over a link.
-    pub(super) tied_ms: f64,
+    pub(crate) tied_ms: f64,
     tied: u64,
-    pub(super) runtime: Runtime,
+    pub(crate) runtime: Runtime,
     /// The least that any stage recomputes.
     lightest: Recompute,
     state_bytes: u64,
@@ -40,8 +40,8 @@ fn sums<T: Copy + std::ops::Add<Output = T>>(zero: T, each: impl Iterator<Item =
     std::iter::once(zero).chain(rest).collect()
 }
 
-impl Tables {
-    pub(super) fn new(costs: &Costs, micro: u32, lightest: Recompute, slowest: f64) -> Tables {
+impl StageSums {
+    pub(crate) fn new(costs: &Costs, micro: u32, lightest: Recompute, slowest: f64) -> StageSums {
         let n = costs.layout().segments;
         let one = |s: u32| SegmentRange { start: s, end: s + 1 };
         let of = |f: &dyn Fn(SegmentRange) -> f64| sums(0.0, (0..n).map(|s| f(one(s))));
@@ -57,7 +57,7 @@ impl Tables {
         };
         let again = |policy| of(&|r| costs.recompute_ms(r, micro, policy) / slowest);
         let both = [Recompute::Selective, Recompute::Full];
-        Tables {
+        StageSums {
             forward: of(&|r| costs.forward_ms(r, micro) / slowest),
             backward: of(&|r| costs.backward_ms(r, micro) / slowest),
             optimizer: of(&|r| costs.optimizer_ms(r)),
@@ -80,7 +80,7 @@ impl Tables {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
-    pub(super) fn segments(&self) -> u32 {
+    pub(crate) fn segments(&self) -> u32 {
         self.input.len() as u32
     }
 
@@ -93,7 +93,7 @@ impl Tables {
     }
 
     /// Forward, backward and, where the stage is not the last, recompute.
-    pub(super) fn work_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+    pub(crate) fn work_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         Self::of(&self.forward, range) + self.backward_ms(range, policy)
     }
 
@@ -107,13 +107,13 @@ impl Tables {
     }
 
     /// Backward with its recompute.
-    pub(super) fn backward_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+    pub(crate) fn backward_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         let last = range.end >= self.segments();
         Self::of(&self.backward, range) + if last { 0.0 } else { self.again_ms(range, policy) }
     }
 
     /// Backwards of all segments before this one.
-    pub(super) fn backward_before_ms(&self, segment: u32) -> f64 {
+    pub(crate) fn backward_before_ms(&self, segment: u32) -> f64 {
         let before = SegmentRange {
             start: 0,
             end: segment,
@@ -123,36 +123,33 @@ impl Tables {
 
     /// What a stage needs for a micro-batch in the steady state: its work and the transfers that it waits for, or the
     /// network interface where that is slower.
-    pub(super) fn stage_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
+    pub(crate) fn stage_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         let transfers = self.transfer[range.start as usize] + self.transfer[range.end as usize];
-        match self.runtime {
-            Runtime::Overlapped => self.work_ms(range, policy).max(transfers),
-            Runtime::Rendezvous => self.work_ms(range, policy) + 2.0 * transfers,
-        }
+        stage_period_ms(self.runtime, self.work_ms(range, policy), transfers)
     }
 
     /// A transfer across the cut before a segment.
-    pub(super) fn transfer_ms(&self, segment: u32) -> f64 {
+    pub(crate) fn transfer_ms(&self, segment: u32) -> f64 {
         self.transfer[segment as usize]
     }
 
     /// Optimizer of a stage.
-    pub(super) fn optimizer_ms(&self, range: SegmentRange) -> f64 {
+    pub(crate) fn optimizer_ms(&self, range: SegmentRange) -> f64 {
         Self::of(&self.optimizer, range)
     }
 
     /// Gradients of a stage's own parameters once over a link.
-    pub(super) fn gradient_ms(&self, range: SegmentRange) -> f64 {
+    pub(crate) fn gradient_ms(&self, range: SegmentRange) -> f64 {
         Self::of(&self.gradient, range)
     }
 
     /// Gradients of the tied weight once over a link, where the stage holds it.
-    pub(super) fn tied_of_ms(&self, range: SegmentRange) -> f64 {
+    pub(crate) fn tied_of_ms(&self, range: SegmentRange) -> f64 {
         if self.is_end(range) { self.tied_ms } else { 0.0 }
     }
 
     /// Memory of a stage that keeps `stash` micro-batches: [`Costs::memory_bytes`] in one step.
-    pub(super) fn memory_bytes(&self, range: SegmentRange, stash: u32, policy: Recompute) -> u64 {
+    pub(crate) fn memory_bytes(&self, range: SegmentRange, stash: u32, policy: Recompute) -> u64 {
         let (start, end) = (range.start as usize, range.end as usize);
         let sum = |of: &[u64]| of[end] - of[start];
         let (kept, working) = match policy {
@@ -165,14 +162,11 @@ impl Tables {
         parameters * self.state_bytes + u64::from(stash) * kept + working
     }
 
-    /// For the simulator; a rendezvous stage has its recompute in its backward.
-    pub(super) fn times(&self, range: SegmentRange, policy: Recompute) -> StageTimes {
+    /// [`StageTimes::new`] in one step.
+    pub(crate) fn times(&self, range: SegmentRange, policy: Recompute) -> StageTimes {
         StageTimes {
             forward_ms: Self::of(&self.forward, range),
-            backward_ms: match self.runtime {
-                Runtime::Overlapped => Self::of(&self.backward, range),
-                Runtime::Rendezvous => self.backward_ms(range, policy),
-            },
+            backward_ms: Self::of(&self.backward, range),
             recompute_ms: self.again_ms(range, policy),
             transfer_ms: self.transfer[range.start as usize],
         }
@@ -185,7 +179,7 @@ mod tests {
     use crate::cost::{Device, GptSizes};
 
     #[test]
-    fn tables_say_what_the_costs_say() {
+    fn sums_say_what_the_costs_say() {
         let gpt = GptSizes {
             layers: 5,
             hidden: 64,
@@ -195,7 +189,7 @@ mod tests {
         };
         let costs = Costs::estimate(gpt, Device::CPU_CORE);
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-            let tables = Tables::new(&costs, 3, recompute, 1.0);
+            let sums = StageSums::new(&costs, 3, recompute, 1.0);
             for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {
                 let range = SegmentRange { start, end };
                 let again = if end < 12 {
@@ -204,12 +198,12 @@ mod tests {
                     0.0
                 };
                 let work = costs.forward_ms(range, 3) + costs.backward_ms(range, 3) + again;
-                assert!((tables.work_ms(range, recompute) - work).abs() < 1e-9);
+                assert!((sums.work_ms(range, recompute) - work).abs() < 1e-9);
                 assert_eq!(
-                    tables.memory_bytes(range, 4, recompute),
+                    sums.memory_bytes(range, 4, recompute),
                     costs.memory_bytes(range, 4, 3, recompute)
                 );
-                let all = tables.gradient_ms(range) + tables.tied_of_ms(range);
+                let all = sums.gradient_ms(range) + sums.tied_of_ms(range);
                 assert!((all - costs.gradient_ms(costs.parameters(range))).abs() < 1e-9);
             }
         }

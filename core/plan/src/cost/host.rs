@@ -1,4 +1,4 @@
-//! What is shared.
+//! The processor cores that the workers of a node share.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub struct Host {
     pub cores: u32,
     /// Threads that a worker computes with.
     pub threads: u32,
-    /// By how much compute slows when 1, 2, ... workers compute beside each other, each on cores of its own: caches, memory,
+    /// By how much compute slows when 1, 2, ... workers compute at once, each on cores of its own: caches, memory,
     /// clock. The last value holds for more.
     pub slowdown: Vec<f64>,
 }
@@ -22,8 +22,8 @@ impl Host {
         (f64::from(workers) * f64::from(self.threads) / f64::from(self.cores.max(1))).max(1.0)
     }
 
-    /// The pace of each of `active` tasks that want `wanted` cores together.
-    pub(super) fn pace(&self, active: usize, wanted: f64) -> f64 {
+    /// How fast each of `active` tasks that want `wanted` cores together progresses, 1 = on cores of its own.
+    pub(crate) fn rate(&self, active: usize, wanted: f64) -> f64 {
         let cores = f64::from(self.cores.max(1));
         let beside = (self.cores / self.threads.max(1)).max(1) as usize;
         let slowdown = self.slowdown.get(active.min(beside).max(1) - 1);

@@ -5,64 +5,32 @@
 //! is fitted: cores, threads and the slowdown of neighbours are measured on the device. Deterministic. It must never judge
 //! a schedule.
 
-mod host;
-
-pub use host::Host;
-
-use crate::cost::Costs;
-use crate::document::{Pipeline, Recompute, ScheduleSpec, Shape};
-use crate::ids::WorkerId;
+use super::rings::ring_factor;
+use super::work::{PipelineWork, StepWork, Topology, schedules};
+use crate::cost::{Costs, Host};
 use crate::layout::SegmentRange;
 use crate::schedule::{Instruction, Task, list};
-use crate::sync::ring_factor;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// One pipeline.
-#[derive(Clone, Debug)]
-pub struct Line {
-    /// Its cuts.
-    pub stages: Vec<SegmentRange>,
-    /// What each stage keeps of a forward; what the schedule says where the list is shorter.
-    pub policies: Vec<Recompute>,
-    /// Its samples of a step; the last micro-batch may be short.
-    pub samples: u64,
-    /// Speed of each stage's worker, 1 where the list is shorter.
-    pub speeds: Vec<f64>,
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Tensor {
+    Activation,
+    Gradient,
 }
 
-impl Line {
-    /// The schedule of each stage.
-    fn schedules(&self, schedule: ScheduleSpec) -> Vec<ScheduleSpec> {
-        let of = |stage| ScheduleSpec {
-            recompute: self.policies.get(stage).copied().unwrap_or(schedule.recompute),
-            ..schedule
-        };
-        (0..self.stages.len()).map(of).collect()
-    }
+/// Where a message goes, and what it carries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Message {
+    pipeline: usize,
+    stage: usize,
+    micro_batch: u32,
+    tensor: Tensor,
 }
-
-/// What all pipelines of a step have in common.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting<'a> {
-    /// What segments cost on a core that nobody else uses.
-    pub costs: &'a Costs,
-    /// What is shared.
-    pub host: &'a Host,
-    /// The order of work.
-    pub schedule: ScheduleSpec,
-    /// Samples in a micro-batch.
-    pub micro_batch_size: u32,
-    /// Workers of a node; places fill nodes in order.
-    pub per_node: usize,
-}
-
-/// Where a message goes: its line, stage, micro-batch, and whether it is an activation.
-type Arrival = (usize, usize, u32, bool);
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Compute(Task),
-    Send(Arrival),
+    Send(Message),
     Ring(usize),
     Optimizer,
 }
@@ -78,7 +46,7 @@ struct Job {
 
 /// One worker of a pipeline.
 struct Worker {
-    line: usize,
+    pipeline: usize,
     /// The segments of each of its stages.
     ranges: Vec<SegmentRange>,
     speed: f64,
@@ -87,7 +55,7 @@ struct Worker {
     computes: bool,
     sends: bool,
     rings: bool,
-    outbox: VecDeque<(f64, Arrival)>,
+    outbox: VecDeque<(f64, Message)>,
     ring_queue: VecDeque<(f64, usize)>,
     /// Rings that have not ended.
     open_rings: usize,
@@ -103,64 +71,38 @@ struct Ring {
 }
 
 struct Simulation<'a> {
-    setting: Setting<'a>,
-    lines: &'a [Line],
+    costs: &'a Costs,
+    host: &'a Host,
+    work: &'a StepWork,
+    workers_per_node: usize,
     workers: Vec<Worker>,
     rings: Vec<Ring>,
-    arrived: BTreeMap<Arrival, ()>,
+    arrived: BTreeSet<Message>,
     jobs: Vec<Job>,
     now: f64,
 }
 
 /// A whole step, rings and optimizer included, milliseconds.
-#[must_use]
-pub fn step_ms(setting: Setting, lines: &[Line]) -> f64 {
-    let mut simulation = Simulation::new(setting, lines);
+pub(crate) fn step_ms(costs: &Costs, host: &Host, work: &StepWork, topology: Topology) -> f64 {
+    let mut simulation = Simulation::new(costs, host, work, topology);
     simulation.run();
     // The decision: everyone hears everyone's norms.
-    simulation.now + setting.costs.device.latency_ms
-}
-
-/// The same of a shape; `speed` says how fast a worker is, 1 = nominal.
-#[must_use]
-pub fn shape_ms(
-    costs: &Costs,
-    host: &Host,
-    shape: &Shape,
-    per_node: usize,
-    speed: impl Fn(WorkerId) -> f64,
-) -> f64 {
-    let line = |p: &Pipeline| Line {
-        stages: p.stages.iter().map(|s| s.segments).collect(),
-        policies: p.stages.iter().map(|s| shape.schedule_of(s).recompute).collect(),
-        samples: p.samples.len(),
-        speeds: p.stages.iter().map(|s| speed(s.worker)).collect(),
-    };
-    let lines: Vec<Line> = shape.pipelines.iter().map(line).collect();
-    let setting = Setting {
-        costs,
-        host,
-        schedule: shape.schedule,
-        micro_batch_size: shape.micro_batch_size,
-        per_node,
-    };
-    step_ms(setting, &lines)
+    simulation.now + costs.device.latency_ms
 }
 
 impl<'a> Simulation<'a> {
-    fn new(setting: Setting<'a>, lines: &'a [Line]) -> Simulation<'a> {
-        let micro = u64::from(setting.micro_batch_size.max(1));
+    fn new(costs: &'a Costs, host: &'a Host, work: &'a StepWork, topology: Topology) -> Simulation<'a> {
         let mut workers = Vec::new();
-        for (line, of) in lines.iter().enumerate() {
-            let n = u32::try_from(of.samples.div_ceil(micro)).unwrap_or(u32::MAX);
-            let specs = of.schedules(setting.schedule);
-            let count = setting.schedule.kind.workers(specs.len());
+        for (pipeline, of) in work.pipelines.iter().enumerate() {
+            let n = of.micro_batches(work.micro_batch_size);
+            let specs = schedules(&of.stages, work.kind);
+            let count = work.kind.workers(specs.len());
             for first in 0..count {
-                let speed = of.speeds.get(first).copied().filter(|s| *s > 0.0);
+                let own = of.stages.iter().skip(first).step_by(count);
                 workers.push(Worker {
-                    line,
-                    ranges: of.stages.iter().skip(first).step_by(count).copied().collect(),
-                    speed: speed.unwrap_or(1.0),
+                    pipeline,
+                    ranges: own.map(|s| s.segments).collect(),
+                    speed: of.stages[first].speed,
                     list: list(&specs, first, n),
                     at: 0,
                     computes: false,
@@ -174,11 +116,13 @@ impl<'a> Simulation<'a> {
             }
         }
         let mut simulation = Simulation {
-            setting,
-            lines,
+            costs,
+            host,
+            work,
+            workers_per_node: topology.workers_per_node.max(1),
             workers,
             rings: Vec::new(),
-            arrived: BTreeMap::new(),
+            arrived: BTreeSet::new(),
             jobs: Vec::new(),
             now: 0.0,
         };
@@ -189,7 +133,7 @@ impl<'a> Simulation<'a> {
     /// One ring for each run of segments with the same holders, and one for the tied weight.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     fn make_rings(&mut self) {
-        let costs = self.setting.costs;
+        let costs = self.costs;
         let mut groups: Vec<(Vec<usize>, u64)> = Vec::new();
         for (segment, cost) in (0u32..).zip(&costs.segments) {
             let holders = self.holders(|r| r.contains(segment));
@@ -229,16 +173,15 @@ impl<'a> Simulation<'a> {
     fn run(&mut self) {
         loop {
             self.start_what_is_ready();
-            let paces = self.paces();
-            let node = |job: &Job| job.worker / self.setting.per_node.max(1);
-            let soonest = self.jobs.iter().map(|j| j.left / paces[&node(j)]);
+            let rates = self.rates();
+            let per_node = self.workers_per_node;
+            let soonest = self.jobs.iter().map(|j| j.left / rates[&(j.worker / per_node)]);
             let Some(step) = soonest.min_by(f64::total_cmp) else {
                 return;
             };
             self.now += step;
-            let per_node = self.setting.per_node.max(1);
             for job in &mut self.jobs {
-                job.left -= step * paces[&(job.worker / per_node)];
+                job.left -= step * rates[&(job.worker / per_node)];
             }
             let (ended, go_on) = std::mem::take(&mut self.jobs)
                 .into_iter()
@@ -251,21 +194,16 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// How fast jobs go on, by node.
-    fn paces(&self) -> BTreeMap<usize, f64> {
+    /// How fast jobs progress, by node.
+    fn rates(&self) -> BTreeMap<usize, f64> {
         let mut wanted: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
         for job in &self.jobs {
-            let node = wanted
-                .entry(job.worker / self.setting.per_node.max(1))
-                .or_default();
+            let node = wanted.entry(job.worker / self.workers_per_node).or_default();
             node.0 += 1;
             node.1 += job.wanted;
         }
-        let pace = |(active, cores)| self.setting.host.pace(active, cores);
-        wanted
-            .into_iter()
-            .map(|(node, wanted)| (node, pace(wanted)))
-            .collect()
+        let rate = |(node, (active, cores))| (node, self.host.rate(active, cores));
+        wanted.into_iter().map(rate).collect()
     }
 
     fn start_what_is_ready(&mut self) {
@@ -284,10 +222,10 @@ impl<'a> Simulation<'a> {
             self.start_compute(w);
             let worker = &mut self.workers[w];
             if !worker.sends
-                && let Some((left, arrival)) = worker.outbox.pop_front()
+                && let Some((left, message)) = worker.outbox.pop_front()
             {
                 worker.sends = true;
-                self.begin(w, Kind::Send(arrival), 1.0, left);
+                self.begin(w, Kind::Send(message), 1.0, left);
             }
             let worker = &mut self.workers[w];
             if !worker.rings
@@ -314,7 +252,7 @@ impl<'a> Simulation<'a> {
         if worker.computes || worker.finished {
             return;
         }
-        let (costs, threads) = (self.setting.costs, f64::from(self.setting.host.threads.max(1)));
+        let (costs, threads) = (self.costs, f64::from(self.host.threads.max(1)));
         let Some(task) = worker.list.get(worker.at).copied() else {
             if worker.open_rings == 0 {
                 let ms: f64 = worker.ranges.iter().map(|r| costs.optimizer_ms(*r)).sum();
@@ -325,36 +263,39 @@ impl<'a> Simulation<'a> {
             }
             return;
         };
-        let (line, stage) = (worker.line, task.stage);
-        let of = &self.lines[line];
-        let range = of.stages[stage];
-        let needs = match task.instruction {
-            Instruction::Forward(m) if stage > 0 => Some((line, stage, m, true)),
-            Instruction::Backward(m) if stage + 1 < of.stages.len() => Some((line, stage, m, false)),
-            _ => None,
+        let (pipeline, stage) = (worker.pipeline, task.stage);
+        let of = &self.work.pipelines[pipeline];
+        let range = of.stages[stage].segments;
+        let (micro_batch, tensor) = match task.instruction {
+            Instruction::Forward(m) => (m, (stage > 0).then_some(Tensor::Activation)),
+            Instruction::Backward(m) => (m, (stage + 1 < of.stages.len()).then_some(Tensor::Gradient)),
+            Instruction::Recompute(m) => (m, None),
         };
-        if needs.is_some_and(|arrival| !self.arrived.contains_key(&arrival)) {
+        let message = tensor.map(|tensor| Message {
+            pipeline,
+            stage,
+            micro_batch,
+            tensor,
+        });
+        if message.is_some_and(|message| !self.arrived.contains(&message)) {
             return;
         }
+        let samples = self.samples(of, micro_batch);
         let ms = match task.instruction {
-            Instruction::Forward(m) => costs.forward_ms(range, self.size(line, m)),
-            Instruction::Recompute(m) => {
-                let policy = of.policies.get(stage).copied();
-                let policy = policy.unwrap_or(self.setting.schedule.recompute);
-                costs.recompute_ms(range, self.size(line, m), policy)
-            }
-            Instruction::Backward(m) => costs.backward_ms(range, self.size(line, m)),
+            Instruction::Forward(_) => costs.forward_ms(range, samples),
+            Instruction::Recompute(_) => costs.recompute_ms(range, samples, of.stages[stage].recompute),
+            Instruction::Backward(_) => costs.backward_ms(range, samples),
         };
         let ms = ms / worker.speed;
         self.workers[w].computes = true;
         self.begin(w, Kind::Compute(task), threads, ms);
     }
 
-    /// Samples of a micro-batch.
-    fn size(&self, line: usize, micro_batch: u32) -> u32 {
-        let micro = u64::from(self.setting.micro_batch_size.max(1));
+    /// Samples of a micro-batch: the last one may be short.
+    fn samples(&self, pipeline: &PipelineWork, micro_batch: u32) -> u32 {
+        let micro = u64::from(self.work.micro_batch_size.max(1));
         let before = u64::from(micro_batch) * micro;
-        u32::try_from(self.lines[line].samples.saturating_sub(before).min(micro)).unwrap_or(u32::MAX)
+        u32::try_from(pipeline.samples.saturating_sub(before).min(micro)).unwrap_or(u32::MAX)
     }
 
     fn end(&mut self, job: &Job) {
@@ -365,9 +306,9 @@ impl<'a> Simulation<'a> {
                 self.workers[w].at += 1;
                 self.queue_message(w, task);
             }
-            Kind::Send(arrival) => {
+            Kind::Send(message) => {
                 self.workers[w].sends = false;
-                self.arrived.insert(arrival, ());
+                self.arrived.insert(message);
             }
             Kind::Ring(ring) => {
                 self.workers[w].rings = false;
@@ -383,17 +324,25 @@ impl<'a> Simulation<'a> {
     }
 
     fn queue_message(&mut self, w: usize, task: Task) {
-        let (line, stage) = (self.workers[w].line, task.stage);
-        let stages = &self.lines[line].stages;
-        let (cut, arrival) = match task.instruction {
-            Instruction::Forward(m) if stage + 1 < stages.len() => {
-                (stages[stage].end, (line, stage + 1, m, true))
+        let (pipeline, stage) = (self.workers[w].pipeline, task.stage);
+        let of = &self.work.pipelines[pipeline];
+        let (cut, to, micro_batch, tensor) = match task.instruction {
+            Instruction::Forward(m) if stage + 1 < of.stages.len() => {
+                (of.stages[stage].segments.end, stage + 1, m, Tensor::Activation)
             }
-            Instruction::Backward(m) if stage > 0 => (stages[stage].start, (line, stage - 1, m, false)),
+            Instruction::Backward(m) if stage > 0 => {
+                (of.stages[stage].segments.start, stage - 1, m, Tensor::Gradient)
+            }
             _ => return,
         };
-        let ms = self.setting.costs.transfer_ms(cut, self.size(line, arrival.2));
-        self.workers[w].outbox.push_back((ms, arrival));
+        let ms = self.costs.transfer_ms(cut, self.samples(of, micro_batch));
+        let message = Message {
+            pipeline,
+            stage: to,
+            micro_batch,
+            tensor,
+        };
+        self.workers[w].outbox.push_back((ms, message));
     }
 }
 

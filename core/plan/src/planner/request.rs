@@ -1,0 +1,87 @@
+//! What a planner is asked, and what it may answer.
+
+use crate::document::{ScheduleSpec, Shape};
+use crate::ids::{Unit, WorkerId};
+use crate::layout::Layout;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A worker that may be planned with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WorkerInfo {
+    /// Its number.
+    pub id: WorkerId,
+    /// Device memory, where known.
+    pub memory_bytes: Option<u64>,
+    /// Measured speed, 1.0 = nominal.
+    pub speed: f64,
+    /// The node it runs on.
+    pub node: String,
+}
+
+/// A question to the planner.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PlanRequest {
+    /// Workers that may be used, in any order.
+    pub workers: Vec<WorkerInfo>,
+    /// The model's units.
+    pub layout: Layout,
+    /// Samples in a step (M).
+    pub global_batch_size: u64,
+    /// The shape in force.
+    pub parent: Option<Shape>,
+    /// Units at the base, by worker: keeping them where they are costs nothing.
+    pub held: BTreeMap<WorkerId, Vec<Unit>>,
+    /// Expected time until other workers will be there, milliseconds: plans are judged by what they train until then, the way
+    /// there included. None: for ever.
+    pub horizon_ms: Option<f64>,
+}
+
+/// No plan exists; the text is for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Infeasible(pub String);
+
+/// Makes shapes.
+pub trait Planner {
+    /// The best shape for the request.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible>;
+
+    /// What a forward and backward of a micro-batch of `samples` through a segment should take on a worker of speed 1,
+    /// milliseconds; none where the planner has no costs, which turns feedback off.
+    fn expected_ms(&self, _segment: u32, _samples: u32) -> Option<f64> {
+        None
+    }
+
+    /// The predicted step of a shape on these workers, milliseconds.
+    fn predicted_ms(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> Option<f64> {
+        None
+    }
+
+    /// Observations say that segments take so many times what was expected of them.
+    fn learn(&mut self, _factors: &BTreeMap<u32, f64>) {}
+}
+
+/// What the job allows.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Constraints {
+    /// Fewest workers that may train.
+    pub min_workers: u32,
+    /// Most workers that may train.
+    pub max_workers: u32,
+    /// Samples in a micro-batch; none = the planner chooses.
+    pub micro_batch_size: Option<u32>,
+    /// Fewest stages in a pipeline.
+    pub min_depth: u32,
+    /// Most stages in a pipeline; none = the number of segments.
+    pub max_depth: Option<u32>,
+    /// Orders of work to choose from; the first of those that promise the same step time is taken. Where one stands with
+    /// several kinds of recompute, each stage keeps as much as fits into its memory.
+    pub schedules: Vec<ScheduleSpec>,
+    /// Memory that a worker may use; the smaller of this and what it reports counts.
+    pub device_memory_bytes: Option<u64>,
+}

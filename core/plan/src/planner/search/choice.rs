@@ -1,0 +1,83 @@
+//! The choice among candidates: what trains most until the next change, then redundancy, then little movement.
+
+use super::PoolSearch;
+use crate::document::Shape;
+use crate::planner::candidate::Candidate;
+use crate::planner::placement::{Placed, WorkerPool};
+use crate::planner::problem::Problem;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// Predictions closer than this count as equal; then redundancy and little movement decide.
+pub(in crate::planner) const EQUAL: f64 = 1.01;
+
+/// What decides among candidates that are as fast: smaller is better, the first field first.
+#[derive(PartialEq, PartialOrd)]
+struct Preference {
+    /// Old and new state do not fit together somewhere.
+    crowded: bool,
+    /// Not every segment is held twice.
+    single_pipeline: bool,
+    moved_bytes: u64,
+    effective_ms: f64,
+    workers: usize,
+}
+
+/// The candidate to take, on its workers: of those within [`EQUAL`] of the best the most preferred.
+pub(in crate::planner) fn choose(
+    problem: &Problem,
+    pools: &[PoolSearch],
+    workers: usize,
+) -> Option<(Candidate, Placed)> {
+    let all = pools.iter().enumerate();
+    let found: Vec<(usize, &Candidate)> = all
+        .flat_map(|(i, pool)| pool.candidates.iter().map(move |c| (i, c)))
+        .collect();
+    let mut quickest: Vec<usize> = (0..found.len()).collect();
+    quickest.sort_by(|a, b| found[*a].1.step_ms.total_cmp(&found[*b].1.step_ms));
+    let mut worker_pools: BTreeMap<usize, WorkerPool> = BTreeMap::new();
+    let mut judged: Vec<(f64, usize, Placed)> = Vec::new();
+    let (mut best, mut fewer) = (f64::INFINITY, f64::INFINITY);
+    for i in quickest {
+        let (pool, candidate) = found[i];
+        // No move is quicker than none.
+        if candidate.step_ms > best * EQUAL {
+            break;
+        }
+        let worker_pool = worker_pools.entry(pool);
+        let worker_pool = worker_pool.or_insert_with(|| WorkerPool::new(problem, &pools[pool].workers));
+        let placed = worker_pool.place(problem, candidate);
+        let effective_ms = problem.effective_step_ms(candidate.step_ms, placed.move_ms);
+        best = best.min(effective_ms);
+        if candidate.workers() < workers {
+            fewer = fewer.min(effective_ms);
+        }
+        judged.push((effective_ms, i, placed));
+    }
+    // One worker more must never make the step longer: what fewer workers reach is a limit too.
+    let limit = fewer.min(best * EQUAL).max(best);
+    // The first of equals: pools go from all workers to few.
+    judged.sort_by_key(|(_, i, _)| *i);
+    let near = judged.into_iter().filter(|(ms, ..)| *ms <= limit);
+    let ranked = near.map(|(effective_ms, i, placed)| {
+        let preference = Preference {
+            crowded: placed.crowded,
+            single_pipeline: found[i].1.pipelines().len() < 2,
+            moved_bytes: placed.moved_bytes,
+            effective_ms,
+            workers: placed.workers.len(),
+        };
+        (preference, i, placed)
+    });
+    let least = ranked.min_by(|(a, ..), (b, ..)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    least.map(|(_, i, placed)| (found[i].1.clone(), placed))
+}
+
+/// The fastest candidate that was found for the pool of all workers, on its workers.
+pub(in crate::planner) fn fastest_of_all(problem: &Problem, pools: &[PoolSearch]) -> Option<Shape> {
+    let all = pools.first()?;
+    let by_step = |a: &&Candidate, b: &&Candidate| a.step_ms.total_cmp(&b.step_ms);
+    let best = all.candidates.iter().min_by(by_step)?;
+    let placed = WorkerPool::new(problem, &all.workers).place(problem, best);
+    Some(best.shape(&placed.workers, placed.move_ms, problem.costs.calibrated))
+}

@@ -1,0 +1,102 @@
+//! A pipeline's step in closed form: what the search screens compositions with.
+
+use super::rings::ring_factor;
+use super::stage_sums::StageSums;
+use super::stage_times::{StageTimes, period_ms};
+use crate::cost::Runtime;
+use crate::document::Recompute;
+use crate::layout::SegmentRange;
+
+/// Numbers of pipelines for which tails are kept (the last: very many); between them they are interpolated.
+const KNOWN: [usize; 6] = [1, 2, 3, 4, 8, 1 << 20];
+
+/// The step of a pipeline: `fill_ms + period_ms * n` for n micro-batches, and what follows by number of pipelines.
+#[derive(Clone, Debug)]
+pub(crate) struct ClosedForm {
+    pub(crate) period_ms: f64,
+    pub(crate) fill_ms: f64,
+    /// For the numbers of pipelines of [`KNOWN`], without latency.
+    tails: [f64; KNOWN.len()],
+    latency_ms: f64,
+}
+
+/// What a stage adds after the first stage's last backward, without latency. `lead`: how much sooner it ends its own.
+fn tail_of(sums: &StageSums, range: SegmentRange, lead: f64, pipelines: usize, single_stage: bool) -> f64 {
+    let own = ring_factor(pipelines) * sums.gradient_ms(range);
+    let optimizer = sums.optimizer_ms(range);
+    let tied = sums.tied_of_ms(range);
+    if tied == 0.0 {
+        return own + optimizer - lead;
+    }
+    let ends = if single_stage { 1 } else { 2 };
+    let factor = match sums.runtime {
+        Runtime::Overlapped => ring_factor(pipelines * ends),
+        Runtime::Rendezvous => ring_factor(pipelines) + ring_factor(ends),
+    };
+    // The tied ring waits for both ends, the first stage's being the later.
+    (own - lead).max(0.0) + factor * tied + optimizer
+}
+
+impl ClosedForm {
+    /// `in_flight[k]`: micro-batches that a stage with k stages behind it works on at a time.
+    pub(crate) fn new(
+        sums: &StageSums,
+        stages: &[SegmentRange],
+        policies: &[Recompute],
+        in_flight: &[u32],
+        latency_ms: f64,
+    ) -> ClosedForm {
+        let each = || stages.iter().copied().zip(policies.iter().copied());
+        let times: Vec<StageTimes> = each().map(|(r, p)| sums.times(r, p)).collect();
+        let period_ms = period_ms(sums.runtime, &times, in_flight);
+        let work: f64 = each().map(|(r, p)| sums.work_ms(r, p)).sum();
+        let transfers: f64 = times.iter().map(|t| 2.0 * t.transfer_ms).sum();
+        let mut tails = [f64::NEG_INFINITY; KNOWN.len()];
+        let mut lead = 0.0;
+        for (range, policy) in each() {
+            for (pipelines, tail) in KNOWN.into_iter().zip(&mut tails) {
+                *tail = tail.max(tail_of(sums, range, lead, pipelines, stages.len() == 1));
+            }
+            lead += sums.backward_ms(range, policy) + sums.transfer_ms(range.end);
+        }
+        ClosedForm {
+            period_ms,
+            fill_ms: work + transfers - period_ms,
+            tails,
+            latency_ms,
+        }
+    }
+
+    /// Numbers of pipelines that bounds on tails are kept for, without bounds yet.
+    pub(crate) fn known_tails() -> Vec<(usize, f64)> {
+        KNOWN[..KNOWN.len() - 1]
+            .iter()
+            .map(|known| (*known, f64::INFINITY))
+            .collect()
+    }
+
+    /// What follows the last backward of the first stage, for this many pipelines.
+    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    pub(crate) fn tail_ms(&self, pipelines: usize) -> f64 {
+        let latency = 2.0 * self.latency_ms * (pipelines - 1) as f64;
+        let above = KNOWN
+            .partition_point(|known| *known < pipelines)
+            .min(KNOWN.len() - 1);
+        let tail = if KNOWN[above] <= pipelines || above == 0 {
+            self.tails[above]
+        } else {
+            // Linear in how often a ring sends each byte.
+            let [low, high] = [above - 1, above].map(|i| ring_factor(KNOWN[i]));
+            let part = (ring_factor(pipelines) - low) / (high - low);
+            self.tails[above - 1] + (self.tails[above] - self.tails[above - 1]) * part
+        };
+        latency + tail
+    }
+
+    /// Tail of a stage for cuts that weigh rings: its lead counts the backwards before it.
+    pub(crate) fn stage_tail_ms(sums: &StageSums, range: SegmentRange, pipelines: usize) -> f64 {
+        let lead = sums.backward_before_ms(range.start);
+        let single = range.start == 0 && range.end == sums.segments();
+        tail_of(sums, range, lead, pipelines, single)
+    }
+}
