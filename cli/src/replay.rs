@@ -8,7 +8,7 @@ use crate::io::{print, print_json, read, write};
 use crate::job;
 use std::path::PathBuf;
 use varuna_api::Job;
-use varuna_replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, text};
+use varuna_sim::replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, text};
 
 /// The measured parts of a reconfiguration that are used where no file is named.
 const PARTS: (&str, &str) = (

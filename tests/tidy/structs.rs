@@ -9,7 +9,7 @@ const FIELDS: usize = 20;
 const KNOWN: &[(&str, usize)] = &[
     ("core/protocol/src/coordinator/mod.rs Coordinator", 38),
     ("core/protocol/src/member/mod.rs Member", 33),
-    ("core/replay/src/world/mod.rs World", 30),
+    ("core/sim/src/replay/world/mod.rs World", 30),
     ("core/sim/src/world/mod.rs World", 30),
     ("crates/coordinator/src/driver.rs Driver", 23),
 ];

@@ -23,7 +23,6 @@ const CORE: &[&str] = &[
     "varuna-protocol",
     "varuna-api",
     "varuna-sim",
-    "varuna-replay",
 ];
 /// What brings a runtime, a network, a cluster or libtorch with it.
 const SHELLS: &[&str] = &[

@@ -3,7 +3,7 @@
 use crate::chart::{Area, Drawn, Series, Style, panel, svg};
 use crate::failure::Failure;
 use plotters::prelude::*;
-use varuna_replay::{Loss, Point, Report};
+use varuna_sim::replay::{Loss, Point, Report};
 
 const SIZE: (u32, u32) = (1200, 760);
 /// Height of each of the two panels over time, pixels; the losses take what is left.

@@ -11,6 +11,7 @@ mod effects_digest;
 mod engine;
 mod net;
 mod planner;
+pub mod replay;
 mod rng;
 mod world;
 

@@ -1,8 +1,8 @@
 //! Systems that restart the job at a change, on the same trace and against the same ideal: a model of published costs, not a
 //! run of those systems (`docs/replay.md` names the sources).
 
-use crate::ideal::Ideal;
-use crate::trace::Trace;
+use crate::replay::ideal::Ideal;
+use crate::replay::trace::Trace;
 use serde::Serialize;
 
 /// The published cost of a change.
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_restart_costs_its_pause_at_each_change_and_patience_saves_some() {
-        let mut planner = crate::world::tests::planner(6);
+        let mut planner = crate::replay::world::tests::planner(6);
         planner.constraints.max_depth = None;
         let text = "time_s,event,node\n0,add,a\n0,add,b\n100,add,c\n130,remove,c\n200,remove,a\n";
         let trace = Trace::read("t.csv", text, 1).unwrap();

@@ -1,7 +1,7 @@
 //! The report as text for a terminal.
 
-use crate::report::{Report, Why};
-use crate::restart::Restarted;
+use crate::replay::report::{Report, Why};
+use crate::replay::restart::Restarted;
 use std::fmt::Write;
 
 /// Reconfigurations that are listed; the rest is only counted.

@@ -2,9 +2,9 @@
 
 use super::members::{LAST_STEP, nanoseconds};
 use super::{Ev, Setup, World};
-use crate::ledger::{Activity, Cause};
-use crate::report::{Loss, Reconfiguration, Report, Why};
-use crate::trace::Trace;
+use crate::replay::ledger::{Activity, Cause};
+use crate::replay::report::{Loss, Reconfiguration, Report, Why};
+use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
 use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Shape, StateId};

@@ -8,12 +8,12 @@ mod leader;
 mod members;
 mod skip;
 
-use crate::ideal::Ideal;
-use crate::ledger::{Activity, Cause, Ledger};
-use crate::net::Network;
-use crate::parts::RecoveryParts;
-use crate::report::{Point, Report};
-use crate::trace::Trace;
+use crate::replay::ideal::Ideal;
+use crate::replay::ledger::{Activity, Cause, Ledger};
+use crate::replay::net::Network;
+use crate::replay::parts::RecoveryParts;
+use crate::replay::report::{Point, Report};
+use crate::replay::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::state::UnitNorm;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::report::Why;
+use crate::replay::report::Why;
 use varuna_plan::cost::{Costs, Device, GptSizes};
 use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
 
@@ -122,7 +122,7 @@ fn what_is_left_out_changes_nothing() {
         without.steps
     );
     let plans = |r: &Report| -> Vec<(u64, String)> {
-        let of = |x: &crate::report::Reconfiguration| (x.at_s.round() as u64, x.plan.clone());
+        let of = |x: &crate::replay::report::Reconfiguration| (x.at_s.round() as u64, x.plan.clone());
         r.reconfigurations.iter().map(of).collect()
     };
     assert_eq!(plans(&with), plans(&without));
@@ -137,14 +137,14 @@ fn the_same_trace_gives_the_same_bytes() {
 /// After a change that is meant, put what the test prints into the file.
 #[test]
 fn a_small_trace_reads_like_this() {
-    let found = crate::text(&replay(&trace(CALM), &setup()).unwrap(), &[]);
+    let found = crate::replay::text(&replay(&trace(CALM), &setup()).unwrap(), &[]);
     assert_eq!(found, include_str!("tests/small.txt"), "\n{found}");
 }
 
 #[test]
 fn the_picture_is_whole_and_shows_what_was_lost() {
     let report = replay(&trace(CALM), &setup()).unwrap();
-    let picture = crate::svg("a <job>", &report);
+    let picture = crate::replay::svg("a <job>", &report);
     assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
     assert!(picture.contains("a &lt;job&gt;: goodput") && picture.contains("transfer of state"));
     assert_eq!(picture.matches("<path").count(), 4);
@@ -206,7 +206,7 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
     #[test]
     fn any_trace_adds_up(seed in 0u64..1_000_000, noticed: bool) {
-        let mut rng = varuna_sim::Rng(seed);
+        let mut rng = crate::rng::Rng(seed);
         let mut text = String::new();
         let mut there: Vec<u64> = Vec::new();
         let (mut at, mut born) = (0u64, 0u64);

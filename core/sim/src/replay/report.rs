@@ -1,6 +1,6 @@
 //! The result of a replay, as data.
 
-use crate::ledger::Cause;
+use crate::replay::ledger::Cause;
 use serde::Serialize;
 
 /// The reason for a plan.

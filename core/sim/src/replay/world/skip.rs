@@ -2,7 +2,7 @@
 //! steps are counted instead of run. The machines' clock stands still meanwhile; the trace's goes on.
 
 use super::{Saved, World};
-use crate::ledger::{Activity, Cause};
+use crate::replay::ledger::{Activity, Cause};
 use std::time::Duration;
 use varuna_plan::{Decision, StateId};
 use varuna_protocol::CoordinatorInput;

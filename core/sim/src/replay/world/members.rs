@@ -1,8 +1,8 @@
 //! Members on nodes: their effects, connections, steps and state.
 
 use super::{Ev, Worker, World};
-use crate::ledger::{Activity, Cause};
-use crate::net::Parcel;
+use crate::replay::ledger::{Activity, Cause};
+use crate::replay::net::Parcel;
 use std::collections::BTreeSet;
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{
@@ -113,7 +113,7 @@ impl World<'_> {
             return None;
         }
         let lead = nanoseconds(self.setup.notice_s * 1e3).min(self.drain_lead());
-        let untold = |moment: &crate::trace::Moment| {
+        let untold = |moment: &crate::replay::trace::Moment| {
             moment.leaves.iter().find_map(|node| {
                 let id = self.nodes.get(node)?;
                 let worker = self.workers.get(index(*id))?;
