@@ -201,8 +201,6 @@ mutants! {
     GiveUpStepsAtOnce => NOBODY,
     /// A recovery does not wait for answers that may still come.
     RecoverWithoutWaiting => UNIT_TESTS,
-    /// Answers to an earlier fence stay when another one begins.
-    KeepOldAnswers => unit_tests_and_seeds("c", 0),
     /// The answer to an earlier fence counts.
     CountStaleInventory => NOBODY,
     /// The answer of a worker counts after its stream has closed.
@@ -269,8 +267,6 @@ mutants! {
     NeverUseDraining => NOBODY,
     /// A write that succeeds after Stop is not noted.
     ForgetWriteAtStop => NOBODY,
-    /// An inventory is kept while no recovery collects any.
-    CountInventoryOutsideRecovery => NOBODY,
     /// An inventory does not show that its worker was fenced.
     InventoryProvesNoFence => NOBODY,
     /// The answer to an earlier write counts as the answer to the present one.

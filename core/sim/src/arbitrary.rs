@@ -111,7 +111,7 @@ pub fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
         min_workers: 1 + usize::from(draw.chance(50)),
         expected_workers: draw.chance(30).then_some(2),
         timing: Timing {
-            warm: Duration::from_millis(50 * draw.below(2)),
+            prepare_plans_every: Duration::from_millis(50 * draw.below(2)),
             ..Timing::model()
         },
         final_checkpoint: draw.chance(50),
@@ -186,7 +186,7 @@ impl Draw {
 
     fn rare_input(&mut self) -> CoordinatorInput {
         match self.below(24) {
-            0..=2 => CoordinatorInput::Gone {
+            0..=2 => CoordinatorInput::ProcessEnded {
                 worker: self.worker(),
             },
             3..=6 => CoordinatorInput::Notice {
@@ -199,7 +199,7 @@ impl Draw {
                 let list = (0..self.below(3)).map(|_| self.state()).collect();
                 CoordinatorInput::Checkpoints(list)
             }
-            19 => CoordinatorInput::Passed(Duration::from_secs(self.below(100))),
+            19 => CoordinatorInput::TimeSkipped(Duration::from_secs(self.below(100))),
             20 if self.chance(30) => CoordinatorInput::Stop,
             _ => CoordinatorInput::Observed {
                 from: self.worker(),

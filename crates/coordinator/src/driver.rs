@@ -276,7 +276,7 @@ impl Driver {
             Inbound::Ended(process) => {
                 if let Some(worker) = self.processes.remove(&process) {
                     self.streams.remove(&worker);
-                    self.feed(CoordinatorInput::Gone { worker });
+                    self.feed(CoordinatorInput::ProcessEnded { worker });
                 }
             }
             Inbound::Known(known) => self.seen_elsewhere(&known),

@@ -1,209 +1,232 @@
 //! A generation in force: launch, watch, promote.
 
-use super::{Coordinator, CoordinatorEffect, Event, Mode, Worker};
-use crate::message::{Order, Phase, Record, Time};
+use super::config::{CoordinatorEffect, Timing};
+use super::event::Event;
+use super::outbox::OrderKind;
+use super::shared::Shared;
+use super::turn::{Next, Turn};
+use crate::message::{Order, Phase, Status, Time};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use varuna_plan::{Plan, WorkerId};
+use varuna_plan::{Generation, Plan, WorkerId};
 
-impl Coordinator {
-    pub(super) fn active(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
-        let Some(plan) = self.record.plan.clone() else {
-            return self.fence(now, "no plan yet".into(), effects);
+/// What is known of the plan in force and of the change under way. It is kept through a recovery and through writes: a refused
+/// write goes back to it. Generations are compared with those of the plans in the record; an older one means "not yet".
+#[derive(Default)]
+pub(super) struct Active {
+    /// The last generation whose members were told to go.
+    go_sent: Generation,
+    /// The last generation whose members were seen to be all connected.
+    connected: Generation,
+    /// The last planned change whose members were armed.
+    pub(super) armed: Generation,
+    /// The last planned change that this coordinator proposed itself.
+    pub(super) proposed: Generation,
+    /// When the newest plan was written, or found.
+    pub(super) planned_at: Time,
+    /// No planned change before this time.
+    pub(super) change_after: Time,
+    /// Workers that were there when a change was last thought about.
+    pub(super) considered: Option<BTreeSet<WorkerId>>,
+    /// Came while the record was being written.
+    pub(super) suspicion: Option<(Generation, String)>,
+    /// When the store is listed again for the last step's checkpoint.
+    pub(super) list_at: Time,
+}
+
+impl Active {
+    /// Nothing is known yet; the store is not asked before that time.
+    pub(super) fn asking_at(list_at: Time) -> Self {
+        Self {
+            list_at,
+            ..Self::default()
+        }
+    }
+
+    /// Go was sent to the generation's members.
+    pub(super) fn is_running(&self, generation: Generation) -> bool {
+        self.go_sent == generation
+    }
+
+    /// Goes on with a plan that an earlier coordinator left.
+    pub(super) fn resume_inherited(&mut self, shared: &mut Shared, now: Time) {
+        self.planned_at = now;
+        shared.progress.at = now;
+        self.change_after = now.after(shared.config.timing.change_delay);
+    }
+
+    /// What could not be written is proposed again, in a while.
+    pub(super) fn write_failed(&mut self, now: Time, timing: &Timing) {
+        self.considered = None;
+        self.change_after = now.after(timing.change_delay * 3);
+    }
+
+    pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Next {
+        let Some(plan) = shared.record.stored.plan.clone() else {
+            return Next::Recover("no plan yet".into());
         };
-        let next = self.record.next.clone();
-        let switched = next.as_ref().is_some_and(|n| self.has_switched(&plan, n));
+        let next = shared.record.stored.next.clone();
+        let switched = next.as_ref().is_some_and(|n| has_switched(shared, &plan, n));
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
-        if let Some(because) = self.suspected_here().or_else(|| self.broken(now, &target)) {
-            return self.fence(now, because, effects);
+        let broken = self.suspected_here(shared);
+        let broken = broken.or_else(|| broken_off(shared, turn.now, &target));
+        if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
+            return Next::Recover(because);
         }
-        self.launch(now, &target, effects);
-        if self.mode != Mode::Active {
-            return;
-        }
-        let finished = self.finished(&target);
+        let finished = has_finished(shared, &target);
         let patience = Duration::from_nanos(target.deadline_ns) * 4;
-        let running = self.gone == target.generation;
-        if !bug!(NoStallDetection) && running && !finished && now > self.progress_at.after(patience) {
-            return self.fence(now, "no step was committed for four deadlines".into(), effects);
+        let running = self.is_running(target.generation);
+        let stalled = !bug!(NoStallDetection) && turn.now > shared.progress.at.after(patience);
+        if running && !finished && stalled {
+            return Next::Recover("no step was committed for four deadlines".into());
         }
         if finished {
-            return self.end(now, effects);
+            return self.finish(shared, turn);
         }
         if running {
-            self.save(now, &target, effects);
+            shared.order_checkpoint(&target, turn);
         }
         match next {
-            Some(n) if switched && running => {
-                let record = self.record.clone();
-                self.persist(
-                    Record {
-                        plan: Some(n),
-                        next: None,
-                        ..record
-                    },
-                    effects,
-                );
-            }
-            Some(_) if switched => {}
-            Some(n) => self.change(now, &plan, &n, effects),
-            None if running && now >= self.change_after => {
-                self.propose(now, &plan, effects);
-                if self.mode == Mode::Active {
-                    self.keep_warm(now);
+            Some(next) if switched && running => Next::Write(shared.record.with_promoted(next)),
+            Some(_) if switched => Next::Stay,
+            Some(next) => self.change(shared, turn, &plan, &next),
+            None if running && turn.now >= self.change_after => match self.propose(shared, turn, &plan) {
+                Some(next) => Next::Write(shared.record.with_next(Some(next))),
+                None => {
+                    shared.prepare_plan(turn.now);
+                    Next::Stay
                 }
-            }
-            None => {}
+            },
+            None => Next::Stay,
         }
     }
 
     /// A suspicion that came while the record was being written.
-    fn suspected_here(&mut self) -> Option<String> {
-        let (generation, because) = self.suspected.take()?;
-        let plans = [&self.record.plan, &self.record.next];
-        let here = plans.into_iter().flatten().any(|p| p.generation == generation);
+    fn suspected_here(&mut self, shared: &Shared) -> Option<String> {
+        let (generation, because) = self.suspicion.take()?;
+        let here = shared.record.plans().any(|p| p.generation == generation);
         here.then_some(because)
     }
 
-    /// Why the generation cannot go on, where that is seen from here.
-    fn broken(&self, now: Time, target: &Plan) -> Option<String> {
-        let g = target.generation;
-        let members = target.members();
-        if let Some(gone) = members
-            .iter()
-            .find(|w| !bug!(IgnoreSilentMember) && self.away(now, **w))
-        {
-            return Some(format!("{} is silent", self.name(*gone)));
-        }
-        let fenced =
-            |w: &&WorkerId| !bug!(IgnoreFencedMember) && self.status(**w).is_some_and(|s| s.fenced >= g);
-        let fenced = members.iter().find(fenced)?;
-        Some(format!("{} was fenced past generation {g}", self.name(*fenced)))
-    }
-
     /// Everyone is at the last step.
-    fn end(&mut self, now: Time, effects: &mut Vec<CoordinatorEffect>) {
-        if bug!(DoneWithoutFinalCheckpoint) || !self.config.final_checkpoint {
-            let record = self.record.clone();
-            self.persist(Record { done: true, ..record }, effects);
-        } else if now >= self.asked_at {
-            self.asked_at = now.after(self.config.timing.ask_again);
-            effects.push(CoordinatorEffect::ListCheckpoints);
+    fn finish(&mut self, shared: &Shared, turn: &mut Turn<'_>) -> Next {
+        if bug!(DoneWithoutFinalCheckpoint) || !shared.config.final_checkpoint {
+            return Next::Write(shared.record.with_done());
         }
+        if turn.now >= self.list_at {
+            self.list_at = turn.now.after(shared.config.timing.ask_again);
+            turn.push(CoordinatorEffect::ListCheckpoints);
+        }
+        Next::Stay
     }
 
-    /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
-    /// tells the state that it had before.
-    fn finished(&self, target: &Plan) -> bool {
-        target.members().iter().all(|w| {
-            self.status(*w).is_some_and(|s| {
-                (s.generation == target.generation || bug!(FinishedInAnyGeneration))
-                    && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
-                    && s.at.step >= self.config.last_step
-            })
-        })
-    }
-
-    /// Somebody is based in the next generation: the switch has been decided.
-    fn has_switched(&self, plan: &Plan, next: &Plan) -> bool {
-        let based = |w: &WorkerId| {
-            self.status(*w).is_some_and(|s| {
-                s.generation == next.generation
-                    && ((s.based && !bug!(SwitchedOnlyWhenRunning)) || s.phase == Phase::Running)
-            })
-        };
-        plan.members().iter().chain(next.members().iter()).any(based)
-    }
-
-    /// No stream for too long, and no step committed meanwhile (which would prove that all members live).
-    fn away(&self, now: Time, worker: WorkerId) -> bool {
-        let known: Option<&Worker> = self.workers.get(&worker);
-        let down_since = known.map_or(Time(0), |w| w.down_since);
-        self.status(worker).is_none()
-            && now > self.progress_at.max(down_since).after(self.config.timing.grace)
-    }
-
-    fn launch(&mut self, now: Time, target: &Arc<Plan>, effects: &mut Vec<CoordinatorEffect>) {
+    /// The plan to those that lack it, Go once all are ready. Returns why it fails, where it takes too long.
+    fn launch(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, target: &Arc<Plan>) -> Option<String> {
         let generation = target.generation;
-        let first = self.gone != generation;
+        let first = !self.is_running(generation);
         if first {
-            for to in self.all_up() {
-                let lacks = self
-                    .status(to)
-                    .is_some_and(|s| s.generation < generation && s.next != generation);
+            for (to, status) in shared.roster.statuses() {
+                let lacks = status.generation < generation && status.next != generation;
                 if target.involves(to) && lacks {
-                    self.order(now, to, Order::Prepare(target.clone()), effects);
+                    shared.outbox.order(turn, to, Order::Prepare(target.clone()));
                 }
             }
         }
         let members = target.members();
-        let linked = |w: &WorkerId| {
-            self.status(*w)
-                .is_some_and(|s| s.generation == generation && s.connected)
+        let all = |is: &dyn Fn(Status) -> bool| {
+            let is = |w: &WorkerId| shared.roster.status(*w).is_some_and(is);
+            (members.iter().all(is), members.iter().any(is))
         };
-        if self.connected != generation && members.iter().all(linked) {
+        let (linked, _) = all(&|s| s.generation == generation && s.connected);
+        if self.connected != generation && linked {
             self.connected = generation;
-            effects.push(CoordinatorEffect::Event(Event::Connected { generation }));
+            turn.event(Event::Connected { generation });
         }
-        let ready = |w: &WorkerId| {
-            self.status(*w).is_some_and(|s| {
-                (s.generation == generation || bug!(ReadyInAnyGeneration)) && s.phase >= Phase::Ready
-            })
-        };
-        let early = bug!(GoEarly) && members.iter().any(ready);
-        if first && !early && !members.iter().all(ready) {
-            let deadline = Duration::from_nanos(target.deadline_ns);
-            if !bug!(NoLaunchDeadline) && now > self.since.after(self.config.timing.launch + deadline) {
-                self.fence(
-                    now,
-                    format!("generation {generation} did not start in time"),
-                    effects,
-                );
-            }
-            return;
+        let here = |s: Status| s.generation == generation || bug!(ReadyInAnyGeneration);
+        let (ready, some_ready) = all(&|s| here(s) && s.phase >= Phase::Ready);
+        let early = bug!(GoEarly) && some_ready;
+        if first && !early && !ready {
+            let timing = &shared.config.timing;
+            let deadline = Duration::from_nanos(target.deadline_ns) + timing.launch;
+            let late = !bug!(NoLaunchDeadline) && turn.now > self.planned_at.after(deadline);
+            return late.then(|| format!("generation {generation} did not start in time"));
         }
         if first {
-            self.gone = generation;
-            self.progress_at = now;
-            self.change_after = now.after(self.config.timing.change_delay);
-            self.complained = None;
-            self.changes.begin(now);
-            self.horizon = self.changes.expected(now, self.config.timing.stay);
-            self.warm.forget();
-            effects.push(CoordinatorEffect::Event(Event::Running { generation }));
+            self.go_sent = generation;
+            self.change_after = turn.now.after(shared.config.timing.change_delay);
+            shared.generation_runs(turn.now);
+            turn.event(Event::Running { generation });
         }
-        self.tell_go(now, target, first, early, effects);
+        tell_go(shared, turn, target, first, early);
+        None
     }
+}
 
-    /// Go to all at first, then to those that still wait; drained workers are let go.
-    fn tell_go(
-        &mut self,
-        now: Time,
-        target: &Plan,
-        first: bool,
-        early: bool,
-        effects: &mut Vec<CoordinatorEffect>,
-    ) {
-        let generation = target.generation;
-        for to in self.all_up() {
-            let Some(status) = self.status(to) else { continue };
-            let here = status.generation == generation;
-            let waits = here && matches!(status.phase, Phase::Ready | Phase::Source);
-            let spare = !target.involves(to) && status.generation < generation;
-            if waits || (first && (spare || early)) {
-                self.order(now, to, Order::Go { generation }, effects);
-            }
-            let idle = status.phase == Phase::Idle && status.next != generation;
-            if !first && !target.has(to) && status.draining && (idle || bug!(ReleaseBusyWorker)) {
-                let before = self.told.contains_key(&(to, super::Kind::Release));
-                self.order(now, to, Order::Release, effects);
-                if !before {
-                    let name = self.name(to);
-                    effects.push(CoordinatorEffect::Event(Event::WorkerReleased {
-                        worker: to,
-                        name,
-                    }));
-                }
+/// Why the generation cannot go on, where that is seen from here.
+fn broken_off(shared: &Shared, now: Time, target: &Plan) -> Option<String> {
+    let g = target.generation;
+    let members = target.members();
+    let silent = |w: &&WorkerId| !bug!(IgnoreSilentMember) && is_away(shared, now, **w);
+    if let Some(silent) = members.iter().find(silent) {
+        return Some(format!("{} is silent", shared.roster.name(*silent)));
+    }
+    let fenced =
+        |w: &&WorkerId| !bug!(IgnoreFencedMember) && shared.roster.status(**w).is_some_and(|s| s.fenced >= g);
+    let fenced = members.iter().find(fenced)?;
+    let name = shared.roster.name(*fenced);
+    Some(format!("{name} was fenced past generation {g}"))
+}
+
+/// No stream for too long, and no step committed meanwhile (which would prove that all members live).
+fn is_away(shared: &Shared, now: Time, worker: WorkerId) -> bool {
+    let since = shared.progress.at.max(shared.roster.disconnected_at(worker));
+    shared.roster.status(worker).is_none() && now > since.after(shared.config.timing.grace)
+}
+
+/// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
+/// tells the state that it had before.
+fn has_finished(shared: &Shared, target: &Plan) -> bool {
+    let finished = |s: Status| {
+        (s.generation == target.generation || bug!(FinishedInAnyGeneration))
+            && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
+            && s.at.step >= shared.config.last_step
+    };
+    let members = target.members();
+    members
+        .iter()
+        .all(|w| shared.roster.status(*w).is_some_and(finished))
+}
+
+/// Somebody is based in the next generation: the switch has been decided.
+fn has_switched(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
+    let based = |s: Status| {
+        let based = s.based && !bug!(SwitchedOnlyWhenRunning);
+        s.generation == next.generation && (based || s.phase == Phase::Running)
+    };
+    let all = plan.members().into_iter().chain(next.members());
+    all.into_iter()
+        .any(|w| shared.roster.status(w).is_some_and(based))
+}
+
+/// Go to all at first, then to those that still wait; drained workers are let go.
+fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool, early: bool) {
+    let generation = target.generation;
+    for (to, status) in shared.roster.statuses() {
+        let here = status.generation == generation;
+        let waits = here && matches!(status.phase, Phase::Ready | Phase::Source);
+        let spare = !target.involves(to) && status.generation < generation;
+        if waits || (first && (spare || early)) {
+            shared.outbox.order(turn, to, Order::Go { generation });
+        }
+        let idle = status.phase == Phase::Idle && status.next != generation;
+        let may_go = idle || bug!(ReleaseBusyWorker);
+        if !first && !target.has(to) && status.draining && may_go {
+            let before = shared.outbox.has_sent(to, OrderKind::Release);
+            shared.outbox.order(turn, to, Order::Release);
+            if !before {
+                let name = shared.roster.name(to);
+                turn.event(Event::WorkerReleased { worker: to, name });
             }
         }
     }

@@ -1,243 +1,107 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
+use super::active::Active;
+use super::event::Event;
+use super::roster::Worker;
+use super::shared::Shared;
 use super::speeds::slow_gain;
-use super::{Coordinator, CoordinatorEffect, Event};
-use crate::message::{Order, Record, Time};
-use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, BTreeSet};
+use super::turn::{Next, Turn};
+use crate::message::{Order, Status, Time};
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use varuna_plan::{Base, Generation, Infeasible, Plan, PlanRequest, Shape, Unit, WorkerId, WorkerInfo};
+use varuna_plan::{Base, Infeasible, Plan, WorkerId};
 
-/// What a planned change costs beside the transfer of state, milliseconds: orders, agreement, the first step.
-const SWITCH_MS: f64 = 100.0;
-/// Predictions are not better than that: a smaller gain is none.
-const SURE: f64 = 0.002;
+/// How far those who take part in a planned change are.
+struct Readiness {
+    /// All are connected to each other.
+    ready: bool,
+    /// Some member of the next plan is gone or will go.
+    lost: bool,
+    /// Somebody was fenced past the next plan: it never comes into force.
+    dead: bool,
+}
 
-impl Coordinator {
-    /// Workers that may be planned with: those behind bad links left out, no more than the job may use, present members first.
-    pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
-        let mut pool = self.bad.eligible(now, from, self.config.min_workers);
-        if let Some(most) = self.max_workers {
-            let plan = self.record.plan.as_ref();
-            pool.sort_by_key(|w| (!plan.is_some_and(|p| p.has(*w)), *w));
-            pool.truncate(most.max(self.config.min_workers));
-            pool.sort_unstable();
-        }
-        pool
-    }
-
-    /// Up, and not about to go.
-    pub(super) fn firm(&self) -> Vec<WorkerId> {
-        let firm = |w: &WorkerId| self.status(*w).is_some_and(|s| !s.draining);
-        self.all_up().into_iter().filter(firm).collect()
-    }
-
-    /// Workers as the planner sees them.
-    fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
-        let info = |id: &WorkerId| {
-            let hello = self.workers.get(id).and_then(|w| w.hello.as_ref());
-            WorkerInfo {
-                id: *id,
-                memory_bytes: hello.and_then(|h| h.memory_bytes),
-                speed: self.speed(*id),
-                node: hello.map_or_else(String::new, |h| h.node.clone()),
-            }
-        };
-        pool.iter().map(info).collect()
-    }
-
-    /// The question to the planner.
-    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
-        PlanRequest {
-            workers: self.infos(pool),
-            layout: self.config.layout,
-            global_batch_size: self.config.global_batch_size,
-            parent: self.record.plan.as_ref().map(|p| p.shape.clone()),
-            held,
-            horizon_ms: Some(self.horizon.as_secs_f64() * 1e3),
-        }
-    }
-
-    /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
-    /// which its state travels and training stands, than the present one with steps of `present_ms`.
-    fn repays(&self, shape: &Shape, present_ms: f64) -> bool {
-        let horizon_ms = self.horizon.as_secs_f64() * 1e3;
-        let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
-        shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - SURE)
-    }
-
-    /// The document around a shape.
-    pub(super) fn document(
-        &self,
-        base: Base,
-        shape: Shape,
-        sources: Vec<Vec<WorkerId>>,
-        reason: String,
-    ) -> Plan {
-        let generation = self.next_generation();
-        let involved: BTreeSet<WorkerId> = shape
-            .members()
-            .into_iter()
-            .chain(sources.iter().flatten().copied())
-            .collect();
-        let address = |w: &WorkerId| {
-            let hello = self.workers.get(w).and_then(|x| x.hello.as_ref());
-            hello.map(|h| (*w, h.address.clone()))
-        };
-        Plan {
-            generation,
-            parent: self.record.plan.as_ref().map_or(Generation(0), |p| p.generation),
-            base,
-            layout: self.config.layout,
-            deadline_ns: self.deadline_ns(&shape),
-            sources,
-            addresses: involved.iter().filter_map(address).collect(),
-            relay: false,
-            secret: self.secret(generation),
-            evidence: Vec::new(),
-            reason,
-            shape,
-        }
-    }
-
-    /// Four times the step time that is expected: the observed one, scaled by what the planner thinks of the change.
-    fn deadline_ns(&self, shape: &Shape) -> u64 {
-        let predicted = shape.predicted.step_ms.max(0.0);
-        let before = self
-            .record
-            .plan
-            .as_ref()
-            .map_or(0.0, |p| p.shape.predicted.step_ms);
-        let expected_ms = match self.published.pace() {
-            Some(pace) if before > 0.0 => pace.as_secs_f64() * 1e3 * (predicted / before).max(1.0),
-            Some(pace) => pace.as_secs_f64() * 1e3,
-            None => predicted,
-        };
-        // a day at most: the planner's numbers are estimates
-        let four = Duration::from_secs_f64((expected_ms * 4.0 / 1e3).clamp(0.0, 86_400.0));
-        let deadline = self.config.timing.deadline_floor.max(four);
-        u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    /// 128 bits that only those who were given the plan know.
-    fn secret(&self, generation: Generation) -> String {
-        let mut hash = Sha256::new();
-        hash.update(self.config.secret_seed);
-        hash.update(self.term.to_le_bytes());
-        hash.update(generation.0.to_le_bytes());
-        hash.finalize()
-            .iter()
-            .take(16)
-            .map(|b| format!("{b:02x}"))
-            .collect()
-    }
-
-    /// Proposes a planned change when a member drains, or when other workers are there than at the last look and the planner
-    /// makes better use of them.
-    pub(super) fn propose(&mut self, now: Time, plan: &Arc<Plan>, effects: &mut Vec<CoordinatorEffect>) {
+impl Active {
+    /// Proposes a planned change when a member drains, or when other workers are there than the last time and the planner makes
+    /// better use of them.
+    pub(super) fn propose(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan) -> Option<Plan> {
         let members = plan.members();
-        if !bug!(ChangeWhileMemberIsSilent) && members.iter().any(|w| self.status(*w).is_none()) {
-            return; // a member is silent: not now
+        let silent = |w: &WorkerId| shared.roster.status(*w).is_none();
+        if !bug!(ChangeWhileMemberIsSilent) && members.iter().any(silent) {
+            return None; // not now
         }
-        let pool = self.pool(now, &self.firm());
-        let leaves = |w: &&WorkerId| self.status(**w).is_some_and(|s| s.draining);
-        let drained: Vec<WorkerId> = members.iter().filter(leaves).copied().collect();
+        let pool = shared.pool(turn.now, &shared.roster.staying());
+        let drains = |w: &&WorkerId| shared.roster.status(**w).is_some_and(|s| s.draining);
+        let draining: Vec<WorkerId> = members.iter().filter(drains).copied().collect();
         let considered: BTreeSet<WorkerId> = pool.iter().copied().collect();
-        let slow = self.looks_anew(&members);
+        let speeds_changed = shared.update_speeds(&members);
         let others = self.considered.as_ref() != Some(&considered);
-        if !others && !slow {
-            return;
+        if !others && !speeds_changed {
+            return None;
         }
         self.considered = Some(considered);
         let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let shape = match self.planner.plan(&self.request(&pool, held)) {
+        let shape = match shared.planner.plan(&shared.request(&pool, held)) {
             Ok(shape) => shape,
-            Err(Infeasible(reason)) => return self.complain(Event::NoPlan { reason }, effects),
+            Err(Infeasible(reason)) => {
+                shared.report_problem(Event::NoPlan { reason }, turn);
+                return None;
+            }
         };
         let after = shape.members();
-        let surplus = self
-            .max_workers
-            .is_some_and(|most| members.len() > most && after.len() < members.len());
-        let present_ms = self.planner.predicted_ms(&plan.shape, &self.infos(&members));
-        let present_ms = present_ms.unwrap_or(plan.shape.predicted.step_ms);
-        let better = self.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
-        let same = after == members && !slow;
-        if same || !(better || surplus || !drained.is_empty()) {
-            return;
+        let fewer = after.len() < members.len();
+        let surplus = fewer && shared.max_workers.is_some_and(|most| members.len() > most);
+        let present_ms = shared.predicted_ms(plan, &members);
+        let better = shared.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
+        let same = after == members && !speeds_changed;
+        if same || !(better || surplus || !draining.is_empty()) {
+            return None;
         }
-        let reason = match (drained.first(), after.len().cmp(&members.len())) {
-            (Some(w), _) => format!("{} will go", self.name(*w)),
-            (None, _) if !others => self.slowest(&members),
-            (None, std::cmp::Ordering::Less) => "fewer workers are wanted".to_owned(),
+        let reason = match (draining.first(), after.len().cmp(&members.len())) {
+            (Some(w), _) => format!("{} will go", shared.roster.name(*w)),
+            (None, _) if !others => shared.slowest(&members),
+            (None, Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
         };
         let sources = plan.layout.all_units().map(|u| plan.holders(u)).collect();
-        let base = Base::AtSwitch {
-            from: plan.generation,
-        };
-        let next = self.document(base, shape, sources, reason);
+        let from = plan.generation;
+        let next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
         self.proposed = next.generation;
-        let highest = next.generation.max(self.record.highest);
-        self.persist(
-            Record {
-                highest,
-                next: Some(Arc::new(next)),
-                ..self.record.clone()
-            },
-            effects,
-        );
+        Some(next)
     }
 
     /// Connects everyone of the next plan, then arms the members of the present one.
     pub(super) fn change(
         &mut self,
-        now: Time,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
         plan: &Arc<Plan>,
         next: &Arc<Plan>,
-        effects: &mut Vec<CoordinatorEffect>,
-    ) {
-        let g = next.generation;
-        let (mut ready, mut lost, mut dead) = (true, false, false);
-        let mut all = plan.members();
-        all.extend(next.members().into_iter().filter(|w| !plan.has(*w)));
-        for w in all {
-            let Some(s) = self.status(w) else {
-                ready = false;
-                let gone = |x: &super::Worker| now > x.down_since.after(self.config.timing.cancel_grace);
-                lost |= !plan.has(w) && self.workers.get(&w).is_none_or(gone);
-                continue;
-            };
-            lost |= !bug!(IgnoreDrainingNextMember) && s.draining && next.has(w);
-            dead |= !bug!(IgnoreFencedNextMember) && s.fenced >= g;
-            if s.generation != g && s.next != g {
-                self.order(now, w, Order::Prepare(next.clone()), effects);
-                ready = false;
-            } else if s.next == g {
-                ready &= s.next_connected;
-            } else {
-                ready &= s.connected;
-            }
-        }
-        if bug!(ArmUnconnected) || ready || self.armed == g {
-            self.armed = g;
+    ) -> Next {
+        let generation = next.generation;
+        let Readiness { ready, lost, dead } = connect(shared, turn, plan, next);
+        if bug!(ArmUnconnected) || ready || self.armed == generation {
+            self.armed = generation;
             for to in plan.members() {
-                self.order(now, to, Order::Arm { generation: g }, effects);
+                shared.outbox.order(turn, to, Order::Arm { generation });
             }
         }
-        let timing = &self.config.timing;
+        let timing = &shared.config.timing;
         let hasty = bug!(CancelAfterArm);
         // once somebody may be armed, or where an earlier coordinator may have armed, only a fence ends it
-        let may_cancel = (self.armed != g && (bug!(CancelUnknownChange) || self.proposed == g)) || hasty;
+        let own = bug!(CancelUnknownChange) || self.proposed == generation;
+        let may_cancel = (self.armed != generation && own) || hasty;
         let patience = if hasty {
             Duration::from_millis(60)
         } else {
             timing.connect_next
         };
-        let late = now > self.since.after(patience);
+        let late = turn.now > self.planned_at.after(patience);
         let step = Duration::from_nanos(plan.deadline_ns); // the switch waits for a commit
         if may_cancel && (lost || late) {
-            self.change_after = now.after(timing.change_delay * 3);
+            self.change_after = turn.now.after(timing.change_delay * 3);
             self.considered = None;
             let because = if lost {
                 "a member of it is gone or will go"
@@ -245,19 +109,49 @@ impl Coordinator {
                 "connecting took too long"
             };
             let because = because.to_owned();
-            effects.push(CoordinatorEffect::Event(Event::Cancelled {
-                generation: g,
-                because,
-            }));
-            self.persist(
-                Record {
-                    next: None,
-                    ..self.record.clone()
-                },
-                effects,
-            );
-        } else if dead || now > self.since.after(timing.launch + step) || (lost && self.armed == g) {
-            self.fence(now, format!("the change to generation {g} failed"), effects);
+            turn.event(Event::Cancelled { generation, because });
+            return Next::Write(shared.record.with_next(None));
         }
+        let expired = turn.now > self.planned_at.after(timing.launch + step);
+        if dead || expired || (lost && self.armed == generation) {
+            return Next::Recover(format!("the change to generation {generation} failed"));
+        }
+        Next::Stay
     }
+}
+
+/// Sends the next plan to those that lack it.
+fn connect(shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan, next: &Arc<Plan>) -> Readiness {
+    let g = next.generation;
+    let mut found = Readiness {
+        ready: true,
+        lost: false,
+        dead: false,
+    };
+    let joining = next.members().into_iter().filter(|w| !plan.has(*w));
+    for w in plan.members().into_iter().chain(joining) {
+        let Some(s) = shared.roster.status(w) else {
+            found.ready = false;
+            found.lost |= !plan.has(w) && is_gone(shared, turn.now, w);
+            continue;
+        };
+        found.lost |= !bug!(IgnoreDrainingNextMember) && s.draining && next.has(w);
+        found.dead |= !bug!(IgnoreFencedNextMember) && s.fenced >= g;
+        found.ready &= match s {
+            Status { next, .. } if next == g => s.next_connected,
+            Status { generation, .. } if generation == g => s.connected,
+            _ => {
+                shared.outbox.order(turn, w, Order::Prepare(next.clone()));
+                false
+            }
+        };
+    }
+    found
+}
+
+/// A joining worker's stream is down for too long.
+fn is_gone(shared: &Shared, now: Time, worker: WorkerId) -> bool {
+    let grace = shared.config.timing.cancel_grace;
+    let gone = |w: &Worker| now > w.disconnected_at.after(grace);
+    shared.roster.get(worker).is_none_or(gone)
 }

@@ -43,12 +43,12 @@ pub struct Timing {
     pub bad_link: Duration,
     /// The least deadline of a step.
     pub deadline_floor: Duration,
-    /// The deadline of a step doubles with each fruitless generation up to this power of two.
+    /// The deadline of a step doubles with each failed generation up to this power of two.
     pub deadline_doublings: u32,
     /// After Go, and after a cancelled change, so long without a further planned change.
     pub change_delay: Duration,
     /// While a run is quiet, a plan for a loss that may come is made so often; zero: never.
-    pub warm: Duration,
+    pub prepare_plans_every: Duration,
     /// The workers that are there are expected to stay the same for so long, before anything is known of them.
     pub stay: Duration,
 }
@@ -75,7 +75,7 @@ impl Default for Timing {
             deadline_floor: ms(4_000),
             deadline_doublings: 5,
             change_delay: ms(300),
-            warm: ms(100),
+            prepare_plans_every: ms(100),
             stay: ms(1_800_000),
         }
     }
@@ -105,7 +105,7 @@ impl Timing {
             deadline_floor: ms(400),
             deadline_doublings: 5,
             change_delay: ms(60),
-            warm: Duration::ZERO,
+            prepare_plans_every: Duration::ZERO,
             stay: ms(1_800_000),
         }
     }
@@ -195,8 +195,8 @@ pub enum CoordinatorInput {
     },
     /// A worker's process has ended for certain: it never comes back, and nothing that it held is waited for. Only from who
     /// has seen its end, such as the parent of its process.
-    Gone {
-        /// Whose.
+    ProcessEnded {
+        /// The worker.
         worker: WorkerId,
     },
     /// Somebody else has seen that a worker will go: as if it had said so itself. A process may miss its own notice.
@@ -206,7 +206,7 @@ pub enum CoordinatorInput {
     },
     /// So much time has passed that the clock does not show, as where equal steps were left out of a simulation. It bears on the
     /// estimate of how often workers change, on nothing else.
-    Passed(Duration),
+    TimeSkipped(Duration),
     /// A checkpoint of a state beyond the present one is wanted.
     Save,
     /// Use at most so many workers.

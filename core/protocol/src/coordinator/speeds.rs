@@ -110,7 +110,7 @@ impl Speeds {
     }
 
     /// Takes the estimates over into the speeds in force, where they are far off; true where some speed changed.
-    pub(super) fn look(&mut self, estimates: &Estimates) -> bool {
+    pub(super) fn adopt(&mut self, estimates: &Estimates) -> bool {
         self.fresh.clear();
         let mut changed = false;
         for (worker, estimate) in &estimates.speeds {
@@ -292,10 +292,10 @@ mod tests {
         }
         assert!((found.factors[&7] / 1.5 - 1.0).abs() < 0.1, "{found:?}");
         assert!((found.factors[&3] - 1.0).abs() < 0.1, "{found:?}");
-        assert!(speeds.look(&found));
+        assert!(speeds.adopt(&found));
         assert!((speeds.speed(WorkerId(1)) - 0.5).abs() < 0.05);
         assert!(
-            !speeds.look(&speeds.estimates(expected)),
+            !speeds.adopt(&speeds.estimates(expected)),
             "nothing has changed since"
         );
     }
@@ -307,7 +307,7 @@ mod tests {
             let workers = [(1.0, 0..4), (1.0, 4..8)];
             run(&mut speeds, &workers, 20 + seed % 30, 0.25);
             let found = speeds.estimates(expected);
-            assert!(!speeds.look(&found), "seed {seed}: {found:?}");
+            assert!(!speeds.adopt(&found), "seed {seed}: {found:?}");
         }
     }
 
@@ -319,7 +319,7 @@ mod tests {
         assert!(!speeds.is_due(&members));
         run(&mut speeds, &both, 1, 0.1);
         assert!(speeds.is_due(&members));
-        let _ = speeds.look(&Estimates::default());
+        let _ = speeds.adopt(&Estimates::default());
         assert!(!speeds.is_due(&members), "a look begins the next window");
         let mut short = observed_speeds();
         for step in 0..40 {

@@ -1,14 +1,18 @@
 mod ahead;
+mod checkpoints;
 mod known_defects;
 mod resuming;
 
 use super::*;
-use crate::message::{Prepared, Ran, Report};
+use crate::message::{Inventory, Order, Phase, Prepared, Ran, Report, Status};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, Infeasible, Layout, Pipeline, PlanRequest, Prediction, Recompute, SampleRange,
 };
+use varuna_plan::{Generation, Plan, Planner, StateId, Unit, WorkerId};
 use varuna_plan::{ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, Step};
 
 thread_local! {
@@ -163,7 +167,7 @@ impl Rig {
 
     fn answer(&mut self, from: WorkerId, units: &[(Unit, StateId)]) {
         let inventory = Inventory {
-            upto: self.machine.record.highest,
+            upto: self.machine.record().highest,
             units: units.iter().copied().collect(),
             prepared: BTreeMap::new(),
             ran: None,
@@ -186,7 +190,7 @@ impl Rig {
     }
 
     fn plan(&self) -> Arc<Plan> {
-        self.machine.record.plan.clone().unwrap()
+        self.machine.record().plan.clone().unwrap()
     }
 
     /// Workers train in generation 1.
@@ -284,7 +288,7 @@ fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted(
     let mut rig = Rig::training(&[A]);
     rig.wait(100);
     rig.join(B);
-    let next = rig.machine.record.next.clone().unwrap();
+    let next = rig.machine.record().next.clone().unwrap();
     assert_eq!(next.base, Base::AtSwitch { from: Generation(1) });
     assert_eq!(next.addresses.len(), 2);
     assert_ne!(next.secret, rig.plan().secret);
@@ -331,8 +335,8 @@ fn a_joiner_that_dies_before_it_is_armed_costs_nothing_but_a_number() {
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.status(A, 1, Phase::Running, state(1, 1));
     rig.wait(70);
-    assert_eq!(rig.machine.record.next, None);
-    assert_eq!(rig.machine.record.highest, Generation(2));
+    assert_eq!(rig.machine.record().next, None);
+    assert_eq!(rig.machine.record().highest, Generation(2));
     assert_eq!(rig.plan().generation, Generation(1));
     assert!(rig.events.iter().any(|e| matches!(
         e,
@@ -356,7 +360,7 @@ fn a_draining_worker_is_planned_around_and_released_after_go() {
         ..idle()
     };
     rig.say(B, Report::Status(draining));
-    assert_eq!(rig.machine.record.next.as_ref().unwrap().members(), vec![A]);
+    assert_eq!(rig.machine.record().next.as_ref().unwrap().members(), vec![A]);
     rig.say(
         B,
         Report::Status(Status {
@@ -443,7 +447,7 @@ fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_
 fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyond_their_known_end() {
     let patient = || {
         let mut rig = Rig::training(&[A, B]);
-        rig.machine.config.timing.lost = Duration::from_secs(5);
+        rig.machine.shared.config.timing.lost = Duration::from_secs(5);
         rig.status(A, 1, Phase::Running, state(1, 4));
         rig.say(A, suspect(1, B));
         rig.put(CoordinatorInput::StreamDown { from: B });
@@ -456,7 +460,7 @@ fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyo
     rig.wait(2_000);
     assert!(rig.finished.is_some());
     let mut rig = patient();
-    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
     assert!(rig.finished.is_some());
 }
 
@@ -490,7 +494,7 @@ fn before_the_first_commit_the_seed_replaces_whoever_is_lost() {
 #[test]
 fn fewer_workers_than_the_minimum_wait_with_their_state_until_one_joins() {
     let mut rig = Rig::training(&[A, B]);
-    rig.machine.config.min_workers = 2;
+    rig.machine.shared.config.min_workers = 2;
     rig.say(A, suspect(1, B));
     rig.put(CoordinatorInput::StreamDown { from: B });
     let here = state(1, 4);
@@ -551,12 +555,12 @@ fn a_write_that_fails_changes_nothing_and_is_tried_again() {
     rig.join(B);
     let record = rig.written.clone().unwrap();
     rig.put(CoordinatorInput::Written { ok: false, record });
-    assert_eq!(rig.machine.record.next, None);
+    assert_eq!(rig.machine.record().next, None);
     assert!(rig.events.iter().any(|e| matches!(e, Event::WriteFailed { .. })));
     rig.manual = false;
     rig.wait(300);
     rig.status(A, 1, Phase::Running, state(1, 1));
-    assert!(rig.machine.record.next.is_some());
+    assert!(rig.machine.record().next.is_some());
 }
 
 #[test]
@@ -657,7 +661,7 @@ fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
 #[test]
 fn the_deadline_follows_the_observed_step_and_doubles_with_fruitless_generations() {
     let mut rig = Rig::training(&[A, B]);
-    rig.machine.config.last_step = Step(100);
+    rig.machine.shared.config.last_step = Step(100);
     assert_eq!(rig.plan().deadline_ns, 400_000_000, "the floor");
     for step in 1..30 {
         rig.wait(300);
@@ -718,83 +722,4 @@ fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
     assert!(lost(&rig));
     let range = SegmentRange { start: 0, end: 2 };
     assert_eq!(rig.machine.snapshot().workers[0].segments, [range]);
-}
-
-/// The steps beyond which a checkpoint was ordered, of all workers.
-fn saves(rig: &mut Rig) -> BTreeSet<(WorkerId, u64)> {
-    let sent = std::mem::take(&mut rig.sent);
-    let saves = sent.into_iter().filter_map(|(to, order)| match order {
-        Order::Save { after } => Some((to, after.0)),
-        _ => None,
-    });
-    saves.collect()
-}
-
-#[test]
-fn a_wanted_checkpoint_is_ordered_until_the_store_shows_one_that_is_newer() {
-    let stored = CoordinatorConfig {
-        final_checkpoint: true,
-        ..config()
-    };
-    let mut rig = Rig::training_with(stored, &[A, B]);
-    rig.status(A, 1, Phase::Running, state(1, 3));
-    rig.status(B, 1, Phase::Running, state(1, 4));
-    rig.wait(100);
-    assert!(saves(&mut rig).is_empty());
-    rig.put(CoordinatorInput::Save);
-    rig.wait(100);
-    assert_eq!(saves(&mut rig), [(A, 4), (B, 4)].into());
-    // One that is no newer does not do, and later steps do not move the goal.
-    rig.complete = vec![state(1, 4)];
-    rig.status(A, 1, Phase::Running, state(1, 5));
-    rig.status(B, 1, Phase::Running, state(1, 5));
-    rig.wait(200);
-    assert_eq!(saves(&mut rig), [(A, 4), (B, 4)].into());
-    rig.complete = vec![state(1, 5)];
-    rig.wait(200);
-    saves(&mut rig);
-    rig.wait(200);
-    assert!(saves(&mut rig).is_empty());
-    // A notice wants one as well.
-    let status = Status {
-        generation: Generation(1),
-        phase: Phase::Running,
-        at: state(1, 6),
-        draining: true,
-        ..idle()
-    };
-    rig.say(B, Report::Status(status));
-    rig.wait(50);
-    assert_eq!(saves(&mut rig), [(A, 6), (B, 6)].into());
-}
-
-#[test]
-fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a_store_never() {
-    let every = CoordinatorConfig {
-        save_every: Some(Duration::from_secs(1)),
-        ..config()
-    };
-    let mut rig = Rig::training_with(every.clone(), &[A]);
-    rig.wait(1_500);
-    rig.put(CoordinatorInput::Save);
-    assert!(saves(&mut rig).is_empty(), "there is no store");
-    let stored = CoordinatorConfig {
-        final_checkpoint: true,
-        ..every
-    };
-    let mut rig = Rig::training_with(stored, &[A]);
-    for (step, ordered) in [(1, false), (2, false), (3, true)] {
-        rig.status(A, 1, Phase::Running, state(1, step));
-        rig.wait(400);
-        assert_eq!(!saves(&mut rig).is_empty(), ordered, "{step}");
-    }
-    // A new one resets the clock.
-    rig.complete = vec![state(1, 4)];
-    rig.wait(200);
-    saves(&mut rig);
-    for (step, ordered) in [(4, false), (5, false), (6, true)] {
-        rig.status(A, 1, Phase::Running, state(1, step));
-        rig.wait(400);
-        assert_eq!(!saves(&mut rig).is_empty(), ordered, "{step}");
-    }
 }

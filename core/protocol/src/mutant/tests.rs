@@ -17,7 +17,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 
 /// Whether some unit test fails with the mutant. Known defects do not count: what they expect is not what is right.
 fn caught(mutant: Option<Mutant>) -> bool {
-    let this = std::env::current_exe().unwrap();
+    let this = std::env::current_exe().expect("the path of this test binary");
     let name = mutant.map_or_else(String::new, |m| format!("{m:?}"));
     let status = Command::new(this)
         .args([
@@ -32,7 +32,7 @@ fn caught(mutant: Option<Mutant>) -> bool {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
-        .unwrap();
+        .expect("this test binary runs");
     !status.success()
 }
 

@@ -320,7 +320,7 @@ impl World {
             Ev::Stream(w) => self.connect_stream(w),
             Ev::Gone(c, worker) => {
                 self.leaders[c].streams.remove(&worker);
-                self.tell_leader(c, Ev::Gone(c, worker), CoordinatorInput::Gone { worker })
+                self.tell_leader(c, Ev::Gone(c, worker), CoordinatorInput::ProcessEnded { worker })
             }
             Ev::Cas(..)
             | Ev::CasReply(..)

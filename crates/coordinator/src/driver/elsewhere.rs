@@ -13,7 +13,7 @@ impl Driver {
                 }
                 // One that is attached has not ended, whoever says so.
                 Known::Ended(name) if !worker.up && worker.name == *name => {
-                    self.feed(CoordinatorInput::Gone { worker: worker.id });
+                    self.feed(CoordinatorInput::ProcessEnded { worker: worker.id });
                 }
                 _ => {}
             }

@@ -7,7 +7,7 @@ const C: WorkerId = WorkerId(3);
 /// Three workers train, and a plan for a loss is made every 100 ms.
 fn warmed() -> Rig {
     let mut config = config();
-    config.timing.warm = Duration::from_millis(100);
+    config.timing.prepare_plans_every = Duration::from_millis(100);
     let mut rig = Rig::training_with(config, &[A, B, C]);
     for _ in 0..6 {
         rig.wait(100);
@@ -15,13 +15,17 @@ fn warmed() -> Rig {
             rig.status(worker, 1, Phase::Running, StateId::INITIAL);
         }
     }
-    assert_eq!(rig.machine.warm.len(), 3, "one for the loss of each");
+    assert_eq!(
+        rig.machine.shared.prepared_plans.len(),
+        3,
+        "one for the loss of each"
+    );
     rig
 }
 
 /// B dies; the others hold everything.
 fn recover_without_b(rig: &mut Rig) -> Shape {
-    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
     rig.say(A, suspect(1, B));
     for worker in [A, C] {
         rig.answer(
@@ -52,7 +56,7 @@ fn plans_made_before_are_dropped_when_the_world_is_another() {
     let mut rig = warmed();
     rig.join(WorkerId(4));
     let made = MADE.get();
-    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
     rig.say(A, suspect(1, B));
     for worker in [A, C, WorkerId(4)] {
         rig.answer(
@@ -66,7 +70,7 @@ fn plans_made_before_are_dropped_when_the_world_is_another() {
     // One of them answers without its state: the plan for whole survivors is not taken.
     let mut rig = warmed();
     let made = MADE.get();
-    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
     rig.say(A, suspect(1, B));
     rig.answer(A, &[(Unit(0), StateId::INITIAL), (Unit(1), StateId::INITIAL)]);
     rig.answer(C, &[(Unit(0), StateId::INITIAL)]);
@@ -86,7 +90,7 @@ fn a_change_that_does_not_repay_its_way_is_not_made() {
         rig.join(C);
         rig.wait(200);
         // Three in place of two train half as much again: 5 s of standing are worth it within an hour, not within 12 s.
-        assert_eq!(rig.machine.record.next.is_some(), wanted, "{stay_s} s");
+        assert_eq!(rig.machine.record().next.is_some(), wanted, "{stay_s} s");
         MOVE_MS.set(0.0);
     }
 }

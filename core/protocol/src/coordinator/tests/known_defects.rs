@@ -50,7 +50,7 @@ fn a_pending_change_does_not_end_a_run_that_has_committed_nothing() {
     rig.wait(20);
     assert!(rig.store.next.is_some());
     rig.say(A, suspect(1, B));
-    rig.put(CoordinatorInput::Gone { worker: B });
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
     rig.answer(A, &[(Unit(0), StateId::INITIAL)]);
     rig.answer(C, &[]);
     rig.wait(400);
@@ -121,7 +121,7 @@ fn deaths_while_loading_do_not_make_the_deadline_longer() {
     let mut deadlines = Vec::new();
     for (dead, left) in (1..).zip(&ids[..6]).map(|(k, dead)| (*dead, &ids[k..])) {
         rig.say(left[0], suspect(rig.store.highest.0, dead));
-        rig.put(CoordinatorInput::Gone { worker: dead });
+        rig.put(CoordinatorInput::ProcessEnded { worker: dead });
         for w in left {
             rig.answer(*w, &all_at(here));
         }
@@ -137,7 +137,7 @@ fn workers_that_have_ended_are_forgotten_some_day() {
     let mut rig = Rig::training(&[A, B]);
     for worker in (1_000..3_000).map(WorkerId) {
         rig.join(worker);
-        rig.put(CoordinatorInput::Gone { worker });
+        rig.put(CoordinatorInput::ProcessEnded { worker });
     }
     known_defect(rig.machine.snapshot().workers.len() < 1_500);
 }

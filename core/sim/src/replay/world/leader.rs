@@ -42,7 +42,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         expected_workers: None,
         // A plan is the same before and after the loss: here it only takes the replay's time.
         timing: Timing {
-            warm: Duration::ZERO,
+            prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
         final_checkpoint: false,

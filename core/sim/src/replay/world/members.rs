@@ -81,7 +81,10 @@ impl World<'_> {
         }
         self.end_worker(w, detect);
         if let Some(ms) = self.setup.parts.gone_ms {
-            self.after(nanoseconds(ms), Ev::Leader(CoordinatorInput::Gone { worker: w }));
+            self.after(
+                nanoseconds(ms),
+                Ev::Leader(CoordinatorInput::ProcessEnded { worker: w }),
+            );
         }
     }
 

@@ -70,7 +70,7 @@ impl World<'_> {
 
     /// The coordinator learns how often nodes come and go, by the trace's clock.
     fn passed(&mut self, ns: u64) {
-        self.lead(CoordinatorInput::Passed(Duration::from_nanos(ns)));
+        self.lead(CoordinatorInput::TimeSkipped(Duration::from_nanos(ns)));
     }
 
     /// The last checkpoint that became due after `before` steps, kept at the tip's name. The machines know one state for all

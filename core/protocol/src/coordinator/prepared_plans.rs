@@ -2,7 +2,7 @@
 //! for. A plan is the same whether it was made before or after the loss, since the planner is a function of its request: one that
 //! was made for anything else is never taken.
 
-use super::Coordinator;
+use super::shared::Shared;
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const STAGES_MAX: usize = 1 << 19;
 
 /// What the plans are made from: when any of it changes, all are dropped.
 #[derive(PartialEq)]
-struct World {
+struct MadeFrom {
     generation: Generation,
     /// Of everyone that may be planned with.
     request: PlanRequest,
@@ -23,15 +23,15 @@ struct World {
 
 /// The plans, and what is still to be planned.
 #[derive(Default)]
-pub(super) struct Warm {
-    world: Option<World>,
+pub(super) struct PreparedPlans {
+    made_from: Option<MadeFrom>,
     /// Who would be lost, next last.
     losses: Vec<BTreeSet<WorkerId>>,
     plans: Vec<(PlanRequestKey, Shape)>,
     due: Time,
 }
 
-/// Who is planned with, and with which knowledge of the time to come; all else is the world's.
+/// Who is planned with, and with which knowledge of the time to come; all else stands in [`MadeFrom`].
 type PlanRequestKey = (Vec<WorkerId>, Option<u64>);
 
 fn key(request: &PlanRequest) -> PlanRequestKey {
@@ -39,18 +39,18 @@ fn key(request: &PlanRequest) -> PlanRequestKey {
     (workers, request.horizon_ms.map(f64::to_bits))
 }
 
-impl Warm {
+impl PreparedPlans {
     pub(super) fn forget(&mut self) {
-        *self = Warm {
+        *self = PreparedPlans {
             due: self.due,
-            ..Warm::default()
+            ..PreparedPlans::default()
         };
     }
 
     /// The plan for the request, where one was made.
     pub(super) fn take(&mut self, request: &PlanRequest) -> Option<Shape> {
-        let world = self.world.as_ref()?;
-        let all = &world.request;
+        let made_from = self.made_from.as_ref()?;
+        let all = &made_from.request;
         let info: BTreeMap<WorkerId, _> = all.workers.iter().map(|w| (w.id, w)).collect();
         let stay: BTreeSet<WorkerId> = request.workers.iter().map(|w| w.id).collect();
         let held = all.held.iter().filter(|(id, _)| stay.contains(id));
@@ -85,37 +85,37 @@ fn losses(request: &PlanRequest, members: &[WorkerId]) -> Vec<BTreeSet<WorkerId>
     all
 }
 
-impl Coordinator {
+impl Shared {
     /// One more plan, where the run is quiet and one is due. Never while a change or a recovery is under way.
-    pub(super) fn keep_warm(&mut self, now: Time) {
-        let every = self.config.timing.warm;
-        if every == Duration::ZERO || now < self.warm.due {
+    pub(super) fn prepare_plan(&mut self, now: Time) {
+        let every = self.config.timing.prepare_plans_every;
+        if every == Duration::ZERO || now < self.prepared_plans.due {
             return;
         }
-        let Some(plan) = self.record.plan.clone() else {
+        let Some(plan) = self.record.stored.plan.clone() else {
             return;
         };
         let members = plan.members();
-        if members.iter().any(|w| self.status(*w).is_none()) {
+        if members.iter().any(|w| self.roster.status(*w).is_none()) {
             return;
         }
-        self.warm.due = now.after(every);
-        let firm = self.firm();
+        self.prepared_plans.due = now.after(every);
+        let staying = self.roster.staying();
         let held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let world = World {
+        let made_from = MadeFrom {
             generation: plan.generation,
             // Before limits on their number: another takes the place of who is lost.
-            request: self.request(&firm, held),
+            request: self.request(&staying, held),
         };
-        if self.warm.world.as_ref() != Some(&world) {
-            self.warm.forget();
-            self.warm.losses = losses(&world.request, &members);
-            self.warm.world = Some(world);
+        if self.prepared_plans.made_from.as_ref() != Some(&made_from) {
+            self.prepared_plans.forget();
+            self.prepared_plans.losses = losses(&made_from.request, &members);
+            self.prepared_plans.made_from = Some(made_from);
         }
-        let Some(lost) = self.warm.losses.pop() else {
+        let Some(lost) = self.prepared_plans.losses.pop() else {
             return;
         };
-        let left: Vec<WorkerId> = firm.into_iter().filter(|w| !lost.contains(w)).collect();
+        let left: Vec<WorkerId> = staying.into_iter().filter(|w| !lost.contains(w)).collect();
         let pool = self.pool(now, &left);
         if pool.len() < self.config.min_workers {
             return;
@@ -124,7 +124,7 @@ impl Coordinator {
         held.retain(|w, _| !lost.contains(w));
         let request = self.request(&pool, held);
         if let Ok(shape) = self.planner.plan(&request) {
-            self.warm.plans.push((key(&request), shape));
+            self.prepared_plans.plans.push((key(&request), shape));
         }
     }
 }

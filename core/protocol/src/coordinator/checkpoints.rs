@@ -1,0 +1,90 @@
+//! Checkpoints beyond the members' regular ones: by the clock, when a worker has notice, and on demand.
+//!
+//! A request stays until the store shows a state that is newer than it; so a lost order, a crash in the middle of an upload or a
+//! store that is down delays it and never loses it. Requests do not pile up: a newer one takes the older one's place.
+
+use crate::message::Time;
+use std::time::Duration;
+use varuna_plan::{Generation, StateId, Step};
+
+/// What the store shows, and which checkpoint is wanted.
+#[derive(Default)]
+pub(super) struct Checkpoints {
+    request: Option<Request>,
+    newest: Option<StateId>,
+    /// The greatest generation of a checkpoint, also of an earlier run on the same store.
+    newest_generation: Generation,
+    /// When the newest came, or the clock's last request.
+    clock: Option<Time>,
+    list_at: Time,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Request {
+    /// A state beyond this step is wanted; not set before the first order.
+    after: Option<Step>,
+    /// In which generation it was ordered.
+    generation: Generation,
+}
+
+impl Checkpoints {
+    pub(super) fn newest_generation(&self) -> Generation {
+        self.newest_generation
+    }
+
+    /// A state beyond the present one is wanted.
+    pub(super) fn request(&mut self) {
+        self.request = Some(Request {
+            after: None,
+            generation: Generation(0),
+        });
+    }
+
+    /// Takes note of the generations in the store: they are never used again.
+    pub(super) fn note_generations(&mut self, list: &[StateId]) {
+        let generations = list.iter().map(|c| c.run_gen);
+        self.newest_generation = generations.fold(self.newest_generation, Generation::max);
+    }
+
+    /// The store was listed.
+    pub(super) fn listed(&mut self, now: Time, list: &[StateId]) {
+        let newest = list.iter().max().copied();
+        if newest > self.newest {
+            self.newest = newest;
+            self.clock = Some(now);
+        }
+        let after = self.request.and_then(|r| r.after);
+        if after.is_some_and(|after| newest.is_some_and(|n| n.step > after)) {
+            self.request = None;
+        }
+    }
+
+    /// The newest checkpoint is older than that; asked once in so long.
+    pub(super) fn is_too_old(&mut self, now: Time, every: Option<Duration>) -> bool {
+        let since = *self.clock.get_or_insert(now);
+        let old = every.is_some_and(|every| now >= since.after(every));
+        if old {
+            self.clock = Some(now);
+        }
+        old
+    }
+
+    /// The step beyond which members of the generation are to make a checkpoint, where one is wanted. `at`: the step reached.
+    pub(super) fn wanted_after(&mut self, generation: Generation, at: Step) -> Option<Step> {
+        let request = self.request.as_mut()?;
+        // Whoever was to save may be gone, and steps may have been given up: what counts is a state of this generation.
+        let ordered = request.after.filter(|_| request.generation == generation);
+        request.generation = generation;
+        request.after = ordered.or(Some(at));
+        request.after
+    }
+
+    /// Whether the store is to be listed; asked again after `every`.
+    pub(super) fn is_listing_due(&mut self, now: Time, every: Duration) -> bool {
+        let due = now >= self.list_at;
+        if due {
+            self.list_at = now.after(every);
+        }
+        due
+    }
+}

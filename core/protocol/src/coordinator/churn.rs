@@ -1,0 +1,94 @@
+//! How often workers come and go, and so how long those that are there are likely to stay the same.
+
+use crate::message::Time;
+use std::time::Duration;
+
+/// What happens within so long of a change belongs to it: nodes go and come in groups.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// Changes of who is there, since the first plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Churn {
+    since: Option<Time>,
+    last: Option<Time>,
+    count: u32,
+    /// Time that the clock did not show.
+    skipped: Duration,
+    /// Expected time to the next change, as it was known when the generation began.
+    horizon: Duration,
+}
+
+impl Churn {
+    /// Nothing is known yet.
+    pub(super) fn expecting(horizon: Duration) -> Self {
+        Self {
+            since: None,
+            last: None,
+            count: 0,
+            skipped: Duration::ZERO,
+            horizon,
+        }
+    }
+
+    /// Expected time to the next change, as it was known when the generation began.
+    pub(super) fn horizon(&self) -> Duration {
+        self.horizon
+    }
+
+    /// A generation runs; from the first one on changes count.
+    pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
+        self.since.get_or_insert(now);
+        self.horizon = self.expected(now, prior);
+    }
+
+    /// Time that the clock did not show.
+    pub(super) fn skip(&mut self, time: Duration) {
+        self.skipped = self.skipped.saturating_add(time);
+    }
+
+    /// Somebody came, went or will go.
+    pub(super) fn observe(&mut self, now: Time) {
+        if self.since.is_none() || self.last.is_some_and(|at| now < at.after(TOGETHER)) {
+            return;
+        }
+        self.last = Some(now);
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// The expected time to the next change: as many changes as were seen over the time that was seen, and one over `prior`
+    /// besides, so that a young run does not jump to conclusions.
+    fn expected(&self, now: Time, prior: Duration) -> Duration {
+        let seen = self.since.map_or(Duration::ZERO, |since| now.since(since));
+        (prior + seen + self.skipped) / self.count.saturating_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    #[test]
+    fn a_run_learns_how_often_its_workers_change() {
+        let start = Time(1);
+        let mut churn = Churn::expecting(HOUR);
+        churn.observe(start);
+        assert_eq!(
+            churn.expected(start, HOUR),
+            HOUR,
+            "workers that gather are no change"
+        );
+        churn.begin_generation(start, HOUR);
+        for minutes in [5, 10, 15] {
+            let at = start.after(Duration::from_secs(60 * minutes));
+            for _ in 0..4 {
+                churn.observe(at);
+            }
+        }
+        let now = start.after(Duration::from_secs(20 * 60));
+        assert_eq!(churn.expected(now, HOUR), Duration::from_secs(20 * 60));
+        churn.skip(HOUR);
+        assert_eq!(churn.expected(now, HOUR), Duration::from_secs(35 * 60));
+    }
+}

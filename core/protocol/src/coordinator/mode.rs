@@ -1,0 +1,314 @@
+//! The modes of a coordinator, and which follows which. What a mode knows lives in its own type.
+
+use super::active::Active;
+use super::config::CoordinatorEffect;
+use super::ending::Ending;
+use super::event::{Event, Outcome};
+use super::record::WriteAttempt;
+use super::recovery::{Collecting, Step};
+use super::run_mode::RunMode;
+use super::shared::Shared;
+use super::starting::{Settling, Starting};
+use super::turn::{Next, Turn};
+use crate::message::{Record, Report};
+use varuna_plan::{Generation, WorkerId};
+
+pub(super) enum Mode {
+    /// Reads the record, to write its own term into it.
+    Starting(Starting),
+    /// Writes its own term into the record.
+    TakingOver(Persisting),
+    /// Waits for the members of an inherited plan.
+    Settling(Settling),
+    /// A plan is being launched or runs.
+    Active(Active),
+    /// Workers are fenced; waits for their inventories.
+    Collecting(Collecting),
+    /// Waits for a write.
+    Persisting(Persisting),
+    /// Releases all workers.
+    Ending(Ending),
+    /// Finish was emitted.
+    Ended,
+}
+
+/// Waits for a write.
+pub(super) struct Persisting {
+    write: WriteAttempt,
+    /// What goes on once the write is done, or has failed.
+    active: Active,
+}
+
+impl Default for Mode {
+    fn default() -> Self {
+        Mode::Starting(Starting::default())
+    }
+}
+
+impl Mode {
+    /// What people see of it.
+    pub(super) fn shown(&self, shared: &Shared) -> RunMode {
+        let record = &shared.record.stored;
+        match self {
+            Mode::Starting(_) => RunMode::Starting,
+            Mode::Settling(_) => RunMode::Settling,
+            Mode::Active(_) if record.next.is_some() => RunMode::Changing,
+            Mode::Active(active) if active.is_running(shared.record.generation()) => RunMode::Training,
+            Mode::Active(_) => RunMode::Launching,
+            Mode::Collecting(_) if shared.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
+            Mode::Collecting(_) => RunMode::Recovering,
+            Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,
+            Mode::Ending(ending) if ending.is_done() => RunMode::Done,
+            Mode::Ending(_) => RunMode::Stopped,
+            Mode::Ended => RunMode::Ended,
+        }
+    }
+
+    /// Neither starting, nor waiting for a write, nor ending.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Mode::Active(_) | Mode::Collecting(_))
+    }
+
+    /// The last step is committed.
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self, Mode::Ending(ending) if ending.is_done())
+    }
+
+    /// Looks at the latest that is known, and does what is due.
+    pub(super) fn step(self, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+        match self {
+            Mode::Starting(mut starting) => {
+                starting.step(shared, turn);
+                Mode::Starting(starting)
+            }
+            Mode::Settling(settling) if settling.is_over(shared, turn.now) => {
+                let mut active = settling.active;
+                active.resume_inherited(shared, turn.now);
+                Mode::Active(active).step(shared, turn)
+            }
+            Mode::Active(mut active) => match active.step(shared, turn) {
+                Next::Stay => Mode::Active(active),
+                Next::Recover(because) => recover(active, because, shared, turn),
+                Next::Write(record) => persist(active, record, shared, turn),
+            },
+            Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
+                Step::Wait => Mode::Collecting(collecting),
+                Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                Step::GiveUp(units) => {
+                    turn.event(Event::Lost { units: units.clone() });
+                    shared.release_all(turn);
+                    finish(Outcome::StateLost { units }, turn)
+                }
+            },
+            Mode::Ending(mut ending) => match ending.step(shared, turn) {
+                Some(outcome) => finish(outcome, turn),
+                None => Mode::Ending(ending),
+            },
+            mode => mode,
+        }
+    }
+
+    /// Writes the record, where that is allowed.
+    pub(super) fn write(self, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+        match self {
+            Mode::Active(active) => persist(active, record, shared, turn),
+            Mode::Collecting(collecting) => persist(collecting.into_interrupted(), record, shared, turn),
+            mode => mode,
+        }
+    }
+
+    /// What the store holds.
+    pub(super) fn read(self, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+        match self {
+            Mode::Starting(_) if record.done => {
+                // the run had ended before; its workers still have to be told
+                shared.record.term = record.term;
+                shared.record.stored = record;
+                Mode::Ending(Ending::new(Outcome::Done, turn.now))
+            }
+            Mode::Starting(starting) => {
+                let write = shared.record.take_over(record, turn);
+                let active = starting.into_active();
+                Mode::TakingOver(Persisting { write, active })
+            }
+            _ if shared.record.is_superseded(&record) => {
+                turn.event(Event::Deposed { by_term: record.term });
+                finish(Outcome::Deposed, turn)
+            }
+            Mode::TakingOver(taking) if taking.write.refused => {
+                if bug!(KeepUnclearTerm) && taking.write.wrote(&record) {
+                    return taken_over(taking.active, record, shared, turn);
+                }
+                // Two take-overs of one term look alike: what lies there may be another's. Only a term of one's own will do.
+                Mode::Starting(Starting::again_at(turn.now))
+            }
+            // A refused write may have happened all the same: the store says.
+            Mode::Persisting(persisting) if persisting.write.refused => {
+                if persisting.write.wrote(&record) {
+                    return persisted(persisting.active, record, shared, turn);
+                }
+                let mut active = persisting.active;
+                shared.record.stored = record;
+                active.write_failed(turn.now, &shared.config.timing);
+                Mode::Active(active)
+            }
+            mode => mode,
+        }
+    }
+
+    /// The answer to a write.
+    pub(super) fn written(
+        mut self,
+        ok: bool,
+        record: Record,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Mode {
+        let (Mode::TakingOver(Persisting { write, .. }) | Mode::Persisting(Persisting { write, .. })) =
+            &mut self
+        else {
+            shared.record.note_late_write(ok, record);
+            return self;
+        };
+        if !write.wrote(&record) && !bug!(AnyAnswerIsOfThisWrite) {
+            shared.record.note_late_write(ok, record);
+            return self;
+        }
+        if !ok && !bug!(FailedWriteCounts) {
+            write.refused = true;
+            let version = record.version;
+            shared.report_problem(Event::WriteFailed { version }, turn);
+            turn.push(CoordinatorEffect::ReadRecord);
+            return self;
+        }
+        match self {
+            Mode::TakingOver(taking) => taken_over(taking.active, record, shared, turn),
+            Mode::Persisting(persisting) => persisted(persisting.active, record, shared, turn),
+            mode => mode,
+        }
+    }
+
+    /// A worker said something.
+    pub(super) fn report(
+        mut self,
+        from: WorkerId,
+        report: Report,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Mode {
+        // without a Hello nobody could plan with it, or send it anything
+        if !shared.roster.heard(from, turn.now) {
+            return self;
+        }
+        match report {
+            Report::Status(status) => shared.status(from, status, turn),
+            Report::Inventory(inventory) => {
+                shared.inventory(from, &inventory, turn);
+                let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
+                if let Mode::Collecting(collecting) = &mut self
+                    && asked
+                {
+                    collecting.answers.insert(from, inventory);
+                }
+            }
+            Report::Suspect {
+                generation,
+                about,
+                link,
+            } => return self.suspicion(from, generation, (about, link), shared, turn),
+            Report::Committed { decision } => shared.publish(decision, turn),
+        }
+        self
+    }
+
+    /// A worker suspects somebody, or its link to somebody.
+    fn suspicion(
+        self,
+        from: WorkerId,
+        generation: Generation,
+        (about, link): (WorkerId, bool),
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Mode {
+        let here = shared.record.plans().any(|p| p.generation == generation);
+        if !here || !matches!(self, Mode::Active(_) | Mode::Persisting(_)) {
+            return self;
+        }
+        if link && about != from && !bug!(ForgetBadLinks) {
+            let until = turn.now.after(shared.config.timing.bad_link);
+            shared.bad_links.mark(turn.now, from, about, until);
+        }
+        let (who, whom) = (shared.roster.name(from), shared.roster.name(about));
+        let because = match (link, about == from) {
+            (true, _) => format!("{who} cannot reach {whom}"),
+            (false, false) => format!("{who} lost {whom}"),
+            (false, true) => format!("{who} is stuck"),
+        };
+        match self {
+            Mode::Active(active) => recover(active, because, shared, turn),
+            Mode::Persisting(mut persisting) => {
+                persisting.active.suspicion = Some((generation, because)); // looked at once the write is done
+                Mode::Persisting(persisting)
+            }
+            mode => mode,
+        }
+    }
+}
+
+fn recover(active: Active, because: String, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    Mode::Collecting(Collecting::begin(active, because, shared, turn))
+}
+
+fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    if bug!(SendBeforePersist)
+        && let Some(plan) = record.next.as_ref().or(record.plan.as_ref())
+    {
+        for to in shared.roster.connected() {
+            turn.send(to, crate::message::Order::Prepare(plan.clone()));
+        }
+    }
+    let write = shared.record.write(record, turn);
+    Mode::Persisting(Persisting { write, active })
+}
+
+/// The record has this coordinator's term.
+fn taken_over(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    shared.record.stored = record;
+    shared.progress.at = turn.now;
+    turn.event(Event::TookOver {
+        term: shared.record.term,
+    });
+    if shared.record.stored.done || shared.record.stored.plan.is_none() {
+        return go_on(active, shared, turn);
+    }
+    let until = turn.now.after(shared.config.timing.settle);
+    Mode::Settling(Settling { until, active })
+}
+
+/// The record is written.
+fn persisted(mut active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    if record.highest != shared.record.stored.highest {
+        active.planned_at = turn.now;
+    }
+    let before = std::mem::replace(&mut shared.record.stored, record);
+    if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
+        shared.progress.at = turn.now; // a planned change must never postpone the detection of a death
+    }
+    shared.tell_of_write(&before, turn);
+    go_on(active, shared, turn)
+}
+
+fn go_on(active: Active, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    if shared.record.stored.done {
+        turn.event(Event::Done {
+            step: shared.config.last_step,
+        });
+        return Mode::Ending(Ending::new(Outcome::Done, turn.now));
+    }
+    Mode::Active(active).step(shared, turn)
+}
+
+fn finish(outcome: Outcome, turn: &mut Turn<'_>) -> Mode {
+    turn.push(CoordinatorEffect::Finish(outcome));
+    Mode::Ended
+}

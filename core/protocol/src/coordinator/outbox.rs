@@ -1,0 +1,61 @@
+//! Orders to workers. They are idempotent and repeated, but on a clock: an answer never causes an order at once.
+
+use super::turn::Turn;
+use crate::message::{Order, Time};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use varuna_plan::{Generation, WorkerId};
+
+/// Orders of one kind to one worker are repeated on a clock.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum OrderKind {
+    Prepare,
+    Arm,
+    Save,
+    Go,
+    Fence,
+    Release,
+}
+
+/// Which order was last sent to whom, and when.
+pub(super) struct Outbox {
+    repeat: Duration,
+    sent: BTreeMap<(WorkerId, OrderKind), (Generation, Time)>,
+}
+
+impl Outbox {
+    /// An order is repeated to one worker at most so often.
+    pub(super) fn new(repeat: Duration) -> Self {
+        Self {
+            repeat,
+            sent: BTreeMap::new(),
+        }
+    }
+
+    /// Sends the order, unless it was sent a short while ago.
+    pub(super) fn order(&mut self, turn: &mut Turn<'_>, to: WorkerId, order: Order) {
+        let (kind, generation) = match &order {
+            Order::Prepare(plan) => (OrderKind::Prepare, plan.generation),
+            Order::Arm { generation } => (OrderKind::Arm, *generation),
+            Order::Save { .. } => (OrderKind::Save, Generation(0)),
+            Order::Go { generation } => (OrderKind::Go, *generation),
+            Order::Fence { upto } => (OrderKind::Fence, *upto),
+            Order::Release => (OrderKind::Release, Generation(0)),
+        };
+        let sent = self.sent.get(&(to, kind));
+        if sent.is_some_and(|(g, at)| *g == generation && turn.now < at.after(self.repeat)) {
+            return;
+        }
+        self.sent.insert((to, kind), (generation, turn.now));
+        turn.send(to, order);
+    }
+
+    pub(super) fn has_sent(&self, to: WorkerId, kind: OrderKind) -> bool {
+        self.sent.contains_key(&(to, kind))
+    }
+
+    /// The worker has a new stream: what was sent on the old one may be lost.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.sent.retain(|(w, _), _| *w != worker);
+    }
+}

@@ -1,0 +1,127 @@
+//! Questions to the planner, and the plan document around its answers.
+
+use super::shared::Shared;
+use crate::message::Time;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use varuna_plan::{Base, Generation, Plan, PlanRequest, Shape, Unit, WorkerId, WorkerInfo};
+
+/// What a planned change costs beside the transfer of state, milliseconds: orders, agreement, the first step.
+const SWITCH_MS: f64 = 100.0;
+/// Predictions are not better than that: a smaller gain is none.
+const LEAST_GAIN: f64 = 0.002;
+
+impl Shared {
+    /// Workers that may be planned with: those behind bad links left out, no more than the job may use, present members first.
+    pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
+        let mut pool = self.bad_links.eligible(now, from, self.config.min_workers);
+        if let Some(most) = self.max_workers {
+            let plan = self.record.stored.plan.as_ref();
+            pool.sort_by_key(|w| (!plan.is_some_and(|p| p.has(*w)), *w));
+            pool.truncate(most.max(self.config.min_workers));
+            pool.sort_unstable();
+        }
+        pool
+    }
+
+    /// Workers as the planner sees them.
+    fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
+        let info = |id: &WorkerId| {
+            let hello = self.roster.hello(*id);
+            WorkerInfo {
+                id: *id,
+                memory_bytes: hello.and_then(|h| h.memory_bytes),
+                speed: self.speed(*id),
+                node: hello.map_or_else(String::new, |h| h.node.clone()),
+            }
+        };
+        pool.iter().map(info).collect()
+    }
+
+    /// The question to the planner.
+    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
+        PlanRequest {
+            workers: self.infos(pool),
+            layout: self.config.layout,
+            global_batch_size: self.config.global_batch_size,
+            parent: self.record.stored.plan.as_ref().map(|p| p.shape.clone()),
+            held,
+            horizon_ms: Some(self.roster.churn.horizon().as_secs_f64() * 1e3),
+        }
+    }
+
+    /// Step time of the plan with what is known now.
+    pub(super) fn predicted_ms(&self, plan: &Plan, members: &[WorkerId]) -> f64 {
+        let present_ms = self.planner.predicted_ms(&plan.shape, &self.infos(members));
+        present_ms.unwrap_or(plan.shape.predicted.step_ms)
+    }
+
+    /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
+    /// which its state travels and training stands, than the present one with steps of `present_ms`.
+    pub(super) fn repays(&self, shape: &Shape, present_ms: f64) -> bool {
+        let horizon_ms = self.roster.churn.horizon().as_secs_f64() * 1e3;
+        let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
+        shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - LEAST_GAIN)
+    }
+
+    /// The document around a shape.
+    pub(super) fn document(
+        &self,
+        base: Base,
+        shape: Shape,
+        sources: Vec<Vec<WorkerId>>,
+        reason: String,
+    ) -> Plan {
+        let generation = self.record.next_generation(self.checkpoints.newest_generation());
+        let involved: BTreeSet<WorkerId> = shape
+            .members()
+            .into_iter()
+            .chain(sources.iter().flatten().copied())
+            .collect();
+        let address = |w: &WorkerId| Some((*w, self.roster.hello(*w)?.address.clone()));
+        Plan {
+            generation,
+            parent: self.record.generation(),
+            base,
+            layout: self.config.layout,
+            deadline_ns: self.deadline_ns(&shape),
+            sources,
+            addresses: involved.iter().filter_map(address).collect(),
+            relay: false,
+            secret: self.secret(generation),
+            evidence: Vec::new(),
+            reason,
+            shape,
+        }
+    }
+
+    /// Four times the step time that is expected: the observed one, scaled by what the planner thinks of the change.
+    fn deadline_ns(&self, shape: &Shape) -> u64 {
+        let predicted = shape.predicted.step_ms.max(0.0);
+        let plan = self.record.stored.plan.as_ref();
+        let before = plan.map_or(0.0, |p| p.shape.predicted.step_ms);
+        let expected_ms = match self.progress.commits.mean_step_time() {
+            Some(mean) if before > 0.0 => mean.as_secs_f64() * 1e3 * (predicted / before).max(1.0),
+            Some(mean) => mean.as_secs_f64() * 1e3,
+            None => predicted,
+        };
+        // a day at most: the planner's numbers are estimates
+        let four = Duration::from_secs_f64((expected_ms * 4.0 / 1e3).clamp(0.0, 86_400.0));
+        let deadline = self.config.timing.deadline_floor.max(four);
+        u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// 128 bits that only those who were given the plan know.
+    fn secret(&self, generation: Generation) -> String {
+        let mut hash = Sha256::new();
+        hash.update(self.config.secret_seed);
+        hash.update(self.record.term.to_le_bytes());
+        hash.update(generation.0.to_le_bytes());
+        hash.finalize()
+            .iter()
+            .take(16)
+            .map(|b| format!("{b:02x}"))
+            .collect()
+    }
+}

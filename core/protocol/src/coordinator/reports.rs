@@ -1,0 +1,165 @@
+//! What comes from workers, whatever the mode: streams, levels, inventories, commits.
+
+use super::config::Hello;
+use super::event::Event;
+use super::roster::Worker;
+use super::shared::Shared;
+use super::turn::Turn;
+use crate::message::{Inventory, Phase, Record, Status};
+use varuna_plan::{Base, Decision, Generation, WorkerId};
+
+impl Shared {
+    /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
+    /// everybody dead.
+    pub(super) fn listen(&mut self, turn: &mut Turn<'_>) {
+        let timing = self.config.timing;
+        let paused = turn.now > self.ticked_at.after(timing.heartbeat * 2) && !bug!(PauseSilencesEverybody);
+        self.ticked_at = turn.now;
+        let mut silent = Vec::new();
+        for (id, worker) in self.roster.workers.iter_mut().filter(|(_, w)| w.connected) {
+            if paused {
+                worker.heard_at = turn.now;
+            } else if turn.now > worker.heard_at.after(timing.silent) {
+                silent.push(*id);
+            }
+        }
+        for id in silent {
+            self.lose_stream(id, turn);
+        }
+    }
+
+    pub(super) fn stream_up(&mut self, from: WorkerId, hello: Hello, turn: &mut Turn<'_>) {
+        self.outbox.forget(from);
+        let (name, address) = (hello.name.clone(), hello.address.clone());
+        if self.roster.connect(from, hello, turn.now) {
+            turn.event(Event::WorkerJoined {
+                worker: from,
+                name,
+                address,
+            });
+        }
+    }
+
+    pub(super) fn lose_stream(&mut self, from: WorkerId, turn: &mut Turn<'_>) {
+        let name = self.roster.name(from);
+        if self.roster.disconnect(from, turn.now) {
+            turn.event(Event::WorkerLost { worker: from, name });
+        }
+    }
+
+    /// Somebody else has seen that the worker will go.
+    pub(super) fn notice(&mut self, from: WorkerId, turn: &mut Turn<'_>) {
+        let up = |w: &&mut Worker| w.connected && !w.has_notice;
+        let Some(worker) = self.roster.workers.get_mut(&from).filter(up) else {
+            return;
+        };
+        let known = worker.is_draining();
+        worker.has_notice = true;
+        if !known {
+            self.will_go(from, turn);
+        }
+    }
+
+    fn will_go(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
+        self.want_checkpoint();
+        let name = self.roster.name(worker);
+        turn.event(Event::WorkerDraining { worker, name });
+    }
+
+    /// A worker's level.
+    pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
+        let Some(worker) = self.roster.workers.get_mut(&from) else {
+            return;
+        };
+        let drains = status.draining && !worker.is_draining();
+        let back = !std::mem::replace(&mut worker.connected, true);
+        worker.status = Some(status);
+        if let Some(Hello { name, address, .. }) = worker.hello.as_ref().filter(|_| back) {
+            turn.event(Event::WorkerJoined {
+                worker: from,
+                name: name.clone(),
+                address: address.clone(),
+            });
+        }
+        if drains {
+            self.will_go(from, turn);
+        }
+        let counts = matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready);
+        if status.at > self.progress.best && counts {
+            self.progress.best = status.at;
+            self.progress.at = turn.now;
+            if !bug!(NeverResetFailedGenerations) {
+                self.failed_generations = 0;
+            }
+        }
+    }
+
+    /// The answer to a fence is also a level: nothing runs there.
+    pub(super) fn inventory(&mut self, from: WorkerId, inventory: &Inventory, turn: &mut Turn<'_>) {
+        let worker = self.roster.workers.get_mut(&from);
+        if let Some(status) = worker.and_then(|w| w.status.as_mut()) {
+            if !bug!(InventoryProvesNoFence) {
+                status.fenced = status.fenced.max(inventory.upto);
+            }
+            status.generation = Generation(0);
+            status.phase = Phase::Idle;
+        }
+        if let Some(decision) = inventory.decision {
+            self.publish(decision, turn);
+        }
+    }
+
+    /// A commit, the first time that it is heard of.
+    pub(super) fn publish(&mut self, decision: Decision, turn: &mut Turn<'_>) {
+        if self.progress.commits.first(turn.now, &decision) {
+            turn.event(Event::Committed {
+                id: decision.id,
+                generation: decision.id.run_gen,
+                step: decision.id.step,
+                loss: decision.loss,
+                eval_loss: decision.eval_loss,
+                gradient_norm: decision.norm2.sqrt(),
+                overflow: decision.overflow,
+            });
+            self.compare_step_time(decision.id.run_gen, turn);
+        }
+    }
+
+    /// Events for what a write changed.
+    pub(super) fn tell_of_write(&mut self, before: &Record, turn: &mut Turn<'_>) {
+        let new = self.record.plans().find(|p| p.generation > before.highest);
+        if let Some(plan) = new.cloned() {
+            turn.event(Event::Planned {
+                generation: plan.generation,
+                plan: plan.shape.summary(),
+                workers: plan.members().len(),
+                predicted_ms: plan.shape.predicted.step_ms,
+                change: matches!(plan.base, Base::AtSwitch { .. }),
+                reason: plan.reason.clone(),
+            });
+            let Base::Fixed {
+                id,
+                decision,
+                checkpoint,
+            } = plan.base
+            else {
+                return;
+            };
+            if let Some(decision) = decision {
+                self.publish(decision, turn);
+            }
+            turn.event(Event::Resumed {
+                generation: plan.generation,
+                base: id,
+                finished: decision.is_some(),
+                restored: checkpoint,
+            });
+        } else if let (Some(next), None) = (&before.next, &self.record.stored.next)
+            && self.record.stored.plan.is_some()
+            && self.record.generation() == next.generation
+        {
+            let generation = next.generation;
+            turn.event(Event::Switched { generation });
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The workers that are known, and whether they can be heard.
+
+use super::churn::Churn;
+use super::config::Hello;
+use crate::message::{Status, Time};
+use std::collections::BTreeMap;
+use varuna_plan::WorkerId;
+
+/// What is known of one worker.
+#[derive(Default)]
+pub(super) struct Worker {
+    pub(super) hello: Option<Hello>,
+    /// Its stream is up.
+    pub(super) connected: bool,
+    pub(super) heard_at: Time,
+    pub(super) disconnected_at: Time,
+    pub(super) status: Option<Status>,
+    /// Its process has ended for certain.
+    pub(super) process_ended: bool,
+    /// Somebody else has seen that it will go.
+    pub(super) has_notice: bool,
+}
+
+impl Worker {
+    /// It will go, as it says itself or as somebody else has seen.
+    pub(super) fn is_draining(&self) -> bool {
+        self.has_notice || self.status.is_some_and(|s| s.draining)
+    }
+}
+
+/// All workers that were ever there.
+pub(super) struct Roster {
+    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    pub(super) churn: Churn,
+}
+
+impl Roster {
+    pub(super) fn new(churn: Churn) -> Self {
+        Self {
+            workers: BTreeMap::new(),
+            churn,
+        }
+    }
+
+    pub(super) fn get(&self, id: WorkerId) -> Option<&Worker> {
+        self.workers.get(&id)
+    }
+
+    pub(super) fn hello(&self, id: WorkerId) -> Option<&Hello> {
+        self.get(id)?.hello.as_ref()
+    }
+
+    /// For people.
+    pub(super) fn name(&self, id: WorkerId) -> String {
+        self.hello(id).map_or_else(|| id.to_string(), |h| h.name.clone())
+    }
+
+    /// Workers whose stream is up.
+    pub(super) fn connected(&self) -> Vec<WorkerId> {
+        let up = self
+            .workers
+            .iter()
+            .filter(|(_, w)| w.connected && w.hello.is_some());
+        up.map(|(id, _)| *id).collect()
+    }
+
+    /// The latest Status of a worker whose stream is up.
+    pub(super) fn status(&self, id: WorkerId) -> Option<Status> {
+        let worker = self.get(id).filter(|w| w.connected && w.hello.is_some())?;
+        worker.status.map(|s| Status {
+            draining: worker.is_draining(),
+            ..s
+        })
+    }
+
+    /// The latest Status of each worker whose stream is up.
+    pub(super) fn statuses(&self) -> Vec<(WorkerId, Status)> {
+        let all = self.workers.keys();
+        all.filter_map(|id| Some((*id, self.status(*id)?))).collect()
+    }
+
+    /// Up, and not about to go.
+    pub(super) fn staying(&self) -> Vec<WorkerId> {
+        let all = self.statuses().into_iter();
+        all.filter(|(_, s)| !s.draining).map(|(id, _)| id).collect()
+    }
+
+    /// Its stream is known to be down.
+    pub(super) fn is_disconnected(&self, id: WorkerId) -> bool {
+        self.get(id).is_some_and(|w| !w.connected)
+    }
+
+    /// Since when its stream is down; 0 where it never had one.
+    pub(super) fn disconnected_at(&self, id: WorkerId) -> Time {
+        self.get(id).map_or(Time(0), |w| w.disconnected_at)
+    }
+
+    /// Its process has ended for certain.
+    pub(super) fn has_ended(&self, id: WorkerId) -> bool {
+        self.get(id).is_some_and(|w| w.process_ended)
+    }
+
+    /// Notes that the worker said something; false where it never said Hello.
+    pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> bool {
+        let known = self.workers.get_mut(&id).filter(|w| w.hello.is_some());
+        known.map(|w| w.heard_at = now).is_some()
+    }
+
+    /// Its stream came up; true where it was down.
+    pub(super) fn connect(&mut self, id: WorkerId, hello: Hello, now: Time) -> bool {
+        let worker = self.workers.entry(id).or_default();
+        let joins = !worker.connected;
+        worker.connected = true;
+        worker.heard_at = now;
+        worker.hello = Some(hello);
+        if joins {
+            self.churn.observe(now);
+        }
+        joins
+    }
+
+    /// Its stream is down; true where it was up.
+    pub(super) fn disconnect(&mut self, id: WorkerId, now: Time) -> bool {
+        let Some(worker) = self.workers.get_mut(&id).filter(|w| w.connected) else {
+            return false;
+        };
+        worker.connected = false;
+        worker.disconnected_at = now;
+        self.churn.observe(now);
+        true
+    }
+
+    /// It never comes back.
+    pub(super) fn process_ended(&mut self, id: WorkerId) {
+        self.workers.entry(id).or_default().process_ended = true;
+    }
+}

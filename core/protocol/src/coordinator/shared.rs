@@ -1,0 +1,117 @@
+//! What outlives every mode of a coordinator.
+
+use super::bad_links::BadLinks;
+use super::checkpoints::Checkpoints;
+use super::churn::Churn;
+use super::config::{CoordinatorConfig, CoordinatorEffect};
+use super::event::Event;
+use super::outbox::Outbox;
+use super::prepared_plans::PreparedPlans;
+use super::progress::Progress;
+use super::record::RecordKeeper;
+use super::roster::Roster;
+use super::speeds::Speeds;
+use super::turn::Turn;
+use crate::message::{Order, Time};
+use varuna_plan::{Plan, Planner};
+
+/// What outlives every mode.
+pub(super) struct Shared {
+    pub(super) config: CoordinatorConfig,
+    pub(super) planner: Box<dyn Planner + Send>,
+    /// A recovery may begin anew from the seed, where nothing else is left.
+    pub(super) may_begin_anew: bool,
+    /// Use at most so many workers.
+    pub(super) max_workers: Option<usize>,
+    pub(super) record: RecordKeeper,
+    pub(super) roster: Roster,
+    pub(super) outbox: Outbox,
+    pub(super) progress: Progress,
+    pub(super) checkpoints: Checkpoints,
+    pub(super) speeds: Speeds,
+    pub(super) prepared_plans: PreparedPlans,
+    pub(super) bad_links: BadLinks,
+    /// Generations in a row that were fenced without progress: the deadline grows with them.
+    pub(super) failed_generations: u32,
+    /// Since when there are enough workers for the first plan.
+    pub(super) enough_since: Option<Time>,
+    /// What people were last told to be wrong.
+    pub(super) problem: Option<Event>,
+    /// When the last Tick came: a gap is a pause of the coordinator itself.
+    pub(super) ticked_at: Time,
+}
+
+impl Shared {
+    pub(super) fn new(config: CoordinatorConfig, planner: Box<dyn Planner + Send>) -> Self {
+        Self {
+            planner,
+            may_begin_anew: false,
+            max_workers: None,
+            record: RecordKeeper::default(),
+            roster: Roster::new(Churn::expecting(config.timing.stay)),
+            outbox: Outbox::new(config.timing.repeat),
+            progress: Progress::after(config.published),
+            checkpoints: Checkpoints::default(),
+            speeds: Speeds::default(),
+            prepared_plans: PreparedPlans::default(),
+            bad_links: BadLinks::default(),
+            failed_generations: 0,
+            enough_since: None,
+            problem: None,
+            ticked_at: Time(0),
+            config,
+        }
+    }
+
+    /// Says something once, until something else is to be said.
+    pub(super) fn report_problem(&mut self, event: Event, turn: &mut Turn<'_>) {
+        if self.problem.as_ref() != Some(&event) {
+            self.problem = Some(event.clone());
+            turn.event(event);
+        }
+    }
+
+    /// A generation was told to go.
+    pub(super) fn generation_runs(&mut self, now: Time) {
+        self.progress.at = now;
+        self.problem = None;
+        self.roster.churn.begin_generation(now, self.config.timing.stay);
+        self.prepared_plans.forget();
+    }
+
+    /// A checkpoint beyond the present state is wanted, where there is a store.
+    pub(super) fn want_checkpoint(&mut self) {
+        if self.config.final_checkpoint {
+            self.checkpoints.request();
+        }
+    }
+
+    /// Orders the checkpoint that is wanted, in a generation that runs.
+    pub(super) fn order_checkpoint(&mut self, target: &Plan, turn: &mut Turn<'_>) {
+        if self.checkpoints.is_too_old(turn.now, self.config.save_every) {
+            self.want_checkpoint();
+        }
+        let members = target.members();
+        let at = members.iter().filter_map(|w| self.roster.status(*w));
+        let at = at.map(|s| s.at.step).max().unwrap_or_default();
+        let Some(after) = self.checkpoints.wanted_after(target.generation, at) else {
+            return;
+        };
+        for to in members {
+            self.outbox.order(turn, to, Order::Save { after });
+        }
+        if self
+            .checkpoints
+            .is_listing_due(turn.now, self.config.timing.heartbeat)
+        {
+            turn.push(CoordinatorEffect::ListCheckpoints);
+        }
+    }
+
+    /// Lets everyone go at once.
+    pub(super) fn release_all(&self, turn: &mut Turn<'_>) {
+        for to in self.roster.connected() {
+            turn.send(to, Order::Release);
+        }
+    }
+}
