@@ -1,4 +1,4 @@
-//! What a member is told, and what its driver does for it: the whole surface towards engine, peers, store and coordinator.
+//! A member's inputs and effects: its whole surface towards engine, peers, store and coordinator.
 
 use crate::message::{Order, PeerMessage, Report};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, Worke
 /// The member's own deadlines; that of a step comes with the plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemberTiming {
-    /// A Status is sent at least so often.
+    /// Longest interval between two Status.
     pub heartbeat: Duration,
-    /// Connecting and fetching may show no progress for so long before a link is blamed. Never grows.
+    /// How long connecting and fetching may show no progress before a link is suspected. Never grows.
     pub connect_deadline: Duration,
-    /// A fetch without progress is asked again, from the next source, after so long.
+    /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,
 }
 
@@ -27,7 +27,7 @@ impl Default for MemberTiming {
     }
 }
 
-/// What a member is told once.
+/// What a member is configured with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemberConfig {
     /// This worker.
@@ -36,7 +36,7 @@ pub struct MemberConfig {
     pub layout: Layout,
     /// The run ends when this many steps are committed.
     pub last_step: Step,
-    /// A checkpoint every so many steps, when it is ordered, and at the end; none = there is no store.
+    /// Steps between regular checkpoints; one is also made when it is ordered, and at the end. None = there is no store.
     pub checkpoint_every: Option<u64>,
     /// Deadlines.
     pub timing: MemberTiming,
@@ -157,7 +157,7 @@ pub enum MemberEffect {
     Connect {
         /// Of which generation.
         generation: Generation,
-        /// Whom.
+        /// The peer.
         peer: WorkerId,
         /// Where it listens.
         address: String,
@@ -173,7 +173,7 @@ pub enum MemberEffect {
         generation: Generation,
         /// To whom.
         to: WorkerId,
-        /// What.
+        /// The message.
         message: PeerMessage,
     },
     /// Send my copy of the unit, as it is now, over the data plane.

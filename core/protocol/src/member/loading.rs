@@ -1,6 +1,8 @@
 //! Entering a plan: connections, roll-forward, transfer of state, until everything is at the base.
 
-use super::{Engine, Fetch, Member, MemberEffect};
+use super::holdings::same;
+use super::in_plan::{InPlan, PlannedChange, Stage, sources};
+use super::{Engine, Member, MemberEffect};
 use crate::message::{PeerMessage, Phase, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,72 +19,53 @@ impl Member {
     ) {
         effects.push(MemberEffect::Accepted(plan.clone()));
         self.dial(&plan, effects);
-        self.settle_into(now, plan, base, effects);
+        let entered = InPlan::enter(now, self.config.id, plan, base);
+        self.begin_loading(now, entered, effects);
     }
 
     /// The switch of a planned change: the connections of the plan that is left stay open until Go.
     pub(super) fn switch(
         &mut self,
         now: Time,
-        next: Arc<Plan>,
+        change: PlannedChange,
         base: StateId,
         effects: &mut Vec<MemberEffect>,
     ) {
-        let left = self.generation();
-        let peers = std::mem::take(&mut self.next_peers);
-        self.forget_plan();
-        self.previous = Some(left);
-        self.peers = peers;
-        self.settle_into(now, next, Some(base), effects);
+        let entered = InPlan {
+            peers: change.peers,
+            asks: change.asks,
+            left: Some(self.generation()),
+            ..InPlan::enter(now, self.config.id, change.plan, Some(base))
+        };
+        self.begin_loading(now, entered, effects);
     }
 
-    fn settle_into(
-        &mut self,
-        now: Time,
-        plan: Arc<Plan>,
-        base: Option<StateId>,
-        effects: &mut Vec<MemberEffect>,
-    ) {
-        let me = self.config.id;
-        self.phase = if plan.has(me) {
-            Phase::Loading
-        } else {
-            Phase::Source
-        };
-        self.base = base;
-        self.progress_at = now;
-        // targets of the same unit begin with different sources
-        self.turn = plan.members().iter().position(|w| *w == me).unwrap_or(0);
+    fn begin_loading(&mut self, now: Time, entered: InPlan, effects: &mut Vec<MemberEffect>) {
         if bug!(FreeBeforeGo) {
-            let mine = plan.units(me);
-            self.held.retain(|u, _| mine.contains(u));
+            let mine = entered.plan.units(self.config.id);
+            self.holdings.units.retain(|u, _| mine.contains(u));
             effects.push(MemberEffect::Free { keep: mine });
         }
-        self.plan = Some(plan);
+        self.current = Some(entered);
         self.relay(effects);
         self.serve(effects);
         self.load(now, effects);
     }
 
-    /// Those that state or gradients may have to travel to or from.
-    fn dialled(&self, plan: &Plan) -> BTreeSet<WorkerId> {
+    /// Dials those that state or gradients may have to travel to or from.
+    pub(super) fn dial(&self, plan: &Plan, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let mut peers: BTreeSet<WorkerId> = plan.members().into_iter().collect();
         if plan.has(me) {
             peers.extend(plan.sources.iter().flatten());
         }
         peers.remove(&me);
-        peers
-    }
-
-    pub(super) fn dial(&self, plan: &Plan, effects: &mut Vec<MemberEffect>) {
-        for peer in self.dialled(plan) {
+        for peer in peers {
             if let Some(address) = plan.addresses.get(&peer) {
-                let address = address.clone();
                 effects.push(MemberEffect::Connect {
                     generation: plan.generation,
                     peer,
-                    address,
+                    address: address.clone(),
                 });
             }
         }
@@ -95,11 +78,13 @@ impl Member {
         peer: WorkerId,
         effects: &mut Vec<MemberEffect>,
     ) {
-        if self.next.as_ref().is_some_and(|p| p.generation == generation) {
-            if self.next_peers.insert(peer) {
+        if let Some(change) = self.change_to(generation) {
+            if change.peers.insert(peer) {
                 self.tell(effects);
             }
-        } else if self.plan.is_some() && generation == self.generation() && self.peers.insert(peer) {
+        } else if let Some(current) = self.current_in(generation)
+            && current.peers.insert(peer)
+        {
             self.serve(effects);
             self.load(now, effects);
             self.tell(effects);
@@ -107,23 +92,23 @@ impl Member {
     }
 
     pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
-        if self.next.as_ref().is_some_and(|p| p.generation == generation) {
-            if self.next_peers.remove(&peer) {
+        if let Some(change) = self.change_to(generation) {
+            if change.peers.remove(&peer) {
                 self.tell(effects);
             }
             return;
         }
-        let Some(plan) = &self.plan else { return };
-        if plan.generation != generation {
+        let finished = self.finished();
+        let Some(current) = self.current_in(generation) else {
             return;
-        }
-        self.peers.remove(&peer);
+        };
+        current.peers.remove(&peer);
         // a source may leave as soon as Go is given, which it may hear before this worker does
-        let needed = match self.phase {
-            Phase::Running => plan.has(peer) && !self.finished(),
-            Phase::Ready => plan.has(peer),
-            Phase::Loading => plan.involves(peer),
-            Phase::Idle | Phase::Source => false,
+        let needed = match current.stage {
+            Stage::Running => current.plan.has(peer) && !finished,
+            Stage::Ready => current.plan.has(peer),
+            Stage::Loading(_) => current.plan.involves(peer),
+            Stage::Source => false,
         };
         if needed && !bug!(IgnoreClosedPeer) {
             self.suspect(peer, false, effects);
@@ -132,117 +117,84 @@ impl Member {
 
     /// Where links are bad the store is the way round.
     pub(super) fn relay(&mut self, effects: &mut Vec<MemberEffect>) {
-        if !self.plan.as_ref().is_some_and(|p| p.relay) {
-            return;
+        if let Some(current) = self.current.as_ref().filter(|c| c.plan.relay) {
+            let at_base = self.holdings.units_at(current.base);
+            effects.extend(at_base.map(|(unit, id)| MemberEffect::Put { id, unit }));
         }
-        let at_base = self.held.iter().filter(|(_, id)| Some(**id) == self.base);
-        effects.extend(at_base.map(|(unit, id)| MemberEffect::Put { id: *id, unit: *unit }));
-    }
-
-    fn has_at_base(&self, unit: Unit) -> bool {
-        let held = self.held.get(&unit);
-        held.is_some_and(|id| self.base.is_some_and(|base| self.same(*id, base)))
     }
 
     /// Asks for what is lacking; Ready once nothing is.
     pub(super) fn load(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
-        let Some(plan) = self.plan.clone() else { return };
-        if self.phase != Phase::Loading || self.engine != Engine::Idle || self.pending_fence.is_some() {
+        let me = self.config.id;
+        let Some(current) = &self.current else { return };
+        if current.phase() != Phase::Loading || self.engine != Engine::Idle || self.waiting.fence.is_some() {
             return;
         }
-        let units = plan.units(self.config.id);
-        let lacking: Vec<Unit> = units.into_iter().filter(|u| !self.has_at_base(*u)).collect();
+        let lacking = current.lacking(me, &self.holdings);
         for unit in &lacking {
             if !self.adopting.contains_key(unit) {
-                self.obtain(now, &plan, *unit, effects);
+                self.obtain(now, *unit, effects);
             }
         }
-        if lacking.is_empty()
-            && self.base.is_some()
-            && (bug!(ReadyUnconnected) || self.met(Some(&plan), &self.peers))
-        {
-            self.phase = Phase::Ready;
-            self.progress_at = now;
+        let Some(current) = &mut self.current else { return };
+        let connected = bug!(ReadyUnconnected) || current.is_connected(me);
+        if lacking.is_empty() && current.base.is_some() && connected {
+            current.stage = Stage::Ready;
+            current.progress_at = now;
             self.tell(effects);
         }
     }
 
-    fn obtain(&mut self, now: Time, plan: &Plan, unit: Unit, effects: &mut Vec<MemberEffect>) {
+    fn obtain(&mut self, now: Time, unit: Unit, effects: &mut Vec<MemberEffect>) {
         let retry = self.config.timing.fetch_retry;
-        let sources = self.sources(plan, unit);
-        if let Base::Fixed { id, .. } = plan.base {
+        let Some(current) = &mut self.current else { return };
+        let Stage::Loading(transfers) = &mut current.stage else {
+            return;
+        };
+        let mut sources = sources(self.config.id, &current.plan, unit);
+        if let Base::Fixed { id, .. } = current.plan.base {
             if id == StateId::INITIAL {
                 self.replace(unit, id);
                 effects.push(MemberEffect::Load { id, unit });
                 return;
             }
-            let due = self
-                .shards_asked
-                .get(&unit)
-                .is_none_or(|at| now >= at.after(retry));
-            if (plan.relay || sources.is_empty()) && due {
-                self.shards_asked.insert(unit, now);
+            if (current.plan.relay || sources.is_empty()) && transfers.ask_store(now, retry, unit) {
                 effects.push(MemberEffect::Load { id, unit });
             }
         }
-        let present = self.fetches.get(&unit).copied();
-        if present.is_some_and(|f| now < f.asked_at.after(retry)) {
-            return;
+        sources.retain(|w| current.peers.contains(w));
+        let based = current.base.is_some();
+        if let Some(to) = transfers.ask_peer(now, retry, unit, &sources, based) {
+            effects.push(MemberEffect::Send {
+                generation: current.plan.generation,
+                to,
+                message: PeerMessage::Fetch { unit },
+            });
         }
-        let open: Vec<WorkerId> = sources.into_iter().filter(|w| self.peers.contains(w)).collect();
-        let from = match present {
-            // before the switch nobody can answer; asking others too would bring the unit several times
-            Some(fetch) if self.base.is_none() && open.contains(&fetch.from) => fetch.from,
-            _ if open.is_empty() => return,
-            _ => {
-                self.turn += 1;
-                open[self.turn % open.len()]
-            }
-        };
-        self.fetches.insert(unit, Fetch { from, asked_at: now });
-        let message = PeerMessage::Fetch { unit };
-        effects.push(MemberEffect::Send {
-            generation: plan.generation,
-            to: from,
-            message,
-        });
     }
 
-    fn sources(&self, plan: &Plan, unit: Unit) -> Vec<WorkerId> {
-        let listed = plan.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
-        listed.iter().copied().filter(|w| *w != self.config.id).collect()
-    }
-
-    /// The source of the first unit that is lacking.
-    pub(super) fn lacking_from(&self, plan: &Plan) -> Option<WorkerId> {
-        let unit = plan
-            .units(self.config.id)
-            .into_iter()
-            .find(|u| !self.has_at_base(*u))?;
-        let asked = self.fetches.get(&unit).map(|f| f.from);
-        asked.or_else(|| self.sources(plan, unit).first().copied())
-    }
-
-    /// Bytes of a unit that is lacking are arriving. The other units asked of the same worker queue behind it on one
-    /// connection: they are on their way too, and must not be asked for again meanwhile.
+    /// Bytes of a unit that is lacking are arriving.
     pub(super) fn fetch_progress(&mut self, now: Time, generation: Generation, from: WorkerId, unit: Unit) {
-        if generation != self.generation() || self.phase != Phase::Loading || !self.wants(unit) {
+        if !self.wants(unit) {
             return;
         }
-        if from == self.config.id && !self.shards_asked.contains_key(&unit) {
+        let me = self.config.id;
+        let Some(current) = self.current_in(generation) else {
             return;
-        }
-        self.progress_at = now;
-        for fetch in self.fetches.values_mut().filter(|f| f.from == from) {
-            fetch.asked_at = now;
+        };
+        let Some(transfers) = current.transfers() else {
+            return;
+        };
+        if from != me || transfers.asked_store(unit) {
+            transfers.progress(now, from);
+            current.progress_at = now;
         }
     }
 
     /// The unit belongs to this worker's stage, is not at the base and is not being taken over.
     fn wants(&self, unit: Unit) -> bool {
-        let plan = self.plan.as_ref();
-        plan.is_some_and(|p| p.units(self.config.id).contains(&unit))
-            && !self.has_at_base(unit)
+        let current = self.current.as_ref();
+        current.is_some_and(|c| c.lacking(self.config.id, &self.holdings).contains(&unit))
             && !self.adopting.contains_key(&unit)
     }
 
@@ -253,11 +205,16 @@ impl Member {
         unit: Unit,
         effects: &mut Vec<MemberEffect>,
     ) {
-        if from == self.config.id && self.phase == Phase::Loading {
+        let me = self.config.id;
+        let current = self.current.as_mut();
+        let Some(transfers) = current.and_then(InPlan::transfers) else {
+            return;
+        };
+        if from == me {
             // The store has no sound shard: there is no way to this plan's base, another one must be found.
             self.suspect(from, false, effects);
-        } else if self.fetches.get(&unit).is_some_and(|f| f.from == from) {
-            self.fetches.remove(&unit);
+        } else if transfers.asked_peer(unit) == Some(from) {
+            transfers.forget(unit);
             self.load(now, effects);
         }
     }
@@ -270,22 +227,21 @@ impl Member {
         decision: Option<Decision>,
         effects: &mut Vec<MemberEffect>,
     ) {
-        if self.phase != Phase::Loading
-            || self.engine != Engine::Idle
-            || (self.pending_fence.is_some() && !bug!(AdoptBeforeFence))
-            || !self.wants(unit)
-        {
+        let fenced = self.waiting.fence.is_some() && !bug!(AdoptBeforeFence);
+        let open = self.phase() == Phase::Loading && self.engine == Engine::Idle && !fenced;
+        if !open || !self.wants(unit) {
             return;
         }
+        let Some(current) = &mut self.current else { return };
         // a joiner learns the base of a switch from its first source
-        let first = self.base.is_none();
-        let base = *self.base.get_or_insert(id);
-        if bug!(AdoptAnyState) || self.same(base, id) {
+        let first = current.base.is_none();
+        let base = *current.base.get_or_insert(id);
+        if bug!(AdoptAnyState) || same(base, id) {
+            current.progress_at = now;
             if !bug!(DecisionDoesNotTravel) && decision.is_some_and(|d| d.id == id) {
-                self.decision = decision;
+                self.holdings.decision = decision;
             }
             self.replace(unit, id);
-            self.progress_at = now;
             effects.push(MemberEffect::Adopt { unit, id });
         }
         if first {
@@ -295,11 +251,10 @@ impl Member {
 
     /// The engine is about to overwrite the unit.
     fn replace(&mut self, unit: Unit, id: StateId) {
-        if !bug!(KeepReplacedState) {
-            self.held.remove(&unit);
+        self.holdings.forget(unit);
+        if let Some(transfers) = self.current.as_mut().and_then(InPlan::transfers) {
+            transfers.forget(unit);
         }
-        self.prepared.remove(&unit);
-        self.fetches.remove(&unit);
         self.adopting.insert(unit, id);
     }
 
@@ -308,9 +263,10 @@ impl Member {
             return;
         }
         self.adopting.remove(&unit);
-        let known = self.base.filter(|b| self.same(*b, id)).unwrap_or(id);
-        self.held.insert(unit, known);
-        self.progress_at = now;
+        let base = self.current.as_ref().and_then(|c| c.base);
+        let known = base.filter(|b| same(*b, id)).unwrap_or(id);
+        self.holdings.units.insert(unit, known);
+        self.note_progress(now);
         self.settle(now, effects);
         self.serve(effects);
         self.load(now, effects);
@@ -324,44 +280,43 @@ impl Member {
         unit: Unit,
         effects: &mut Vec<MemberEffect>,
     ) {
-        let plans = [&self.plan, &self.next];
-        let plan = plans.into_iter().flatten().find(|p| p.generation == generation);
-        let listed = |p: &Plan| {
-            p.sources
-                .get(unit.index())
-                .is_some_and(|s| s.contains(&self.config.id))
+        let me = self.config.id;
+        let present = self.current.iter_mut().map(|c| (&c.plan, &mut c.asks));
+        let next = self.change.iter_mut().map(|c| (&c.plan, &mut c.asks));
+        let mut plans = present.chain(next);
+        let Some((plan, asks)) = plans.find(|(plan, _)| plan.generation == generation) else {
+            return;
         };
-        if plan.is_some_and(|p| p.has(from) && listed(p)) {
-            self.asks.insert((generation, from, unit));
+        let sources = plan.sources.get(unit.index());
+        if plan.has(from) && sources.is_some_and(|s| s.contains(&me)) {
+            asks.insert((from, unit));
             self.serve(effects);
         }
     }
 
     /// Answers the asks that can be answered.
     pub(super) fn serve(&mut self, effects: &mut Vec<MemberEffect>) {
-        if self.plan.is_none()
-            || (self.phase == Phase::Running && !bug!(ServeWhileRunning))
-            || self.base.is_none()
-        {
+        let Some(current) = &mut self.current else { return };
+        let running = matches!(current.stage, Stage::Running) && !bug!(ServeWhileRunning);
+        if running || current.base.is_none() {
             return;
         }
-        let here = self.generation();
-        let ready = |(g, to, unit): &&(Generation, WorkerId, Unit)| {
-            *g == here && self.peers.contains(to) && (bug!(ServeAnyState) || self.has_at_base(*unit))
-        };
-        let served: Vec<(Generation, WorkerId, Unit)> = self.asks.iter().filter(ready).copied().collect();
-        for ask in served {
-            self.asks.remove(&ask);
-            let (generation, to, unit) = ask;
-            if let Some(id) = self.held.get(&unit).copied() {
+        let generation = current.generation();
+        let (peers, base, holdings) = (&current.peers, current.base, &self.holdings);
+        current.asks.retain(|(to, unit)| {
+            if !peers.contains(to) || !(bug!(ServeAnyState) || holdings.is_at(*unit, base)) {
+                return true;
+            }
+            if let Some(id) = holdings.units.get(unit).copied() {
                 effects.push(MemberEffect::Serve {
                     generation,
-                    to,
-                    unit,
+                    to: *to,
+                    unit: *unit,
                     id,
-                    decision: self.decision,
+                    decision: holdings.decision,
                 });
             }
-        }
+            false
+        });
     }
 }

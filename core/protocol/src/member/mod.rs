@@ -4,23 +4,28 @@
 //! touches a tensor: it knows state by [`StateId`] only. Two rules carry everything: an inventory leaves only when the engine
 //! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
 
+mod holdings;
+mod in_plan;
 mod io;
 mod loading;
+mod memory;
+mod norm_exchange;
 mod orders;
 mod step;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
 pub use io::{MemberConfig, MemberEffect, MemberInput, MemberTiming};
 
-use crate::message::{Norms, Phase, Prepared, Ran, Report, Status, Time};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use crate::message::{Phase, Prepared, Report, Status, Time};
+use holdings::Holdings;
+use in_plan::{InPlan, PlannedChange};
+use memory::{Checkpoints, History, Waiting};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
-
-/// Commits that are told again on a new stream, so that a coordinator that was away misses none.
-const HISTORY: usize = 4096;
 
 /// What the engine is busy with.
 #[derive(Clone, PartialEq, Debug)]
@@ -46,55 +51,29 @@ enum Engine {
     },
 }
 
-/// A fetch under way.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Fetch {
-    from: WorkerId,
-    asked_at: Time,
-}
-
 /// The worker's state machine.
 pub struct Member {
     config: MemberConfig,
-    // outlives a plan
-    held: BTreeMap<Unit, StateId>,
-    prepared: BTreeMap<Unit, Prepared>,
-    decision: Option<Decision>,
-    ran: Option<Ran>,
-    fenced: Generation,
-    term: u64,
+    holdings: Holdings,
+    /// The state reached.
     at: StateId,
-    history: VecDeque<Decision>,
+    /// Highest fence obeyed.
+    fenced: Generation,
+    /// Greatest term seen.
+    term: u64,
+    engine: Engine,
+    /// Units that the engine is taking over.
+    adopting: BTreeMap<Unit, StateId>,
+    waiting: Waiting,
+    /// The plan in force here.
+    current: Option<InPlan>,
+    /// A planned change that is being prepared.
+    change: Option<PlannedChange>,
+    checkpoints: Checkpoints,
+    history: History,
     draining: bool,
     exited: bool,
-    beat_at: Time,
-    // the engine
-    engine: Engine,
-    adopting: BTreeMap<Unit, StateId>,
-    pending_fence: Option<Generation>,
-    pending_plan: Option<Arc<Plan>>,
-    // the plan in force here
-    plan: Option<Arc<Plan>>,
-    phase: Phase,
-    base: Option<StateId>,
-    peers: BTreeSet<WorkerId>,
-    progress_at: Time,
-    norms: BTreeMap<(Step, WorkerId), Norms>,
-    fetches: BTreeMap<Unit, Fetch>,
-    shards_asked: BTreeMap<Unit, Time>,
-    turn: usize,
-    asks: BTreeSet<(Generation, WorkerId, Unit)>,
-    /// The generation that a planned change left; its connections stay open until Go.
-    previous: Option<Generation>,
-    // a planned change
-    next: Option<Arc<Plan>>,
-    next_peers: BTreeSet<WorkerId>,
-    armed: Generation,
-    // checkpoints
-    /// A checkpoint beyond this step is wanted.
-    save_after: Option<Step>,
-    /// Step of the last state that was put.
-    put_at: Step,
+    heartbeat_at: Time,
 }
 
 impl Member {
@@ -103,59 +82,42 @@ impl Member {
     pub fn new(config: MemberConfig) -> Self {
         Member {
             config,
-            held: BTreeMap::new(),
-            prepared: BTreeMap::new(),
-            decision: None,
-            ran: None,
+            holdings: Holdings::default(),
+            at: StateId::INITIAL,
             fenced: Generation(0),
             term: 0,
-            at: StateId::INITIAL,
-            history: VecDeque::new(),
-            draining: false,
-            exited: false,
-            beat_at: Time(0),
             engine: Engine::Idle,
             adopting: BTreeMap::new(),
-            pending_fence: None,
-            pending_plan: None,
-            plan: None,
-            phase: Phase::Idle,
-            base: None,
-            peers: BTreeSet::new(),
-            progress_at: Time(0),
-            norms: BTreeMap::new(),
-            fetches: BTreeMap::new(),
-            shards_asked: BTreeMap::new(),
-            turn: 0,
-            asks: BTreeSet::new(),
-            previous: None,
-            next: None,
-            next_peers: BTreeSet::new(),
-            armed: Generation(0),
-            save_after: None,
-            put_at: Step(0),
+            waiting: Waiting::default(),
+            current: None,
+            change: None,
+            checkpoints: Checkpoints::default(),
+            history: History::default(),
+            draining: false,
+            exited: false,
+            heartbeat_at: Time(0),
         }
     }
 
     /// The generation of the plan in force here; 0 = none.
     #[must_use]
     pub fn generation(&self) -> Generation {
-        self.plan.as_ref().map_or(Generation(0), |p| p.generation)
+        self.current.as_ref().map_or(Generation(0), InPlan::generation)
     }
     /// The plan in force here.
     #[must_use]
     pub fn plan(&self) -> Option<&Arc<Plan>> {
-        self.plan.as_ref()
+        self.current.as_ref().map(|c| &c.plan)
     }
     /// State held, by unit.
     #[must_use]
     pub fn held(&self) -> &BTreeMap<Unit, StateId> {
-        &self.held
+        &self.holdings.units
     }
     /// Reduced gradients not yet applied, by unit.
     #[must_use]
     pub fn prepared(&self) -> &BTreeMap<Unit, Prepared> {
-        &self.prepared
+        &self.holdings.prepared
     }
     /// It was released and takes no further input.
     #[must_use]
@@ -166,23 +128,44 @@ impl Member {
     /// The present level.
     #[must_use]
     pub fn status(&self) -> Status {
+        let (me, current, change) = (self.config.id, self.current.as_ref(), self.change.as_ref());
         Status {
             generation: self.generation(),
             fenced: self.fenced,
-            phase: self.phase,
-            based: self.base.is_some(),
-            connected: self.met(self.plan.as_deref(), &self.peers),
-            next: self.next.as_ref().map_or(Generation(0), |p| p.generation),
-            next_connected: self.met(self.next.as_deref(), &self.next_peers),
+            phase: self.phase(),
+            based: current.is_some_and(|c| c.base.is_some()),
+            connected: current.is_some_and(|c| c.is_connected(me)),
+            next: change.map_or(Generation(0), |c| c.plan.generation),
+            next_connected: change.is_some_and(|c| c.is_connected(me)),
             at: self.at,
             draining: self.draining,
         }
     }
 
-    /// All members of the plan are connected.
-    fn met(&self, plan: Option<&Plan>, peers: &BTreeSet<WorkerId>) -> bool {
-        let me = self.config.id;
-        plan.is_some_and(|p| !p.has(me) || p.members().iter().all(|w| *w == me || peers.contains(w)))
+    fn phase(&self) -> Phase {
+        self.current.as_ref().map_or(Phase::Idle, InPlan::phase)
+    }
+
+    /// The planned change that it is armed for; 0 = none.
+    fn armed(&self) -> Generation {
+        let armed = self.change.as_ref().filter(|c| c.armed);
+        armed.map_or(Generation(0), |c| c.plan.generation)
+    }
+
+    /// The plan in force, where it is of this generation.
+    fn current_in(&mut self, generation: Generation) -> Option<&mut InPlan> {
+        self.current.as_mut().filter(|c| c.generation() == generation)
+    }
+
+    /// The planned change, where it is to this generation.
+    fn change_to(&mut self, generation: Generation) -> Option<&mut PlannedChange> {
+        self.change.as_mut().filter(|c| c.plan.generation == generation)
+    }
+
+    fn note_progress(&mut self, now: Time) {
+        if let Some(current) = &mut self.current {
+            current.progress_at = now;
+        }
     }
 
     fn tell(&self, effects: &mut Vec<MemberEffect>) {
@@ -201,11 +184,6 @@ impl Member {
         self.at.step >= self.config.last_step
     }
 
-    /// Ids are compared whole: a step number identifies nothing.
-    fn same(&self, a: StateId, b: StateId) -> bool {
-        a == b || (bug!(StepIsIdentity) && a.step == b.step)
-    }
-
     /// Takes one input; what must follow is appended to `effects`.
     pub fn handle(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
         if self.exited {
@@ -214,8 +192,7 @@ impl Member {
         match input {
             MemberInput::Tick => self.tick(now, effects),
             MemberInput::Stream => {
-                let told = self.history.iter();
-                effects.extend(told.map(|d| MemberEffect::Report(Report::Committed { decision: *d })));
+                effects.extend(self.history.reports());
                 self.tell(effects);
             }
             MemberInput::Order { term, order } => {
@@ -231,7 +208,7 @@ impl Member {
                 from,
                 message,
             } => {
-                self.peer(now, generation, from, message, effects);
+                self.peer(generation, from, message, effects);
             }
             MemberInput::Fetched {
                 generation,
@@ -264,7 +241,7 @@ impl Member {
                 step,
                 units,
             } => {
-                self.on_prepared(now, generation, step, &units, effects);
+                self.on_prepared(generation, step, &units, effects);
             }
             MemberInput::Stopped { prepared } => self.on_stopped(now, &prepared, effects),
             MemberInput::Applied { id } => self.on_applied(now, id, effects),
@@ -279,8 +256,8 @@ impl Member {
 
     fn tick(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         self.load(now, effects);
-        if now >= self.beat_at {
-            self.beat_at = now.after(self.config.timing.heartbeat);
+        if now >= self.heartbeat_at {
+            self.heartbeat_at = now.after(self.config.timing.heartbeat);
             self.tell(effects);
         }
         self.watch(now, effects);
@@ -288,27 +265,23 @@ impl Member {
 
     /// Suspects somebody where nothing moves. Who is dead is found by a fence, never by an accusation.
     fn watch(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
-        if bug!(MemberReportsNoHang) {
-            return;
-        }
-        let Some(plan) = self.plan.clone() else { return };
-        let me = self.config.id;
+        let (me, finished) = (self.config.id, self.finished());
         let applying = matches!(self.engine, Engine::Applying { .. });
-        let (waits, deadline) = match self.phase {
-            Phase::Loading => (self.base.is_some(), self.config.timing.connect_deadline),
-            Phase::Running => (!self.finished(), Duration::from_nanos(plan.deadline_ns)),
+        let Some(current) = self.current.as_mut().filter(|_| !bug!(MemberReportsNoHang)) else {
+            return;
+        };
+        let loading = current.phase() == Phase::Loading;
+        let (waits, deadline) = match current.phase() {
+            Phase::Loading => (current.base.is_some(), self.config.timing.connect_deadline),
+            Phase::Running => (!finished, Duration::from_nanos(current.plan.deadline_ns)),
             _ => return,
         };
-        if !waits || applying || now <= self.progress_at.after(deadline) {
+        if !waits || applying || now <= current.progress_at.after(deadline) {
             return;
         }
-        self.progress_at = now;
-        let unmet = plan
-            .members()
-            .into_iter()
-            .find(|w| *w != me && !self.peers.contains(w));
-        match unmet.or_else(|| self.lacking_from(&plan)) {
-            Some(peer) if self.phase == Phase::Loading => self.suspect(peer, true, effects),
+        current.progress_at = now;
+        match current.hanging_on(me, &self.holdings) {
+            Some(peer) if loading => self.suspect(peer, true, effects),
             _ => self.suspect(me, false, effects),
         }
     }

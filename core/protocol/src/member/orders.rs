@@ -1,7 +1,8 @@
 //! The coordinator's orders: fence, prepare, arm, go, release.
 
+use super::in_plan::{PlannedChange, Stage};
 use super::{Engine, Member, MemberEffect};
-use crate::message::{Inventory, Order, Phase, Ran, Report, Time};
+use crate::message::{Order, Phase, Report, Time};
 use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit};
 
@@ -11,15 +12,15 @@ impl Member {
             Order::Fence { upto } => self.fence(now, upto, effects),
             Order::Prepare(plan) => self.prepare(now, plan, effects),
             Order::Arm { generation } => {
-                let known = self.next.as_ref().is_some_and(|p| p.generation == generation);
-                if known && self.phase == Phase::Running {
-                    self.armed = generation;
+                let running = self.phase() == Phase::Running;
+                if let Some(change) = self.change_to(generation).filter(|_| running) {
+                    change.armed = true;
                 }
             }
-            Order::Save { after } => self.save_after = self.save_after.max(Some(after)),
+            Order::Save { after } => self.checkpoints.want(after),
             Order::Go { generation } => self.go(now, generation, effects),
             Order::Release => {
-                if self.plan.is_none() || self.phase == Phase::Source || self.finished() {
+                if matches!(self.phase(), Phase::Idle | Phase::Source) || self.finished() {
                     self.exit(effects);
                 }
             }
@@ -32,14 +33,15 @@ impl Member {
     }
 
     fn fence(&mut self, now: Time, upto: Generation, effects: &mut Vec<MemberEffect>) {
-        if upto < self.fenced || (bug!(AnswerFenceOnce) && upto == self.fenced && upto.0 > 0) {
+        let answered = bug!(AnswerFenceOnce) && upto == self.fenced && upto.0 > 0;
+        if upto < self.fenced || answered {
             return;
         }
-        if self.generation() > upto || (bug!(IgnoreFenceOfPresent) && self.generation() == upto && upto.0 > 0)
-        {
+        let ignored = bug!(IgnoreFenceOfPresent) && self.generation() == upto && upto.0 > 0;
+        if self.generation() > upto || ignored {
             return self.tell(effects);
         }
-        if bug!(CommitAfterFence) && self.phase == Phase::Running {
+        if bug!(CommitAfterFence) && self.phase() == Phase::Running {
             self.fenced = self.fenced.max(upto);
             return self.send_inventory(upto, effects);
         }
@@ -47,13 +49,13 @@ impl Member {
             effects.push(MemberEffect::Abort);
             self.engine = Engine::Idle;
         }
-        self.pending_fence = self.pending_fence.max(Some(upto));
-        self.quiesce(effects);
+        self.waiting.fence = self.waiting.fence.max(Some(upto));
+        self.stop_step(effects);
         self.settle(now, effects);
     }
 
     /// Asks a running engine to stop. An apply is waited for instead.
-    fn quiesce(&mut self, effects: &mut Vec<MemberEffect>) {
+    fn stop_step(&mut self, effects: &mut Vec<MemberEffect>) {
         if let Engine::Running { generation, step } | Engine::Failed { generation, step } = self.engine {
             effects.push(MemberEffect::Abort);
             self.engine = Engine::Stopping { generation, step };
@@ -70,89 +72,59 @@ impl Member {
         if self.busy() {
             return;
         }
-        if let Some(upto) = self.pending_fence.take() {
+        if let Some(upto) = self.waiting.fence.take() {
             if !bug!(ForgetFence) {
                 self.fenced = self.fenced.max(upto);
             }
             self.leave(effects);
             self.send_inventory(upto, effects);
         }
-        if let Some(plan) = self.pending_plan.take().filter(|_| !bug!(ForgetWaitingPlan)) {
+        if let Some(plan) = self.waiting.plan.take().filter(|_| !bug!(ForgetWaitingPlan)) {
             self.prepare(now, plan, effects);
         }
     }
 
     /// From here on this worker never commits in a generation up to `upto`.
     fn send_inventory(&self, upto: Generation, effects: &mut Vec<MemberEffect>) {
-        effects.push(MemberEffect::Report(Report::Inventory(Inventory {
-            upto,
-            units: self.held.clone(),
-            prepared: self.prepared.clone(),
-            ran: self.ran,
-            decision: self.decision,
-        })));
+        let inventory = self.holdings.inventory(upto);
+        effects.push(MemberEffect::Report(Report::Inventory(inventory)));
     }
 
-    /// Forgets the plans and closes their connections; state, prepared gradients and the last decision stay.
+    /// Forgets the plans and closes their connections; what is held stays.
     pub(super) fn leave(&mut self, effects: &mut Vec<MemberEffect>) {
-        let open = [self.previous.take(), self.plan.as_ref().map(|p| p.generation)];
-        for generation in open.into_iter().flatten() {
+        let present = self.current.take();
+        let open = present.iter().flat_map(|p| [p.left, Some(p.generation())]);
+        let open = open.flatten();
+        effects.extend(open.map(|generation| MemberEffect::Disconnect { generation }));
+        self.drop_change(effects);
+    }
+
+    fn drop_change(&mut self, effects: &mut Vec<MemberEffect>) {
+        if let Some(change) = self.change.take() {
+            let generation = change.plan.generation;
             effects.push(MemberEffect::Disconnect { generation });
         }
-        self.drop_next(effects);
-        self.forget_plan();
-    }
-
-    fn drop_next(&mut self, effects: &mut Vec<MemberEffect>) {
-        if let Some(next) = self.next.take() {
-            effects.push(MemberEffect::Disconnect {
-                generation: next.generation,
-            });
-            self.asks.retain(|(g, _, _)| *g != next.generation);
-        }
-        self.next_peers.clear();
-        self.armed = Generation(0);
-    }
-
-    /// Clears all that belongs to the plan in force, but keeps connections and asks of a planned change.
-    pub(super) fn forget_plan(&mut self) {
-        let here = self.generation();
-        self.asks.retain(|(g, _, _)| *g != here);
-        self.plan = None;
-        self.phase = Phase::Idle;
-        self.base = None;
-        self.armed = Generation(0);
-        self.peers.clear();
-        self.norms.clear();
-        self.fetches.clear();
-        self.shards_asked.clear();
     }
 
     fn prepare(&mut self, now: Time, plan: Arc<Plan>, effects: &mut Vec<MemberEffect>) {
         let g = plan.generation;
-        let old = if bug!(AcceptFencedPlan) {
-            g < self.fenced.max(self.generation())
-        } else {
-            g <= self.fenced.max(self.generation())
-        };
-        let replaced = self.next.as_ref().is_some_and(|n| n.generation >= g);
-        if old
-            || (replaced && !bug!(OlderChangeReplacesNewer))
-            || !plan.involves(self.config.id)
-            || plan.layout != self.config.layout
-        {
+        let newest = self.fenced.max(self.generation());
+        let old = g < newest || (g == newest && !bug!(AcceptFencedPlan));
+        let change = self.change.as_ref();
+        let replaced = change.is_some_and(|c| c.plan.generation >= g) && !bug!(OlderChangeReplacesNewer);
+        if old || replaced || !plan.involves(self.config.id) || plan.layout != self.config.layout {
             return self.tell(effects);
         }
         match plan.base {
             Base::AtSwitch { from } if from == self.generation() => {
-                self.drop_next(effects);
+                self.drop_change(effects);
                 effects.push(MemberEffect::Accepted(plan.clone()));
                 self.dial(&plan, effects);
-                self.next = Some(plan);
+                self.change = Some(PlannedChange::to(plan));
             }
             Base::AtSwitch { .. } => {
                 // a joiner; one that still trains or serves elsewhere first has to hear how that ended
-                let free = self.plan.is_none() || self.phase == Phase::Loading;
+                let free = matches!(self.phase(), Phase::Idle | Phase::Loading);
                 if !bug!(JoinWhileBusy) && (!free || self.engine != Engine::Idle) {
                     return;
                 }
@@ -161,8 +133,8 @@ impl Member {
             }
             Base::Fixed { id, decision, .. } => {
                 if self.busy() {
-                    self.pending_plan = Some(plan);
-                    self.quiesce(effects);
+                    self.waiting.plan = Some(plan);
+                    self.stop_step(effects);
                     return;
                 }
                 self.leave(effects);
@@ -177,19 +149,7 @@ impl Member {
 
     /// Finishes the step that this worker is prepared for, with a decision that somebody else has, or may have, applied.
     fn roll_forward(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
-        let fits = |unit: &Unit, id: &StateId| {
-            (*id == decision.parent || bug!(ApplyFromAnyParent))
-                && self.prepared.get(unit).is_some_and(|p| {
-                    (p.run_gen == decision.id.run_gen || bug!(ApplyGradientOfAnotherGeneration))
-                        && p.step == decision.parent.step
-                })
-        };
-        let units: Vec<Unit> = self
-            .held
-            .iter()
-            .filter(|(u, id)| fits(u, id))
-            .map(|(u, _)| *u)
-            .collect();
+        let units = self.holdings.prepared_for(&decision);
         if units.is_empty() {
             return;
         }
@@ -209,13 +169,14 @@ impl Member {
     }
 
     fn go(&mut self, now: Time, generation: Generation, effects: &mut Vec<MemberEffect>) {
-        if self.plan.is_none() && (self.fenced < generation || bug!(OldGoFreesState)) && !self.busy() {
-            return self.free(&[], effects); // a spare: the new generation has everything
+        let spare = self.current.is_none() && (self.fenced < generation || bug!(OldGoFreesState));
+        if spare && !self.busy() {
+            return self.free(&[], effects); // the new generation has everything
         }
         if (self.generation() != generation && !bug!(GoInAnyGeneration)) || self.busy() {
             return;
         }
-        match self.phase {
+        match self.phase() {
             Phase::Source => {
                 self.leave(effects);
                 self.free(&[], effects);
@@ -229,38 +190,28 @@ impl Member {
 
     /// Gives up all state but that of `keep`; the only place where state is given up.
     pub(super) fn free(&mut self, keep: &[Unit], effects: &mut Vec<MemberEffect>) {
-        self.held.retain(|u, _| keep.contains(u));
-        if !bug!(KeepGradientsAfterFree) {
-            self.prepared.clear();
-        }
-        if !bug!(KeepRanAfterFree) {
-            self.ran = None;
-        }
+        self.holdings.keep_only(keep);
         effects.push(MemberEffect::Free { keep: keep.to_vec() });
     }
 
     fn start(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
-        let generation = self.generation();
-        let mine = self.plan.as_ref().map_or(vec![], |p| p.units(self.config.id));
+        let Some(current) = &mut self.current else { return };
+        let (generation, base) = (current.generation(), current.base);
+        let mine = current.plan.units(self.config.id);
+        let left = current.left.take();
+        current.asks.clear();
+        current.stage = Stage::Running;
+        current.progress_at = now;
         self.free(&mine, effects);
-        if let Some(previous) = self.previous.take() {
-            effects.push(MemberEffect::Disconnect { generation: previous });
+        if let Some(generation) = left {
+            effects.push(MemberEffect::Disconnect { generation });
         }
-        self.asks.retain(|(g, _, _)| *g != generation);
-        let held = self.held.values().next().copied();
-        self.at = self.base.or(held).unwrap_or(StateId::INITIAL);
-        // Where steps were given up, what was put and what was wanted beyond here counts no more.
-        self.put_at = self.put_at.min(self.at.step);
-        self.save_after = self.save_after.min(Some(self.at.step));
-        self.phase = Phase::Running;
+        let held = self.holdings.units.values().next().copied();
+        self.at = base.or(held).unwrap_or(StateId::INITIAL);
+        self.checkpoints.begin_at(self.at.step);
         if !bug!(ForgetRanAtStart) {
-            self.ran = Some(Ran {
-                generation,
-                step: self.at.step,
-                norm_put_in: false,
-            });
+            self.holdings.begin_step(generation, self.at.step);
         }
-        self.progress_at = now;
         if self.finished() && self.config.checkpoint_every.is_some() {
             self.put_held(effects);
         }

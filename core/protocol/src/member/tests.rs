@@ -1,7 +1,7 @@
 mod known_defects;
 
 use super::*;
-use crate::message::{Order, PeerMessage};
+use crate::message::{Norms, Order, PeerMessage, Ran};
 use varuna_plan::Layout;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Base, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec};
@@ -266,7 +266,7 @@ fn norms_of_a_member_that_runs_ahead_wait_and_late_answers_change_nothing() {
     rig.peer_norm(0, 0);
     rig.peer_norm(1, 0); // cannot be, but is bounded
     rig.peer_norm(2, 0);
-    assert_eq!(rig.member.norms.len(), 2);
+    assert_eq!(rig.member.current.as_ref().unwrap().norms.len(), 2);
     let decision = apply(&rig.prepare(0)).unwrap();
     assert_eq!(rig.prepare(0), vec![]);
     assert_eq!(rig.put(MemberInput::Stopped { prepared: vec![] }), vec![]);
@@ -593,7 +593,7 @@ fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Unit, Step)>)
 }
 
 #[test]
-fn one_members_wish_makes_all_put_the_same_state_once() {
+fn one_members_request_makes_all_put_the_same_state_once() {
     let mut rig = Rig::running();
     rig.member.config.checkpoint_every = Some(u64::MAX);
     assert_eq!(step(&mut rig, 0, false), (false, vec![]));

@@ -1,0 +1,53 @@
+//! The norm exchange: what each member says of a step, and the decision that follows from all of it.
+
+use crate::message::Norms;
+use std::collections::BTreeMap;
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+
+/// What members of a plan have said of the present step and of the next one.
+#[derive(Default)]
+pub(super) struct NormExchange {
+    norms: BTreeMap<(Step, WorkerId), Norms>,
+}
+
+impl NormExchange {
+    pub(super) fn put(&mut self, from: WorkerId, norms: Norms) {
+        self.norms.insert((norms.step, from), norms);
+    }
+
+    /// The sum of all parts in unit order. None while a norm is missing (or where the parts do not add up to the model, which
+    /// only a broken peer can cause: the plan's deadline then ends the generation). `armed`: what this member is armed for.
+    pub(super) fn decide(&self, plan: &Plan, at: StateId, armed: Generation) -> Option<Decision> {
+        let members = plan.members();
+        let heard = |w: &WorkerId| self.norms.get(&(at.step, *w));
+        let said: Vec<&Norms> = members.iter().filter_map(heard).collect();
+        if said.len() < members.len() && !bug!(CommitWithoutAllNorms) {
+            return None;
+        }
+        let parts: BTreeMap<Unit, UnitNorm> = said.iter().flat_map(|n| n.owned.iter().copied()).collect();
+        if !bug!(CommitWithoutAllUnits) && !parts.keys().copied().eq(plan.layout.all_units()) {
+            return None;
+        }
+        let first = said.first().map_or(Generation(0), |n| n.armed);
+        let all = said.iter().all(|n| n.armed == first) || bug!(SwitchIfOneIsArmed);
+        let mut switch = Some(first).filter(|g| *g != Generation(0) && all);
+        if bug!(SwitchAlone) {
+            switch = Some(armed).filter(|g| *g != Generation(0));
+        }
+        let parts: Vec<UnitNorm> = parts.into_values().collect();
+        Some(Decision::conclude(at, plan.generation, &parts, switch))
+    }
+
+    /// The step is committed; true where some member wanted a checkpoint of the state that it leads to.
+    pub(super) fn committed(&mut self, parent: Step) -> bool {
+        let wanted = self.norms.iter().any(|((step, _), n)| *step == parent && n.save);
+        self.norms.retain(|(step, _), _| *step > parent);
+        wanted
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.norms.len()
+    }
+}
