@@ -108,7 +108,7 @@ pub enum Report {
     Status(Status),
     /// Something is stuck or unreachable in `generation`. Nobody is dropped for being accused.
     Suspect {
-        /// Where.
+        /// In which generation.
         generation: Generation,
         /// Whom it is about (the worker itself where it does not know).
         about: WorkerId,
@@ -162,13 +162,13 @@ pub struct Norms {
     pub owned: Vec<(Unit, UnitNorm)>,
     /// Armed for this planned change.
     pub armed: Generation,
-    /// A checkpoint of the state that this step leads to is wanted. One such word is enough, and all members hear it before
+    /// A checkpoint of the state that this step leads to is wanted. One such flag is enough, and all members see it before
     /// any of them commits: so all put the same state.
     #[serde(default)]
     pub save: bool,
 }
 
-/// Worker to worker, on a connection that belongs to one generation; tensors travel beside it in the data plane.
+/// Worker to worker, on a connection that belongs to one generation; tensors travel in the data plane.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// The norm exchange: to every member of the generation.

@@ -1,4 +1,4 @@
-//! Links that failed lately. They are planned around, and forgotten after a while.
+//! Links that failed a short while ago. They are planned around, and forgotten after a while.
 
 use crate::message::Time;
 use std::collections::BTreeSet;

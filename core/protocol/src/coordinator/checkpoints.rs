@@ -59,7 +59,7 @@ impl Checkpoints {
         }
     }
 
-    /// The newest checkpoint is older than that; asked once in so long.
+    /// Whether the newest checkpoint is older than `every`; true once per interval.
     pub(super) fn is_too_old(&mut self, now: Time, every: Option<Duration>) -> bool {
         let since = *self.clock.get_or_insert(now);
         let old = every.is_some_and(|every| now >= since.after(every));

@@ -3,7 +3,7 @@
 use crate::message::Time;
 use std::time::Duration;
 
-/// What happens within so long of a change belongs to it: nodes go and come in groups.
+/// What happens within this time of a change belongs to it: nodes go and come in groups.
 const TOGETHER: Duration = Duration::from_secs(1);
 
 /// Changes of who is there, since the first plan.

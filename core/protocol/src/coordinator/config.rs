@@ -1,4 +1,4 @@
-//! What a coordinator is told once, and what may happen to it.
+//! The coordinator's configuration, its inputs and its effects.
 
 use crate::message::{Order, Record, Report};
 use std::time::Duration;
@@ -10,46 +10,46 @@ use super::speeds::Observed;
 /// The coordinator's deadlines and intervals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timing {
-    /// An order is repeated to one worker at most so often.
+    /// Interval at which an order to one worker is repeated.
     pub repeat: Duration,
-    /// Fences and the list of checkpoints are asked for again so often while collecting.
+    /// Interval at which fences are repeated and the store is listed while inventories are collected.
     pub ask_again: Duration,
-    /// The record is read again so often, to see a newer coordinator.
+    /// Interval at which the record is read, to notice a newer coordinator.
     pub watch: Duration,
-    /// A new coordinator waits so long for the members of an inherited plan to come back.
+    /// How long a new coordinator waits for the members of an inherited plan to come back.
     pub settle: Duration,
-    /// Once there are enough workers, the first plan of a run waits so long for more, unless as many as may be used are there.
+    /// How long the first plan of a run waits for more workers once there are enough, unless the most that may be used are there.
     pub gather: Duration,
-    /// A member's lost stream is forgiven for so long while no step commits.
+    /// How long a member may be without a stream while no step commits.
     pub grace: Duration,
-    /// Workers send a Status at least so often (a hint for noticing an own pause).
+    /// Longest interval between two Status of a worker; also tells when the coordinator itself was paused.
     pub heartbeat: Duration,
-    /// A stream that says nothing for so long is down.
+    /// A stream without messages for this long is down.
     pub silent: Duration,
-    /// Recovery waits so long for all answers, where the newest state known is covered without them.
+    /// How long a recovery waits for all answers where the newest known state is complete without them.
     pub collect: Duration,
-    /// Recovery waits so long for all answers before it gives up committed steps.
+    /// How long a recovery waits for all answers before it gives up committed steps.
     pub restore: Duration,
-    /// A run without a checkpoint ends as lost only after holders of its state, not known to have ended, were away for so long;
+    /// How long holders of state, not known to have ended, must be disconnected before a run without a checkpoint ends as lost;
     /// never before [`Timing::grace`] and [`Timing::restore`] would allow it.
     pub lost: Duration,
-    /// A planned change may take so long to connect before it is cancelled.
+    /// How long a planned change may take to connect before it is cancelled.
     pub connect_next: Duration,
-    /// A new member that is away for so long ends a planned change.
+    /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,
-    /// A generation may take so long, plus its deadline, from its persisting to Go.
+    /// How long a generation may take from the write of its plan to Go, its step deadline not counted.
     pub launch: Duration,
-    /// A link that failed is avoided for so long.
+    /// How long a link that failed is avoided.
     pub bad_link: Duration,
     /// The least deadline of a step.
     pub deadline_floor: Duration,
     /// The deadline of a step doubles with each failed generation up to this power of two.
     pub deadline_doublings: u32,
-    /// After Go, and after a cancelled change, so long without a further planned change.
+    /// Pause before the next planned change, after Go and after a cancelled one.
     pub change_delay: Duration,
-    /// While a run is quiet, a plan for a loss that may come is made so often; zero: never.
+    /// Interval at which a plan for a possible loss is prepared while nothing else happens; zero: never.
     pub prepare_plans_every: Duration,
-    /// The workers that are there are expected to stay the same for so long, before anything is known of them.
+    /// Expected time between changes of the workers, before anything is known of them.
     pub stay: Duration,
 }
 
@@ -111,7 +111,7 @@ impl Timing {
     }
 }
 
-/// What a coordinator is told once.
+/// What a coordinator is configured with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
     /// The model's units.
@@ -169,26 +169,26 @@ pub enum CoordinatorInput {
     Checkpoints(Vec<StateId>),
     /// A worker's stream came up, in place of an earlier one.
     StreamUp {
-        /// Whose.
+        /// The worker.
         from: WorkerId,
         /// What it says of itself.
         hello: Hello,
     },
     /// A worker's newest stream ended.
     StreamDown {
-        /// Whose.
+        /// The worker.
         from: WorkerId,
     },
     /// A worker said something.
     Report {
-        /// Who.
+        /// The worker.
         from: WorkerId,
-        /// What.
+        /// Its report.
         report: Report,
     },
     /// Where the time of a worker's step went. Only plans are made with it; nothing of the protocol depends on it.
     Observed {
-        /// Whose.
+        /// The worker.
         from: WorkerId,
         /// What it observed.
         observed: Observed,
@@ -201,15 +201,15 @@ pub enum CoordinatorInput {
     },
     /// Somebody else has seen that a worker will go: as if it had said so itself. A process may miss its own notice.
     Notice {
-        /// Whose.
+        /// The worker.
         worker: WorkerId,
     },
-    /// So much time has passed that the clock does not show, as where equal steps were left out of a simulation. It bears on the
-    /// estimate of how often workers change, on nothing else.
+    /// Time that the clock does not show, as where equal steps were left out of a simulation. It enters the estimate of how often
+    /// workers change, and nothing else.
     TimeSkipped(Duration),
     /// A checkpoint of a state beyond the present one is wanted.
     Save,
-    /// Use at most so many workers.
+    /// The most workers to use; none = no limit.
     MaxWorkers(Option<usize>),
     /// The user wants the run to end here: workers are stopped and released.
     Stop,
@@ -222,7 +222,7 @@ pub enum CoordinatorEffect {
     Send {
         /// To whom.
         to: WorkerId,
-        /// What.
+        /// The order.
         order: Order,
     },
     /// Compare-and-swap of the record. Answer: Written, always.
@@ -236,7 +236,7 @@ pub enum CoordinatorEffect {
     ReadRecord,
     /// Answer: Checkpoints (none where the run has no store).
     ListCheckpoints,
-    /// For the run's diary and metrics.
+    /// For the run's log of events and its metrics.
     Event(Event),
     /// The run has ended for this coordinator: close all streams and end.
     Finish(Outcome),

@@ -1,4 +1,4 @@
-//! What the coordinator tells people: the run's diary and a view of its present state.
+//! What the coordinator tells people: the events of a run, and its present state.
 
 use serde::{Deserialize, Serialize};
 use varuna_plan::{Generation, SegmentRange, StateId, Step, Unit, WorkerId};
@@ -6,7 +6,7 @@ use varuna_plan::{Generation, SegmentRange, StateId, Step, Unit, WorkerId};
 use super::run_mode::RunMode;
 use crate::message::Phase;
 
-/// An entry of the run's diary. Losses in nats per token, times in milliseconds.
+/// Something that happened in a run. Losses in nats per token, times in milliseconds.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
@@ -17,7 +17,7 @@ pub enum Event {
     },
     /// A worker's stream came up.
     WorkerJoined {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its name for people.
         name: String,
@@ -26,21 +26,21 @@ pub enum Event {
     },
     /// A worker's stream ended or fell silent.
     WorkerLost {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its name for people.
         name: String,
     },
     /// A worker had notice that it will go.
     WorkerDraining {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its name for people.
         name: String,
     },
     /// A drained worker may go.
     WorkerReleased {
-        /// Who.
+        /// The worker.
         worker: WorkerId,
         /// Its name for people.
         name: String,
@@ -189,7 +189,7 @@ pub enum Outcome {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerView {
-    /// Who.
+    /// The worker.
     pub id: WorkerId,
     /// For people.
     pub name: String,

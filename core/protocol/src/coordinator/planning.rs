@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::{Base, Generation, Plan, PlanRequest, Shape, Unit, WorkerId, WorkerInfo};
 
-/// What a planned change costs beside the transfer of state, milliseconds: orders, agreement, the first step.
+/// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
 const SWITCH_MS: f64 = 100.0;
 /// Predictions are not better than that: a smaller gain is none.
 const LEAST_GAIN: f64 = 0.002;

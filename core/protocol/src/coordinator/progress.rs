@@ -65,9 +65,9 @@ impl Commits {
     /// Whether this is the first report of the decision's state, and worth telling.
     pub(super) fn first(&mut self, now: Time, decision: &Decision) -> bool {
         let id = decision.id;
-        let told_before = self.before.is_some_and(|b| id.step <= b.step && id <= b);
-        let told = self.newest.get(&id.step).is_some_and(|t| id <= *t);
-        if told_before || told || id.step <= self.forgotten {
+        let published_before = self.before.is_some_and(|b| id.step <= b.step && id <= b);
+        let published = self.newest.get(&id.step).is_some_and(|t| id <= *t);
+        if published_before || published || id.step <= self.forgotten {
             return false;
         }
         self.newest.insert(id.step, id);

@@ -21,7 +21,7 @@ pub(super) struct Shared {
     pub(super) planner: Box<dyn Planner + Send>,
     /// A recovery may begin anew from the seed, where nothing else is left.
     pub(super) may_begin_anew: bool,
-    /// Use at most so many workers.
+    /// The most workers to use.
     pub(super) max_workers: Option<usize>,
     pub(super) record: RecordKeeper,
     pub(super) roster: Roster,
@@ -35,7 +35,7 @@ pub(super) struct Shared {
     pub(super) failed_generations: u32,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
-    /// What people were last told to be wrong.
+    /// The problem that was reported last.
     pub(super) problem: Option<Event>,
     /// When the last Tick came: a gap is a pause of the coordinator itself.
     pub(super) ticked_at: Time,

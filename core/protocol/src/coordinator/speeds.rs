@@ -23,7 +23,7 @@ const BAND: f64 = 0.20;
 /// A worker that computes for less in a step is not judged, milliseconds: its times are decided by the time slices of the
 /// operating system, which are of this order.
 const LEAST_MS: f64 = 20.0;
-/// Predicted and observed step times that differ by more are worth a word, after a window of such steps.
+/// Predicted and observed step times that differ by more are reported, after a window of such steps.
 const OFF: f64 = 0.25;
 
 /// What a worker observed in one step: medians by segment of one micro-batch's forward and backward together.
@@ -49,9 +49,9 @@ pub(super) struct Speeds {
     windows: BTreeMap<WorkerId, VecDeque<BTreeMap<u32, f64>>>,
     /// What plans are made with.
     speeds: BTreeMap<WorkerId, f64>,
-    /// Reports of the worker that reports least since the last look.
+    /// Reports of the worker that reports least since speeds were last adopted.
     fresh: BTreeMap<WorkerId, usize>,
-    /// Steps in a row whose time was far from the predicted one, and whether that was said in this generation.
+    /// Steps in a row whose time was far from the predicted one, and whether that was reported in this generation.
     off: usize,
     said: bool,
 }
@@ -103,7 +103,7 @@ impl Speeds {
         *self.fresh.entry(from).or_default() += 1;
     }
 
-    /// Whether every member has reported for a whole window since the last look.
+    /// Whether every member has reported for a whole window since speeds were last adopted.
     pub(super) fn is_due(&self, members: &[WorkerId]) -> bool {
         let reported = |w: &WorkerId| self.fresh.get(w).is_some_and(|n| *n >= WINDOW);
         members.len() > 1 && members.iter().all(reported)
@@ -219,7 +219,7 @@ impl Speeds {
         found
     }
 
-    /// A step took so long; true when that has differed from the prediction for a whole window and was not said yet.
+    /// True when step times have differed from the prediction for a whole window and that was not reported yet.
     pub(super) fn is_off(&mut self, predicted_ms: f64, observed_ms: f64) -> bool {
         let far = predicted_ms > 0.0 && (observed_ms / predicted_ms - 1.0).abs() > OFF;
         self.off = if far { self.off + 1 } else { 0 };
@@ -320,7 +320,7 @@ mod tests {
         run(&mut speeds, &both, 1, 0.1);
         assert!(speeds.is_due(&members));
         let _ = speeds.adopt(&Estimates::default());
-        assert!(!speeds.is_due(&members), "a look begins the next window");
+        assert!(!speeds.is_due(&members), "adopting begins the next window");
         let mut short = observed_speeds();
         for step in 0..40 {
             let observed = Observed {

@@ -659,7 +659,7 @@ fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
 }
 
 #[test]
-fn the_deadline_follows_the_observed_step_and_doubles_with_fruitless_generations() {
+fn the_deadline_follows_the_observed_step_and_doubles_with_failed_generations() {
     let mut rig = Rig::training(&[A, B]);
     rig.machine.shared.config.last_step = Step(100);
     assert_eq!(rig.plan().deadline_ns, 400_000_000, "the floor");
