@@ -149,7 +149,7 @@ pub enum CalibrateError {
     )]
     Depth {
         /// Line of the table.
-        line: usize,
+        line: u64,
         /// P.
         stages: usize,
         /// Segments of the profile.

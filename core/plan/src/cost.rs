@@ -31,7 +31,7 @@ pub enum Runtime {
 
 /// The two constants that make a profile agree with measured steps.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Calibration {
     /// Factor on all compute times of the profile.
     pub compute: f64,

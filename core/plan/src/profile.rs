@@ -2,13 +2,15 @@
 //!
 //! Reading is strict: what is missing, negative, not a number or unknown is an error that names the file and the field.
 
+mod error;
 mod published;
 mod read;
 
-pub use read::ProfileError;
+pub use error::ProfileError;
 
 use crate::cost::{Calibration, Costs, Device, Host, Runtime, SegmentCost, SegmentKind};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// The version that is written.
 pub const VERSION: u64 = 1;
@@ -25,7 +27,7 @@ pub enum Source {
 
 /// One segment at one micro-batch size; medians, milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProfileRow {
     /// Samples.
     pub micro_batch_size: u32,
@@ -46,11 +48,12 @@ pub struct ProfileRow {
 
 /// One segment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SegmentProfile {
     /// For people.
     pub name: String,
     /// What it computes; may be missing in a file, and is then a block.
+    #[serde(default)]
     pub kind: SegmentKind,
     /// Parameters of its own; a tied weight stands in [`Profile::tied_parameters`].
     pub parameters: u64,
@@ -72,7 +75,7 @@ pub struct SegmentProfile {
 
 /// The time of one message between two workers.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LinkRow {
     /// Its size, bytes.
     pub bytes: u64,
@@ -82,7 +85,7 @@ pub struct LinkRow {
 
 /// The time of one ring all-reduce among workers that do nothing else.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RingRow {
     /// Workers in the ring, at least 2.
     pub holders: u32,
@@ -94,7 +97,7 @@ pub struct RingRow {
 
 /// A model on a kind of device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Profile {
     /// [`VERSION`].
     pub version: u64,
@@ -120,7 +123,7 @@ pub struct Profile {
     /// Messages between two workers by size, ascending; at least one. The first gives the latency, the last the bandwidth.
     pub links: Vec<LinkRow>,
     /// Rings, where they were measured: by holders, then size. They give the bandwidth of gradients, which `links` else gives.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingRow>,
     /// Where workers of one node share its processor cores.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -134,21 +137,32 @@ pub struct Profile {
 
 impl Profile {
     /// Reads a profile: this format, or the compact one of published tables ("embedding", "block", "head"; units in the
-    /// file). `links` is the text of a table `bytes,us` that takes the place of the file's links.
+    /// file). `links` is the name and the text of a table `bytes,us` that takes the place of the file's links.
     ///
     /// # Errors
     /// The first thing that is wrong, with `file` and the field.
     pub fn read(file: &str, text: &str, links: Option<(&str, &str)>) -> Result<Profile, ProfileError> {
-        let value = read::parse(file, text)?;
-        let root = read::At::root(file, &value);
+        let mut value = error::parse(file, text)?;
+        let check = error::Checker { file };
         let links = links
             .map(|(file, text)| read::link_table(file, text))
             .transpose()?;
-        if root.is_object_at("segments") {
-            published::read(&root, links)
-        } else {
-            read::read(&root, links)
+        if value.get("segments").is_some_and(Value::is_object) {
+            let table: published::Table = error::deserialize(file, &value)?;
+            return table.profile(links, &check);
         }
+        if let Value::Object(fields) = &mut value {
+            // For people.
+            fields.remove("units");
+            if let Some(links) = links {
+                let rows = links.iter().map(|l| json!({"bytes": l.bytes, "ms": l.ms}));
+                fields.insert("links".into(), rows.collect());
+            }
+        }
+        let mut profile: Profile = error::deserialize(file, &value)?;
+        profile.runtime_is_known = true;
+        read::validate(&profile, &check)?;
+        Ok(profile)
     }
 
     /// The profile that an estimate amounts to.

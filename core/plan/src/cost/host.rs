@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the workers of one node share.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
     /// Processor cores of a node.
     pub cores: u32,

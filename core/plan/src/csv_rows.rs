@@ -1,0 +1,109 @@
+//! Rows of small comma-separated tables, where what is wrong is named by line and column.
+
+use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord, Trim};
+use serde::de::DeserializeOwned;
+
+/// A row that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RowError {
+    /// Counts from 1; the header is line 1.
+    pub(crate) line: u64,
+    /// The column; none where the row has another number of columns than the header.
+    pub(crate) column: Option<String>,
+    /// What stands there.
+    pub(crate) found: String,
+}
+
+/// A row, its line, and what stands in it.
+pub(crate) struct Row<T> {
+    pub(crate) line: u64,
+    pub(crate) values: T,
+    headers: StringRecord,
+    cells: StringRecord,
+}
+
+impl<T> Row<T> {
+    /// What stands in a column.
+    pub(crate) fn cell(&self, column: &str) -> &str {
+        let at = self.headers.iter().position(|header| header == column);
+        at.and_then(|at| self.cells.get(at)).unwrap_or_default()
+    }
+}
+
+/// All rows. Empty lines are left out.
+///
+/// # Errors
+/// The first row that is no `T`.
+pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
+    let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
+    let headers = reader.headers().cloned().unwrap_or_default();
+    let mut rows = Vec::new();
+    let mut cells = StringRecord::new();
+    loop {
+        match reader.read_record(&mut cells) {
+            Ok(false) => break,
+            Ok(true) => {}
+            Err(error) => {
+                return Err(RowError {
+                    line: error.position().map_or(2, |at| line_at(text, at.byte())),
+                    column: None,
+                    found: cells.iter().collect::<Vec<_>>().join(","),
+                });
+            }
+        }
+        let line = cells.position().map_or(2, |at| line_at(text, at.byte()));
+        let values = cells.deserialize(Some(&headers)).map_err(|error| {
+            let at = match error.kind() {
+                ErrorKind::Deserialize { err, .. }
+                    if *err.kind() != DeserializeErrorKind::UnexpectedEndOfRow =>
+                {
+                    err.field()
+                }
+                _ => None,
+            };
+            let at = at.and_then(|at| usize::try_from(at).ok());
+            RowError {
+                line,
+                column: at.and_then(|at| headers.get(at)).map(str::to_owned),
+                found: at.and_then(|at| cells.get(at)).unwrap_or_default().to_owned(),
+            }
+        })?;
+        rows.push(Row {
+            line,
+            values,
+            headers: headers.clone(),
+            cells: cells.clone(),
+        });
+    }
+    Ok(rows)
+}
+
+/// The line of the row at or after this offset. The reader counts a line's end, and empty lines, to the row that follows.
+fn line_at(text: &str, byte: u64) -> u64 {
+    let (before, after) = text.split_at(usize::try_from(byte).unwrap_or(usize::MAX).min(text.len()));
+    let skipped = after.len() - after.trim_start_matches(['\r', '\n']).len();
+    let ends = |text: &str| text.bytes().filter(|b| *b == b'\n').count() as u64;
+    1 + ends(before) + ends(&after[..skipped])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_file_whatever_ends_them() {
+        for text in ["a,b\n1,2\n\n3,4\n", "a,b\r\n1,2\r\n\r\n3,4\r\n"] {
+            let rows = read::<(u64, u64)>(text).unwrap();
+            let lines: Vec<_> = rows
+                .iter()
+                .map(|row| (row.line, row.values, row.cell("b")))
+                .collect();
+            assert_eq!(lines, [(2, (1, 2), "2"), (4, (3, 4), "4")]);
+        }
+        let wrong = read::<(u64, u64)>("a,b\r\n1,2\r\n3,x\r\n").err().unwrap();
+        let found = (wrong.line, wrong.column.as_deref(), wrong.found.as_str());
+        assert_eq!(found, (3, Some("b"), "x"));
+        let short = read::<(u64, u64)>("a,b\n1\n").err().unwrap();
+        assert_eq!((short.line, short.column), (2, None));
+    }
+}
