@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varuna_plan::ScheduleSpec;
 
-/// A valid job. Made by [`crate::parse_job`] only; whoever holds one need not check it again.
+/// A valid job. Made by [`crate::parse_job`] only, so that no caller needs to check it again.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Job {
@@ -15,25 +15,25 @@ pub struct Job {
     pub name: String,
     /// Namespace; `default` where the file has none.
     pub namespace: String,
-    /// What is trained.
+    /// The model.
     pub model: Model,
-    /// How.
+    /// Batch, steps and optimizer.
     pub training: Training,
-    /// Numbers of the training arithmetic.
+    /// Number format of the training arithmetic.
     pub precision: Precision,
-    /// On what.
+    /// The dataset.
     pub data: Data,
     /// How the model may be cut.
     pub pipeline: Pipelines,
-    /// How few and how many workers.
+    /// Fewest and most workers.
     pub elasticity: Elasticity,
-    /// What a worker is given.
+    /// Resources, image and pod template of the workers.
     pub workers: Workers,
     /// Where state is saved, if anywhere.
     pub checkpoint: Option<Checkpoint>,
-    /// What counts as a notice.
+    /// What announces the end of a worker.
     pub disruption: Disruption,
-    /// The job is not to run for now.
+    /// The run is stopped until this is false again.
     pub suspend: bool,
 }
 
@@ -95,7 +95,7 @@ pub struct Elasticity {
     pub max_workers: Option<u32>,
 }
 
-/// What a worker is given.
+/// Resources, image and pod template of the workers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workers {
@@ -117,13 +117,13 @@ pub struct Workers {
 pub struct Checkpoint {
     /// Folder or bucket.
     pub uri: String,
-    /// Every so many steps, at least 1. This or the next is there.
+    /// Steps between checkpoints, at least 1. This or `interval_seconds` is given.
     pub interval_steps: Option<u64>,
-    /// At least every so many seconds.
+    /// Seconds between checkpoints, at least 1.
     pub interval_seconds: Option<u64>,
-    /// How many to keep, at least 1.
+    /// Checkpoints to keep, at least 1.
     pub keep: u32,
-    /// A worker uploads at most so many bytes a second; none = as fast as it goes.
+    /// Bytes that a worker uploads in a second at most; none = no limit.
     pub upload_bytes_per_second: Option<u64>,
 }
 
@@ -135,7 +135,7 @@ impl Checkpoint {
     }
 }
 
-/// Notices.
+/// What announces the end of a worker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Disruption {

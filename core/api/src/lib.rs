@@ -2,7 +2,7 @@
 //!
 //! This crate owns what a job says. It must never do I/O: parsing takes text and returns a job or errors that name the
 //! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
-//! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nobody looks at the manifest after that.
+//! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nothing else reads the manifest.
 
 pub mod conditions;
 #[cfg(feature = "kubernetes")]
@@ -10,6 +10,7 @@ pub mod crd;
 pub mod error;
 pub mod hash;
 pub mod job;
+mod limits;
 pub mod manifest;
 pub mod model;
 pub mod parameters;

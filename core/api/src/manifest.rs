@@ -1,6 +1,6 @@
 //! The job file as written: `VarunaJob` of `varuna.dev/v1alpha1`, every field optional.
 //!
-//! These types only say how a job is spelled. Which fields must be there, their defaults and their limits are decided in
+//! These types only define the fields. Which fields must be there, their defaults and their limits are decided in
 //! one place, `resolve`, so that all errors of a file can be shown at once. The comments here become the field's help.
 
 use serde::{Deserialize, Serialize};
@@ -53,15 +53,15 @@ pub struct Spec {
     pub training: Option<TrainingSpec>,
     /// How the model may be cut and in which order stages work.
     pub pipeline: Option<PipelineSpec>,
-    /// How few and how many workers.
+    /// Fewest and most workers.
     pub elasticity: Option<ElasticitySpec>,
-    /// What a worker is given.
+    /// Resources, image and pod template of the workers.
     pub workers: Option<WorkersSpec>,
     /// Where and how often state is saved.
     pub checkpoint: Option<CheckpointSpec>,
-    /// What counts as a notice that a worker will go.
+    /// What announces the end of a worker.
     pub disruption: Option<DisruptionSpec>,
-    /// Do not run for now.
+    /// Stop the run and delete its pods until this is false again.
     pub suspend: Option<bool>,
 }
 
@@ -180,13 +180,13 @@ pub struct PipelineSpec {
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ElasticitySpec {
-    /// With fewer workers training waits; `pipeline.minDepth` where left out.
+    /// With fewer workers, training waits; `pipeline.minDepth` where left out.
     pub min_workers: Option<u32>,
     /// Workers that the job may have; no limit where left out.
     pub max_workers: Option<u32>,
 }
 
-/// What each worker is given.
+/// Resources, image and pod template of the workers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -201,30 +201,30 @@ pub struct WorkersSpec {
     pub device_memory: Option<Value>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
     pub threads: Option<u32>,
-    /// Pod template, passed through as it is.
+    /// Pod template; the operator completes it and changes no other field.
     #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::open_object"))]
     pub template: Option<Value>,
 }
 
-/// Checkpoints.
+/// Where and how often state is saved.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CheckpointSpec {
     /// Folder or bucket. Required.
     pub uri: Option<String>,
-    /// Every so many steps. This or intervalSeconds is required.
+    /// Steps between checkpoints. This or intervalSeconds is required.
     pub interval_steps: Option<u64>,
-    /// The newest becomes no older than so many seconds while training goes on. May stand beside intervalSteps.
+    /// Seconds between checkpoints while training goes on. May be given together with intervalSteps.
     pub interval_seconds: Option<u64>,
-    /// How many to keep; 3 where left out.
+    /// Checkpoints to keep; 3 where left out.
     pub keep: Option<u32>,
-    /// Each worker uploads at most so much in a second (`50Mi`); without a limit where left out.
+    /// Bytes that each worker uploads in a second at most (`50Mi`); no limit where left out.
     #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::int_or_string"))]
     pub upload_per_second: Option<Value>,
 }
 
-/// Notices.
+/// What announces the end of a worker.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -2,25 +2,22 @@
 
 use crate::error::{Found, JobErrors};
 use crate::job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};
+use crate::limits;
 use crate::manifest::{self, VarunaJob};
 use crate::model::Model;
 use crate::training::{Adam, Evaluation, LearningRate, Training};
 use crate::{preset, quantity, read};
 use serde_json::Value;
+use std::ops::RangeInclusive;
 use varuna_plan::{ScheduleKind, ScheduleSpec};
 
 mod check;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use check::{COUNT_MAX, Check, RECOMPUTE, quoted};
+pub(crate) use check::RECOMPUTE;
+use check::{Check, quoted};
 
-/// Far above every model that fits a machine, and low enough that parameter counts and tensor shapes cannot overflow.
-const LAYERS_MAX: u32 = 10_000;
-const WIDTH_MAX: u32 = 1 << 20;
-const VOCABULARY_MAX: u32 = 1 << 24;
-/// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
-const WARMUP_FACTOR_MAX: f64 = 16.0;
 /// Where the job file names none: twice the least warm-up takes up uneven stages and jitter, where its larger stash fits.
 const WARMUP_FACTORS: [f64; 2] = [2.0, 1.0];
 /// Stages of each worker that the planner tries where the job allows interleaving.
@@ -28,13 +25,16 @@ const CHUNKS: [u32; 3] = [2, 3, 4];
 
 /// Orders of work, as `pipeline.schedule` names them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+pub(crate) enum Order {
+    /// 1F1B.
     Plain,
+    /// All forwards, then all backwards.
     Gpipe,
+    /// 1F1B with several stages for each worker.
     Interleaved,
 }
 
-const ORDERS: [(&str, Order); 3] = [
+pub(crate) const ORDERS: [(&str, Order); 3] = [
     ("1f1b", Order::Plain),
     ("gpipe", Order::Gpipe),
     ("interleaved", Order::Interleaved),
@@ -114,7 +114,11 @@ impl Check {
         let fraction = written.validation_fraction.unwrap_or(0.05);
         Data {
             path,
-            validation_fraction: self.within("spec.data.validationFraction", fraction, 0.0..=0.5),
+            validation_fraction: self.within(
+                "spec.data.validationFraction",
+                fraction,
+                limits::VALIDATION_FRACTION,
+            ),
         }
     }
 
@@ -127,25 +131,31 @@ impl Check {
         }
         // With a preset of an unknown name the sizes left out are not errors of their own.
         let complete = written.preset.is_some();
-        let mut size = |field: &str, value: Option<u32>, of: fn(&Model) -> u32, max: u32| {
-            let value = value.or(base.as_ref().map(of)).or(complete.then_some(1));
-            let value = self.required(&at(field), value, &format!("1 to {max}, or a preset"));
-            self.within(&at(field), value, 1..=max)
-        };
-        let layers = size("layers", written.layers, |m| m.layers, LAYERS_MAX);
-        let hidden_size = size("hiddenSize", written.hidden_size, |m| m.hidden_size, WIDTH_MAX);
-        let heads = size("heads", written.heads, |m| m.heads, WIDTH_MAX);
+        let mut size =
+            |field: &str, value: Option<u32>, of: fn(&Model) -> u32, limit: RangeInclusive<u32>| {
+                let value = value.or(base.as_ref().map(of)).or(complete.then_some(1));
+                let value = self.required(&at(field), value, &format!("1 to {}, or a preset", limit.end()));
+                self.within(&at(field), value, limit)
+            };
+        let layers = size("layers", written.layers, |m| m.layers, limits::LAYERS);
+        let hidden_size = size(
+            "hiddenSize",
+            written.hidden_size,
+            |m| m.hidden_size,
+            limits::WIDTH,
+        );
+        let heads = size("heads", written.heads, |m| m.heads, limits::WIDTH);
         let sequence_length = size(
             "sequenceLength",
             written.sequence_length,
             |m| m.sequence_length,
-            WIDTH_MAX,
+            limits::WIDTH,
         );
         let vocabulary_size = size(
             "vocabularySize",
             written.vocabulary_size,
             |m| m.vocabulary_size,
-            VOCABULARY_MAX,
+            limits::VOCABULARY,
         );
         if hidden_size > 0 && heads > 0 && hidden_size % heads != 0 {
             self.0.push(
@@ -157,7 +167,7 @@ impl Check {
         let dropout = written
             .dropout
             .unwrap_or(base.as_ref().map_or(0.0, |m| m.dropout));
-        if !(0.0..1.0).contains(&dropout) {
+        if !limits::FRACTION.contains(&dropout) {
             self.0.push(&at("dropout"), dropout, "0 <= p < 1");
         }
         let tied_head = written.tied_head.unwrap_or(true);
@@ -183,12 +193,7 @@ impl Check {
         Training {
             global_batch_size,
             steps,
-            // Signed 64-bit everywhere: an API server and libtorch know no other.
-            seed: self.within(
-                "spec.training.seed",
-                written.seed.unwrap_or(0),
-                0..=i64::MAX.cast_unsigned(),
-            ),
+            seed: self.within("spec.training.seed", written.seed.unwrap_or(0), limits::SEED),
             learning_rate: self.learning_rate(&optimizer, steps),
             optimizer: self.adam(&optimizer),
             evaluation: written
@@ -204,7 +209,7 @@ impl Check {
             written.learning_rate,
             "a number above 0, at most 10",
         );
-        if written.learning_rate.is_some() && !(peak > 0.0 && peak <= 10.0) {
+        if written.learning_rate.is_some() && !(peak > 0.0 && peak <= limits::LEARNING_RATE_MAX) {
             self.0
                 .push(&at("learningRate"), peak, "a number above 0, at most 10");
         }
@@ -216,12 +221,12 @@ impl Check {
         let warmup_steps = self.within(
             &at("warmupSteps"),
             written.warmup_steps.unwrap_or(0),
-            0..=COUNT_MAX,
+            limits::COUNT_OR_NONE,
         );
         let decay_steps = self.within(
             &at("decaySteps"),
             written.decay_steps.unwrap_or(steps),
-            0..=COUNT_MAX,
+            limits::COUNT_OR_NONE,
         );
         if warmup_steps > decay_steps {
             let end = if written.decay_steps.is_some() {
@@ -246,7 +251,7 @@ impl Check {
     fn adam(&mut self, written: &manifest::OptimizerSpec) -> Adam {
         let at = |field: &str| format!("spec.training.optimizer.{field}");
         let mut beta = |field: &str, value: f64| {
-            if !(0.0..1.0).contains(&value) {
+            if !limits::FRACTION.contains(&value) {
                 self.0.push(&at(field), value, "0 <= beta < 1");
             }
             value
@@ -256,16 +261,20 @@ impl Check {
             beta("beta2", written.beta2.unwrap_or(0.95)),
         );
         let epsilon = written.epsilon.unwrap_or(1e-8);
-        if !(epsilon > 0.0 && epsilon <= 1.0) {
+        if !(epsilon > 0.0 && epsilon <= limits::EPSILON_MAX) {
             self.0
                 .push(&at("epsilon"), epsilon, "a number above 0, at most 1");
         }
         let weight_decay = self.within(
             &at("weightDecay"),
             written.weight_decay.unwrap_or(0.1),
-            0.0..=10.0,
+            limits::WEIGHT_DECAY,
         );
-        let clip = self.within(&at("clipNorm"), written.clip_norm.unwrap_or(1.0), 0.0..=1e6);
+        let clip = self.within(
+            &at("clipNorm"),
+            written.clip_norm.unwrap_or(1.0),
+            limits::CLIP_NORM,
+        );
         Adam {
             beta1,
             beta2,
@@ -307,7 +316,7 @@ impl Check {
     fn pipeline(&mut self, written: manifest::PipelineSpec, model: &Model) -> Pipelines {
         let at = |field: &str| format!("spec.pipeline.{field}");
         let factors = match written.warmup_factor {
-            Some(factor) => vec![self.within(&at("warmupFactor"), factor, 1.0..=WARMUP_FACTOR_MAX)],
+            Some(factor) => vec![self.within(&at("warmupFactor"), factor, limits::WARMUP_FACTOR)],
             None => WARMUP_FACTORS.to_vec(),
         };
         let one_f_one_b = |warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor };
@@ -401,10 +410,16 @@ impl Check {
                 .push(&at("template"), template, "a pod template (a mapping)");
         }
         Workers {
-            gpus_per_pod: self.within(&at("gpusPerPod"), written.gpus_per_pod.unwrap_or(1), 1..=64),
+            gpus_per_pod: self.within(
+                &at("gpusPerPod"),
+                written.gpus_per_pod.unwrap_or(1),
+                limits::GPUS_PER_POD,
+            ),
             image: written.image,
             device_memory_bytes,
-            threads: written.threads.map(|t| self.within(&at("threads"), t, 1..=1024)),
+            threads: written
+                .threads
+                .map(|t| self.within(&at("threads"), t, limits::THREADS)),
             template: written.template,
         }
     }
@@ -417,7 +432,7 @@ impl Check {
         }
         let mut count = |name: &str, value: Option<u64>| {
             let path = format!("{at}.{name}");
-            value.map(|v| self.within(&path, v, 1..=COUNT_MAX))
+            value.map(|v| self.within(&path, v, limits::COUNT))
         };
         let interval_steps = count("intervalSteps", written.interval_steps);
         let interval_seconds = count("intervalSeconds", written.interval_seconds);
@@ -433,17 +448,17 @@ impl Check {
             ),
             interval_steps,
             interval_seconds,
-            keep: self.within("spec.checkpoint.keep", written.keep.unwrap_or(3), 1..=1_000_000),
+            keep: self.within("spec.checkpoint.keep", written.keep.unwrap_or(3), limits::KEEP),
             upload_bytes_per_second,
         }
     }
 
     fn disruption(&mut self, written: manifest::DisruptionSpec) -> Disruption {
-        // 25 s: what the shortest notice of a large cloud leaves to a pod.
+        // 25 s: the shortest notice of a large cloud, less the time until the pod receives it.
         let notice = written.notice_seconds.unwrap_or(25);
         Disruption {
             node_signals: written.node_signals.unwrap_or_default(),
-            notice_seconds: self.within("spec.disruption.noticeSeconds", notice, 0..=86_400),
+            notice_seconds: self.within("spec.disruption.noticeSeconds", notice, limits::NOTICE_SECONDS),
         }
     }
 }

@@ -1,9 +1,18 @@
 //! What an API server refuses, and in which words: limits of single fields, and CEL rules between fields.
 //!
-//! The same limits hold in `resolve`, which has the last word: the operator reads each job through `parse_job` and says in a
-//! condition what no rule here can tell. Strings and lists are bounded so that the rules stay within a server's cost limit.
+//! The limits are those of `limits`, which the resolver checks too. It also checks what no rule here can: the operator parses each job
+//! with `parse_job` and reports errors in a condition. Strings and lists are bounded so that the rules stay within a server's cost
+//! limit.
 
+use crate::limits;
+use crate::resolve::{ORDERS, RECOMPUTE};
 use serde_json::{Value, json};
+use std::ops::{Range, RangeInclusive};
+
+/// Segments of a model: two for each layer, the embedding and the head. The resolver knows the job's own number.
+const SEGMENTS_MAX: u32 = 2 * *limits::LAYERS.end() + 2;
+/// Workers of a job in a cluster; without one there is no limit.
+const WORKERS_MAX: u32 = 100_000;
 
 /// A CEL rule on the value of a field.
 pub(super) struct Rule {
@@ -26,65 +35,72 @@ pub(super) fn limits() -> Vec<(&'static str, Value)> {
     limits
 }
 
-/// 2^40, as in `resolve`: micro-batch indices and sample offsets are products of these.
-fn count() -> Value {
-    json!({ "minimum": 1, "maximum": 1_099_511_627_776_i64 })
+/// A whole number or a number, both ends included.
+fn within<T: serde::Serialize>(range: &RangeInclusive<T>) -> Value {
+    json!({ "minimum": range.start(), "maximum": range.end() })
 }
 
-fn up_to(max: i64) -> Value {
-    json!({ "minimum": 1, "maximum": max })
+/// At least one, at most `max`.
+fn up_to(max: u32) -> Value {
+    within(&(1..=max))
+}
+
+/// Above 0, at most `max`.
+fn above_zero(max: f64) -> Value {
+    json!({ "minimum": 0, "exclusiveMinimum": true, "maximum": max })
+}
+
+/// Fields of words.
+fn one_of<T>(words: &[(&str, T)]) -> Value {
+    let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+    json!({ "enum": words })
 }
 
 /// Model, data and training.
 fn limits_of_the_run() -> Vec<(&'static str, Value)> {
-    let fraction = || json!({ "minimum": 0, "maximum": 1, "exclusiveMaximum": true });
+    let fraction = || {
+        let Range { start, end } = limits::FRACTION;
+        json!({ "minimum": start, "maximum": end, "exclusiveMaximum": true })
+    };
+    let count = || within(&limits::COUNT);
     vec![
         ("", json!({ "required": ["model", "data", "training"] })),
         (
             "model.preset",
             json!({ "enum": ["gpt2-tiny", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-1.5b", "gpt2-xl"] }),
         ),
-        ("model.layers", up_to(10_000)),
-        ("model.hiddenSize", up_to(1 << 20)),
-        ("model.heads", up_to(1 << 20)),
-        ("model.sequenceLength", up_to(1 << 20)),
-        ("model.vocabularySize", up_to(1 << 24)),
+        ("model.layers", within(&limits::LAYERS)),
+        ("model.hiddenSize", within(&limits::WIDTH)),
+        ("model.heads", within(&limits::WIDTH)),
+        ("model.sequenceLength", within(&limits::WIDTH)),
+        ("model.vocabularySize", within(&limits::VOCABULARY)),
         ("model.dropout", fraction()),
         ("data", json!({ "required": ["path"] })),
         ("data.path", json!({ "minLength": 1, "maxLength": 1024 })),
-        ("data.validationFraction", json!({ "minimum": 0, "maximum": 0.5 })),
+        ("data.validationFraction", within(&limits::VALIDATION_FRACTION)),
         (
             "training",
             json!({ "required": ["globalBatchSize", "steps", "optimizer"] }),
         ),
         ("training.globalBatchSize", count()),
-        ("training.microBatchSize", up_to(u32::MAX.into())),
+        ("training.microBatchSize", up_to(u32::MAX)),
         ("training.steps", count()),
         ("training.seed", json!({ "minimum": 0 })),
         ("training.precision", json!({ "enum": ["fp32"] })),
         ("training.optimizer", json!({ "required": ["learningRate"] })),
         (
             "training.optimizer.learningRate",
-            json!({ "minimum": 0, "exclusiveMinimum": true, "maximum": 10 }),
+            above_zero(limits::LEARNING_RATE_MAX),
         ),
         (
             "training.optimizer.minLearningRate",
-            json!({ "minimum": 0, "maximum": 10 }),
+            within(&(0.0..=limits::LEARNING_RATE_MAX)),
         ),
         ("training.optimizer.beta1", fraction()),
         ("training.optimizer.beta2", fraction()),
-        (
-            "training.optimizer.epsilon",
-            json!({ "minimum": 0, "exclusiveMinimum": true, "maximum": 1 }),
-        ),
-        (
-            "training.optimizer.weightDecay",
-            json!({ "minimum": 0, "maximum": 10 }),
-        ),
-        (
-            "training.optimizer.clipNorm",
-            json!({ "minimum": 0, "maximum": 1_000_000 }),
-        ),
+        ("training.optimizer.epsilon", above_zero(limits::EPSILON_MAX)),
+        ("training.optimizer.weightDecay", within(&limits::WEIGHT_DECAY)),
+        ("training.optimizer.clipNorm", within(&limits::CLIP_NORM)),
         ("training.evaluation", json!({ "required": ["intervalSteps"] })),
         ("training.evaluation.intervalSteps", count()),
         ("training.evaluation.samples", count()),
@@ -94,33 +110,27 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
 /// Pipelines, workers and what is around them.
 fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
     vec![
-        (
-            "pipeline.schedule",
-            json!({ "enum": ["1f1b", "gpipe", "interleaved"] }),
-        ),
-        (
-            "pipeline.recompute",
-            json!({ "enum": ["auto", "none", "selective", "full"] }),
-        ),
-        ("pipeline.warmupFactor", json!({ "minimum": 1, "maximum": 16 })),
-        ("pipeline.minDepth", up_to(20_002)),
-        ("pipeline.maxDepth", up_to(20_002)),
+        ("pipeline.schedule", one_of(&ORDERS)),
+        ("pipeline.recompute", one_of(&RECOMPUTE)),
+        ("pipeline.warmupFactor", within(&limits::WARMUP_FACTOR)),
+        ("pipeline.minDepth", up_to(SEGMENTS_MAX)),
+        ("pipeline.maxDepth", up_to(SEGMENTS_MAX)),
         // `kubectl scale` needs a number to start from; a Deployment starts at one as well.
         ("elasticity", json!({ "default": {} })),
-        ("elasticity.minWorkers", up_to(100_000)),
+        ("elasticity.minWorkers", up_to(WORKERS_MAX)),
         (
             "elasticity.maxWorkers",
-            json!({ "minimum": 1, "maximum": 100_000, "default": 1,
+            json!({ "minimum": 1, "maximum": WORKERS_MAX, "default": 1,
             "description": "Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what kubectl scale sets." }),
         ),
-        ("workers.gpusPerPod", up_to(64)),
+        ("workers.gpusPerPod", within(&limits::GPUS_PER_POD)),
         ("workers.image", json!({ "minLength": 1, "maxLength": 1024 })),
-        ("workers.threads", up_to(1024)),
+        ("workers.threads", within(&limits::THREADS)),
         ("checkpoint", json!({ "required": ["uri"] })),
         ("checkpoint.uri", json!({ "minLength": 1, "maxLength": 1024 })),
-        ("checkpoint.intervalSteps", count()),
-        ("checkpoint.intervalSeconds", count()),
-        ("checkpoint.keep", up_to(1_000_000)),
+        ("checkpoint.intervalSteps", within(&limits::COUNT)),
+        ("checkpoint.intervalSeconds", within(&limits::COUNT)),
+        ("checkpoint.keep", within(&limits::KEEP)),
         (
             "disruption.nodeSignals",
             json!({ "maxItems": 64, "x-kubernetes-list-type": "set" }),
@@ -129,10 +139,7 @@ fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
             "disruption.nodeSignals",
             json!({ "items": { "type": "string", "minLength": 1, "maxLength": 253 } }),
         ),
-        (
-            "disruption.noticeSeconds",
-            json!({ "minimum": 0, "maximum": 86_400 }),
-        ),
+        ("disruption.noticeSeconds", within(&limits::NOTICE_SECONDS)),
     ]
 }
 

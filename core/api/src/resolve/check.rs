@@ -1,15 +1,13 @@
 //! Checks of single values: what is required, ranges, words, names.
 
 use crate::error::Found;
+use crate::limits;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use varuna_plan::Recompute;
 
-/// Micro-batch indices and sample offsets are products of these; 2^40 of either is years of training.
-pub(super) const COUNT_MAX: u64 = 1 << 40;
-
 /// What `spec.pipeline.recompute` names; the first where it is left out.
-pub(super) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
+pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
     ("auto", &[Recompute::None, Recompute::Selective, Recompute::Full]),
     ("none", &[Recompute::None]),
     ("selective", &[Recompute::Selective]),
@@ -17,7 +15,7 @@ pub(super) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
 ];
 
 /// Takes values out of the manifest and notes what is wrong with them. A refused value is replaced by a harmless one, so
-/// that the checks can go on; nobody sees the job then.
+/// that the checks can go on; the job is not returned then.
 pub(super) struct Check(pub(super) Found);
 
 impl Check {
@@ -45,8 +43,8 @@ impl Check {
 
     /// A required whole number, at least 1.
     pub(super) fn count(&mut self, path: &str, value: Option<u64>) -> u64 {
-        let value = self.required(path, value, &format!("1 to {COUNT_MAX}"));
-        self.within(path, value, 1..=COUNT_MAX)
+        let value = self.required(path, value, &format!("1 to {}", limits::COUNT.end()));
+        self.within(path, value, limits::COUNT)
     }
 
     /// A required text that is not blank.

@@ -1,0 +1,41 @@
+//! Limits of the fields of a job, each in one place: the resolver checks them, and the CRD's schema states them.
+
+use std::ops::{Range, RangeInclusive};
+
+/// Steps, samples and seconds: micro-batch indices and sample offsets are products of these; 2^40 of either is years of training.
+pub(crate) const COUNT: RangeInclusive<u64> = 1..=1 << 40;
+/// Steps that may be 0.
+pub(crate) const COUNT_OR_NONE: RangeInclusive<u64> = 0..=*COUNT.end();
+/// Signed 64-bit: an API server and libtorch know no other.
+pub(crate) const SEED: RangeInclusive<u64> = 0..=i64::MAX.cast_unsigned();
+
+/// Far above every model that fits a machine, and low enough that parameter counts and tensor shapes cannot overflow.
+pub(crate) const LAYERS: RangeInclusive<u32> = 1..=10_000;
+/// Hidden size, heads and sequence length.
+pub(crate) const WIDTH: RangeInclusive<u32> = 1..=1 << 20;
+/// Rows of the embedding table.
+pub(crate) const VOCABULARY: RangeInclusive<u32> = 1..=1 << 24;
+/// Probabilities, and decays of Adam's moments.
+pub(crate) const FRACTION: Range<f64> = 0.0..1.0;
+/// Share of the samples that is held out.
+pub(crate) const VALIDATION_FRACTION: RangeInclusive<f64> = 0.0..=0.5;
+
+/// The learning rate is above 0 and at most this.
+pub(crate) const LEARNING_RATE_MAX: f64 = 10.0;
+/// Adam's epsilon is above 0 and at most this.
+pub(crate) const EPSILON_MAX: f64 = 1.0;
+/// Weight decay.
+pub(crate) const WEIGHT_DECAY: RangeInclusive<f64> = 0.0..=10.0;
+/// Gradient norm; 0 = no clipping.
+pub(crate) const CLIP_NORM: RangeInclusive<f64> = 0.0..=1e6;
+
+/// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
+pub(crate) const WARMUP_FACTOR: RangeInclusive<f64> = 1.0..=16.0;
+/// GPUs, and so workers, in a pod.
+pub(crate) const GPUS_PER_POD: RangeInclusive<u32> = 1..=64;
+/// Threads of a worker.
+pub(crate) const THREADS: RangeInclusive<u32> = 1..=1024;
+/// Checkpoints to keep.
+pub(crate) const KEEP: RangeInclusive<u32> = 1..=1_000_000;
+/// A day.
+pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
