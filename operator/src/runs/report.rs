@@ -1,8 +1,8 @@
 //! Converts what a coordinator publishes to what decisions are made from, and tells what is worth a reconciliation. Pure.
 
 use crate::decide::{ObservedRun, RunEnd};
-use varuna_api::Model;
 use varuna_coordinator::{CoordinatorError, Outcome, RunMode, View};
+use varuna_plan::Layout;
 
 /// What decisions use of a coordinator's view.
 pub(super) fn observed_run(view: &View, address: (String, u16), ended: Option<RunEnd>) -> ObservedRun {
@@ -24,13 +24,13 @@ pub(super) fn urgent_part(view: &View) -> Option<(RunMode, u64, usize, usize)> {
 }
 
 /// How a coordinator ended.
-pub(super) fn run_end(result: Result<Outcome, CoordinatorError>, model: &Model) -> RunEnd {
+pub(super) fn run_end(result: Result<Outcome, CoordinatorError>, layout: &Layout) -> RunEnd {
     match result {
         Err(CoordinatorError::CheckpointsTaken { run }) => RunEnd::CheckpointsTaken(run),
         Err(error) => RunEnd::Failed(error.to_string()),
         Ok(Outcome::Done) => RunEnd::Done,
         Ok(Outcome::Stopped) => RunEnd::Stopped,
-        Ok(Outcome::StateLost { units }) => RunEnd::StateLost(model.layout().name(&units)),
+        Ok(Outcome::StateLost { units }) => RunEnd::StateLost(layout.name(&units)),
         Ok(Outcome::Deposed) => RunEnd::Failed("another coordinator has taken over".into()),
     }
 }

@@ -22,11 +22,12 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
-use varuna_api::{Job, Model, Reason, parse_job};
+use varuna_api::{Job, Reason, parse_job};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
     Checkpointing, Control, Event, Identity, Known, Options, RunFolder, Timing, View, serve_with,
 };
+use varuna_plan::Layout;
 
 /// The job is reconciled at most this often for steps alone: a write of the status for each step would be too many.
 const STEPS_INTERVAL: Duration = Duration::from_secs(15);
@@ -153,7 +154,7 @@ impl Launcher {
     ) -> Result<Run, Error> {
         let text = run_document(&observed.name, &observed.namespace, spec).to_string();
         let job = parse_job(&text).map_err(Error::coordinator)?;
-        let model = job.model.clone();
+        let layout = job.model.layout();
         let folder = format!("{}-{}", observed.name, observed.uid);
         let folder =
             RunFolder::open(&self.endpoint.folder.join(folder), &text).map_err(Error::coordinator)?;
@@ -171,7 +172,7 @@ impl Launcher {
             .await
             .map_err(Error::coordinator)?;
         tracing::info!(job, namespace, address = %control.address, "coordinator started");
-        Ok(self.follow(observed, control, model))
+        Ok(self.follow(observed, control, layout))
     }
 
     fn options(
@@ -218,7 +219,7 @@ impl Launcher {
     }
 
     /// Follows a coordinator until it ends.
-    fn follow(&self, job: &ObservedJob, control: Control, model: Model) -> Run {
+    fn follow(&self, job: &ObservedJob, control: Control, layout: Layout) -> Run {
         let reference = job_ref(&job.namespace, &job.name);
         let ended = Arc::new(Mutex::new(None));
         let resumed = Arc::new(Mutex::new(vec![]));
@@ -251,7 +252,7 @@ impl Launcher {
                 // It was dropped: the job is deleted, or another one has taken its name.
                 Err(error) if error.is_cancelled() => return,
                 Err(error) => RunEnd::Failed(error.to_string()),
-                Ok(result) => run_end(result, &model),
+                Ok(result) => run_end(result, &layout),
             };
             tracing::info!(job = %reference, ?end, "coordinator ended");
             if let RunEnd::Failed(message) = &end {

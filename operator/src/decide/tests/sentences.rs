@@ -1,0 +1,244 @@
+//! Every sentence that the operator shows to users, in one file that is reviewed as a whole.
+
+use super::*;
+use crate::metrics::{Cause, Measured, Phase};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use varuna_plan::StateId;
+use varuna_protocol::coordinator::Event;
+
+const CHECKPOINT: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+
+fn with_spec(extra: &str) -> Observed {
+    let mut observed = observed(2);
+    observed.job.spec = Ok(spec(2, extra));
+    observed
+}
+
+fn failing(part: JobPart, message: &str) -> Observed {
+    let failure = Failure {
+        part,
+        message: message.into(),
+        retry_in: 4,
+    };
+    Observed {
+        failures: vec![failure],
+        ..observed(2)
+    }
+}
+
+fn with_pod(pod: ObservedPod) -> Observed {
+    Observed {
+        pods: vec![pod],
+        ..observed(2)
+    }
+}
+
+fn with_run(extra: &str, run: ObservedRun) -> Observed {
+    Observed {
+        run: Some(run),
+        ..with_spec(extra)
+    }
+}
+
+fn saved(newest: Option<u64>, failing: Option<&str>, stale: bool, run: ObservedRun) -> ObservedRun {
+    ObservedRun {
+        checkpoints: Some(Saved {
+            newest: newest.map(Step),
+            failing: failing.map(str::to_owned),
+            stale,
+        }),
+        ..run
+    }
+}
+
+fn ended_run(end: RunEnd) -> ObservedRun {
+    ObservedRun {
+        ended: Some(end),
+        ..training(5)
+    }
+}
+
+fn pod_scenes() -> Vec<Observed> {
+    let on = |node: &str| ObservedPod {
+        node: Some(node.into()),
+        ..pod(1, PodPhase::Running)
+    };
+    let disrupted = |pod| ObservedPod {
+        disrupted: Some("EvictionByEvictionAPI".into()),
+        ..pod
+    };
+    let mut spot = with_pod(on("spot"));
+    let taints = vec!["karpenter.sh/disrupted".into()];
+    spot.nodes.insert(
+        "spot".into(),
+        ObservedNode {
+            ready: true,
+            taints,
+            ..ObservedNode::default()
+        },
+    );
+    let mut silent = with_run("", training(5));
+    silent.pods = vec![on("silent")];
+    silent.nodes.insert("silent".into(), ObservedNode::default());
+    let mut crashes = observed(2);
+    crashes.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    let mut memory = observed(2);
+    memory.pods = (1..=6).map(|i| ended(i, 137, "OOMKilled", 60 - i)).collect();
+    memory.pods[5].ended.as_mut().unwrap().message.clear();
+    vec![
+        spot,
+        silent,
+        crashes,
+        memory,
+        with_pod(on("gone")),
+        with_pod(disrupted(ObservedPod {
+            deleting: true,
+            ..on("good")
+        })),
+        with_pod(disrupted(ended(1, 143, "Error", 1))),
+        with_pod(ended(1, 1, "Error", 1)),
+        with_pod(ObservedPod {
+            waiting: Some(("ImagePullBackOff".into(), "no such image: x".into())),
+            ..pod(1, PodPhase::Pending)
+        }),
+        with_pod(ObservedPod {
+            unschedulable: Some("0/3 nodes are available".into()),
+            ..pod(1, PodPhase::Pending)
+        }),
+    ]
+}
+
+fn run_scenes() -> Vec<Observed> {
+    let modes = [
+        RunMode::Starting,
+        RunMode::Settling,
+        RunMode::Launching,
+        RunMode::Training,
+        RunMode::Changing,
+        RunMode::Waiting,
+        RunMode::Recovering,
+        RunMode::Persisting,
+        RunMode::Done,
+        RunMode::Stopped,
+        RunMode::Ended,
+    ];
+    let mut scenes: Vec<_> = modes.into_iter().map(|m| with_run("", run(m, 1, 5))).collect();
+    let suspend = format!("  suspend: true\n{CHECKPOINT}");
+    let first = || run(RunMode::Waiting, 0, 0);
+    scenes.extend([
+        with_run("", with_workers(run(RunMode::Waiting, 1, 5), &[], &[])),
+        with_run(
+            CHECKPOINT,
+            saved(None, Some("403"), false, with_workers(first(), &["a"], &[])),
+        ),
+        with_run(CHECKPOINT, saved(Some(10), None, false, training(15))),
+        with_run(CHECKPOINT, saved(Some(10), None, true, training(50))),
+        with_run(CHECKPOINT, saved(None, Some("403"), false, training(15))),
+        with_run(&suspend, saved(Some(10), None, false, training(15))),
+        with_run(&suspend, saved(Some(20), None, false, training(15))),
+        with_run("  suspend: true\n", training(5)),
+        with_run("  suspend: true\n", ended_run(RunEnd::Stopped)),
+        with_run("", ended_run(RunEnd::Done)),
+        with_run("", ended_run(RunEnd::StateLost("segments 2..4".into()))),
+        with_run(
+            CHECKPOINT,
+            ended_run(RunEnd::CheckpointsTaken("default/other".into())),
+        ),
+    ]);
+    scenes
+}
+
+fn other_scenes() -> Vec<Observed> {
+    let mut invalid = observed(2);
+    invalid.job.spec = Err("spec.training.steps: 0 — 1 to 2".into());
+    vec![
+        observed(2),
+        invalid,
+        failing(JobPart::Objects, "forbidden"),
+        failing(JobPart::Pods, "exceeded quota: q"),
+        failing(JobPart::Pods, "spec.containers[0].image: Required value"),
+        failing(JobPart::Coordinator, "address in use"),
+    ]
+}
+
+/// What a recovery or a change of plan is reported as.
+fn recoveries() -> Vec<String> {
+    let causes = [
+        Cause::Lost,
+        Cause::Notice,
+        Cause::Takeover,
+        Cause::Joined,
+        Cause::Other,
+    ];
+    let committed = Event::Committed {
+        id: StateId::INITIAL,
+        generation: Generation(2),
+        step: Step(12),
+        loss: 1.0,
+        eval_loss: None,
+        gradient_norm: 1.0,
+        overflow: false,
+    };
+    let switched = Event::Switched {
+        generation: Generation(2),
+    };
+    let measured = causes.map(|cause| Measured {
+        phase: Phase::Total,
+        cause,
+        took: Duration::from_millis(1_230),
+    });
+    let sentences = measured
+        .iter()
+        .flat_map(|m| [m.sentence(&committed, 3), m.sentence(&switched, 0)]);
+    sentences
+        .flatten()
+        .map(|text| format!("event Resumed: {text}"))
+        .collect()
+}
+
+#[test]
+fn the_sentences_that_users_see_are_those_that_were_reviewed() {
+    let mut lines: BTreeSet<String> = recoveries().into_iter().collect();
+    for scene in [pod_scenes(), run_scenes(), other_scenes()].concat() {
+        let decided = decide(&scene);
+        for c in &decided.status.conditions {
+            lines.insert(format!(
+                "condition {}={} {}: {}",
+                c.type_, c.status, c.reason, c.message
+            ));
+        }
+        for e in &decided.events {
+            let kind = if e.warning { "warning" } else { "event" };
+            lines.insert(format!("{kind} {}: {}", e.reason, e.text));
+        }
+        lines.extend(
+            decided
+                .delete
+                .iter()
+                .map(|d| format!("log delete {}: {}", d.name, d.why)),
+        );
+    }
+    // Sentences of the coordinator and errors of the API server are not the operator's.
+    for reason in Reason::ALL
+        .iter()
+        .filter(|r| !matches!(r, Reason::Run | Reason::CannotRun))
+    {
+        let shown = format!(" {reason}: ");
+        assert!(
+            lines.iter().any(|l| l.contains(&shown)),
+            "no scene shows {reason}"
+        );
+    }
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/decide/tests/sentences.txt");
+    if std::env::var_os("VARUNA_UPDATE_GOLDEN").is_some() {
+        std::fs::write(path, &text).unwrap();
+    }
+    let reviewed = std::fs::read_to_string(path).unwrap_or_default();
+    let new: Vec<_> = text.lines().filter(|l| !reviewed.contains(*l)).collect();
+    assert!(
+        text == reviewed,
+        "review the sentences in {path} and write them with VARUNA_UPDATE_GOLDEN=1; new: {new:#?}"
+    );
+}
