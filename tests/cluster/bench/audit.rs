@@ -1,4 +1,4 @@
-//! A control plane that logs who asks for what, and an operator's identity whose requests are counted there.
+//! A control plane with an audit log, and an identity of the operator whose requests are counted there.
 
 use anyhow::Result;
 use serde_json::Value;

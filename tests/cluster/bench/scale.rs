@@ -1,4 +1,4 @@
-//! A thousand jobs: how long a look at a job takes, what the operator's process needs, what it asks of the API server at rest, and
+//! A thousand jobs: how long a reconciliation takes, what the operator's process needs, what it asks of the API server at rest, and
 //! how quickly a new one has taken all of them over. Pods are bound to fake nodes as they are made, and run when this says so.
 
 use crate::audit::Audited;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use varuna_cluster_tests::{FakeNode, jobs};
 
-/// Calls side by side.
+/// Concurrent calls.
 const ABREAST: usize = 16;
-/// Everything that takes longer has failed.
+/// What takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(400);
 /// The time at rest over which requests are counted.
 const REST: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ impl Operator {
         Ok(text)
     }
 
-    /// Jobs that were looked at and whose coordinator runs.
+    /// Jobs that were reconciled and whose coordinator runs.
     async fn knows(&self) -> usize {
         let text = self.metrics().await.unwrap_or_default();
         let waits =

@@ -22,7 +22,7 @@ const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
 /// By kind of signal, milliseconds to the plan and to the step.
 type Measured = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
-/// Steps are looked at so often.
+/// Interval at which the step is read.
 const LOOK: Duration = Duration::from_millis(2);
 
 fn job(pool: &str) -> Value {

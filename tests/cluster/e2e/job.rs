@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use varuna_cluster_tests::{eventually, jobs};
 
-/// The job's status is looked at so often.
+/// Interval at which the job's status is read.
 const LOOK: Duration = Duration::from_millis(150);
 
 /// The job of the tests: small, with real text, and long enough to be disturbed.
@@ -33,16 +33,16 @@ pub(crate) fn spec(name: &str) -> Value {
     })
 }
 
-/// One look at the job.
+/// The job at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Look {
+pub(crate) struct Observation {
     /// When.
     pub(crate) at: Instant,
     /// Its status.
     pub(crate) status: Value,
 }
 
-impl Look {
+impl Observation {
     fn number(&self, pointer: &str) -> i64 {
         self.status.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
     }
@@ -71,7 +71,7 @@ impl Look {
 /// What was seen of a job.
 #[derive(Default)]
 struct Seen {
-    looks: Vec<Look>,
+    observations: Vec<Observation>,
     /// Step and loss, as scraped from the leader.
     losses: Vec<(u64, f64)>,
 }
@@ -109,7 +109,7 @@ impl Job {
             .create(&PostParams::default(), &document)
             .await?;
         let seen: Arc<Mutex<Seen>> = Arc::default();
-        let watch = tokio::spawn(look(
+        let watch = tokio::spawn(observe(
             client.clone(),
             namespace.to_owned(),
             operator.to_owned(),
@@ -124,23 +124,27 @@ impl Job {
         })
     }
 
-    /// The newest look.
+    /// The newest observation.
     ///
     /// # Errors
     /// There was none.
-    pub(crate) fn now(&self) -> Result<Look> {
+    pub(crate) fn now(&self) -> Result<Observation> {
         let seen = self
             .seen
             .lock()
             .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
-        seen.looks.last().cloned().context("the job has not been seen")
+        seen.observations.last().cloned().context("the job has not been seen")
     }
 
-    /// Waits for a look that is as wanted.
+    /// Waits for an observation that satisfies a condition.
     ///
     /// # Errors
-    /// It does not come; with the last look.
-    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Look) -> bool) -> Result<Look> {
+    /// It does not come; with the last observation.
+    pub(crate) async fn until(
+        &self,
+        what: &str,
+        wanted: impl Fn(&Observation) -> bool,
+    ) -> Result<Observation> {
         eventually(what, || async {
             let now = self.now()?;
             ensure!(wanted(&now), "{}", now.status);
@@ -149,11 +153,11 @@ impl Job {
         .await
     }
 
-    /// Waits until so many workers train, and some steps beyond the present one are committed.
+    /// Waits until this number of workers trains, and some steps beyond the present one are committed.
     ///
     /// # Errors
     /// They do not.
-    pub(crate) async fn trains(&self, members: i64) -> Result<Look> {
+    pub(crate) async fn trains(&self, members: i64) -> Result<Observation> {
         let from = self.now().map_or(0, |n| n.step());
         let what = format!("{members} workers train beyond step {from}");
         self.until(&what, |l| {
@@ -165,14 +169,14 @@ impl Job {
     /// Steps never went down, and none was lost.
     ///
     /// # Errors
-    /// They did: with the looks on both sides.
+    /// They did: with the observations before and after.
     pub(crate) fn never_fell(&self) -> Result<()> {
         let seen = self
             .seen
             .lock()
             .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
-        ensure!(seen.looks.len() > 5, "only {} looks", seen.looks.len());
-        for pair in seen.looks.windows(2) {
+        ensure!(seen.observations.len() > 5, "only {} observations", seen.observations.len());
+        for pair in seen.observations.windows(2) {
             let (before, after) = (&pair[0], &pair[1]);
             ensure!(
                 before.step() <= after.step(),
@@ -181,7 +185,7 @@ impl Job {
                 after.status
             );
         }
-        let lost = seen.looks.last().map_or(0, |l| l.number("/stepsLost"));
+        let lost = seen.observations.last().map_or(0, |l| l.number("/stepsLost"));
         ensure!(lost == 0, "{lost} steps were lost");
         Ok(())
     }
@@ -271,7 +275,7 @@ pub(crate) async fn scrape(client: &Client, operator: &str) -> Result<String> {
     anyhow::bail!("no operator leads")
 }
 
-async fn look(client: Client, namespace: String, operator: String, seen: Arc<Mutex<Seen>>) {
+async fn observe(client: Client, namespace: String, operator: String, seen: Arc<Mutex<Seen>>) {
     let jobs = jobs(&client, &namespace);
     let mut ticks = 0_u32;
     loop {
@@ -279,11 +283,11 @@ async fn look(client: Client, namespace: String, operator: String, seen: Arc<Mut
         ticks += 1;
         let answer = tokio::time::timeout(Duration::from_secs(5), jobs.get("j")).await;
         if let (Ok(Ok(job)), Ok(mut seen)) = (answer, seen.lock()) {
-            let look = Look {
+            let observation = Observation {
                 at: Instant::now(),
                 status: job.data["status"].clone(),
             };
-            seen.looks.push(look);
+            seen.observations.push(observation);
         }
         if ticks.is_multiple_of(4)
             && let Ok(text) = scrape(&client, &operator).await

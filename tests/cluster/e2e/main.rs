@@ -10,46 +10,23 @@ mod job;
 mod store;
 mod world;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use cases::{CASES, Case};
 use curve::Curve;
+use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use tokio::runtime::Runtime;
 use world::World;
 
-/// What was asked for on the command line.
-struct Arguments {
-    /// Names of cases; all where empty.
-    cases: Vec<String>,
-    /// Leave out, loudly, where real nodes cannot be made.
-    optional: bool,
+/// What the cases share; they run one after another.
+struct Shared {
+    runtime: Runtime,
+    state: Mutex<(World, Curve)>,
 }
 
-fn arguments() -> Result<Arguments> {
-    let mut arguments = Arguments {
-        cases: vec![],
-        optional: false,
-    };
-    for argument in std::env::args().skip(1) {
-        match argument.as_str() {
-            "--if-possible" => arguments.optional = true,
-            "--list" => {
-                for case in CASES {
-                    println!("{:<18} {}", case.name, case.about);
-                }
-                std::process::exit(0);
-            }
-            name if CASES.iter().any(|c| c.name == name) => arguments.cases.push(name.to_owned()),
-            other => bail!(
-                "no case is called {other}; --list lists all; --if-possible: leave out where nodes cannot be made"
-            ),
-        }
-    }
-    Ok(arguments)
-}
-
-#[tokio::main]
-async fn main() -> std::process::ExitCode {
-    match work().await {
+fn main() -> std::process::ExitCode {
+    match work() {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("e2e: {error:#}");
@@ -58,66 +35,101 @@ async fn main() -> std::process::ExitCode {
     }
 }
 
-async fn work() -> Result<()> {
-    let arguments = arguments()?;
+fn work() -> Result<()> {
+    // libtest-mimic takes one filter: names of cases and our own option are taken out before it reads the rest.
+    let (ours, rest): (Vec<_>, Vec<_>) =
+        std::env::args().partition(|a| a == "--if-possible" || CASES.iter().any(|c| c.name == a));
+    let arguments = Arguments {
+        test_threads: Some(1),
+        ..Arguments::from_iter(rest)
+    };
+    let chosen: Vec<&'static Case> = CASES
+        .iter()
+        .filter(|c| ours.iter().all(|o| o == "--if-possible") || ours.iter().any(|o| o == c.name))
+        .collect();
+    if arguments.list {
+        libtest_mimic::run(&arguments, chosen.into_iter().map(listed).collect()).exit();
+    }
     let own = std::env::var_os("KUBECONFIG").is_none_or(|k| k.is_empty());
     if let (true, Some(why)) = (own, varuna_cluster_tests::nodes::missing()) {
-        if arguments.optional {
+        if ours.iter().any(|o| o == "--if-possible") {
             println!("e2e: LEFT OUT: no real nodes can be made here ({why})");
             return Ok(());
         }
         bail!("no real nodes can be made here ({why}); KUBECONFIG=... runs the same on another cluster");
     }
-    let chosen: Vec<&Case> = CASES
-        .iter()
-        .filter(|c| arguments.cases.is_empty() || arguments.cases.iter().any(|n| n == c.name))
-        .collect();
+    run_cases(&arguments, chosen)
+}
+
+/// A case that is listed only.
+fn listed(case: &'static Case) -> Trial {
+    Trial::test(case.name, || Ok(())).with_kind(case.about)
+}
+
+fn run_cases(arguments: &Arguments, chosen: Vec<&'static Case>) -> Result<()> {
+    let runtime = Runtime::new()?;
     let began = Instant::now();
-    let mut world = World::start().await.context("the cluster for the tests")?;
+    let world = runtime
+        .block_on(World::start())
+        .context("the cluster for the tests")?;
     println!(
         "e2e: the operator is installed after {:.1} s",
         began.elapsed().as_secs_f64()
     );
-    let mut curve = Curve::default();
-    let (mut passed, mut left_out, mut failed) = (0, 0, vec![]);
-    for case in chosen {
-        if let Some(why) = case.needs.iter().find_map(|need| world.lacks(*need)) {
+    let lacks: Vec<_> = chosen
+        .iter()
+        .map(|case| case.needs.iter().find_map(|need| world.unmet(*need)))
+        .collect();
+    let shared = Arc::new(Shared {
+        runtime,
+        state: Mutex::new((world, Curve::default())),
+    });
+    let trials = chosen.into_iter().zip(lacks).map(|(case, lack)| {
+        if let Some(why) = lack {
             println!("case {:<18} LEFT OUT: {why}", case.name);
-            left_out += 1;
-            continue;
         }
+        trial(case, Arc::clone(&shared)).with_ignored_flag(lack.is_some())
+    });
+    let conclusion = libtest_mimic::run(arguments, trials.collect());
+    let shared = Arc::into_inner(shared).context("all cases have ended")?;
+    let (world, curve) = shared
+        .state
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    conclude(&conclusion, world, &curve)
+}
+
+fn trial(case: &'static Case, shared: Arc<Shared>) -> Trial {
+    let run = move || {
         let began = Instant::now();
-        match cases::run(case, &mut world, &mut curve).await {
-            Ok(()) => {
-                passed += 1;
-                println!(
-                    "case {:<18} ok ({:.1} s)",
-                    case.name,
-                    began.elapsed().as_secs_f64()
-                );
-            }
-            Err(error) => {
-                println!("case {:<18} FAILED: {error:#}", case.name);
-                failed.push(case.name);
-            }
-        }
-    }
+        let mut state = shared
+            .state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (world, curve) = &mut *state;
+        let result = shared.runtime.block_on(cases::run(case, world, curve));
+        println!(
+            "case {:<18} took {:.1} s",
+            case.name,
+            began.elapsed().as_secs_f64()
+        );
+        result.map_err(|error| Failed::from(format!("{error:#}")))
+    };
+    Trial::test(case.name, run).with_kind(case.about)
+}
+
+fn conclude(conclusion: &Conclusion, mut world: World, curve: &Curve) -> Result<()> {
     let summary = world.first_failure.take();
     drop(world);
-    if let Err(error) = curve.compare() {
-        println!("the loss curve FAILED: {error:#}");
-        failed.push("the loss curve");
-    }
-    println!("RESULT e2e.cases_passed {passed}");
-    println!("RESULT e2e.cases_left_out {left_out}");
+    let compared = curve.compare();
+    println!("RESULT e2e.cases_passed {}", conclusion.num_passed);
+    println!("RESULT e2e.cases_left_out {}", conclusion.num_ignored);
     if let Some(summary) = summary {
-        println!(
-            "-- at the first failure:
-{summary}"
-        );
+        println!("-- at the first failure:\n{summary}");
     }
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
+    compared.context("the loss curve")?;
+    ensure!(!conclusion.has_failed(), "{} cases failed", conclusion.num_failed);
+    let any = conclusion.num_passed + conclusion.num_ignored > 0;
+    ensure!(any, "no case has this name; --list shows all");
     Ok(())
 }

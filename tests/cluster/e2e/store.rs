@@ -88,7 +88,7 @@ impl Bucket {
         }
     }
 
-    /// Environment for whoever uses it.
+    /// Environment variables for its users.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ACCESS_KEY_ID", USER.into()),

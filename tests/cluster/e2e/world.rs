@@ -18,7 +18,7 @@ pub(crate) const NODES: [u8; 3] = [2, 3, 4];
 /// GPUs of the nodes.
 const GPUS: [u8; 3] = [0, 4, 4];
 
-/// What a case needs beside a cluster.
+/// What a case needs besides a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Need {
     /// A cluster of our own, whose parts can be broken.
@@ -39,7 +39,7 @@ pub(crate) struct World {
     pub(crate) client: Client,
     worker_image: String,
     cases: u32,
-    /// What the world looked like when a case first failed.
+    /// The state of the cluster when a case first failed.
     pub(crate) first_failure: Option<String>,
 }
 
@@ -179,7 +179,7 @@ impl World {
     }
 
     /// Why a need is not met; none where it is.
-    pub(crate) fn lacks(&self, need: Need) -> Option<&'static str> {
+    pub(crate) fn unmet(&self, need: Need) -> Option<&'static str> {
         match need {
             Need::OwnCluster => self.nodes.is_none().then_some("only on a cluster of its own"),
             Need::Bucket => self
@@ -241,7 +241,7 @@ impl World {
         Ok(holder.trim().to_owned())
     }
 
-    /// What a failure looks like from outside, in a few lines: where only the end of the output is kept, folders are lost.
+    /// The state of the cluster in a few lines: in CI only the end of the output is kept.
     pub(crate) async fn summary(&self) -> String {
         let kubectl = |arguments: &[&str]| {
             self.cluster
@@ -268,8 +268,8 @@ impl World {
         text
     }
 
-    /// What helps to understand a failure: into a folder that is returned.
-    pub(crate) async fn autopsy(&self, case: &str, namespace: &str) -> PathBuf {
+    /// Saves what helps to understand a failure in a folder, and returns the folder.
+    pub(crate) async fn save_diagnostics(&self, case: &str, namespace: &str) -> PathBuf {
         let folder = root().join("runs/e2e").join(case);
         let _ = std::fs::create_dir_all(&folder);
         let write = |name: &str, text: Result<String>| {

@@ -11,10 +11,10 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// Kubernetes forgets a node that says nothing for 40 s.
+/// Kubernetes marks a node as unreachable after 40 s without a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(8);
 
-/// A node without a kubelet: it says that it is ready until it is dropped. Its pods run when somebody says so.
+/// A node without a kubelet: it reports ready until it is dropped. Its pods run when a test sets their status.
 pub struct FakeNode {
     /// Its name.
     pub name: String,
@@ -29,7 +29,7 @@ impl Drop for FakeNode {
 }
 
 impl FakeNode {
-    /// Adds a node with so many GPUs, for pods that select `varuna.dev/test=<pool>`.
+    /// Adds a node with a number of GPUs, for pods that select `varuna.dev/test=<pool>`.
     ///
     /// # Errors
     /// The API server refuses.
@@ -56,7 +56,7 @@ impl FakeNode {
         let beat = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(HEARTBEAT).await;
-                // A missed beat is made up for by the next.
+                // The next heartbeat makes up for a missed one.
                 let _ = beat(&leases, &again).await;
             }
         });

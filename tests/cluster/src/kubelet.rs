@@ -1,4 +1,4 @@
-//! Plays the kubelet for a namespace's worker pods: a real worker process for each pod that has a node.
+//! Stands in for the kubelet of a namespace's worker pods: a real worker process for each pod that has a node.
 //!
 //! A pod that is deleted has its process sent SIGTERM, and goes when that has ended; one whose process ended says how. The
 //! Service's address is not reachable here: a proxy stands for it, which goes by the EndpointSlice as kube-proxy does.
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 
-/// How often pods are looked at.
+/// Interval at which pods are read.
 const EVERY: Duration = Duration::from_millis(200);
 
 /// What the processes need.
@@ -37,7 +37,7 @@ pub struct Kubelet {
     /// Where logs go.
     folder: PathBuf,
     processes: Processes,
-    /// How often pods are looked at.
+    /// Interval at which pods are read.
     pub every: Duration,
     /// Where the coordinator's Service is reached.
     service: SocketAddr,
@@ -100,7 +100,7 @@ impl Kubelet {
         })
     }
 
-    /// The processes, for whoever wants to kill one.
+    /// The processes, for tests that kill one.
     #[must_use]
     pub fn processes(&self) -> Processes {
         self.processes.clone()
@@ -209,7 +209,7 @@ async fn backend(client: &Client, namespace: &str, job: &str) -> Result<u16> {
     Ok(u16::try_from(port)?)
 }
 
-/// Plays kube-proxy for the coordinator's Service: each connection goes to where the EndpointSlice says.
+/// Stands in for kube-proxy of the coordinator's Service: each connection goes to where the EndpointSlice says.
 async fn proxy(listener: TcpListener, client: Client, namespace: String, job: String) {
     while let Ok((mut from, _)) = listener.accept().await {
         let (client, namespace, job) = (client.clone(), namespace.clone(), job.clone());

@@ -47,7 +47,7 @@ async fn status(client: &Client, namespace: &str) -> Result<Value> {
     Ok(jobs(client, namespace).get("j").await?.data["status"].clone())
 }
 
-/// Waits until the job has come to a step with so many workers in its plan.
+/// Waits until the job has reached a step with this number of workers in its plan.
 async fn reaches(client: &Client, namespace: &str, step: i64, workers: i64) -> Result<Value> {
     eventually(&format!("step {step} with {workers} workers"), || async {
         let status = status(client, namespace).await?;

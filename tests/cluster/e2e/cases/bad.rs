@@ -1,6 +1,6 @@
-//! Jobs that cannot run as they are: each says what to do, and the others do not notice.
+//! Jobs that cannot run: their conditions say what to do, and other jobs are not affected.
 
-use super::Scene;
+use super::CaseRun;
 use crate::job::spec;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, PostParams};
 use serde_json::{Value, json};
 use varuna_cluster_tests::{eventually, jobs};
 
-/// What is wrong with the job, the condition and its reason, and words that it says.
+/// What is wrong with the job, the condition and its reason, and a part of its message.
 type Bad = (&'static str, &'static str, &'static str, &'static str);
 
 const BAD: [Bad; 5] = [
@@ -34,7 +34,7 @@ const BAD: [Bad; 5] = [
     ("bucket", "CheckpointStale", "StoreFails", "no-such-bucket"),
 ];
 
-impl Scene<'_> {
+impl CaseRun<'_> {
     fn bad(&self, what: &str) -> Value {
         let mut document = spec(what);
         document["spec"]["pipeline"] = json!({});
@@ -72,7 +72,7 @@ impl Scene<'_> {
             api.create(&PostParams::default(), &document).await?;
         }
         let (names, other) = (self.names().await?, self.second_on_one_place().await?);
-        let looks = self.looks().await?;
+        let reconciliations = self.reconciliations().await?;
         for (what, kind, reason, words) in BAD {
             eventually(&format!("job {what} says what is wrong"), || async {
                 let status = api.get(what).await?.data["status"].clone();
@@ -94,9 +94,9 @@ impl Scene<'_> {
         self.job.trains(4).await?;
         let now = self.names().await?;
         ensure!(now == names, "the job's pods were {names:?} and are {now:?}");
-        let looks = self.looks().await? - looks;
-        println!("  {looks} looks at seven jobs until all had said what is wrong");
-        ensure!(looks < 1000.0, "a hot loop: {looks} looks");
+        let reconciliations = self.reconciliations().await? - reconciliations;
+        println!("  {reconciliations} reconciliations of seven jobs until all reported what is wrong");
+        ensure!(reconciliations < 1000.0, "a hot loop: {reconciliations} reconciliations");
         for (what, ..) in BAD {
             self.kubectl(&["-n", &namespace, "delete", "vj", what])?;
         }
@@ -105,7 +105,7 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// A copy of the job in another namespace, with the same place of checkpoints: under another name it would have a folder of
+    /// A copy of the job in another namespace, with the same checkpoint location: under another name it would have a folder of
     /// its own there. Returns the namespace.
     async fn second_on_one_place(&self) -> Result<String> {
         self.job
@@ -126,7 +126,7 @@ impl Scene<'_> {
         Ok(other)
     }
 
-    /// The copy is refused, names the job that has the place, has not trained at all, and gives its pods back.
+    /// The copy is refused, names the job that owns the location, has not trained at all, and deletes its pods.
     async fn refused(&self, other: &str) -> Result<()> {
         let api = jobs(&self.job.client, other);
         let owner = format!("{}/j", self.job.namespace);
@@ -163,8 +163,8 @@ impl Scene<'_> {
         Ok(self.job.pods().await?.iter().map(ResourceExt::name_any).collect())
     }
 
-    /// Looks at jobs so far.
-    async fn looks(&self) -> Result<f64> {
+    /// Reconciliations so far.
+    async fn reconciliations(&self) -> Result<f64> {
         self.job
             .metric("varuna_reconcile_duration_seconds_count", &[])
             .await

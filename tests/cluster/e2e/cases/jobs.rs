@@ -1,7 +1,7 @@
-//! What happens to the job as a whole, and to who looks after it.
+//! What happens to the job as a whole, and to its operator.
 
-use super::{Scene, process_of};
-use crate::job::Look;
+use super::{CaseRun, process_of};
+use crate::job::Observation;
 use crate::world::OPERATOR;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use varuna_cluster_tests::{eventually, jobs};
 
-impl Scene<'_> {
+impl CaseRun<'_> {
     pub(super) async fn leader_killed(&mut self) -> Result<()> {
         let (before, leader) = (self.job.now()?, self.world.leader()?);
         let pod = self.first_pod().await?;
@@ -110,7 +110,7 @@ impl Scene<'_> {
     }
 
     /// Waits for the first checkpoint.
-    async fn saved(&self) -> Result<Look> {
+    async fn saved(&self) -> Result<Observation> {
         self.job
             .until("a checkpoint", |l| {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
@@ -166,7 +166,7 @@ impl Scene<'_> {
         );
         println!("  resumed from the bucket; {lost} steps are trained again");
         self.job.trains(4).await?;
-        self.told(&before).await
+        self.is_reported(&before).await
     }
 
     pub(super) async fn store_down(&mut self) -> Result<()> {

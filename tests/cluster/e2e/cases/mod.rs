@@ -6,7 +6,7 @@ mod nodes;
 mod pods;
 
 use crate::curve::Curve;
-use crate::job::{Job, Look, spec};
+use crate::job::{Job, Observation, spec};
 use crate::world::{Need, World};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -97,8 +97,8 @@ pub(crate) const CASES: &[Case] = &[
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
 ];
 
-/// What a case is told.
-struct Scene<'a> {
+/// One case with its job.
+struct CaseRun<'a> {
     world: &'a mut World,
     job: Job,
 }
@@ -125,22 +125,22 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     }
     let job = world.job(case.name, document).await?;
     let namespace = job.namespace.clone();
-    let mut scene = Scene { world, job };
-    let result = scene.play(case).await;
-    curve.extend(case.name, scene.job.losses());
+    let mut case_run = CaseRun { world, job };
+    let result = case_run.play(case).await;
+    curve.extend(case.name, case_run.job.losses());
     if let Err(error) = result {
-        let folder = scene.world.autopsy(case.name, &namespace).await;
-        if scene.world.first_failure.is_none() {
-            scene.world.first_failure = Some(scene.world.summary().await);
+        let folder = case_run.world.save_diagnostics(case.name, &namespace).await;
+        if case_run.world.first_failure.is_none() {
+            case_run.world.first_failure = Some(case_run.world.summary().await);
         }
-        scene.tidy(&namespace);
+        case_run.tidy(&namespace);
         return Err(error.context(format!("see {}", folder.display())));
     }
-    scene.tidy(&namespace);
+    case_run.tidy(&namespace);
     Ok(())
 }
 
-impl Scene<'_> {
+impl CaseRun<'_> {
     async fn play(&mut self, case: &Case) -> Result<()> {
         self.job.trains(4).await?;
         match case.name {
@@ -196,7 +196,7 @@ impl Scene<'_> {
     }
 
     /// Waits for a plan after `before` with all four workers, without the pod, and says how long it took to the next step.
-    async fn replaced(&self, before: &Look, pod: &str) -> Result<()> {
+    async fn replaced(&self, before: &Observation, pod: &str) -> Result<()> {
         let next = self
             .job
             .until("the next step under another plan", |l| {
@@ -210,12 +210,12 @@ impl Scene<'_> {
         self.job.trains(4).await?;
         let names: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
         ensure!(!names.iter().any(|n| n == pod), "{pod} is still there: {names:?}");
-        self.told(before).await
+        self.is_reported(before).await
     }
 
     /// Status, Events and metrics tell of a change since then.
-    async fn told(&self, before: &Look) -> Result<()> {
-        let count = |l: &Look| l.status["reconfigurations"].as_i64().unwrap_or(0);
+    async fn is_reported(&self, before: &Observation) -> Result<()> {
+        let count = |l: &Observation| l.status["reconfigurations"].as_i64().unwrap_or(0);
         // Workers on notice train on until their replacements are there.
         let now = self
             .job

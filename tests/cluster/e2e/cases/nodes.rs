@@ -1,14 +1,14 @@
 //! Nodes that go, with all that runs on them, and come back.
 
-use super::{Scene, node_of, process_of};
-use crate::job::Look;
+use super::{CaseRun, node_of, process_of};
+use crate::job::Observation;
 use crate::world::NODES;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt as _;
 use nix::sys::signal::kill;
 use varuna_cluster_tests::eventually;
 
-impl Scene<'_> {
+impl CaseRun<'_> {
     /// The node with most of the job's pods.
     async fn busiest(&self) -> Result<String> {
         let pods = self.job.pods().await?;
@@ -44,7 +44,7 @@ impl Scene<'_> {
             self.empty(&node).await?;
             self.job.trains(4).await?;
             self.job.event("WorkerNoticed", &node).await?;
-            self.told(&before).await
+            self.is_reported(&before).await
         }
         .await;
         self.kubectl(&["taint", "node", &node, "aws-node-termination-handler/spot-itn-"])?;
@@ -64,7 +64,7 @@ impl Scene<'_> {
         let result = async {
             self.empty(&node).await?;
             self.job.trains(4).await?;
-            self.told(&before).await
+            self.is_reported(&before).await
         }
         .await;
         self.kubectl(&["uncordon", &node])?;
@@ -96,7 +96,7 @@ impl Scene<'_> {
         let gpus = 4;
         self.world.gpus(number, gpus).await?;
         self.job.trains(4).await?;
-        self.told(&before).await
+        self.is_reported(&before).await
     }
 
     fn network(&self, number: u8, on: bool) -> Result<()> {
@@ -185,7 +185,7 @@ impl Scene<'_> {
     }
 
     /// Containers are not containerd's children: the same processes train on.
-    async fn nobody_notices(&self, before: &Look) -> Result<()> {
+    async fn nobody_notices(&self, before: &Observation) -> Result<()> {
         let pods = self.job.pods().await?;
         let workers = pods.iter().map(process_of).collect::<Result<Vec<_>>>()?;
         let on = self

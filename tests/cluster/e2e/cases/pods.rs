@@ -1,6 +1,6 @@
 //! Pods that go, one at a time: by hand, by a kill, evicted, preempted, scaled away.
 
-use super::{Scene, process_of};
+use super::{CaseRun, process_of};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use varuna_cluster_tests::eventually;
 
-impl Scene<'_> {
+impl CaseRun<'_> {
     pub(super) async fn pod_deleted(&mut self) -> Result<()> {
         let (before, pod) = (self.job.now()?, self.first_pod().await?);
         self.kubectl(&["-n", &self.job.namespace, "delete", "pod", &pod, "--wait=false"])?;
@@ -89,7 +89,7 @@ impl Scene<'_> {
         ])?;
         self.job.trains(4).await?;
         self.kubectl(&["delete", "priorityclass", &class])?;
-        self.told(&before).await
+        self.is_reported(&before).await
     }
 
     pub(super) async fn scale(&mut self) -> Result<()> {
@@ -100,6 +100,6 @@ impl Scene<'_> {
         ensure!(self.job.pods().await?.len() == 2, "pods stay");
         self.kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=4"])?;
         self.job.trains(4).await?;
-        self.told(&before).await
+        self.is_reported(&before).await
     }
 }

@@ -1,4 +1,4 @@
-//! What the API server refuses, a job says; it is tried again by itself, and not too often.
+//! A job's conditions report what the API server refuses; it is tried again with a backoff.
 
 use super::*;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
