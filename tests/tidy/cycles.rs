@@ -16,8 +16,6 @@ type Siblings = BTreeMap<String, BTreeMap<String, String>>;
 const KNOWN: &[&str] = &[
     "crates/checkpoint",
     "crates/coordinator",
-    "operator",
-    "operator decide",
     "tests/stores",
 ];
 
