@@ -1,7 +1,7 @@
 //! A coordinator's record in the cluster: one Secret, replaced by compare-and-swap of its resource version.
 //!
 //! A Secret, not a ConfigMap: the plans in a record hold the secret of a generation's connections. The plan without it is in the
-//! job's ConfigMap, for people.
+//! job's ConfigMap, for users.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;

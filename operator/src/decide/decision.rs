@@ -66,7 +66,7 @@ pub struct Decision<'a> {
     pub pods: Vec<JudgedPod<'a>>,
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
-    /// What its coordinator is to be told about its workers.
+    /// What the cluster shows about its workers, for its coordinator.
     pub notices: Vec<Known>,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,
@@ -93,13 +93,13 @@ impl Decision<'_> {
 pub struct Report {
     /// Its status.
     pub status: Status,
-    /// What has changed, for people.
+    /// What has changed, for users.
     pub events: Vec<EventNote>,
     /// Seconds after which the job is reconciled again, even if nothing changes.
     pub reconcile_in: Option<i64>,
 }
 
-/// An Event for people.
+/// An Event for users.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventNote {
     /// Something is wrong.

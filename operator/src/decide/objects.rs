@@ -69,7 +69,7 @@ pub fn metadata(job: &ObservedJob, name: &str) -> Value {
     })
 }
 
-/// Token, Service, EndpointSlice and the plan for people.
+/// Token, Service, EndpointSlice and a ConfigMap that shows the plan.
 #[must_use]
 pub fn job_objects(job: &ObservedJob, credentials: &Credentials, run: Option<&ObservedRun>) -> Vec<Value> {
     let secret = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());

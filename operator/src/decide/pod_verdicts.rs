@@ -1,12 +1,12 @@
 //! The state of each pod, from what the API shows of it and of its node.
 //!
-//! A preemption is nobody's fault and costs no retry; a crash is the job's. Kubernetes tells them apart by the condition
+//! A preemption costs no retry; a crash does. Kubernetes distinguishes them by the condition
 //! DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and SIGKILL.
 
 use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase};
 use std::collections::BTreeMap;
 
-/// Signals that announce the end of a node, whoever runs the cluster: the prefix of a taint's key, or a condition's type.
+/// Signals that announce the end of a node, on any cloud: the prefix of a taint's key, or a condition's type.
 pub const NODE_SIGNALS: &[&str] = &[
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",

@@ -349,7 +349,7 @@ fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
 }
 
 #[test]
-fn the_coordinator_hears_of_pods_that_go_and_of_ends_that_are_certain() {
+fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     let mut observed = observed(4);
     let detached = ["j-w1", "j-w2", "j-w3", "j-w4"];
     observed.run = Some(with_workers(training(3), &["j-w5", "j-w6"], &detached));
@@ -449,7 +449,7 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
 }
 
 #[test]
-fn the_diary_tells_of_a_pod_that_is_taken_away_and_not_of_one_that_is_let_go() {
+fn an_event_reports_a_pod_that_is_taken_away_and_not_one_that_the_operator_deleted() {
     let mut observed = observed(1);
     let leaving = ObservedPod {
         deleting: true,
@@ -472,7 +472,7 @@ fn the_diary_tells_of_a_pod_that_is_taken_away_and_not_of_one_that_is_let_go() {
 }
 
 #[test]
-fn what_is_refused_is_left_alone_for_a_while_and_told() {
+fn what_failed_is_postponed_and_reported() {
     let failure = |part, retry_in| Failure {
         part,
         message: "exceeded quota: q".into(),
@@ -636,7 +636,7 @@ fn a_complete_job_stays_complete_without_a_coordinator() {
 }
 
 #[test]
-fn lost_state_fails_the_job_in_words() {
+fn lost_state_fails_the_job_and_says_which() {
     let mut observed = observed(1);
     observed.run = Some(ObservedRun {
         ended: Some(RunEnd::StateLost("segments 2..4".into())),

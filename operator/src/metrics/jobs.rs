@@ -101,7 +101,7 @@ impl Jobs {
         });
     }
 
-    /// A job went back by so many steps of so many milliseconds.
+    /// A job went back by a number of steps, each of which took `step_ms` milliseconds.
     pub fn lost(&self, key: &JobKey, steps: u64, step_ms: f64) {
         if let Some(job) = self.jobs.lock().get_mut(key) {
             #[expect(clippy::cast_precision_loss, reason = "steps are far below 2^52")]
@@ -151,7 +151,7 @@ impl Writer<'_, '_> {
         self.gauges(series, |f| value(f).map(|v| (None, v)).into_iter().collect())
     }
 
-    /// Gauges of each job, told apart by a label.
+    /// Gauges of each job, distinguished by a label.
     fn gauges(
         &mut self,
         Series(name, help, unit): &Series,

@@ -1,4 +1,4 @@
-//! Converts what a coordinator publishes to what decisions are made from, and tells what is worth a reconciliation. Pure.
+//! Converts what a coordinator publishes to what decisions are made from, and selects the changes that need a reconciliation. Pure.
 
 use crate::decide::{ObservedRun, RunEnd};
 use varuna_coordinator::{CoordinatorError, Outcome, RunMode, View};

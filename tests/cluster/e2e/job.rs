@@ -133,7 +133,10 @@ impl Job {
             .seen
             .lock()
             .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
-        seen.observations.last().cloned().context("the job has not been seen")
+        seen.observations
+            .last()
+            .cloned()
+            .context("the job has not been seen")
     }
 
     /// Waits for an observation that satisfies a condition.
@@ -175,7 +178,11 @@ impl Job {
             .seen
             .lock()
             .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
-        ensure!(seen.observations.len() > 5, "only {} observations", seen.observations.len());
+        ensure!(
+            seen.observations.len() > 5,
+            "only {} observations",
+            seen.observations.len()
+        );
         for pair in seen.observations.windows(2) {
             let (before, after) = (&pair[0], &pair[1]);
             ensure!(

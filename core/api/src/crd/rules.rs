@@ -1,4 +1,4 @@
-//! What an API server refuses, and in which words: limits of single fields, and CEL rules between fields.
+//! What an API server refuses, and with which message: limits of single fields, and CEL rules between fields.
 //!
 //! The limits are those of `limits`, which the resolver checks too. It also checks what no rule here can: the operator parses each job
 //! with `parse_job` and reports errors in a condition. Strings and lists are bounded so that the rules stay within a server's cost
@@ -50,7 +50,7 @@ fn above_zero(max: f64) -> Value {
     json!({ "minimum": 0, "exclusiveMinimum": true, "maximum": max })
 }
 
-/// Fields of words.
+/// One of a list of words.
 fn one_of<T>(words: &[(&str, T)]) -> Value {
     let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
     json!({ "enum": words })

@@ -1,6 +1,6 @@
 //! From a derived JSON schema to what an API server takes: a structural schema without references, nulls and odd formats.
 //!
-//! (Structural schemas: every value has one type, no `$ref`, no `additionalProperties` beside `properties`.)
+//! (Structural schemas: every value has one type, no `$ref`, no `additionalProperties` next to `properties`.)
 
 use super::rules::Rule;
 use schemars::JsonSchema;

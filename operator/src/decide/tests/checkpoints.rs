@@ -1,4 +1,4 @@
-//! Jobs with checkpoints: suspended, refused, told of.
+//! Jobs with checkpoints: suspended, refused, reported.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
 }
 
 #[test]
-fn a_job_whose_place_of_checkpoints_is_another_runs_is_refused_and_tried_again_later() {
+fn a_job_whose_checkpoint_location_belongs_to_another_run_is_refused_and_tried_again_later() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     observed.run = Some(ObservedRun {
@@ -74,7 +74,7 @@ fn a_job_whose_place_of_checkpoints_is_another_runs_is_refused_and_tried_again_l
 }
 
 #[test]
-fn a_store_that_fails_or_a_checkpoint_far_behind_is_said_and_stops_nothing() {
+fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     let saved = |stale, failing: Option<&str>| {

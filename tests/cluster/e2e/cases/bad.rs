@@ -96,7 +96,10 @@ impl CaseRun<'_> {
         ensure!(now == names, "the job's pods were {names:?} and are {now:?}");
         let reconciliations = self.reconciliations().await? - reconciliations;
         println!("  {reconciliations} reconciliations of seven jobs until all reported what is wrong");
-        ensure!(reconciliations < 1000.0, "a hot loop: {reconciliations} reconciliations");
+        ensure!(
+            reconciliations < 1000.0,
+            "a hot loop: {reconciliations} reconciliations"
+        );
         for (what, ..) in BAD {
             self.kubectl(&["-n", &namespace, "delete", "vj", what])?;
         }
