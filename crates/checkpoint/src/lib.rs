@@ -5,6 +5,7 @@
 //! is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
 pub mod huggingface;
+mod listed;
 mod location;
 mod manifest;
 mod name;
@@ -14,7 +15,8 @@ mod retention;
 mod shard;
 mod store;
 
-pub use location::{Listed, Location};
+pub use listed::Listed;
+pub use location::Location;
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
 pub use name::{folder_name, parse_folder, unit_name};
 pub use ownership::{Claim, LEASE, Ownership, Standing};

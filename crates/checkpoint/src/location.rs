@@ -1,6 +1,7 @@
 //! A folder of checkpoints on a store.
 
 use crate::CheckpointError;
+use crate::listed::Listed;
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::retention::{Pruned, prunable};
@@ -23,27 +24,6 @@ use varuna_plan::StateId;
 /// local file has parts of a few KiB only.
 const READ_BYTES: usize = 8 << 20;
 const READS_AT_ONCE: usize = 4;
-
-/// A checkpoint's folder, as a listing shows it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
-    /// The state.
-    pub id: StateId,
-    /// It has a manifest: it is complete.
-    pub manifest: bool,
-    /// A reader has marked it as damaged.
-    pub refused: bool,
-    /// All files with their lengths.
-    pub files: BTreeMap<String, u64>,
-}
-
-impl Listed {
-    /// Complete and not marked as damaged.
-    #[must_use]
-    pub fn is_usable(&self) -> bool {
-        self.manifest && !self.refused
-    }
-}
 
 /// A folder of checkpoints on a store: all operations that need the manifests alone, and not the job.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Retention: which checkpoints may be deleted. The decision is pure; [`crate::Location::prune`] carries it out.
 
-use crate::location::Listed;
+use crate::listed::Listed;
 use varuna_plan::StateId;
 
 /// What was deleted.

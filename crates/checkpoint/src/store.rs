@@ -1,7 +1,8 @@
 //! One job's checkpoints: writes them, and checks what the job may resume from.
 
 use crate::CheckpointError;
-use crate::location::{Listed, Location};
+use crate::listed::Listed;
+use crate::location::Location;
 use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
 use crate::rate_limit::RateLimit;

@@ -1,0 +1,25 @@
+//! What a listing shows of a checkpoint, without reading any file.
+
+use std::collections::BTreeMap;
+use varuna_plan::StateId;
+
+/// A checkpoint's folder, as a listing shows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    /// The state.
+    pub id: StateId,
+    /// It has a manifest: it is complete.
+    pub manifest: bool,
+    /// A reader has marked it as damaged.
+    pub refused: bool,
+    /// All files with their lengths.
+    pub files: BTreeMap<String, u64>,
+}
+
+impl Listed {
+    /// Complete and not marked as damaged.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.manifest && !self.refused
+    }
+}
