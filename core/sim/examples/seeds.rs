@@ -31,7 +31,7 @@ fn run(from: u64, count: u64) {
                 println!("seed {seed}: ({}) {}", v.invariant, v.seen);
             }
         }
-        total.add(&world.stats);
+        total.add(world.stats());
     }
     println!("{count} schedules, {bad} violations: {total:?}");
 }

@@ -13,8 +13,8 @@ fn main() {
         Some(mutant) => World::with_mutant(seed, mutant),
         None => World::new(seed),
     };
-    world.trace = true;
+    world.print_messages();
     let result = world.run();
     world.dump();
-    println!("{result:?} {:?}", world.stats);
+    println!("{result:?} {:?}", world.stats());
 }

@@ -1,12 +1,23 @@
 //! The modelled engine: tensors are hashes, a step is one forward, one backward and an all-to-all reduction per unit.
 //!
-//! Everything carries ghost information (generation, samples) that only the checker reads.
+//! Everything carries information (generation, samples) that only the checker reads.
 
-use crate::net::Contribution;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use varuna_plan::state::{UnitNorm, mix};
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+
+/// A worker's share of a unit's gradient.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Contribution {
+    /// For the checker: the generation that computed it.
+    pub(crate) run_gen: Generation,
+    /// Samples covered.
+    pub(crate) samples: (u64, u64),
+    /// For a tied unit: 1 = as the first segment's, 2 = as the last segment's.
+    pub(crate) roles: u8,
+    pub(crate) bits: u64,
+}
 
 /// A unit's state on one worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) step: Step,
     forwarded: Option<u64>,
     backwarded: bool,
-    /// Prepared was said, or the step failed: nothing more happens.
+    /// Prepared was reported, or the step failed: nothing more happens.
     pub(crate) over: bool,
 }
 
@@ -30,7 +41,7 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reduced {
     pub(crate) units: BTreeMap<Unit, (u64, Vec<Contribution>)>,
-    /// Ghost: the generation that ran it, and whether something of another generation went in.
+    /// For the checker: the generation that ran it, and whether something of another generation went in.
     pub(crate) generation: Generation,
     pub(crate) foreign: bool,
 }
@@ -45,15 +56,15 @@ pub(crate) struct Engine {
     pub(crate) job: Option<Job>,
     pub(crate) reduced: Reduced,
     pub(crate) applying: Option<(Decision, Vec<Unit>)>,
-    /// Takes mail of any generation (a seeded bug).
-    pub(crate) lax: bool,
+    /// Takes tensors of any generation (a seeded bug).
+    pub(crate) any_generation: bool,
     forwards: Mail<Step>,
     backwards: Mail<Step>,
     parts: BTreeMap<(Generation, Step, Unit, WorkerId), Contribution>,
 }
 
-/// What a running engine says or sends.
-pub(crate) enum Said {
+/// What a running engine sends, or reports.
+pub(crate) enum Output {
     Forward(WorkerId, Step, u64),
     Backward(WorkerId, Step, u64),
     Reduce(WorkerId, Step, Unit, Contribution),
@@ -97,7 +108,7 @@ impl Engine {
         self.parts.insert((generation, step, unit, from), part);
     }
     pub(crate) fn close(&mut self, generation: Generation) {
-        if !self.lax {
+        if !self.any_generation {
             self.forwards.retain(|(g, _), _| *g != generation);
             self.backwards.retain(|(g, _), _| *g != generation);
             self.parts.retain(|(g, _, _, _), _| *g != generation);
@@ -129,14 +140,14 @@ impl Engine {
     }
 
     fn take(&mut self, forward: bool, generation: Generation, step: Step) -> Option<u64> {
-        let lax = self.lax;
+        let any = self.any_generation;
         let mail = if forward {
             &mut self.forwards
         } else {
             &mut self.backwards
         };
-        let fits = |(g, s): &(Generation, Step)| *s == step && (*g == generation || lax);
-        // a lax engine takes what comes first, which is of the older generation
+        let fits = |(g, s): &(Generation, Step)| *s == step && (*g == generation || any);
+        // such an engine takes what comes first, which is of the older generation
         let key = mail.keys().copied().find(fits)?;
         let bits = mail.remove(&key)?;
         self.reduced.foreign |= key.0 != generation;
@@ -144,15 +155,15 @@ impl Engine {
     }
 
     /// Goes on as far as the mail allows.
-    pub(crate) fn pump(&mut self, me: WorkerId, said: &mut Vec<Said>) {
+    pub(crate) fn pump(&mut self, me: WorkerId, outputs: &mut Vec<Output>) {
         let Some(mut job) = self.job.take() else { return };
         if !job.over {
-            self.advance(me, &mut job, said);
+            self.advance(me, &mut job, outputs);
         }
         self.job = Some(job);
     }
 
-    fn advance(&mut self, me: WorkerId, job: &mut Job, said: &mut Vec<Said>) {
+    fn advance(&mut self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
         let plan = job.plan.clone();
         let Some((i, j)) = plan.shape.place(me) else {
             return;
@@ -175,7 +186,7 @@ impl Engine {
             let weight = |u: &Unit| self.held.get(u).map_or(0xDEAD, |h| h.bits);
             let bits = units.iter().fold(input, |h, u| mix(h, weight(u)));
             job.forwarded = Some(bits);
-            said.extend(next.map(|to| Said::Forward(to, step, bits)));
+            outputs.extend(next.map(|to| Output::Forward(to, step, bits)));
         }
         if !job.backwarded {
             let input = if next.is_none() {
@@ -186,15 +197,15 @@ impl Engine {
             let Some(bits) = input else { return };
             job.backwarded = true;
             if j > 0 {
-                said.push(Said::Backward(pipeline.stages[j - 1].worker, step, bits));
+                outputs.push(Output::Backward(pipeline.stages[j - 1].worker, step, bits));
             }
-            self.contribute(me, &plan, step, bits, samples, said);
+            self.contribute(me, &plan, step, bits, samples, outputs);
         }
         self.reduce(&plan, step, &units);
         if units.iter().all(|u| self.reduced.units.contains_key(u)) {
             job.over = true;
             self.parts.retain(|(of, s, _, _), _| *of != g || *s > step);
-            said.push(Said::Prepared(self.prepared(Unit(plan.layout.segments - 1))));
+            outputs.push(Output::Prepared(self.prepared(Unit(plan.layout.segments - 1))));
         }
     }
 
@@ -205,7 +216,7 @@ impl Engine {
         step: Step,
         bits: u64,
         samples: (u64, u64),
-        said: &mut Vec<Said>,
+        outputs: &mut Vec<Output>,
     ) {
         let ranges = plan.shape.segments_of(me);
         let first = ranges.iter().any(|r| r.start == 0);
@@ -222,7 +233,7 @@ impl Engine {
             };
             self.parts.insert((plan.generation, step, unit, me), part);
             for to in plan.holders(unit).into_iter().filter(|w| *w != me) {
-                said.push(Said::Reduce(to, step, unit, part));
+                outputs.push(Output::Reduce(to, step, unit, part));
             }
         }
     }
@@ -235,7 +246,7 @@ impl Engine {
             let holders = plan.holders(*unit);
             let here = |w: &WorkerId| {
                 let fits = |((g, s, u, from), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
-                    *s == step && u == unit && from == w && (*g == plan.generation || self.lax)
+                    *s == step && u == unit && from == w && (*g == plan.generation || self.any_generation)
                 };
                 self.parts.iter().find(fits).map(|(_, part)| *part)
             };

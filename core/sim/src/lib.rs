@@ -9,7 +9,7 @@ mod arbitrary;
 mod check;
 mod effects_digest;
 mod engine;
-mod net;
+mod host;
 mod planner;
 pub mod replay;
 mod rng;

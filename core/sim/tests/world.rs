@@ -34,7 +34,7 @@ impl Ran {
                     v.invariant, v.seen
                 ));
             }
-            ran.stats.add(&world.stats);
+            ran.stats.add(world.stats());
             ran.digests
                 .push((seed, world.effects_digest(), world.trace_hash()));
         }

@@ -1,10 +1,10 @@
 //! (c): the newest committed state, if the workers that were heard cover it, is where the plan resumes.
 
-use super::{Ghosts, Violation, broken};
+use super::{Checker, Violation, broken};
 use varuna_plan::{Plan, StateId, WorkerId};
 use varuna_protocol::Member;
 
-impl Ghosts {
+impl Checker {
     /// Once a restore has superseded the plan that carried the decision, whoever comes back merely prepared may be ignored; whoever
     /// comes back with the state itself may not.
     ///

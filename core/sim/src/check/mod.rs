@@ -24,9 +24,9 @@ pub(crate) fn broken(invariant: char, seen: String) -> Result<(), Violation> {
     Err(Violation { invariant, seen })
 }
 
-/// What the checker remembers.
+/// What it remembers.
 #[derive(Default)]
-pub(crate) struct Ghosts {
+pub(crate) struct Checker {
     bits: BTreeMap<(StateId, Unit), u64>,
     at_step: BTreeMap<(Generation, Step), StateId>,
     pub(crate) parent: BTreeMap<StateId, StateId>,
@@ -39,7 +39,7 @@ pub(crate) struct Ghosts {
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }
 
-impl Ghosts {
+impl Checker {
     /// The greatest state of a step that anybody ever had.
     pub(crate) fn newest_at(&self, step: Step) -> Option<StateId> {
         self.at_step.values().rev().find(|id| id.step == step).copied()

@@ -1,10 +1,10 @@
 //! (a): at most one plan per generation is persisted; workers accept only persisted plans.
 
-use super::{Ghosts, Violation, broken};
+use super::{Checker, Violation, broken};
 use std::sync::Arc;
 use varuna_plan::{Plan, WorkerId};
 
-impl Ghosts {
+impl Checker {
     /// True if the plan is a new one.
     pub(crate) fn persisted(&mut self, plan: &Arc<Plan>) -> Result<bool, Violation> {
         match self.plans.get(&plan.generation) {

@@ -1,10 +1,10 @@
 //! (d): a commit's reduction covers every sample of the step exactly once per role. (e): nothing of another generation enters.
 
-use super::{Ghosts, Violation, broken};
+use super::{Checker, Violation, broken};
 use crate::engine::Reduced;
 use varuna_plan::{Decision, Generation, Layout, Unit, WorkerId};
 
-impl Ghosts {
+impl Checker {
     pub(crate) fn committed(
         &mut self,
         worker: WorkerId,

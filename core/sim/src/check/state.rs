@@ -1,10 +1,10 @@
 //! (b): one state id per (generation, step); equal id and unit mean equal bits, however a worker came by them.
 
-use super::{Ghosts, Violation, broken};
+use super::{Checker, Violation, broken};
 use crate::engine::initial_bits;
 use varuna_plan::{StateId, Unit, WorkerId};
 
-impl Ghosts {
+impl Checker {
     pub(crate) fn set(
         &mut self,
         worker: WorkerId,

@@ -1,7 +1,7 @@
 //! Availability traces: which nodes are there, and when. Reading is strict: an error names file, line and field.
 
-use std::collections::BTreeSet;
 use crate::rng::Rng;
+use std::collections::BTreeSet;
 
 /// Longer traces are refused: nanoseconds must not overflow.
 const SECONDS_MAX: f64 = 1e9;

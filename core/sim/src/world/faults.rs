@@ -1,15 +1,16 @@
-//! Faults: drawn ones, and aimed ones that hit whoever has just done something that matters.
+//! Faults: those drawn in advance, and those that hit whoever has just done something that matters.
 
-use super::{Ev, World, index};
+use super::network::{Ms, Node};
+use super::{Schedule, Timer, Worker};
 use crate::check::Violation;
-use crate::net::{Channel, Load, Ms, Node};
+use crate::host::{Channel, Event, Host, MemberHost, Message};
 use crate::rng::Rng;
 use varuna_plan::WorkerId;
 use varuna_plan::state::mix;
-use varuna_protocol::MemberInput;
+use varuna_protocol::{CoordinatorInput, MemberInput};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     Crash,
     Pause,
     Block,
@@ -23,21 +24,39 @@ pub(super) enum Fault {
     StoreCut,
 }
 
-impl World {
+#[derive(Default)]
+pub(super) struct Faults {
+    pub(super) ended_at: Option<Ms>,
+    /// In some schedules whoever just committed, accepted or received is hit, so many in 200 times.
+    pub(super) hit_rate: u64,
+    pub(super) hits: u32,
+    /// One schedule in six hits those who have just rolled forward or fetched, while others are paused.
+    pub(super) hits_loading: bool,
+    /// Only joins happen: no recovery may be needed.
+    pub(super) only_joins: bool,
+}
+
+/// Lives, and has no notice that it will go.
+fn stays(m: &MemberHost<Worker>) -> bool {
+    m.alive && !m.machine.status().draining
+}
+
+impl Host<Schedule> {
     pub(super) fn schedule_faults(&mut self, seed: u64) {
-        let span = self.rng.range(200, 3000);
-        let count = self.rng.range(0, 12);
-        self.aim = self.rng.pick(&[0, 0, 2, 10]).unwrap_or(0);
-        self.calm = self.slow == 0 && self.aim == 0 && self.rng.chance(30);
-        if self.calm {
-            for _ in 0..self.rng.range(1, 4) {
-                let at = self.rng.range(20, span);
-                self.at(at, Ev::Fault(Fault::Join));
+        let span = self.env.rng.range(200, 3000);
+        let count = self.env.rng.range(0, 12);
+        self.env.faults.hit_rate = self.env.rng.pick(&[0, 0, 2, 10]).unwrap_or(0);
+        let quiet = self.env.network.slow_percent == 0 && self.env.faults.hit_rate == 0;
+        self.env.faults.only_joins = quiet && self.env.rng.chance(30);
+        if self.env.faults.only_joins {
+            for _ in 0..self.env.rng.range(1, 4) {
+                let at = self.env.rng.range(20, span);
+                self.at(at, Timer::Fault(Fault::Join));
             }
         } else {
             for _ in 0..count {
-                let at = self.rng.range(20, span);
-                let fault = match self.rng.below(22) {
+                let at = self.env.rng.range(20, span);
+                let fault = match self.env.rng.below(22) {
                     0..4 => Fault::Crash,
                     4..6 => Fault::Pause,
                     6..9 => Fault::Block,
@@ -50,234 +69,250 @@ impl World {
                     19..21 => Fault::Drain,
                     _ => Fault::StoreCut,
                 };
-                self.at(at, Ev::Fault(fault));
+                self.at(at, Timer::Fault(fault));
             }
         }
         let mut own = Rng(mix(seed, 1234));
-        self.aim_load = !self.calm && own.chance(16);
-        if self.aim_load {
+        self.env.faults.hits_loading = !self.env.faults.only_joins && own.chance(16);
+        if self.env.faults.hits_loading {
             for _ in 0..own.range(1, 4) {
                 let at = own.range(20, span);
-                self.at(at, Ev::Fault(Fault::Pause));
+                self.at(at, Timer::Fault(Fault::Pause));
             }
         }
-        self.at(span + 1, Ev::Heal);
+        self.at(span + 1, Timer::EndFaults);
     }
 
     /// Perhaps hits a worker that has just committed, accepted, freed, or (`loaded`) rolled forward or fetched.
-    pub(super) fn shoot(&mut self, w: WorkerId, loaded: bool) {
-        if self.healed.is_some() {
+    pub(super) fn perhaps_hit(&mut self, w: WorkerId, loaded: bool) {
+        if self.env.faults.ended_at.is_some() {
             return;
         }
-        let late = self.record.highest.0 > 1;
-        if self.aim_load && loaded && late && self.shots < 6 && self.rng.chance(40) {
-            self.shots += 1;
-            self.stats.faults += 1;
-            self.after(0, 30, Ev::Kill(w));
+        let late = self.env.store.record.highest.0 > 1;
+        let Schedule { faults, rng, .. } = &mut self.env;
+        if faults.hits_loading && loaded && late && faults.hits < 6 && rng.chance(40) {
+            self.count_hit();
+            self.after_random(0, 30, Timer::Kill(w));
         }
-        if self.shots < 4 && self.rng.below(1000) < self.aim * 5 {
-            self.shots += 1;
-            self.stats.faults += 1;
-            match self.rng.below(4) {
-                0 => self.workers[index(w)].paused = self.now + self.rng.range(200, 2500),
-                1 => self.after(1, 20, Ev::Kill(w)),
+        let Schedule { faults, rng, .. } = &mut self.env;
+        if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 {
+            self.count_hit();
+            match self.env.rng.below(4) {
+                0 => self.members[w].paused = self.now() + self.env.rng.range(200, 2500),
+                1 => self.after_random(1, 20, Timer::Kill(w)),
                 _ => self.crash(w),
             }
         }
     }
 
+    fn count_hit(&mut self) {
+        self.env.faults.hits += 1;
+        self.env.stats.faults += 1;
+    }
+
     fn all_workers(&self) -> Vec<WorkerId> {
-        (0..self.workers.len() as u64).map(WorkerId).collect()
+        self.members.ids(|_| true)
     }
 
     fn pick_worker(&mut self) -> Option<WorkerId> {
-        let mut live = self.all_workers();
-        live.retain(|w| self.workers[index(*w)].alive);
-        self.rng.pick(&live)
+        let live = self.members.ids(|m| m.alive);
+        self.env.rng.pick(&live)
     }
 
     pub(super) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
-        self.stats.faults += 1;
-        if self.trace {
-            println!("{:6} FAULT {fault:?}", self.now);
+        self.env.stats.faults += 1;
+        if self.env.print {
+            println!("{:6} FAULT {fault:?}", self.now());
         }
         let Some(w) = self.pick_worker() else {
             return Ok(());
         };
-        let Some(c) = self.newest_leader() else {
+        let Some(c) = self.newest_coordinator() else {
             return Ok(());
         };
-        let long = self.now + self.rng.range(50, 2500);
+        let long = self.now() + self.env.rng.range(50, 2500);
         match fault {
             Fault::Crash => self.crash(w),
-            Fault::Pause => self.workers[index(w)].paused = long,
+            Fault::Pause => self.members[w].paused = long,
             Fault::Block => self.block(w, c, long),
             Fault::Reset => self.reset(w),
             Fault::Break => self.break_stream(w),
-            Fault::CrashCoordinator => self.stop_leader(c),
+            Fault::CrashCoordinator => self.stop_coordinator(c),
             Fault::Failover => {
                 // the old one lives on and knows nothing
-                self.add_leader();
+                self.add_coordinator_process();
                 for w in self.all_workers() {
-                    if self.rng.chance(80) {
-                        self.after(5, 300, Ev::Stream(w));
+                    if self.env.rng.chance(80) {
+                        self.after_random(5, 300, Event::OpenStream(w));
                     }
                 }
             }
             Fault::PauseCoordinator => {
-                self.leaders[c].paused = long;
-                if self.rng.chance(60) {
-                    self.add_leader();
+                self.coordinators[c].paused = long;
+                if self.env.rng.chance(60) {
+                    self.add_coordinator_process();
                     for w in self.all_workers() {
-                        self.after(5, 300, Ev::Stream(w));
+                        self.after_random(5, 300, Event::OpenStream(w));
                     }
                 }
             }
             Fault::Join => {
-                if self.workers.iter().filter(|s| s.alive).count() < 7 {
+                if self.members.ids(|m| m.alive).len() < 7 {
                     self.add_worker();
                 }
             }
             Fault::Drain => {
-                self.after(30, 700, Ev::Kill(w));
+                self.after_random(30, 700, Timer::Kill(w));
                 return self.member(w, MemberInput::Drain);
             }
             Fault::StoreCut => {
-                self.blocked.insert((Node::Coordinator(c), Node::Store), long);
+                self.env
+                    .network
+                    .blocked
+                    .insert((Node::Coordinator(c), Node::Store), long);
             }
         }
         Ok(())
     }
 
     fn block(&mut self, w: WorkerId, c: usize, until: Ms) {
-        let other = match self.rng.below(3) {
+        let other = match self.env.rng.below(3) {
             0 => Node::Coordinator(c),
             _ => Node::Worker(self.pick_worker().unwrap_or(w)),
         };
-        self.blocked.insert((Node::Worker(w), other), until);
-        if self.rng.chance(60) {
-            self.blocked.insert((other, Node::Worker(w)), until);
+        self.env.network.blocked.insert((Node::Worker(w), other), until);
+        if self.env.rng.chance(60) {
+            self.env.network.blocked.insert((other, Node::Worker(w)), until);
         }
     }
 
     fn reset(&mut self, w: WorkerId) {
-        let highest = self.record.highest;
+        let highest = self.env.store.record.highest;
         let of_now = |c: &&Channel| matches!(c, Channel::Peer(a, _, g) if *a == w && *g == highest);
-        let Some(Channel::Peer(a, b, g)) = self.channels.keys().find(of_now).copied() else {
+        let Some(Channel::Peer(a, b, g)) = self.env.network.channels.keys().find(of_now).copied() else {
             return;
         };
-        self.dead.insert((a.min(b), a.max(b), g));
+        self.env.network.reset.insert((a.min(b), a.max(b), g));
         for channel in [Channel::Peer(a, b, g), Channel::Peer(b, a, g)] {
-            if let Some(queue) = self.channels.get_mut(&channel) {
+            if let Some(queue) = self.env.network.channels.get_mut(&channel) {
                 queue.items.clear();
             }
-            self.send(channel, Load::Closed);
+            self.transmit(channel, Message::Closed);
         }
     }
 
-    pub(super) fn stop_leader(&mut self, c: usize) {
-        self.leaders[c].alive = false;
-        if self.newest_leader().is_none() {
-            self.after(20, 400, Ev::NewCoordinator);
+    pub(super) fn stop_coordinator(&mut self, c: usize) {
+        self.coordinators[c].alive = false;
+        if self.newest_coordinator().is_none() {
+            self.after_random(20, 400, Timer::NewCoordinator);
         }
         for w in self.all_workers() {
-            if self.workers[index(w)].coordinator == Some(c) {
+            if self.members[w].coordinator == Some(c) {
                 self.break_stream(w);
             }
         }
     }
 
     fn break_stream(&mut self, w: WorkerId) {
-        let Some(c) = self.workers[index(w)].coordinator else {
+        let Some(c) = self.members[w].coordinator else {
             return;
         };
-        let number = self.workers[index(w)].stream;
+        let number = self.members[w].stream;
         for channel in [Channel::Up(w, c, number), Channel::Down(c, w, number)] {
-            let keep = usize::try_from(self.rng.below(4)).unwrap_or(0);
-            let late = self.now + self.rng.range(1, 150);
-            let queue = self.channels.entry(channel).or_default();
+            let keep = usize::try_from(self.env.rng.below(4)).unwrap_or(0);
+            let late = self.now() + self.env.rng.range(1, 150);
+            let queue = self.env.network.channels.entry(channel).or_default();
             queue.items.truncate(keep);
             queue.last = queue.last.max(late);
         }
-        self.send(Channel::Up(w, c, number), Load::Closed);
-        self.workers[index(w)].stream += 1; // nothing more is sent on, or taken from, the old one
-        self.after(5, 80, Ev::Stream(w));
+        self.transmit(Channel::Up(w, c, number), Message::Closed);
+        self.members[w].stream += 1; // nothing more is sent on, or taken from, the old one
+        self.after_random(5, 80, Event::OpenStream(w));
     }
 
     pub(super) fn crash(&mut self, w: WorkerId) {
-        if !self.workers[index(w)].alive {
+        if !self.members[w].alive {
             return;
         }
-        if self.trace {
-            println!("{:6} {w:?} dies", self.now);
+        if self.env.print {
+            println!("{:6} {w:?} dies", self.now());
         }
-        self.workers[index(w)].alive = false;
-        let silent = self.rng.chance(15);
+        self.members[w].alive = false;
+        let silent = self.env.rng.chance(15);
         let mine = |c: &&Channel| match c {
             Channel::Peer(a, _, _) | Channel::Up(a, _, _) => *a == w,
             Channel::Down(..) => false,
         };
-        let out: Vec<Channel> = self.channels.keys().filter(mine).copied().collect();
+        let out: Vec<Channel> = self.env.network.channels.keys().filter(mine).copied().collect();
         for channel in out {
-            if self.rng.chance(50) {
-                let keep = usize::try_from(self.rng.below(3)).unwrap_or(0);
-                if let Some(queue) = self.channels.get_mut(&channel) {
+            if self.env.rng.chance(50) {
+                let keep = usize::try_from(self.env.rng.below(3)).unwrap_or(0);
+                if let Some(queue) = self.env.network.channels.get_mut(&channel) {
                     queue.items.truncate(keep);
                 }
             }
             if !silent || matches!(channel, Channel::Up(..)) {
-                self.send(channel, Load::Closed);
+                self.transmit(channel, Message::Closed);
             }
         }
-        for c in 0..self.leaders.len() {
-            if self.rng.chance(30) {
-                self.after(1, 60, Ev::Gone(c, w));
+        for c in 0..self.coordinators.len() {
+            if self.env.rng.chance(30) {
+                self.after_random(1, 60, Event::Coordinator(c, CoordinatorInput::Gone { worker: w }));
             }
         }
     }
 
-    /// The faults stop: old leaders may stay, one link may stay cut, enough workers live.
-    pub(super) fn heal(&mut self) {
-        self.healed = Some(self.now);
-        self.blocked.clear();
-        for worker in &mut self.workers {
-            worker.paused = worker.paused.min(self.now);
+    /// A drained worker's process ends, or one that was hit. After the faults enough workers must stay.
+    pub(super) fn kill(&mut self, w: WorkerId) {
+        self.crash(w);
+        let live = self.members.ids(stays).len();
+        let cut = usize::from(self.env.network.blocked.values().any(|t| *t == Ms::MAX));
+        if self.env.faults.ended_at.is_some() && live < self.env.job.min_workers() + cut {
+            self.add_worker();
         }
-        for leader in &mut self.leaders {
-            leader.paused = leader.paused.min(self.now);
+    }
+
+    /// The faults stop: old coordinators may stay, one link may stay cut, enough workers live.
+    pub(super) fn end_faults(&mut self) {
+        let now = self.now();
+        self.env.faults.ended_at = Some(now);
+        self.env.network.blocked.clear();
+        for worker in self.members.iter_mut() {
+            worker.paused = worker.paused.min(now);
         }
-        let last = self.newest_leader().unwrap_or(0);
+        for coordinator in &mut self.coordinators {
+            coordinator.paused = coordinator.paused.min(now);
+        }
+        let last = self.newest_coordinator().unwrap_or(0);
         for c in 0..last {
-            if self.leaders[c].alive && self.rng.chance(50) {
-                self.stop_leader(c);
+            if self.coordinators[c].alive && self.env.rng.chance(50) {
+                self.stop_coordinator(c);
             }
         }
         for w in self.all_workers() {
-            let worker = &self.workers[index(w)];
+            let worker = &self.members[w];
             if worker.alive && worker.coordinator != Some(last) {
-                self.after(5, 100, Ev::Stream(w));
+                self.after_random(5, 100, Event::OpenStream(w));
             }
         }
-        let min = self.min_workers();
-        let firm = |world: &World| {
-            let mut live = world.all_workers();
-            live.retain(|w| {
-                let worker = &world.workers[index(*w)];
-                worker.alive && !worker.member.status().draining
-            });
-            live
-        };
-        while firm(self).len() < min {
+        let min = self.env.job.min_workers();
+        while self.members.ids(stays).len() < min {
             self.add_worker();
         }
-        let live = firm(self);
-        if live.len() > min && !self.calm && self.rng.chance(40) {
-            let (a, b) = (self.rng.pick(&live), self.rng.pick(&live));
+        let live = self.members.ids(stays);
+        if live.len() > min && !self.env.faults.only_joins && self.env.rng.chance(40) {
+            let (a, b) = (self.env.rng.pick(&live), self.env.rng.pick(&live));
             if let (Some(a), Some(b)) = (a, b)
                 && a != b
             {
-                self.blocked.insert((Node::Worker(a), Node::Worker(b)), Ms::MAX);
-                self.blocked.insert((Node::Worker(b), Node::Worker(a)), Ms::MAX);
+                self.env
+                    .network
+                    .blocked
+                    .insert((Node::Worker(a), Node::Worker(b)), Ms::MAX);
+                self.env
+                    .network
+                    .blocked
+                    .insert((Node::Worker(b), Node::Worker(a)), Ms::MAX);
             }
         }
     }

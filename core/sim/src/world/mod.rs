@@ -1,26 +1,26 @@
-//! The world: what happens next, and to whom.
+//! The checker's world: what happens next, and to whom.
 
-mod coordinators;
 mod faults;
 mod network;
 mod stats;
+mod store;
 mod workers;
 
 pub use stats::Stats;
 
-use crate::check::{Ghosts, Violation, broken};
+use crate::check::{Checker, Violation, broken};
 use crate::effects_digest::EffectsDigest;
 use crate::engine::Engine;
-use crate::net::{Channel, Ms, Node, Queue};
+use crate::host::{Channel, Environment, Event, Found, Host, Message, Process};
 use crate::rng::Rng;
-use faults::Fault;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use faults::{Fault, Faults};
+use network::{Data, Ms, Network};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use store::Store;
 use varuna_plan::state::mix;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
-use varuna_protocol::coordinator::CoordinatorInput;
-use varuna_protocol::{Coordinator, Member, MemberInput, Mutant, Record, Time};
+use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, Mutant, Record};
 
 /// Samples per step.
 const BATCH: u64 = 8;
@@ -29,99 +29,186 @@ const PATIENCE: Ms = 40_000;
 /// ... and events.
 const EVENTS: u64 = 500_000;
 
+/// What happens later.
 #[derive(Debug)]
-enum Ev {
+pub(crate) enum Timer {
     Deliver(Channel),
-    Tick(WorkerId),
-    TickCoordinator(usize),
-    /// The engine begins the step, or goes on.
-    Pump(WorkerId, u64),
+    /// The engine begins the run of this number, or goes on with it.
+    Compute(WorkerId, u64),
     /// The engine stops.
     Stop(WorkerId),
     Applied(WorkerId, StateId),
     Adopted(WorkerId, Unit, StateId),
-    Stream(WorkerId),
-    Cas(usize, u64, Box<Record>),
-    CasReply(usize, bool, Box<Record>),
+    Write(usize, u64, Box<Record>),
     Read(usize),
-    ReadReply(usize, Box<Record>),
     List(usize),
-    Put(StateId, Unit, u64),
-    Get(WorkerId, Generation, StateId, Unit),
-    GotShard(WorkerId, Generation, Unit, StateId, u64),
+    PutShard(StateId, Unit, u64),
+    GetShard(WorkerId, Generation, StateId, Unit),
+    ShardStaged(WorkerId, Generation, Unit, StateId, u64),
     Fault(Fault),
     Kill(WorkerId),
-    /// A leader's host has seen the end of a worker's process.
-    Gone(usize, WorkerId),
     NewCoordinator,
-    Heal,
+    EndFaults,
 }
 
-struct Worker {
-    member: Member,
+impl From<Timer> for Event<Timer> {
+    fn from(timer: Timer) -> Self {
+        Event::Environment(timer)
+    }
+}
+
+/// What a worker has besides its member.
+pub(crate) struct Worker {
     engine: Engine,
-    alive: bool,
-    paused: Ms,
-    /// Which coordinator its stream goes to.
-    coordinator: Option<usize>,
-    stream: u64,
-    /// Generations whose dials are accepted.
-    open: BTreeSet<Generation>,
-    /// Dials that were not yet accepted.
-    dials: BTreeSet<(Generation, WorkerId)>,
     /// Numbers the engine's runs, so that a late event of an older one is ignored.
     runs: u64,
 }
 
-struct Leader {
-    machine: Coordinator,
-    alive: bool,
-    paused: Ms,
-    streams: BTreeMap<WorkerId, u64>,
-}
-
-/// One schedule.
-pub struct World {
+/// The job that is run.
+struct Job {
     layout: Layout,
-    cap: u32,
+    /// Most segments that one worker can hold.
+    worker_segments: u32,
     last_step: Step,
     checkpoint_every: u64,
     /// Checkpoints are also made by the clock.
     save_every: Option<Duration>,
     /// The job needs a checkpoint of its last step.
     final_checkpoint: bool,
+}
+
+impl Job {
+    fn min_workers(&self) -> usize {
+        self.layout.segments.div_ceil(self.worker_segments) as usize
+    }
+}
+
+/// One schedule of delays and faults, drawn from a seed.
+pub(crate) struct Schedule {
+    job: Job,
     mutant: Option<Mutant>,
     rng: Rng,
-    now: Ms,
-    seq: u64,
-    heap: BinaryHeap<Reverse<(Ms, u64)>>,
-    events: BTreeMap<u64, Ev>,
-    channels: BTreeMap<Channel, Queue>,
-    /// Connections that were reset.
-    dead: BTreeSet<(WorkerId, WorkerId, Generation)>,
-    blocked: BTreeMap<(Node, Node), Ms>,
-    workers: Vec<Worker>,
-    leaders: Vec<Leader>,
-    record: Record,
-    shards: BTreeMap<(StateId, Unit), u64>,
-    manifests: BTreeSet<StateId>,
-    healed: Option<Ms>,
-    /// Of a hundred messages, so many are slow.
-    slow: u64,
-    /// Some schedules aim: whoever just committed, accepted or received is hit, so many in 200 times.
-    aim: u64,
-    shots: u32,
-    /// One schedule in six hits those who have just rolled forward or fetched, while others are paused.
-    aim_load: bool,
-    /// Only joins happen: no recovery may be needed.
-    calm: bool,
-    ghosts: Ghosts,
+    network: Network,
+    store: Store,
+    faults: Faults,
+    checker: Checker,
     hash: u64,
     effects: EffectsDigest,
     /// Prints every delivered message.
-    pub trace: bool,
-    /// What happened so far.
-    pub stats: Stats,
+    print: bool,
+    stats: Stats,
+}
+
+impl Schedule {
+    /// Whether the schedule runs with this bug.
+    fn has(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+}
+
+impl Environment for Schedule {
+    const UNIT_NS: u64 = 1_000_000;
+    const FIRST_WORKER: u64 = 0;
+    type Worker = Worker;
+    type Event = Timer;
+    type Data = Data;
+    type Error = Violation;
+
+    /// Dials of a worker that has died may still arrive: it goes on ticking.
+    fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64> {
+        match process {
+            Process::Worker(_) => Some(host.env.rng.range(20, 40)),
+            Process::Coordinator(c) => host.coordinators[c].alive.then(|| host.env.rng.range(15, 25)),
+        }
+    }
+
+    fn find_coordinator(host: &mut Host<Self>, worker: WorkerId) -> Found {
+        host.reachable_coordinator(worker)
+    }
+
+    fn hello(_: &Host<Self>, worker: WorkerId) -> Hello {
+        Hello {
+            address: format!("worker-{}:1", worker.0),
+            name: format!("w{}", worker.0),
+            node: String::new(),
+            memory_bytes: None,
+            speed: 1.0,
+        }
+    }
+
+    fn send(host: &mut Host<Self>, channel: Channel, message: Message<Data>) {
+        match channel {
+            Channel::Peer(from, to, generation) => host.send_peer(from, to, generation, message),
+            _ => host.transmit(channel, message),
+        }
+    }
+
+    fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId) {
+        host.send_data(worker, peer, generation, Data::Dial);
+    }
+
+    fn accepts(host: &Host<Self>, _: WorkerId, to: WorkerId, of: Generation, m: &Message<Data>) -> bool {
+        let any = host.env.has(Mutant::SkipFenceCheck) && *m != Message::Data(Data::Dial);
+        any || host.members[to].open.contains(&of)
+    }
+
+    fn closed(host: &mut Host<Self>, from: WorkerId, to: WorkerId, of: Generation) -> Result<(), Violation> {
+        host.break_step(from, to, of)
+    }
+
+    fn data(
+        host: &mut Host<Self>,
+        from: WorkerId,
+        to: WorkerId,
+        of: Generation,
+        data: Data,
+    ) -> Result<(), Violation> {
+        host.take_data(from, to, of, data)
+    }
+
+    fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Result<(), Violation> {
+        host.carry_out_for_member(worker, effect)
+    }
+
+    fn coordinator_effect(
+        host: &mut Host<Self>,
+        c: usize,
+        effect: CoordinatorEffect,
+    ) -> Result<(), Violation> {
+        host.carry_out_for_coordinator(c, effect)
+    }
+
+    fn event(host: &mut Host<Self>, event: Timer) -> Result<(), Violation> {
+        match event {
+            Timer::Deliver(channel) => return host.arrive(channel),
+            Timer::Compute(w, _) | Timer::Stop(w) | Timer::Applied(w, _) | Timer::Adopted(w, ..) => {
+                return host.engine_event(w, event);
+            }
+            Timer::Fault(fault) => return host.fault(fault),
+            Timer::Kill(w) => host.kill(w),
+            Timer::NewCoordinator => host.add_coordinator_process(),
+            Timer::EndFaults => host.end_faults(),
+            _ => return host.store_event(event),
+        }
+        Ok(())
+    }
+
+    fn run_machine(&self, handle: impl FnOnce()) {
+        with_mutant(self.mutant, handle);
+    }
+
+    fn observe_member(&mut self, now: u64, worker: WorkerId, effect: &MemberEffect) {
+        self.effects.member(now, worker, effect);
+    }
+
+    fn observe_coordinator(&mut self, now: u64, c: usize, effect: &CoordinatorEffect) {
+        self.effects.coordinator(now, c, effect);
+    }
+}
+
+/// A job under one schedule, and a checker that looks after every event.
+pub struct World {
+    host: Host<Schedule>,
 }
 
 impl World {
@@ -141,78 +228,46 @@ impl World {
     fn build(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut rng = Rng(mix(seed, 99));
         let segments = small(rng.range(2, 4));
-        let cap = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
-        let layout = Layout {
-            segments,
-            tied: rng.chance(50),
-        };
-        let last_step = Step(rng.range(4, 16));
-        let checkpoint_every = rng.range(1, 6);
-        let final_checkpoint = rng.chance(75);
-        let workers = rng.range(2, 6).max(u64::from(segments.div_ceil(cap)));
-        let slow = rng.pick(&[0, 3, 10]).unwrap_or(0);
-        let mut world = World {
-            layout,
-            cap,
-            last_step,
-            checkpoint_every,
-            final_checkpoint,
+        let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
+        let job = Job {
+            layout: Layout {
+                segments,
+                tied: rng.chance(50),
+            },
+            worker_segments,
+            last_step: Step(rng.range(4, 16)),
+            checkpoint_every: rng.range(1, 6),
+            final_checkpoint: rng.chance(75),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
+        };
+        let workers = rng.range(2, 6).max(job.min_workers() as u64);
+        let network = Network {
+            slow_percent: rng.pick(&[0, 3, 10]).unwrap_or(0),
+            ..Network::default()
+        };
+        let mut host = Host::new(Schedule {
+            job,
             mutant,
             rng,
-            now: 0,
-            seq: 0,
-            heap: BinaryHeap::new(),
-            events: BTreeMap::new(),
-            channels: BTreeMap::new(),
-            dead: BTreeSet::new(),
-            blocked: BTreeMap::new(),
-            workers: Vec::new(),
-            leaders: Vec::new(),
-            record: Record::default(),
-            shards: BTreeMap::new(),
-            manifests: BTreeSet::from([StateId::INITIAL]),
-            healed: None,
-            slow,
-            aim: 0,
-            shots: 0,
-            aim_load: false,
-            calm: false,
-            ghosts: Ghosts::default(),
+            network,
+            store: Store {
+                record: Record::default(),
+                shards: BTreeMap::new(),
+                manifests: BTreeSet::from([StateId::INITIAL]),
+            },
+            faults: Faults::default(),
+            checker: Checker::default(),
             hash: seed,
             effects: EffectsDigest::default(),
-            trace: false,
+            print: false,
             stats: Stats::default(),
-        };
-        world.add_leader();
+        });
+        host.add_coordinator_process();
         for _ in 0..workers {
-            world.add_worker();
+            host.add_worker();
         }
-        world.schedule_faults(seed);
-        world
-    }
-
-    fn min_workers(&self) -> usize {
-        self.layout.segments.div_ceil(self.cap) as usize
-    }
-
-    fn bug(&self, mutant: Mutant) -> bool {
-        self.mutant == Some(mutant)
-    }
-
-    fn time(&self) -> Time {
-        Time(self.now * 1_000_000)
-    }
-
-    fn at(&mut self, time: Ms, event: Ev) {
-        self.seq += 1;
-        self.heap.push(Reverse((time, self.seq)));
-        self.events.insert(self.seq, event);
-    }
-
-    fn after(&mut self, low: Ms, high: Ms, event: Ev) {
-        let time = self.now + self.rng.range(low, high);
-        self.at(time, event);
+        host.schedule_faults(seed);
+        World { host }
     }
 
     /// Runs to the end of the job.
@@ -220,34 +275,30 @@ impl World {
     /// # Errors
     /// The invariant that was broken.
     pub fn run(&mut self) -> Result<(), Violation> {
-        while let Some(Reverse((time, number))) = self.heap.pop() {
-            self.now = self.now.max(time);
-            let Some(event) = self.events.remove(&number) else {
-                continue;
-            };
-            self.stats.events += 1;
-            self.hash = mix(self.hash, mix(self.now, number));
-            self.step(event)?;
-            if self.record.done {
-                self.stats.done = 1;
+        while let Some((number, event)) = self.host.queue.pop() {
+            let now = self.host.now();
+            self.host.env.stats.events += 1;
+            self.host.env.hash = mix(self.host.env.hash, mix(now, number));
+            self.host.step(event)?;
+            let env = &mut self.host.env;
+            if env.store.record.done {
+                env.stats.done = 1;
                 return self.finish();
             }
-            if let Some(healed) = self.healed
-                && (self.now > healed + PATIENCE || self.stats.events > EVENTS)
+            if let Some(ended) = env.faults.ended_at
+                && (now > ended + PATIENCE || env.stats.events > EVENTS)
             {
-                return broken(
-                    'f',
-                    format!("no end {} ms after the faults stopped", self.now - healed),
-                );
+                let seen = format!("no end {} ms after the faults stopped", now - ended);
+                return broken('f', seen);
             }
         }
         broken('f', "nothing left to happen".into())
     }
 
-    /// Only joins happen in this schedule.
+    /// Only joins happen in this schedule: no faults.
     #[must_use]
     pub fn is_calm(&self) -> bool {
-        self.calm
+        self.host.env.faults.only_joins
     }
 
     /// Goes on, after the job's end, until the coordinator has ended.
@@ -255,21 +306,18 @@ impl World {
     /// # Errors
     /// (f) where somebody is left behind.
     pub fn run_until_released(&mut self) -> Result<(), Violation> {
-        let since = self.now;
-        while let Some(Reverse((time, number))) = self.heap.pop() {
-            self.now = self.now.max(time);
-            if let Some(event) = self.events.remove(&number) {
-                self.step(event)?;
-            }
-            if self.leaders.iter().any(|l| l.machine.ended()) {
-                let left = self.workers.iter().filter(|w| w.alive && w.stream > 0).count();
+        let since = self.host.now();
+        while let Some((_, event)) = self.host.queue.pop() {
+            self.host.step(event)?;
+            if self.host.coordinators.iter().any(|c| c.machine.ended()) {
+                let left = self.host.members.ids(|m| m.alive && m.stream > 0).len();
                 return if left == 0 {
                     Ok(())
                 } else {
                     broken('f', format!("{left} workers were left behind"))
                 };
             }
-            if self.now > since + PATIENCE {
+            if self.host.now() > since + PATIENCE {
                 break;
             }
         }
@@ -279,115 +327,71 @@ impl World {
     /// A hash over all that happened: equal for equal seeds.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
-        self.hash
+        self.host.env.hash
     }
 
     /// A number over all effects of the protocol's machines: who, when, what. It does not depend on names in the code, nor on
     /// sentences for people.
     #[must_use]
     pub fn effects_digest(&self) -> u64 {
-        self.effects.0
+        self.host.env.effects.0
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.host.env.stats
+    }
+
+    /// Prints every message that is delivered from now on.
+    pub fn print_messages(&mut self) {
+        self.host.env.print = true;
     }
 
     fn finish(&mut self) -> Result<(), Violation> {
-        let last = self.last_step;
-        let saved = self.manifests.iter().rev().find(|m| m.step == last).copied();
-        let reported = self.ghosts.newest_at(last).filter(|_| !self.final_checkpoint);
-        let reached = saved.or(reported);
-        let Some(reached) = reached else {
+        let now = self.host.now();
+        let env = &mut self.host.env;
+        let last = env.job.last_step;
+        let saved = env.store.manifests.iter().rev().find(|m| m.step == last).copied();
+        let reported = env.checker.newest_at(last).filter(|_| !env.job.final_checkpoint);
+        let Some(reached) = saved.or(reported) else {
             return broken('c', "done without the last step".into());
         };
-        if let Some(healed) = self.healed {
-            self.stats.recovery_max = self.now - healed;
+        if let Some(ended) = env.faults.ended_at {
+            env.stats.recovery_max = now - ended;
         }
-        self.ghosts.ancestry(reached)
-    }
-
-    fn step(&mut self, event: Ev) -> Result<(), Violation> {
-        match event {
-            Ev::Deliver(channel) => self.deliver(channel),
-            Ev::Tick(w) => {
-                if let Some(until) = self.asleep(w) {
-                    self.at(until + 1, Ev::Tick(w));
-                    return Ok(());
-                }
-                self.after(20, 40, Ev::Tick(w));
-                self.redial(w);
-                self.member(w, MemberInput::Tick)
-            }
-            Ev::TickCoordinator(c) => self.tick_leader(c),
-            Ev::Pump(..) | Ev::Stop(_) | Ev::Applied(..) | Ev::Adopted(..) => self.engine_event(event),
-            Ev::Stream(w) => self.connect_stream(w),
-            Ev::Gone(c, worker) => {
-                self.leaders[c].streams.remove(&worker);
-                self.tell_leader(c, Ev::Gone(c, worker), CoordinatorInput::ProcessEnded { worker })
-            }
-            Ev::Cas(..)
-            | Ev::CasReply(..)
-            | Ev::Read(_)
-            | Ev::ReadReply(..)
-            | Ev::List(_)
-            | Ev::Put(..)
-            | Ev::Get(..)
-            | Ev::GotShard(..) => self.store_event(event),
-            Ev::Kill(w) => {
-                self.crash(w);
-                let live = self
-                    .workers
-                    .iter()
-                    .filter(|s| s.alive && !s.member.status().draining)
-                    .count();
-                let cut = usize::from(self.blocked.values().any(|t| *t == Ms::MAX));
-                if self.healed.is_some() && live < self.min_workers() + cut {
-                    self.add_worker();
-                }
-                Ok(())
-            }
-            Ev::NewCoordinator => {
-                self.add_leader();
-                Ok(())
-            }
-            Ev::Fault(fault) => self.fault(fault),
-            Ev::Heal => {
-                self.heal();
-                Ok(())
-            }
-        }
-    }
-
-    /// Until when the worker is stopped (SIGSTOP), if it is. The dead sleep for ever.
-    fn asleep(&self, w: WorkerId) -> Option<Ms> {
-        let worker = &self.workers[index(w)];
-        (worker.alive && worker.paused > self.now).then_some(worker.paused)
-    }
-
-    fn blocked_until(&self, from: Node, to: Node) -> Option<Ms> {
-        self.blocked.get(&(from, to)).copied().filter(|t| *t > self.now)
+        env.checker.ancestry(reached)
     }
 
     /// Prints where everybody stands.
     pub fn dump(&self) {
-        let r = &self.record;
+        let Host {
+            members,
+            coordinators,
+            env,
+            ..
+        } = &self.host;
+        let r = &env.store.record;
         println!(
             "{:?} cap {} last {} record v{} t{} highest {} done {}",
-            self.layout, self.cap, self.last_step, r.version, r.term, r.highest, r.done
+            env.job.layout, env.job.worker_segments, env.job.last_step, r.version, r.term, r.highest, r.done
         );
         for plan in [&r.plan, &r.next].into_iter().flatten() {
             println!("plan {plan:?}");
         }
-        for (i, leader) in self.leaders.iter().enumerate() {
+        for (i, coordinator) in coordinators.iter().enumerate() {
             println!(
                 "coordinator {i} alive {} {}",
-                leader.alive,
-                leader.machine.snapshot().mode
+                coordinator.alive,
+                coordinator.machine.snapshot().mode
             );
         }
-        for (i, w) in self.workers.iter().enumerate().filter(|(_, w)| w.alive) {
+        for (id, w) in members.iter().filter(|(_, w)| w.alive) {
             println!(
-                "worker {i} to {:?} {:?} {:?}",
+                "worker {id} to {:?} {:?} {:?}",
                 w.coordinator,
-                w.member.status(),
-                w.member.held()
+                w.machine.status(),
+                w.machine.held()
             );
         }
     }
@@ -400,10 +404,6 @@ use varuna_protocol::with_mutant;
 #[cfg(not(feature = "mutants"))]
 fn with_mutant(_: Option<Mutant>, run: impl FnOnce()) {
     run();
-}
-
-fn index(w: WorkerId) -> usize {
-    usize::try_from(w.0).unwrap_or(usize::MAX)
 }
 
 fn small(n: u64) -> u32 {

@@ -1,235 +1,243 @@
-//! Channels: delivery with delay, in order, through partitions.
+//! The network: channels deliver with delay, in order, through partitions, and lose their tail when cut.
 
-use super::{Ev, World, index};
+use super::{Schedule, Timer};
 use crate::check::Violation;
-use crate::net::{Channel, Load, Ms, Node};
-use varuna_plan::{Generation, WorkerId};
-use varuna_protocol::{CoordinatorInput, MemberInput, Mutant};
+use crate::engine::Contribution;
+use crate::host::{Channel, Event, Found, Host, Message};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
+use varuna_protocol::MemberInput;
 
-impl World {
-    fn delay(&mut self) -> Ms {
-        if self.rng.chance(self.slow) {
-            self.rng.range(1, 200)
+/// Milliseconds of the world.
+pub(super) type Ms = u64;
+
+/// An end of a link that can be cut.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Node {
+    Worker(WorkerId),
+    Coordinator(usize),
+    Store,
+}
+
+/// What peers exchange besides the protocol's messages.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Data {
+    Dial,
+    Accepted,
+    Forward {
+        step: Step,
+        bits: u64,
+    },
+    Backward {
+        step: Step,
+        bits: u64,
+    },
+    Reduce {
+        step: Step,
+        unit: Unit,
+        part: Contribution,
+    },
+    StateBegins {
+        unit: Unit,
+    },
+    State {
+        unit: Unit,
+        id: StateId,
+        bits: u64,
+        decision: Option<Decision>,
+    },
+}
+
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) items: VecDeque<Message<Data>>,
+    /// When the last one arrives.
+    pub(super) last: Ms,
+}
+
+#[derive(Default)]
+pub(super) struct Network {
+    pub(super) channels: BTreeMap<Channel, Queue>,
+    /// Connections that were reset, the lesser worker first.
+    pub(super) reset: BTreeSet<(WorkerId, WorkerId, Generation)>,
+    /// Links that are cut, until when.
+    pub(super) blocked: BTreeMap<(Node, Node), Ms>,
+    /// Of a hundred messages, so many are slow.
+    pub(super) slow_percent: u64,
+}
+
+fn ends(channel: Channel) -> (Node, Node) {
+    match channel {
+        Channel::Peer(a, b, _) => (Node::Worker(a), Node::Worker(b)),
+        Channel::Up(w, c, _) => (Node::Worker(w), Node::Coordinator(c)),
+        Channel::Down(c, w, _) => (Node::Coordinator(c), Node::Worker(w)),
+    }
+}
+
+impl Host<Schedule> {
+    fn message_delay(&mut self) -> Ms {
+        if self.env.rng.chance(self.env.network.slow_percent) {
+            self.env.rng.range(1, 200)
         } else {
-            self.rng.range(1, 8)
+            self.env.rng.range(1, 8)
         }
     }
 
-    pub(super) fn send(&mut self, channel: Channel, load: Load) {
-        let delay = self.delay();
-        let queue = self.channels.entry(channel).or_default();
-        let time = (self.now + delay).max(queue.last);
+    pub(super) fn transmit(&mut self, channel: Channel, message: Message<Data>) {
+        let delay = self.message_delay();
+        let now = self.now();
+        let queue = self.env.network.channels.entry(channel).or_default();
+        let time = (now + delay).max(queue.last);
         queue.last = time;
-        queue.items.push_back(load);
-        self.at(time, Ev::Deliver(channel));
+        queue.items.push_back(message);
+        self.at(time, Timer::Deliver(channel));
     }
 
     /// On a connection that was not reset.
-    pub(super) fn send_peer(&mut self, from: WorkerId, to: WorkerId, generation: Generation, load: Load) {
-        if index(to) < self.workers.len() && !self.dead.contains(&(from.min(to), from.max(to), generation)) {
-            self.send(Channel::Peer(from, to, generation), load);
+    pub(super) fn send_peer(&mut self, from: WorkerId, to: WorkerId, of: Generation, message: Message<Data>) {
+        let reset = self.env.network.reset.contains(&(from.min(to), from.max(to), of));
+        if self.members.get(to).is_some() && !reset {
+            self.transmit(Channel::Peer(from, to, of), message);
         }
     }
 
-    pub(super) fn deliver(&mut self, channel: Channel) -> Result<(), Violation> {
-        let (from, to) = channel.ends();
+    pub(super) fn send_data(&mut self, from: WorkerId, to: WorkerId, of: Generation, data: Data) {
+        self.send_peer(from, to, of, Message::Data(data));
+    }
+
+    pub(super) fn blocked_until(&self, from: Node, to: Node) -> Option<Ms> {
+        let until = self.env.network.blocked.get(&(from, to)).copied();
+        until.filter(|t| *t > self.now())
+    }
+
+    /// The first message of the channel arrives, or waits until the link and the receiver can take it.
+    pub(super) fn arrive(&mut self, channel: Channel) -> Result<(), Violation> {
+        let (from, to) = ends(channel);
         let (alive, paused) = match to {
-            Node::Worker(w) => (self.workers[index(w)].alive, self.workers[index(w)].paused),
-            Node::Coordinator(c) => (self.leaders[c].alive, self.leaders[c].paused),
+            Node::Worker(w) => (self.members[w].alive, self.members[w].paused),
+            Node::Coordinator(c) => (self.coordinators[c].alive, self.coordinators[c].paused),
             Node::Store => (false, 0),
         };
         let hold = self.blocked_until(from, to).unwrap_or(0).max(paused);
-        if alive && hold > self.now {
+        if alive && hold > self.now() {
             if hold != Ms::MAX {
-                self.at(hold + 1, Ev::Deliver(channel));
+                self.at(hold + 1, Timer::Deliver(channel));
             }
             return Ok(());
         }
-        let Some(load) = self.channels.get_mut(&channel).and_then(|q| q.items.pop_front()) else {
+        let queue = self.env.network.channels.get_mut(&channel);
+        let Some(message) = queue.and_then(|q| q.items.pop_front()) else {
             return Ok(());
         };
         if !alive {
             return Ok(());
         }
-        if self.trace {
-            println!("{:6} {channel:?} {load:?}", self.now);
+        if self.env.print {
+            println!("{:6} {channel:?} {message:?}", self.now());
         }
-        match (channel, load) {
-            (Channel::Peer(from, to, generation), load) => self.peer(from, to, generation, load),
-            (Channel::Up(from, c, number), load) => {
-                if self.leaders[c].streams.get(&from) != Some(&number) {
-                    return Ok(()); // not its newest stream
-                }
-                match load {
-                    Load::Report(report) => self.leader(c, CoordinatorInput::Report { from, report }),
-                    _ => self.leader(c, CoordinatorInput::StreamDown { from }),
-                }
-            }
-            (Channel::Down(_, to, number), Load::Order(term, order)) => {
-                if number == self.workers[index(to)].stream {
-                    return self.member(to, MemberInput::Order { term, order });
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
+        self.deliver(channel, message)
     }
 
-    fn peer(
+    pub(super) fn take_data(
         &mut self,
         from: WorkerId,
         to: WorkerId,
         generation: Generation,
-        load: Load,
+        data: Data,
     ) -> Result<(), Violation> {
-        let lax = self.bug(Mutant::SkipFenceCheck);
-        let worker = &mut self.workers[index(to)];
-        let open = worker.open.contains(&generation);
-        if !open && (load == Load::Dial || !lax) {
-            return Ok(()); // refused, or closed
-        }
-        match load {
-            Load::Dial => {
-                self.send_peer(to, from, generation, Load::Accepted);
-                Ok(())
+        let engine = &mut self.members[to].local.engine;
+        match data {
+            Data::Dial => {
+                self.send_data(to, from, generation, Data::Accepted);
+                return Ok(());
             }
-            Load::Accepted => {
-                worker.dials.remove(&(generation, from));
-                self.member(
-                    to,
-                    MemberInput::Connected {
-                        generation,
-                        peer: from,
-                    },
-                )
-            }
-            Load::Closed => {
-                self.break_step(from, to, generation)?;
-                self.member(
-                    to,
-                    MemberInput::Closed {
-                        generation,
-                        peer: from,
-                    },
-                )
-            }
-            Load::Message(message) => self.member(
-                to,
-                MemberInput::Peer {
-                    generation,
-                    from,
-                    message,
-                },
-            ),
-            Load::Forward { .. } | Load::Backward { .. } | Load::Reduce { .. } => {
-                self.mail(from, to, generation, load)
-            }
-            Load::StateBegins { unit } => self.member(
-                to,
-                MemberInput::FetchProgress {
+            Data::Accepted => return self.connected(to, generation, from),
+            Data::StateBegins { unit } => {
+                let progress = MemberInput::FetchProgress {
                     generation,
                     from,
                     unit,
-                },
-            ),
-            Load::State {
+                };
+                return self.member(to, progress);
+            }
+            Data::State {
                 unit,
                 id,
                 bits,
                 decision,
             } => {
-                worker.engine.staged.insert((unit, id), bits);
-                self.member(
-                    to,
-                    MemberInput::Fetched {
-                        generation,
-                        from,
-                        unit,
-                        id,
-                        decision,
-                    },
-                )
+                engine.staged.insert((unit, id), bits);
+                let fetched = MemberInput::Fetched {
+                    generation,
+                    from,
+                    unit,
+                    id,
+                    decision,
+                };
+                return self.member(to, fetched);
             }
-            Load::Report(_) | Load::Order(..) => Ok(()),
+            Data::Forward { step, bits } => engine.forward(generation, step, bits),
+            Data::Backward { step, bits } => engine.backward(generation, step, bits),
+            Data::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
         }
-    }
-
-    /// Tensors for the engine.
-    fn mail(
-        &mut self,
-        from: WorkerId,
-        to: WorkerId,
-        generation: Generation,
-        load: Load,
-    ) -> Result<(), Violation> {
-        let engine = &mut self.workers[index(to)].engine;
-        match load {
-            Load::Forward { step, bits } => engine.forward(generation, step, bits),
-            Load::Backward { step, bits } => engine.backward(generation, step, bits),
-            Load::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
-            _ => {}
-        }
-        self.pump(to)
+        self.compute(to)
     }
 
     /// An engine that waits for a peer whose connection closes fails by itself; one that computes does not notice.
-    fn break_step(&mut self, about: WorkerId, w: WorkerId, generation: Generation) -> Result<(), Violation> {
-        let waits = self.rng.chance(50);
-        let job = self.workers[index(w)].engine.job.as_mut();
-        let Some(job) = job.filter(|j| !j.over && j.plan.generation == generation && j.plan.has(about))
-        else {
+    pub(super) fn break_step(
+        &mut self,
+        about: WorkerId,
+        w: WorkerId,
+        generation: Generation,
+    ) -> Result<(), Violation> {
+        let waits = self.env.rng.chance(50);
+        let job = self.members[w].local.engine.job.as_mut();
+        let broken = job.filter(|j| !j.over && j.plan.generation == generation && j.plan.has(about));
+        let Some(job) = broken.filter(|_| waits) else {
             return Ok(());
         };
-        if !waits {
-            return Ok(());
-        }
         job.over = true;
-        self.member(
-            w,
-            MemberInput::StepFailed {
-                generation,
-                about: Some(about),
-            },
-        )
+        let about = Some(about);
+        self.member(w, MemberInput::StepFailed { generation, about })
     }
 
-    pub(super) fn redial(&mut self, w: WorkerId) {
-        let dials: Vec<_> = self.workers[index(w)].dials.iter().copied().collect();
-        for (generation, peer) in dials {
-            self.send_peer(w, peer, generation, Load::Dial);
+    /// The member's end of all connections of the generation closes.
+    pub(super) fn disconnect(&mut self, w: WorkerId, generation: Generation) {
+        self.members[w].local.engine.close(generation);
+        let own = |c: &&Channel| matches!(c, Channel::Peer(a, _, g) if *a == w && *g == generation);
+        let channels = self.env.network.channels.keys();
+        for channel in channels.filter(own).copied().collect::<Vec<_>>() {
+            if let Channel::Peer(_, to, _) = channel {
+                self.send_peer(w, to, generation, Message::Closed);
+            }
         }
     }
 
-    pub(super) fn connect_stream(&mut self, w: WorkerId) -> Result<(), Violation> {
-        let Some(c) = self.newest_leader() else {
-            self.after(30, 60, Ev::Stream(w));
-            return Ok(());
+    /// The newest coordinator, once both processes run and nothing is cut between them.
+    pub(super) fn reachable_coordinator(&mut self, w: WorkerId) -> Found {
+        let Some(c) = self.newest_coordinator() else {
+            let again_at = self.now() + self.env.rng.range(30, 60);
+            return Found::Nothing { again_at };
         };
-        if !self.workers[index(w)].alive {
-            return Ok(());
+        if !self.members[w].alive {
+            return Found::Dead;
         }
         let (here, there) = (Node::Worker(w), Node::Coordinator(c));
-        let wait = self.workers[index(w)].paused.max(self.leaders[c].paused);
         let cut = self
             .blocked_until(here, there)
-            .max(self.blocked_until(there, here))
-            .unwrap_or(0);
-        if wait.max(cut) > self.now {
-            self.at(wait.max(cut).saturating_add(5), Ev::Stream(w));
-            return Ok(());
+            .max(self.blocked_until(there, here));
+        let paused = self.members[w].paused.max(self.coordinators[c].paused);
+        let wait = paused.max(cut.unwrap_or(0));
+        if wait > self.now() {
+            let again_at = wait.saturating_add(5);
+            return Found::Nothing { again_at };
         }
-        let worker = &mut self.workers[index(w)];
-        worker.stream += 1;
-        worker.coordinator = Some(c);
-        self.leaders[c].streams.insert(w, worker.stream);
-        let hello = varuna_protocol::Hello {
-            address: format!("worker-{}:1", w.0),
-            name: format!("w{}", w.0),
-            node: String::new(),
-            memory_bytes: None,
-            speed: 1.0,
-        };
-        self.leader(c, CoordinatorInput::StreamUp { from: w, hello })?;
-        self.member(w, MemberInput::Stream)
+        Found::Coordinator(c)
+    }
+
+    /// Schedules an event at a random time from now.
+    pub(super) fn after_random(&mut self, low: Ms, high: Ms, event: impl Into<Event<Timer>>) {
+        let delay = self.env.rng.range(low, high);
+        self.queue.after(delay, event.into());
     }
 }

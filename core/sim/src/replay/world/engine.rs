@@ -1,85 +1,91 @@
 //! Engines, modelled: a step takes the time that was predicted for it, state takes its links' time, all else none.
 
 use super::members::nanoseconds;
-use super::{Ev, World};
+use super::{Replay, Result, Timer};
+use crate::host::Host;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, MemberInput, Phase};
 
-impl World<'_> {
-    /// What the engine does.
-    pub(super) fn command(&mut self, w: WorkerId, effect: MemberEffect) {
+impl Host<Replay<'_>> {
+    /// What the engine does, and the store for it.
+    pub(super) fn command(&mut self, w: WorkerId, effect: MemberEffect) -> Result {
         match effect {
             MemberEffect::Run { plan, step } => {
                 let generation = plan.generation;
-                if let Some(worker) = self.worker(w) {
-                    worker.job = Some((generation, step));
-                    worker.prepared.clear();
+                if let Some(worker) = self.members.alive_mut(w) {
+                    worker.local.job = Some((generation, step));
+                    worker.local.prepared.clear();
                 }
                 let all = plan.members().into_iter();
-                let mut jobs = all.map(|m| self.worker(m).and_then(|x| x.job));
+                let mut jobs = all.map(|m| self.members.alive(m).and_then(|x| x.local.job));
                 if jobs.all(|job| job == Some((generation, step))) {
-                    let first = self.tip.run_gen != generation;
+                    let first = self.env.newest.run_gen != generation;
                     let extra = if first {
-                        self.setup.parts.first_step_extra_ms
+                        self.env.setup.parts.first_step_extra_ms
                     } else {
                         0.0
                     };
                     let took = nanoseconds(plan.shape.predicted.step_ms + extra);
-                    self.after(took, Ev::StepEnds(generation, step));
+                    self.after(took, Timer::StepEnds(generation, step));
                 }
             }
             MemberEffect::Abort => {
-                let Some(worker) = self.worker(w) else { return };
-                worker.job = None;
-                let prepared = worker.prepared.clone();
-                self.after(0, Ev::Member(w, MemberInput::Stopped { prepared }));
+                let Some(worker) = self.members.alive_mut(w) else {
+                    return Ok(());
+                };
+                worker.local.job = None;
+                let prepared = worker.local.prepared.clone();
+                self.after(0, Timer::Answer(w, MemberInput::Stopped { prepared }));
             }
             MemberEffect::Apply { decision, .. } => {
                 let id = decision.id;
-                let Some(worker) = self.worker(w) else { return };
-                worker.job = None;
-                worker.prepared.clear();
-                let runs = worker.member.status().phase == Phase::Running;
-                if runs && id > self.tip {
-                    self.committed(&decision);
+                let Some(worker) = self.members.alive_mut(w) else {
+                    return Ok(());
+                };
+                worker.local.job = None;
+                worker.local.prepared.clear();
+                let runs = worker.machine.status().phase == Phase::Running;
+                if runs && id > self.env.newest {
+                    self.committed(&decision)?;
                 }
-                self.after(0, Ev::Member(w, MemberInput::Applied { id }));
+                self.after(0, Timer::Answer(w, MemberInput::Applied { id }));
             }
             MemberEffect::Load { id, unit } if id == StateId::INITIAL => {
-                self.after(0, Ev::Member(w, MemberInput::Loaded { unit, id }));
+                self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
             MemberEffect::Load { id, unit } => {
-                let Some(generation) = self.worker(w).map(|x| x.member.generation()) else {
-                    return;
+                let Some(generation) = self.members.alive(w).map(|x| x.machine.generation()) else {
+                    return Ok(());
                 };
                 let route = (generation, None, w);
                 // the store's client asks for a shard once
-                if self.saved.contains_key(&id) && !self.net.carries(&route, unit) {
+                if self.env.saved.contains_key(&id) && !self.env.transfers.carries(&route, unit) {
                     let parcel = self.parcel(unit, id, None);
-                    self.net.send(self.now, route, parcel);
+                    self.env.transfers.send(self.now(), route, parcel);
                     self.wake();
                 }
             }
             MemberEffect::Adopt { unit, id } => {
-                if let Some(worker) = self.worker(w) {
-                    worker.prepared.retain(|(u, _)| *u != unit);
+                if let Some(worker) = self.members.alive_mut(w) {
+                    worker.local.prepared.retain(|(u, _)| *u != unit);
                 }
-                self.after(0, Ev::Member(w, MemberInput::Loaded { unit, id }));
+                self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
             _ => {}
         }
+        Ok(())
     }
 
     /// A step needs all its members to the end.
-    pub(super) fn step_ends(&mut self, generation: Generation, step: Step) {
-        let Some(plan) = self.plans.get(&generation).cloned() else {
-            return;
+    pub(super) fn step_ends(&mut self, generation: Generation, step: Step) -> Result {
+        let Some(plan) = self.env.plans.get(&generation).cloned() else {
+            return Ok(());
         };
         let members = plan.members();
-        let mut runs = |w: &WorkerId| self.worker(*w).is_some_and(|x| x.job == Some((generation, step)));
-        if !members.iter().all(&mut runs) {
-            return;
+        let job = |w: &WorkerId| self.members.alive(*w).and_then(|x| x.local.job);
+        if !members.iter().all(|w| job(w) == Some((generation, step))) {
+            return Ok(());
         }
         for w in members {
             let norm = |unit: Unit| {
@@ -92,61 +98,62 @@ impl World<'_> {
                 (unit, norm)
             };
             let units: Vec<(Unit, UnitNorm)> = plan.units(w).into_iter().map(norm).collect();
-            if let Some(worker) = self.worker(w) {
-                worker.prepared.clone_from(&units);
+            if let Some(worker) = self.members.alive_mut(w) {
+                worker.local.prepared.clone_from(&units);
             }
-            self.member(
-                w,
-                MemberInput::Prepared {
-                    generation,
-                    step,
-                    units,
-                },
-            );
+            let prepared = MemberInput::Prepared {
+                generation,
+                step,
+                units,
+            };
+            self.member(w, prepared)?;
         }
+        Ok(())
     }
 
     /// Looks at the network again when something arrives.
     pub(super) fn wake(&mut self) {
-        if let Some(at) = self.net.next() {
-            let version = self.net.version;
-            self.after(at.saturating_sub(self.now), Ev::Net(version));
+        if let Some(at) = self.env.transfers.next() {
+            let version = self.env.transfers.version;
+            self.after(at.saturating_sub(self.now()), Timer::Transfers(version));
         }
     }
 
-    pub(super) fn arrivals(&mut self, version: u64) {
-        if version != self.net.version {
-            return;
+    pub(super) fn arrivals(&mut self, version: u64) -> Result {
+        if version != self.env.transfers.version {
+            return Ok(());
         }
         self.busy();
-        let (whole, parts) = self.net.arrivals(self.now);
+        let (whole, parts) = self.env.transfers.arrivals(self.now());
         for ((generation, from, to), unit) in parts {
             let from = from.unwrap_or(to);
-            self.member(
-                to,
-                MemberInput::FetchProgress {
-                    generation,
-                    from,
-                    unit,
-                },
-            );
+            let progress = MemberInput::FetchProgress {
+                generation,
+                from,
+                unit,
+            };
+            self.member(to, progress)?;
         }
         for ((generation, from, to), parcel) in whole {
             let from = from.unwrap_or(to);
-            if let Some(entry) = self.report.reconfigurations.last_mut() {
-                entry.moved_bytes += self.bytes.get(parcel.unit.index()).copied().unwrap_or(0.0);
+            if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
+                entry.moved_bytes += self
+                    .env
+                    .unit_bytes
+                    .get(parcel.unit.index())
+                    .copied()
+                    .unwrap_or(0.0);
             }
-            self.member(
-                to,
-                MemberInput::Fetched {
-                    generation,
-                    from,
-                    unit: parcel.unit,
-                    id: parcel.id,
-                    decision: parcel.decision,
-                },
-            );
+            let fetched = MemberInput::Fetched {
+                generation,
+                from,
+                unit: parcel.unit,
+                id: parcel.id,
+                decision: parcel.decision,
+            };
+            self.member(to, fetched)?;
         }
         self.wake();
+        Ok(())
     }
 }

@@ -1,13 +1,14 @@
-//! The world of a replay: one coordinator, the members on the trace's nodes, links, a store; no faults but the trace's.
+//! The environment of a replay: one coordinator, members on the trace's nodes, links, a store; no faults but the trace's.
 //!
 //! Two clocks: the machines' own, and the trace's. They differ by the stretches that were left out (`skip`), which the
 //! machines never see.
 
+mod coordinator;
 mod engine;
-mod leader;
 mod members;
 mod skip;
 
+use crate::host::{Channel, Environment, Event, Found, Host, Message, Process};
 use crate::replay::ideal::Ideal;
 use crate::replay::ledger::{Activity, Cause, Ledger};
 use crate::replay::net::Network;
@@ -15,10 +16,11 @@ use crate::replay::parts::RecoveryParts;
 use crate::replay::report::{Point, Report};
 use crate::replay::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{CostPlanner, Generation, Plan, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Coordinator, CoordinatorInput, Member, MemberInput, Outcome, Record, Time};
+use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, MemberInput, Record};
 
 /// Drivers of coordinator and members tick so often (as `coordinator/` and `worker/` do), nanoseconds.
 const TICK_NS: u64 = 20_000_000;
@@ -68,29 +70,30 @@ pub enum ReplayError {
     },
 }
 
+type Result<T = (), E = ReplayError> = std::result::Result<T, E>;
+
+/// The only coordinator.
+const COORDINATOR: usize = 0;
+
+/// What happens later.
 #[derive(Debug)]
-enum Ev {
-    TickLeader,
-    Tick(WorkerId),
-    Leader(CoordinatorInput),
-    Member(WorkerId, MemberInput),
-    /// The worker reaches the coordinator.
-    Stream(WorkerId),
+enum Timer {
+    Deliver(Channel, Message<Infallible>),
     /// A dial arrives at the second worker.
     Dial(Generation, WorkerId, WorkerId),
+    /// The engine answers its member.
+    Answer(WorkerId, MemberInput),
     /// All members of a generation end the step that they run.
     StepEnds(Generation, Step),
-    Net(u64),
+    /// State may have arrived, if this is still the version of the transfers.
+    Transfers(u64),
 }
 
+/// What a worker has besides its member.
 struct Worker {
-    member: Member,
     node: String,
-    alive: bool,
     drained: bool,
-    open: BTreeSet<Generation>,
-    dials: BTreeSet<(Generation, WorkerId)>,
-    /// The step in hand.
+    /// The step that runs.
     job: Option<(Generation, Step)>,
     /// All units of the last step are reduced.
     prepared: Vec<(Unit, UnitNorm)>,
@@ -103,232 +106,286 @@ struct Saved {
     available_ns: u64,
 }
 
-struct World<'a> {
+/// What was left out of the simulation.
+struct Skipped {
+    /// Trace's clock less the machines' clock.
+    ns: u64,
+    /// Steps of the trace's world less the machines' steps.
+    steps: i128,
+}
+
+/// Whether equal steps follow each other.
+#[derive(Clone, Copy, Default)]
+struct Steady {
+    /// When something but a commit last happened.
+    busy_at: u64,
+    committed_at: u64,
+    /// From commit to commit.
+    period: u64,
+    /// Equal periods in a row.
+    count: u32,
+}
+
+/// What is reported.
+struct Account {
+    ideal: Ideal,
+    ledger: Ledger,
+    report: Report,
+    /// Since when training stands, and since when there are enough nodes to train.
+    stopped_at: u64,
+    possible_at: u64,
+}
+
+/// The environment of a replay. Its clock counts nanoseconds.
+struct Replay<'a> {
     trace: &'a Trace,
     setup: &'a Setup,
-    ideal: Ideal,
-    // clocks, nanoseconds
-    now: u64,
-    /// Trace's clock less the machines' clock.
-    ahead: u64,
-    queue: BTreeMap<(u64, u64), Ev>,
-    number: u64,
     /// The trace's next moment.
-    next: usize,
-    leader: Coordinator,
-    record: Record,
-    workers: Vec<Worker>,
+    next_moment: usize,
     nodes: BTreeMap<String, WorkerId>,
+    record: Record,
+    /// Checkpoints in the store.
+    saved: BTreeMap<StateId, Saved>,
     /// Peers that have connected, the lesser first.
     links: BTreeSet<(Generation, WorkerId, WorkerId)>,
+    transfers: Network,
+    latency_ns: u64,
+    /// State bytes by unit.
+    unit_bytes: Vec<f64>,
     plans: BTreeMap<Generation, Arc<Plan>>,
     /// The plan that runs, or ran last.
     in_force: Option<Arc<Plan>>,
-    net: Network,
-    /// State bytes by unit.
-    bytes: Vec<f64>,
-    latency_ns: u64,
-    saved: BTreeMap<StateId, Saved>,
     /// The newest state that somebody committed.
-    tip: StateId,
-    /// Steps of the trace's world less the machines' steps.
-    ahead_steps: i128,
-    /// When something but a commit last happened, and the time from commit to commit.
-    busy_at: u64,
-    committed_at: u64,
-    /// Since when training stands, and since when there are enough nodes to train.
-    stands_at: u64,
-    possible_at: u64,
-    period: u64,
-    steady: u32,
-    ledger: Ledger,
-    report: Report,
-    ended: Option<Outcome>,
+    newest: StateId,
+    skipped: Skipped,
+    steady: Steady,
+    account: Account,
 }
 
 /// Replays a trace.
 ///
 /// # Errors
 /// No plan exists for any moment of the trace, or the run ends early.
-pub fn replay(trace: &Trace, setup: &Setup) -> Result<Report, ReplayError> {
+pub fn replay(trace: &Trace, setup: &Setup) -> Result<Report> {
     let layout = setup.planner.costs.layout();
     let ideal = Ideal::new(&setup.planner, layout, setup.global_batch_size, trace.most());
     if ideal.rate(trace.most()) <= 0.0 {
         return Err(ReplayError::NoPlan(trace.most()));
     }
-    let mut world = World::new(trace, setup, ideal);
-    world.run()?;
-    Ok(world.finish())
+    let mut host = Host::new(Replay::new(trace, setup, ideal));
+    host.add_coordinator(coordinator::coordinator(setup));
+    host.run()?;
+    Ok(host.finish())
 }
 
-impl<'a> World<'a> {
+impl<'a> Replay<'a> {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "small times"
     )]
-    fn new(trace: &'a Trace, setup: &'a Setup, ideal: Ideal) -> World<'a> {
+    fn new(trace: &'a Trace, setup: &'a Setup, ideal: Ideal) -> Replay<'a> {
         let costs = &setup.planner.costs;
         let state = setup.parts.state_bytes_per_parameter;
         let own = costs.segments.iter().map(|s| s.parameters);
         let all = own.chain(costs.layout().tied.then_some(costs.tied_parameters));
         let start = trace.start_ns();
-        World {
+        Replay {
             trace,
             setup,
-            ideal,
-            now: 0,
-            ahead: start,
-            queue: BTreeMap::new(),
-            number: 0,
-            next: 0,
-            leader: leader::coordinator(setup),
-            record: Record::default(),
-            workers: Vec::new(),
+            next_moment: 0,
             nodes: BTreeMap::new(),
+            record: Record::default(),
+            saved: BTreeMap::new(),
             links: BTreeSet::new(),
+            transfers: Network::new(setup.parts.bytes_per_ns(costs.device.bytes_per_s)),
+            latency_ns: (costs.device.latency_ms * 1e6).max(1.0) as u64,
+            unit_bytes: all.map(|p| p as f64 * state).collect(),
             plans: BTreeMap::new(),
             in_force: None,
-            net: Network::new(setup.parts.bytes_per_ns(costs.device.bytes_per_s)),
-            bytes: all.map(|p| p as f64 * state).collect(),
-            latency_ns: (costs.device.latency_ms * 1e6).max(1.0) as u64,
-            saved: BTreeMap::new(),
-            tip: StateId::INITIAL,
-            ahead_steps: 0,
-            busy_at: 0,
-            committed_at: 0,
-            stands_at: 0,
-            possible_at: 0,
-            period: 0,
-            steady: 0,
-            ledger: Ledger::new(start, setup.global_batch_size),
-            report: leader::empty_report(trace, setup),
-            ended: None,
+            newest: StateId::INITIAL,
+            skipped: Skipped { ns: start, steps: 0 },
+            steady: Steady::default(),
+            account: Account {
+                ideal,
+                ledger: Ledger::new(start, setup.global_batch_size),
+                report: coordinator::empty_report(trace, setup),
+                stopped_at: 0,
+                possible_at: 0,
+            },
+        }
+    }
+}
+
+impl Environment for Replay<'_> {
+    const UNIT_NS: u64 = 1;
+    const FIRST_WORKER: u64 = 1;
+    type Worker = Worker;
+    type Event = Timer;
+    type Data = Infallible;
+    type Error = ReplayError;
+
+    fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64> {
+        match process {
+            Process::Worker(w) => host.members.alive(w).map(|_| TICK_NS),
+            Process::Coordinator(_) => Some(TICK_NS),
         }
     }
 
-    fn time(&self) -> Time {
-        Time(self.now)
+    fn ticked(host: &mut Host<Self>) -> Result {
+        host.skip_standstill()
     }
 
+    fn find_coordinator(host: &mut Host<Self>, worker: WorkerId) -> Found {
+        match host.members.alive(worker) {
+            Some(_) => Found::Coordinator(COORDINATOR),
+            None => Found::Dead,
+        }
+    }
+
+    fn hello(host: &Host<Self>, worker: WorkerId) -> Hello {
+        let node = &host.members[worker].local.node;
+        Hello {
+            address: format!("{node}:1"),
+            name: node.clone(),
+            node: node.clone(),
+            memory_bytes: None,
+            speed: 1.0,
+        }
+    }
+
+    fn send(host: &mut Host<Self>, channel: Channel, message: Message<Infallible>) {
+        host.after(host.env.latency_ns, Timer::Deliver(channel, message));
+    }
+
+    fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId) {
+        host.after(host.env.latency_ns, Timer::Dial(generation, worker, peer));
+    }
+
+    fn accepts(
+        host: &Host<Self>,
+        from: WorkerId,
+        to: WorkerId,
+        of: Generation,
+        m: &Message<Infallible>,
+    ) -> bool {
+        host.members[to].open.contains(&of) && (*m == Message::Closed || host.linked(of, from, to))
+    }
+
+    fn data(_: &mut Host<Self>, _: WorkerId, _: WorkerId, _: Generation, data: Infallible) -> Result {
+        match data {}
+    }
+
+    fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Result {
+        host.carry_out_for_member(worker, effect)
+    }
+
+    fn coordinator_effect(host: &mut Host<Self>, _: usize, effect: CoordinatorEffect) -> Result {
+        host.carry_out_for_coordinator(effect)
+    }
+
+    fn event(host: &mut Host<Self>, event: Timer) -> Result {
+        match event {
+            Timer::Deliver(channel, message) => host.deliver(channel, message),
+            Timer::Dial(generation, from, to) => host.dialled(generation, from, to),
+            Timer::Answer(w, input) => host.member(w, input),
+            Timer::StepEnds(generation, step) => host.step_ends(generation, step),
+            Timer::Transfers(version) => host.arrivals(version),
+        }
+    }
+}
+
+impl Host<Replay<'_>> {
     /// On the trace's clock.
     fn real(&self) -> u64 {
-        self.now + self.ahead
+        self.now() + self.env.skipped.ns
     }
 
     #[expect(clippy::cast_precision_loss, reason = "seconds of a trace")]
     fn seconds(&self) -> f64 {
-        (self.real() - self.trace.start_ns()) as f64 / 1e9
+        (self.real() - self.env.trace.start_ns()) as f64 / 1e9
     }
 
-    fn after(&mut self, delay: u64, event: Ev) {
-        self.number += 1;
-        self.queue.insert((self.now + delay, self.number), event);
+    fn whole_seconds(&self) -> u64 {
+        (self.real() - self.env.trace.start_ns()) / 1_000_000_000
     }
 
     /// When the trace next does something: a moment, or a notice. On the trace's clock.
     fn outside(&self) -> Option<u64> {
-        let moment = self.trace.moments.get(self.next).map(|m| m.at_ns);
+        let moment = self.env.trace.moments.get(self.env.next_moment).map(|m| m.at_ns);
         let notice = self.next_notice().map(|(at, _)| at.max(self.real()));
         moment.into_iter().chain(notice).min()
     }
 
-    fn run(&mut self) -> Result<(), ReplayError> {
-        self.after(0, Ev::TickLeader);
-        let end = self.trace.end_ns();
+    fn run(&mut self) -> Result {
+        self.queue
+            .after(0, Event::Tick(Process::Coordinator(COORDINATOR)));
+        let end = self.env.trace.end_ns();
         let mut events = 0u64;
         while self.real() < end {
             events += 1;
-            let at_s = (self.real() - self.trace.start_ns()) / 1_000_000_000;
             if events > EVENTS_MAX {
+                let at_s = self.whole_seconds();
                 return Err(ReplayError::Stuck { at_s });
             }
-            if let Some(outcome) = self.ended.take() {
-                let outcome = format!("{outcome:?}");
-                return Err(ReplayError::Ended { at_s, outcome });
-            }
             let outside = self.outside().unwrap_or(end);
-            let inside = self.queue.first_key_value().map(|((at, _), _)| at + self.ahead);
+            let inside = self.queue.next_at().map(|at| at + self.env.skipped.ns);
             if inside.is_none_or(|at| outside <= at) {
-                self.now = self.now.max(outside - self.ahead);
+                self.queue.advance_to(outside - self.env.skipped.ns);
                 if self.real() < end {
-                    self.trace_event();
+                    self.trace_event()?;
                 }
-                continue;
-            }
-            if let Some(((at, _), event)) = self.queue.pop_first() {
-                self.now = at;
-                self.step(event);
+            } else if let Some((_, event)) = self.queue.pop() {
+                self.step(event)?;
             }
         }
         Ok(())
     }
 
-    fn step(&mut self, event: Ev) {
-        match event {
-            Ev::TickLeader => {
-                self.after(TICK_NS, Ev::TickLeader);
-                self.lead(CoordinatorInput::Tick);
-                self.skip_standstill();
-            }
-            Ev::Tick(w) => {
-                if self.worker(w).is_some() {
-                    self.after(TICK_NS, Ev::Tick(w));
-                    self.redial(w);
-                    self.member(w, MemberInput::Tick);
-                }
-            }
-            Ev::Leader(input) => self.lead(input),
-            Ev::Member(w, input) => self.deliver(w, input),
-            Ev::Stream(w) => self.stream(w),
-            Ev::Dial(generation, from, to) => self.dialled(generation, from, to),
-            Ev::StepEnds(generation, step) => self.step_ends(generation, step),
-            Ev::Net(version) => self.arrivals(version),
-        }
-    }
-
     /// A moment of the trace, or a notice.
-    fn trace_event(&mut self) {
+    fn trace_event(&mut self) -> Result {
         self.busy();
         if let Some((at, node)) = self.next_notice()
             && at <= self.real()
         {
-            self.drain(&node);
-            return;
+            return self.drain(&node);
         }
-        let Some(moment) = self.trace.moments.get(self.next) else {
-            return;
+        let trace = self.env.trace;
+        let Some(moment) = trace.moments.get(self.env.next_moment) else {
+            return Ok(());
         };
-        self.next += 1;
+        self.env.next_moment += 1;
         for node in &moment.leaves {
             self.leave(node);
         }
         for node in &moment.joins {
             self.join(node);
         }
-        let top = self.ideal.rate(self.nodes.len());
-        if !self.ledger.possible() {
-            self.possible_at = self.now;
+        let (now, real) = (self.now(), self.real());
+        let account = &mut self.env.account;
+        let top = account.ideal.rate(self.env.nodes.len());
+        if !account.ledger.possible() {
+            account.possible_at = now;
         }
-        let real = self.real();
-        self.ledger.set_top(real, top);
+        account.ledger.set_top(real, top);
         self.judge_plan(true);
         self.mark();
+        Ok(())
     }
 
     fn busy(&mut self) {
-        self.busy_at = self.now;
-        self.steady = 0;
+        self.env.steady.busy_at = self.now();
+        self.env.steady.count = 0;
     }
 
     /// Why a running plan is slower than the best: `moved` = other workers are there, and it has not been replaced.
     fn judge_plan(&mut self, moved: bool) {
         let avoided = |id: &WorkerId| {
-            let drained = self.workers.get(members::index(*id)).is_some_and(|w| w.drained);
-            drained && self.in_force.as_ref().is_some_and(|p| !p.has(*id))
+            let drained = self.members.get(*id).is_some_and(|w| w.local.drained);
+            drained && self.env.in_force.as_ref().is_some_and(|p| !p.has(*id))
         };
-        self.ledger.slower = if self.nodes.values().any(avoided) {
+        self.env.account.ledger.slower = if self.env.nodes.values().any(avoided) {
             Cause::Notice
         } else if moved {
             Cause::OldPlan
@@ -339,31 +396,31 @@ impl<'a> World<'a> {
 
     /// Something else goes on.
     fn turn(&mut self, activity: Activity) {
-        if matches!(self.ledger.activity, Activity::Running { .. }) {
-            self.stands_at = self.now;
+        if matches!(self.env.account.ledger.activity, Activity::Running { .. }) {
+            self.env.account.stopped_at = self.now();
         }
         let real = self.real();
-        self.ledger.turn(real, activity);
+        self.env.account.ledger.turn(real, activity);
         self.mark();
     }
 
     /// A point of the picture.
     fn mark(&mut self) {
-        let (used, rate) = match self.ledger.activity {
+        let (used, rate) = match self.env.account.ledger.activity {
             Activity::Running { rate } => {
-                let members = self.in_force.as_ref().map_or(0, |p| p.members().len());
+                let members = self.env.in_force.as_ref().map_or(0, |p| p.members().len());
                 (members, rate)
             }
             Activity::Standing(_) => (0, 0.0),
         };
         let point = Point {
             at_s: self.seconds(),
-            there: self.nodes.len(),
+            there: self.env.nodes.len(),
             used,
             samples_per_s: rate * 1e9,
-            best_samples_per_s: self.ideal.rate(self.nodes.len()) * 1e9,
+            best_samples_per_s: self.env.account.ideal.rate(self.env.nodes.len()) * 1e9,
         };
-        self.report.timeline.push(point);
+        self.env.account.report.timeline.push(point);
     }
 }
 

@@ -1,25 +1,24 @@
-//! The coordinator: its effects, the record, the diary that the account is kept by.
+//! The coordinator: its store, and its events, which the account is kept by.
 
 use super::members::{LAST_STEP, nanoseconds};
-use super::{Ev, Setup, World};
+use super::{Account, COORDINATOR, Replay, ReplayError, Result, Setup};
+use crate::host::{self, Host};
 use crate::replay::ledger::{Activity, Cause};
 use crate::replay::report::{Loss, Reconfiguration, Report, Why};
 use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
 use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Shape, StateId};
-use varuna_protocol::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, MemberInput, Timing,
-};
+use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Timing};
 
-/// The planner; a coordinator below its minimum asks at every tick, and the answer for fewer equal workers than were too few
-/// before is known.
-struct Asked {
+/// The planner. A coordinator below its minimum asks at every tick; for no more workers than were too few before, the answer
+/// is known.
+struct KnownTooFew {
     planner: CostPlanner,
     too_few: Cell<usize>,
 }
 
-impl Planner for Asked {
+impl Planner for KnownTooFew {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         let there = request.workers.len();
         if there <= self.too_few.get() {
@@ -50,7 +49,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         published: None,
         secret_seed: [0; 16],
     };
-    let planner = Asked {
+    let planner = KnownTooFew {
         planner: setup.planner.clone(),
         too_few: Cell::new(0),
     };
@@ -78,45 +77,42 @@ pub(super) fn empty_report(trace: &Trace, setup: &Setup) -> Report {
     }
 }
 
-impl World<'_> {
-    /// Gives the coordinator an input and carries out what follows.
-    pub(super) fn lead(&mut self, input: CoordinatorInput) {
-        let now = self.time();
-        let mut effects = Vec::new();
-        self.leader.handle(now, input, &mut effects);
-        let term = self.leader.term();
-        for effect in effects {
-            match effect {
-                CoordinatorEffect::Send { to, order } => {
-                    self.after(
-                        self.latency_ns,
-                        Ev::Member(to, MemberInput::Order { term, order }),
-                    );
+impl Host<Replay<'_>> {
+    /// The record and the list of checkpoints are in the store.
+    pub(super) fn carry_out_for_coordinator(&mut self, effect: CoordinatorEffect) -> Result {
+        let latency = self.env.latency_ns;
+        let (delay, answer) = match effect {
+            CoordinatorEffect::Write { expect, record } => {
+                let ok = self.env.record.version == expect;
+                if ok {
+                    self.env.record = record.clone();
                 }
-                CoordinatorEffect::Write { expect, record } => {
-                    let ok = self.record.version == expect;
-                    if ok {
-                        self.record = record.clone();
-                    }
-                    let written = Ev::Leader(CoordinatorInput::Written { ok, record });
-                    self.after(nanoseconds(self.setup.parts.plan_ms), written);
-                }
-                CoordinatorEffect::ReadRecord => {
-                    let record = self.record.clone();
-                    self.after(self.latency_ns, Ev::Leader(CoordinatorInput::Record(record)));
-                }
-                CoordinatorEffect::ListCheckpoints => {
-                    let list = self.checkpoints();
-                    self.after(self.latency_ns, Ev::Leader(CoordinatorInput::Checkpoints(list)));
-                }
-                CoordinatorEffect::Event(event) => self.heard(&event),
-                CoordinatorEffect::Finish(outcome) => self.ended = Some(outcome),
+                let delay = nanoseconds(self.env.setup.parts.plan_ms);
+                (delay, CoordinatorInput::Written { ok, record })
             }
-        }
+            CoordinatorEffect::ReadRecord => (latency, CoordinatorInput::Record(self.env.record.clone())),
+            CoordinatorEffect::ListCheckpoints => {
+                (latency, CoordinatorInput::Checkpoints(self.checkpoints()))
+            }
+            CoordinatorEffect::Event(event) => {
+                self.account_for(&event);
+                return Ok(());
+            }
+            CoordinatorEffect::Finish(outcome) => {
+                return Err(ReplayError::Ended {
+                    at_s: self.whole_seconds(),
+                    outcome: format!("{outcome:?}"),
+                });
+            }
+            CoordinatorEffect::Send { .. } => return Ok(()), // the host's
+        };
+        self.queue
+            .after(delay, host::Event::Coordinator(COORDINATOR, answer));
+        Ok(())
     }
 
-    /// The coordinator's diary.
-    fn heard(&mut self, event: &Event) {
+    /// What the account is kept by.
+    fn account_for(&mut self, event: &Event) {
         if !matches!(
             event,
             Event::Committed { .. } | Event::BelowMinimum { .. } | Event::NoPlan { .. }
@@ -133,7 +129,7 @@ impl World<'_> {
                 change,
                 ..
             } => {
-                let first = self.report.reconfigurations.is_empty();
+                let first = self.env.account.report.reconfigurations.is_empty();
                 let why = match (first, change) {
                     (true, _) => Why::Start,
                     (false, true) => Why::Change,
@@ -144,7 +140,7 @@ impl World<'_> {
                     generation: generation.0,
                     why,
                     plan: plan.clone(),
-                    there: self.nodes.len(),
+                    there: self.env.nodes.len(),
                     workers: *workers,
                     step_ms: *predicted_ms,
                     pause_ms: 0.0,
@@ -152,13 +148,15 @@ impl World<'_> {
                     rolled_back_steps: 0,
                     ran: false,
                 };
-                self.report.reconfigurations.push(entry);
+                self.env.account.report.reconfigurations.push(entry);
                 if !change && !first {
                     self.turn(Activity::Standing(Cause::Connect));
                 }
             }
             Event::Resumed { base, restored, .. } => self.resumed(*base, *restored),
-            Event::Connected { .. } if self.ledger.activity == Activity::Standing(Cause::Connect) => {
+            Event::Connected { .. }
+                if self.env.account.ledger.activity == Activity::Standing(Cause::Connect) =>
+            {
                 self.turn(Activity::Standing(Cause::Transfer));
             }
             Event::Running { generation } => self.runs(*generation),
@@ -169,19 +167,20 @@ impl World<'_> {
     /// A generation was told to go.
     #[expect(clippy::cast_precision_loss, reason = "a batch, and nanoseconds of a pause")]
     fn runs(&mut self, generation: Generation) {
-        let Some(plan) = self.plans.get(&generation).cloned() else {
+        let Some(plan) = self.env.plans.get(&generation).cloned() else {
             return;
         };
-        let batch = self.setup.global_batch_size as f64;
+        let batch = self.env.setup.global_batch_size as f64;
         let rate = batch / (plan.shape.predicted.step_ms * 1e6);
-        let since = self.stands_at.max(self.possible_at);
+        let now = self.now();
+        let since = self.env.account.stopped_at.max(self.env.account.possible_at);
         let of = |r: &&mut Reconfiguration| r.generation == generation.0;
-        if let Some(entry) = self.report.reconfigurations.iter_mut().rev().find(of) {
+        if let Some(entry) = self.env.account.report.reconfigurations.iter_mut().rev().find(of) {
             entry.ran = true;
-            entry.pause_ms = (self.now - since) as f64 / 1e6;
+            entry.pause_ms = (now - since) as f64 / 1e6;
         }
-        self.plans = self.plans.split_off(&generation);
-        self.in_force = Some(plan);
+        self.env.plans = self.env.plans.split_off(&generation);
+        self.env.in_force = Some(plan);
         self.turn(Activity::Running { rate });
         self.judge_plan(false);
         self.mark();
@@ -189,37 +188,42 @@ impl World<'_> {
 
     /// A recovery has decided where to resume.
     fn resumed(&mut self, base: StateId, restored: bool) {
-        let saved = self.saved.get(&base).filter(|_| restored).map(|s| s.steps);
+        let saved = self.env.saved.get(&base).filter(|_| restored).map(|s| s.steps);
         let steps = match saved {
             Some(steps) => steps,
             None if base == StateId::INITIAL => 0,
-            None => u64::try_from(i128::from(base.step.0) + self.ahead_steps).unwrap_or(0),
+            None => u64::try_from(i128::from(base.step.0) + self.env.skipped.steps).unwrap_or(0),
         };
-        let back = self.ledger.steps.saturating_sub(steps);
-        if let Some(entry) = self.report.reconfigurations.last_mut() {
+        let back = self.env.account.ledger.steps.saturating_sub(steps);
+        if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
             entry.rolled_back_steps = back;
         }
-        self.ledger.resume_at(steps);
-        self.ahead_steps = i128::from(steps) - i128::from(base.step.0);
-        self.tip = base;
-        self.saved.retain(|id, _| *id <= base);
+        self.env.account.ledger.resume_at(steps);
+        self.env.skipped.steps = i128::from(steps) - i128::from(base.step.0);
+        self.env.newest = base;
+        self.env.saved.retain(|id, _| *id <= base);
     }
 
     /// Closes the account.
     pub(super) fn finish(mut self) -> Report {
-        let end = self.trace.end_ns();
+        let end = self.env.trace.end_ns();
         self.mark();
-        self.ledger.turn(end, Activity::Standing(Cause::Start));
-        let ideal = self.ledger.ideal.max(f64::MIN_POSITIVE);
+        let Account {
+            mut ledger,
+            mut report,
+            ..
+        } = self.env.account;
+        ledger.turn(end, Activity::Standing(Cause::Start));
+        let ideal = ledger.ideal.max(f64::MIN_POSITIVE);
         let loss = |cause: Cause| Loss {
             cause,
-            percent: self.ledger.loss(cause) / ideal * 100.0,
+            percent: ledger.loss(cause) / ideal * 100.0,
         };
-        self.report.losses = Cause::ALL.into_iter().map(loss).collect();
-        self.report.steps = self.ledger.steps;
-        self.report.trained_samples = self.ledger.trained();
-        self.report.ideal_samples = self.ledger.ideal;
-        self.report.goodput = self.ledger.trained() / ideal;
-        self.report
+        report.losses = Cause::ALL.into_iter().map(loss).collect();
+        report.steps = ledger.steps;
+        report.trained_samples = ledger.trained();
+        report.ideal_samples = ledger.ideal;
+        report.goodput = ledger.trained() / ideal;
+        report
     }
 }

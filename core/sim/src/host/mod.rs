@@ -1,0 +1,403 @@
+//! The shipped [`Coordinator`] and [`Member`](varuna_protocol::Member) machines on simulated time.
+//!
+//! The host owns the clock, the processes and their connections, gives the machines their inputs and carries out the effects
+//! that mean the same everywhere. How long anything takes, what engines and the store do, and which faults happen is up to an
+//! [`Environment`]: the checker's (`crate::world`) or a trace's (`crate::replay`).
+//!
+//! Common rule for the order of events: an event gets its number when it is scheduled. An environment that draws a delay draws
+//! it just before.
+
+mod members;
+mod queue;
+
+pub(crate) use members::{MemberHost, Members};
+
+use queue::Queue;
+use std::collections::BTreeMap;
+use varuna_plan::{Generation, WorkerId};
+use varuna_protocol::{
+    Coordinator, CoordinatorEffect, CoordinatorInput, Hello, MemberEffect, MemberInput, Order, PeerMessage,
+    Report, Time,
+};
+
+/// One direction of a connection. Peers' connections belong to a generation; streams between a worker and a coordinator (its
+/// index) are numbered by the worker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Channel {
+    Peer(WorkerId, WorkerId, Generation),
+    Up(WorkerId, usize, u64),
+    Down(usize, WorkerId, u64),
+}
+
+/// What travels on a channel; `D` is the environment's own.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum Message<D> {
+    /// The sender's end is closed.
+    Closed,
+    Peer(PeerMessage),
+    Report(Report),
+    /// With the coordinator's term.
+    Order(u64, Order),
+    Data(D),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Process {
+    Worker(WorkerId),
+    Coordinator(usize),
+}
+
+/// What the host does at a time; `T` is the environment's own.
+#[derive(Debug)]
+pub(crate) enum Event<T> {
+    Tick(Process),
+    /// The worker looks for a coordinator.
+    OpenStream(WorkerId),
+    /// The store or the platform has an answer for a coordinator.
+    Coordinator(usize, CoordinatorInput),
+    Environment(T),
+}
+
+/// What a worker finds that looks for a coordinator.
+pub(crate) enum Found {
+    Coordinator(usize),
+    /// None, or none that it can reach: it tries again at this time.
+    Nothing {
+        again_at: u64,
+    },
+    /// The worker is dead.
+    Dead,
+}
+
+/// What differs between simulated worlds. Functions take the whole host, since most of what they do schedules events.
+pub(crate) trait Environment: Sized {
+    /// Nanoseconds in a unit of the host's clock.
+    const UNIT_NS: u64;
+    /// Id of the first worker; later ones count up.
+    const FIRST_WORKER: u64;
+    /// What the environment keeps for a worker.
+    type Worker;
+    type Event;
+    type Data;
+    type Error;
+
+    /// Time until the process's next tick; none: it never ticks again.
+    fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64>;
+    /// A coordinator has handled a tick.
+    fn ticked(_host: &mut Host<Self>) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    fn find_coordinator(host: &mut Host<Self>, worker: WorkerId) -> Found;
+    fn hello(host: &Host<Self>, worker: WorkerId) -> Hello;
+    /// Puts a message on its way; it comes back through [`Host::deliver`].
+    fn send(host: &mut Host<Self>, channel: Channel, message: Message<Self::Data>);
+    /// Dials a peer once more that has not accepted.
+    fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId);
+    /// Whether a message from a peer reaches the member.
+    fn accepts(
+        host: &Host<Self>,
+        from: WorkerId,
+        to: WorkerId,
+        of: Generation,
+        m: &Message<Self::Data>,
+    ) -> bool;
+    /// A connection closes; the member hears of it next.
+    fn closed(
+        _host: &mut Host<Self>,
+        _from: WorkerId,
+        _to: WorkerId,
+        _of: Generation,
+    ) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    fn data(
+        host: &mut Host<Self>,
+        from: WorkerId,
+        to: WorkerId,
+        of: Generation,
+        data: Self::Data,
+    ) -> Result<(), Self::Error>;
+    /// Carries out what the host has not: all but reports and messages to peers.
+    fn member_effect(
+        host: &mut Host<Self>,
+        worker: WorkerId,
+        effect: MemberEffect,
+    ) -> Result<(), Self::Error>;
+    /// Carries out what the host has not: all but orders.
+    fn coordinator_effect(
+        host: &mut Host<Self>,
+        c: usize,
+        effect: CoordinatorEffect,
+    ) -> Result<(), Self::Error>;
+    /// An event of the environment's own.
+    fn event(host: &mut Host<Self>, event: Self::Event) -> Result<(), Self::Error>;
+    /// Lets a machine handle an input.
+    fn run_machine(&self, handle: impl FnOnce()) {
+        handle();
+    }
+    /// Sees every effect before it is carried out.
+    fn observe_member(&mut self, _now: u64, _worker: WorkerId, _effect: &MemberEffect) {}
+    /// Sees every effect before it is carried out.
+    fn observe_coordinator(&mut self, _now: u64, _c: usize, _effect: &CoordinatorEffect) {}
+}
+
+/// A coordinator's process.
+pub(crate) struct CoordinatorHost {
+    pub(crate) machine: Coordinator,
+    pub(crate) alive: bool,
+    /// Stopped (SIGSTOP) until then.
+    pub(crate) paused: u64,
+    /// The newest stream of each worker.
+    pub(crate) streams: BTreeMap<WorkerId, u64>,
+}
+
+/// All processes, and what happens to them.
+pub(crate) struct Host<E: Environment> {
+    pub(crate) queue: Queue<Event<E::Event>>,
+    pub(crate) members: Members<E::Worker>,
+    pub(crate) coordinators: Vec<CoordinatorHost>,
+    pub(crate) env: E,
+}
+
+impl<E: Environment> Host<E> {
+    pub(crate) fn new(env: E) -> Self {
+        Self {
+            queue: Queue::new(),
+            members: Members::new(E::FIRST_WORKER),
+            coordinators: Vec::new(),
+            env,
+        }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.queue.now()
+    }
+
+    fn time(&self) -> Time {
+        Time(self.now() * E::UNIT_NS)
+    }
+
+    pub(crate) fn at(&mut self, time: u64, event: E::Event) {
+        self.queue.at(time, Event::Environment(event));
+    }
+
+    pub(crate) fn after(&mut self, delay: u64, event: E::Event) {
+        self.queue.after(delay, Event::Environment(event));
+    }
+
+    pub(crate) fn add_coordinator(&mut self, machine: Coordinator) -> usize {
+        self.coordinators.push(CoordinatorHost {
+            machine,
+            alive: true,
+            paused: 0,
+            streams: BTreeMap::new(),
+        });
+        self.coordinators.len() - 1
+    }
+
+    /// Until when a process is stopped, if it is. The dead sleep for ever.
+    pub(crate) fn paused_until(&self, process: Process) -> Option<u64> {
+        let (alive, paused) = match process {
+            Process::Worker(w) => (self.members[w].alive, self.members[w].paused),
+            Process::Coordinator(c) => (self.coordinators[c].alive, self.coordinators[c].paused),
+        };
+        (alive && paused > self.now()).then_some(paused)
+    }
+
+    pub(crate) fn step(&mut self, event: Event<E::Event>) -> Result<(), E::Error> {
+        match event {
+            Event::Tick(process) => self.tick(process),
+            Event::OpenStream(worker) => self.open_stream(worker),
+            Event::Coordinator(c, input) => {
+                if let CoordinatorInput::Gone { worker } = &input {
+                    self.coordinators[c].streams.remove(worker);
+                }
+                if let Some(until) = self.paused_until(Process::Coordinator(c)) {
+                    self.queue.at(until + 1, Event::Coordinator(c, input));
+                    return Ok(());
+                }
+                self.coordinator(c, input)
+            }
+            Event::Environment(event) => E::event(self, event),
+        }
+    }
+
+    fn tick(&mut self, process: Process) -> Result<(), E::Error> {
+        if let Some(until) = self.paused_until(process) {
+            self.queue.at(until + 1, Event::Tick(process));
+            return Ok(());
+        }
+        let Some(delay) = E::tick_after(self, process) else {
+            return Ok(());
+        };
+        self.queue.after(delay, Event::Tick(process));
+        match process {
+            Process::Worker(w) => {
+                for (generation, peer) in self.members[w].dials.clone() {
+                    E::redial(self, w, generation, peer);
+                }
+                self.member(w, MemberInput::Tick)
+            }
+            Process::Coordinator(c) => {
+                self.coordinator(c, CoordinatorInput::Tick)?;
+                E::ticked(self)
+            }
+        }
+    }
+
+    fn open_stream(&mut self, w: WorkerId) -> Result<(), E::Error> {
+        let c = match E::find_coordinator(self, w) {
+            Found::Nothing { again_at } => {
+                self.queue.at(again_at, Event::OpenStream(w));
+                return Ok(());
+            }
+            Found::Dead => return Ok(()),
+            Found::Coordinator(c) => c,
+        };
+        let hello = E::hello(self, w);
+        let worker = &mut self.members[w];
+        worker.stream += 1;
+        worker.coordinator = Some(c);
+        self.coordinators[c].streams.insert(w, worker.stream);
+        self.coordinator(c, CoordinatorInput::StreamUp { from: w, hello })?;
+        self.member(w, MemberInput::Stream)
+    }
+
+    /// Gives a coordinator an input and carries out what follows.
+    pub(crate) fn coordinator(&mut self, c: usize, input: CoordinatorInput) -> Result<(), E::Error> {
+        let now = self.time();
+        let CoordinatorHost { machine, alive, .. } = &mut self.coordinators[c];
+        if !*alive {
+            return Ok(());
+        }
+        let mut effects = Vec::new();
+        self.env.run_machine(|| machine.handle(now, input, &mut effects));
+        let term = machine.term();
+        for effect in effects {
+            self.env.observe_coordinator(self.queue.now(), c, &effect);
+            if let CoordinatorEffect::Send { to, order } = effect {
+                let stream = self.coordinators[c].streams.get(&to).copied().unwrap_or(0);
+                E::send(self, Channel::Down(c, to, stream), Message::Order(term, order));
+            } else {
+                E::coordinator_effect(self, c, effect)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a member an input and carries out what follows.
+    pub(crate) fn member(&mut self, w: WorkerId, input: MemberInput) -> Result<(), E::Error> {
+        let now = self.time();
+        let MemberHost { machine, alive, .. } = &mut self.members[w];
+        if !*alive || machine.exited() {
+            return Ok(());
+        }
+        let mut effects = Vec::new();
+        self.env.run_machine(|| machine.handle(now, input, &mut effects));
+        for effect in effects {
+            self.env.observe_member(self.queue.now(), w, &effect);
+            self.carry_out(w, effect)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, w: WorkerId, effect: MemberEffect) -> Result<(), E::Error> {
+        let worker = &mut self.members[w];
+        match effect {
+            MemberEffect::Report(report) => {
+                if let Some(c) = worker.coordinator {
+                    let channel = Channel::Up(w, c, worker.stream);
+                    E::send(self, channel, Message::Report(report));
+                }
+                return Ok(());
+            }
+            MemberEffect::Send {
+                generation,
+                to,
+                message,
+            } => {
+                if worker.open.contains(&generation) {
+                    E::send(self, Channel::Peer(w, to, generation), Message::Peer(message));
+                }
+                return Ok(());
+            }
+            MemberEffect::Accepted(ref plan) => {
+                worker.open.insert(plan.generation);
+            }
+            MemberEffect::Connect { generation, peer, .. } => {
+                worker.dials.insert((generation, peer));
+            }
+            MemberEffect::Disconnect { generation } => {
+                worker.open.remove(&generation);
+                worker.dials.retain(|(g, _)| *g != generation);
+            }
+            _ => {}
+        }
+        E::member_effect(self, w, effect)
+    }
+
+    /// The worker's dial was accepted.
+    pub(crate) fn connected(
+        &mut self,
+        w: WorkerId,
+        generation: Generation,
+        peer: WorkerId,
+    ) -> Result<(), E::Error> {
+        self.members[w].dials.remove(&(generation, peer));
+        self.member(w, MemberInput::Connected { generation, peer })
+    }
+
+    /// A message arrives. What comes on an old stream is dropped.
+    pub(crate) fn deliver(&mut self, channel: Channel, message: Message<E::Data>) -> Result<(), E::Error> {
+        match (channel, message) {
+            (Channel::Peer(from, to, generation), message) => {
+                self.deliver_from_peer(from, to, generation, message)
+            }
+            (Channel::Up(from, c, stream), message) => {
+                if self.coordinators[c].streams.get(&from) != Some(&stream) {
+                    return Ok(());
+                }
+                let input = match message {
+                    Message::Report(report) => CoordinatorInput::Report { from, report },
+                    _ => CoordinatorInput::StreamDown { from },
+                };
+                self.coordinator(c, input)
+            }
+            (Channel::Down(_, to, stream), Message::Order(term, order))
+                if stream == self.members[to].stream =>
+            {
+                self.member(to, MemberInput::Order { term, order })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn deliver_from_peer(
+        &mut self,
+        from: WorkerId,
+        to: WorkerId,
+        generation: Generation,
+        message: Message<E::Data>,
+    ) -> Result<(), E::Error> {
+        if !E::accepts(self, from, to, generation, &message) {
+            return Ok(());
+        }
+        match message {
+            Message::Closed => {
+                E::closed(self, from, to, generation)?;
+                let peer = from;
+                self.member(to, MemberInput::Closed { generation, peer })
+            }
+            Message::Peer(message) => self.member(
+                to,
+                MemberInput::Peer {
+                    generation,
+                    from,
+                    message,
+                },
+            ),
+            Message::Data(data) => E::data(self, from, to, generation, data),
+            Message::Report(_) | Message::Order(..) => Ok(()),
+        }
+    }
+}
