@@ -12,18 +12,17 @@ use varuna_plan::{CostPlanner, Costs};
 /// Options shared by the commands that plan without running.
 #[derive(clap::Args)]
 pub(crate) struct CostSource {
-    /// Estimate costs for this kind of device, for example `h100-80g`, and stay within its memory.
-    /// Default: one CPU core.
+    /// Estimate costs for this kind of device, for example h100-80g, and stay within its memory [default: one CPU core].
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
-    /// Take costs from this profile (see `varuna profile`) instead of an estimate.
+    /// Take costs from this profile (see varuna profile) instead of an estimate.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Replace the profile's link times by this table: CSV with the columns `bytes,us`.
+    /// Replace the profile's link times by this table: a CSV file with the columns bytes,us.
     #[arg(long, value_name = "FILE", requires = "profile")]
     links: Option<PathBuf>,
-    /// Calibrate the profile with this table of measured steps: CSV with the columns `data_parallel`,
-    /// `pipeline_parallel`, `step_ms`.
+    /// Calibrate the profile by this table of measured steps: a CSV file with the columns data_parallel,
+    /// pipeline_parallel,step_ms.
     #[arg(long, value_name = "FILE", requires = "profile")]
     measured: Option<PathBuf>,
 }

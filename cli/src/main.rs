@@ -33,6 +33,7 @@ struct Arguments {
     command: Command,
 }
 
+// A command without a comment here is described where its arguments are.
 #[derive(Subcommand)]
 enum Command {
     /// Train a job on this machine, with a coordinator and N worker processes.
@@ -43,15 +44,10 @@ enum Command {
     Status(remote::StatusArguments),
     /// Run a coordinator for workers that are started elsewhere (`varuna-worker --coordinator ADDRESS`).
     Coordinator(coordinator::Arguments),
-    /// Print the plan for a number of workers and its predicted step.
     Plan(plan::Arguments),
-    /// Measure compute, memory and links of a job's model on this machine.
     Profile(profile::Arguments),
-    /// Replay an availability trace in simulated time: goodput, and losses by cause.
     Replay(replay::Arguments),
-    /// Build and inspect datasets.
     Data(data::Arguments),
-    /// List, check, save, delete, export and import checkpoints.
     Checkpoint(checkpoint::Arguments),
     #[command(hide = true)]
     WithParent(children::WithParent),

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use varuna_plan::profile::Profile;
 
-/// Measure a job's model on this machine: compute and memory of each segment by micro-batch size, and the links and gradient
-/// rings between worker processes.
+/// Measure compute, memory and links of a job's model on this machine.
 ///
+/// Measured are compute and memory of each segment by micro-batch size, and links and gradient rings between worker processes.
 /// Run nothing else meanwhile. The commands `plan`, `replay`, `run` and `coordinator` read the profile with --profile.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

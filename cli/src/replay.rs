@@ -18,10 +18,12 @@ const PARTS: (&str, &str) = (
 /// AWS announces the end of a spot node two minutes before, seconds.
 const AWS_NOTICE_S: f64 = 120.0;
 
-/// Replays an availability trace through the planner and the coordinator on simulated time.
+/// Replay an availability trace in simulated time: goodput, and losses by cause.
+///
+/// The planner and the coordinator are those of a real job; docs/replay.md says what is simulated.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace, a CSV file: columns `time_s,event,node` (event: add or remove) or `time_s,nodes`.
+    /// The trace, a CSV file: columns time_s,event,node (event: add or remove) or time_s,nodes.
     trace: PathBuf,
     /// The job file.
     #[arg(long)]

@@ -94,3 +94,76 @@ fn losses(area: &Area, report: &Report) -> Drawn {
     }))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_sim::replay::Cause;
+
+    #[test]
+    fn the_chart_has_both_panels_and_names_what_was_lost() {
+        let point = |at_s, there, used| Point {
+            at_s,
+            there,
+            used,
+            samples_per_s: 2.0,
+            best_samples_per_s: 3.0,
+        };
+        let loss = |cause, percent| Loss { cause, percent };
+        let report = Report {
+            seconds: 7200.0,
+            nodes: 4,
+            joins: 4,
+            leaves: 1,
+            notice_s: 0.0,
+            calibrated: false,
+            steps: 100,
+            trained_samples: 900.0,
+            ideal_samples: 1000.0,
+            goodput: 0.9,
+            losses: vec![
+                loss(Cause::Transfer, 8.0),
+                loss(Cause::Plan, 2.0),
+                loss(Cause::Start, 0.001),
+            ],
+            reconfigurations: Vec::new(),
+            timeline: vec![point(0.0, 4, 4), point(3600.0, 3, 0)],
+            simulated_steps: 10,
+        };
+        let svg = draw("a <job>", &report).unwrap();
+        assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+        for text in [
+            "a &lt;job&gt;: goodput 90.00 %",
+            "nodes",
+            "samples/s",
+            "time, hours",
+            "transfer of state 8.00 %",
+            "plan 2.00 %",
+        ] {
+            assert!(svg.contains(text), "{text} is missing");
+        }
+        assert!(!svg.contains("start 0.00 %"), "too small to be drawn");
+        assert_eq!((svg.matches("<polygon").count(), svg.contains("NaN")), (2, false));
+    }
+
+    #[test]
+    fn an_empty_replay_can_be_drawn() {
+        let report = Report {
+            seconds: 0.0,
+            nodes: 0,
+            joins: 0,
+            leaves: 0,
+            notice_s: 0.0,
+            calibrated: false,
+            steps: 0,
+            trained_samples: 0.0,
+            ideal_samples: 0.0,
+            goodput: 0.0,
+            losses: Vec::new(),
+            reconfigurations: Vec::new(),
+            timeline: Vec::new(),
+            simulated_steps: 0,
+        };
+        assert!(draw("none", &report).unwrap().contains("goodput 0.00 %"));
+    }
+}

@@ -209,7 +209,7 @@ impl<E: Environment> Host<E> {
             Event::Tick(process) => self.tick(process),
             Event::OpenStream(worker) => self.open_stream(worker),
             Event::Coordinator(c, input) => {
-                if let CoordinatorInput::Gone { worker } = &input {
+                if let CoordinatorInput::ProcessEnded { worker } = &input {
                     self.coordinators[c].streams.remove(worker);
                 }
                 if let Some(until) = self.paused_until(Process::Coordinator(c)) {

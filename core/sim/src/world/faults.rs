@@ -257,7 +257,7 @@ impl Host<Schedule> {
         }
         for c in 0..self.coordinators.len() {
             if self.env.rng.chance(30) {
-                self.after_random(1, 60, Event::Coordinator(c, CoordinatorInput::Gone { worker: w }));
+                self.after_random(1, 60, Event::Coordinator(c, CoordinatorInput::ProcessEnded { worker: w }));
             }
         }
     }
