@@ -1,6 +1,6 @@
 //! The coordinator's side of the protocol: membership, generations, recovery, planned change.
 //!
-//! A [`Coordinator`] is a mode and what outlives all modes ([`shared::Shared`]). Each mode is a type that owns what means
+//! A [`Coordinator`] is a mode and what outlives all modes (`shared::Shared`). Each mode is a type that owns what means
 //! something in that mode only; a step consumes it and returns the next one. It acts on the *latest* Status of each worker,
 //! never on an edge, so that a lost or repeated message does no harm. It persists every plan before it tells anyone; it drops
 //! nobody for being accused: all are fenced, who answers lives.

@@ -124,4 +124,38 @@ impl Shared {
             .map(|b| format!("{b:02x}"))
             .collect()
     }
+
+    /// Prepares one more plan for a loss that has not happened, where one is due. Never while a change or a recovery is under way.
+    pub(super) fn prepare_plan(&mut self, now: Time) {
+        let every = self.config.timing.prepare_plans_every;
+        if every == Duration::ZERO || !self.prepared_plans.is_due(now) {
+            return;
+        }
+        let Some(plan) = self.record.stored.plan.clone() else {
+            return;
+        };
+        let members = plan.members();
+        if members.iter().any(|w| self.roster.status(*w).is_none()) {
+            return;
+        }
+        let mut staying = self.roster.staying();
+        let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
+        // Before limits on their number: another takes the place of who is lost.
+        let everyone = self.request(&staying, held.clone());
+        let due = now.after(every);
+        let lost = self
+            .prepared_plans
+            .next_loss(due, plan.generation, everyone, &members);
+        let Some(lost) = lost else { return };
+        staying.retain(|w| !lost.contains(w));
+        let pool = self.pool(now, &staying);
+        if pool.len() < self.config.min_workers {
+            return;
+        }
+        held.retain(|w, _| !lost.contains(w));
+        let request = self.request(&pool, held);
+        if let Ok(shape) = self.planner.plan(&request) {
+            self.prepared_plans.add(&request, shape);
+        }
+    }
 }

@@ -2,10 +2,8 @@
 //! for. A plan is the same whether it was made before or after the loss, since the planner is a function of its request: one that
 //! was made for anything else is never taken.
 
-use super::shared::Shared;
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 use varuna_plan::{Generation, PlanRequest, Shape, WorkerId};
 
 /// Losses that are planned for at most.
@@ -47,6 +45,33 @@ impl PreparedPlans {
         };
     }
 
+    pub(super) fn is_due(&self, now: Time) -> bool {
+        now >= self.due
+    }
+
+    /// The next loss that is to be planned for, from a generation with these members. `request` is for everyone that may be
+    /// planned with; the next one is due at `due`.
+    pub(super) fn next_loss(
+        &mut self,
+        due: Time,
+        generation: Generation,
+        request: PlanRequest,
+        members: &[WorkerId],
+    ) -> Option<BTreeSet<WorkerId>> {
+        self.due = due;
+        let made_from = MadeFrom { generation, request };
+        if self.made_from.as_ref() != Some(&made_from) {
+            self.forget();
+            self.losses = losses(&made_from.request, members);
+            self.made_from = Some(made_from);
+        }
+        self.losses.pop()
+    }
+
+    pub(super) fn add(&mut self, request: &PlanRequest, shape: Shape) {
+        self.plans.push((key(request), shape));
+    }
+
     /// The plan for the request, where one was made.
     pub(super) fn take(&mut self, request: &PlanRequest) -> Option<Shape> {
         let made_from = self.made_from.as_ref()?;
@@ -83,48 +108,4 @@ fn losses(request: &PlanRequest, members: &[WorkerId]) -> Vec<BTreeSet<WorkerId>
     all.truncate(LOSSES_MAX.min(STAGES_MAX / members.len().max(1)));
     all.reverse();
     all
-}
-
-impl Shared {
-    /// One more plan, where the run is quiet and one is due. Never while a change or a recovery is under way.
-    pub(super) fn prepare_plan(&mut self, now: Time) {
-        let every = self.config.timing.prepare_plans_every;
-        if every == Duration::ZERO || now < self.prepared_plans.due {
-            return;
-        }
-        let Some(plan) = self.record.stored.plan.clone() else {
-            return;
-        };
-        let members = plan.members();
-        if members.iter().any(|w| self.roster.status(*w).is_none()) {
-            return;
-        }
-        self.prepared_plans.due = now.after(every);
-        let staying = self.roster.staying();
-        let held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let made_from = MadeFrom {
-            generation: plan.generation,
-            // Before limits on their number: another takes the place of who is lost.
-            request: self.request(&staying, held),
-        };
-        if self.prepared_plans.made_from.as_ref() != Some(&made_from) {
-            self.prepared_plans.forget();
-            self.prepared_plans.losses = losses(&made_from.request, &members);
-            self.prepared_plans.made_from = Some(made_from);
-        }
-        let Some(lost) = self.prepared_plans.losses.pop() else {
-            return;
-        };
-        let left: Vec<WorkerId> = staying.into_iter().filter(|w| !lost.contains(w)).collect();
-        let pool = self.pool(now, &left);
-        if pool.len() < self.config.min_workers {
-            return;
-        }
-        let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        held.retain(|w, _| !lost.contains(w));
-        let request = self.request(&pool, held);
-        if let Ok(shape) = self.planner.plan(&request) {
-            self.prepared_plans.plans.push((key(&request), shape));
-        }
-    }
 }
