@@ -18,7 +18,7 @@ use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use crate::predict::{Speeds, Topology, predict};
 
-/// Below so many rows only the factor on compute is fitted: fewer do not tell compute from transfers.
+/// Below this many rows only the factor on compute is fitted: fewer do not tell compute from transfers.
 const ROWS_FOR_BOTH: usize = 4;
 /// Rounds of Gauss and Newton; a handful suffices, the step time is piecewise linear in both constants.
 const ROUNDS: usize = 12;
@@ -26,9 +26,9 @@ const ROUNDS: usize = 12;
 /// A plan of equal pipelines that was run, as the cost model sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// D.
+    /// Number of pipelines (D).
     pub data_parallel: usize,
-    /// P.
+    /// Stages of each pipeline (P).
     pub pipeline_parallel: usize,
     /// Samples in a step.
     pub global_batch_size: u64,
@@ -103,7 +103,7 @@ fn step_ms(costs: &Costs, shape: &Shape) -> f64 {
 /// A measured row and what the calibrated model says of it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Judged {
-    /// The row.
+    /// The measured row.
     pub row: MeasuredRow,
     /// Predicted step, milliseconds.
     pub predicted_ms: f64,
@@ -150,11 +150,11 @@ pub enum CalibrateError {
     Depth {
         /// Line of the table.
         line: u64,
-        /// P.
+        /// Stages of each pipeline (P).
         stages: usize,
         /// Segments of the profile.
         segments: u32,
-        /// Most stages.
+        /// Most stages that the segments fill.
         most: u32,
     },
     /// No constants above 0 explain the fitted rows.

@@ -14,7 +14,7 @@ pub enum PlanError {
     /// A pipeline does not cover the segments 0..n in order.
     #[error("pipeline {pipeline}: stage {stage} starts at segment {found}, expected {expected}")]
     Cover {
-        /// Which pipeline.
+        /// Index of the pipeline.
         pipeline: usize,
         /// Which stage (the number of stages: the pipeline ends early or late).
         stage: usize,
@@ -26,9 +26,9 @@ pub enum PlanError {
     /// A stage without segments.
     #[error("pipeline {pipeline}: stage {stage} has no segment")]
     EmptyStage {
-        /// Which pipeline.
+        /// Index of the pipeline.
         pipeline: usize,
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
     },
     /// A worker has two places.
@@ -39,9 +39,9 @@ pub enum PlanError {
         "pipeline {pipeline}: {stages} stages do not make {chunks} rounds of at least 2 workers in one order"
     )]
     Rounds {
-        /// Which pipeline.
+        /// Index of the pipeline.
         pipeline: usize,
-        /// Its stages.
+        /// Number of its stages.
         stages: usize,
         /// Rounds that the schedule names.
         chunks: usize,
@@ -51,17 +51,17 @@ pub enum PlanError {
         "pipeline {pipeline} interleaves {micro_batches} micro-batches, no multiple of its {workers} workers"
     )]
     Groups {
-        /// Which pipeline.
+        /// Index of the pipeline.
         pipeline: usize,
         /// Micro-batches in a step.
         micro_batches: u64,
-        /// Its workers.
+        /// Number of its workers.
         workers: usize,
     },
     /// Samples are missing, doubled, or a pipeline has none.
     #[error("pipeline {pipeline} takes samples {start}..{end}, expected a non-empty range from {expected}")]
     Samples {
-        /// Which pipeline.
+        /// Index of the pipeline.
         pipeline: usize,
         /// Start of its range.
         start: u64,

@@ -20,11 +20,11 @@ fn four_bytes() -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Runtime {
-    /// Sends run beside compute, one full-duplex network interface a worker; a tied weight has one ring over all of its
+    /// Sends overlap with compute, one full-duplex network interface a worker; a tied weight has one ring over all of its
     /// holders. This project's worker.
     #[default]
     Overlapped,
-    /// Sender and receiver wait for each other, in program order, and nothing runs beside; a tied weight is summed between
+    /// Sender and receiver wait for each other, in program order, and nothing overlaps; a tied weight is summed between
     /// the two ends of each pipeline before the ring over pipelines. Runtimes of blocking sends (`docs/planner.md`).
     Rendezvous,
 }
@@ -355,7 +355,7 @@ impl Costs {
         self.ring_of(self.parameters(range), holders)
     }
 
-    /// Ring all-reduce of so many parameters' gradients among `holders`, milliseconds.
+    /// Ring all-reduce of this many parameters' gradients among `holders`, milliseconds.
     #[must_use]
     pub fn ring_of(&self, parameters: u64, holders: usize) -> f64 {
         if holders < 2 {
@@ -365,7 +365,7 @@ impl Costs {
         rounds * self.device.latency_ms + rounds / holders as f64 * self.gradient_ms(parameters)
     }
 
-    /// The gradients of so many parameters once over a link, without its latency, milliseconds.
+    /// The gradients of this many parameters once over a link, without its latency, milliseconds.
     #[must_use]
     pub fn gradient_ms(&self, parameters: u64) -> f64 {
         let bytes_per_s = self.ring_bytes_per_s.unwrap_or(self.device.bytes_per_s);

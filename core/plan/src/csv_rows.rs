@@ -10,11 +10,11 @@ pub(crate) struct RowError {
     pub(crate) line: u64,
     /// The column; none where the row has another number of columns than the header.
     pub(crate) column: Option<String>,
-    /// What stands there.
+    /// The text of the cell.
     pub(crate) found: String,
 }
 
-/// A row, its line, and what stands in it.
+/// A row, its line and its values.
 pub(crate) struct Row<T> {
     pub(crate) line: u64,
     pub(crate) values: T,
@@ -23,7 +23,7 @@ pub(crate) struct Row<T> {
 }
 
 impl<T> Row<T> {
-    /// What stands in a column.
+    /// The text of a column.
     pub(crate) fn cell(&self, column: &str) -> &str {
         let at = self.headers.iter().position(|header| header == column);
         at.and_then(|at| self.cells.get(at)).unwrap_or_default()

@@ -21,7 +21,7 @@ pub struct Stage {
 /// Offsets into the global batch: the samples `kM + start .. kM + end` of step k.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SampleRange {
-    /// First offset.
+    /// The first offset.
     pub start: u64,
     /// One past the last offset.
     pub end: u64,
@@ -61,7 +61,7 @@ impl Pipeline {
 /// A worker that the plan leaves idle, and the sentence why.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Spare {
-    /// Who.
+    /// The idle worker.
     pub worker: WorkerId,
     /// Why, for people.
     pub reason: String,
@@ -100,7 +100,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Workers of a pipeline of so many stages; stage s is on the one of stage s modulo this.
+    /// Workers of a pipeline of this many stages; stage s is on the one of stage s modulo this.
     #[must_use]
     pub fn workers(self, stages: usize) -> usize {
         (stages / self.chunks()).max(1)
@@ -124,7 +124,7 @@ pub enum Recompute {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleSpec {
-    /// Order.
+    /// Order of forwards and backwards.
     #[serde(flatten)]
     pub kind: ScheduleKind,
     /// Activation recompute; of a shape: of the stages that do not say otherwise.
@@ -188,7 +188,7 @@ impl Shape {
         self.micro_batch_size == other.micro_batch_size && work(self) == work(other)
     }
 
-    /// Where a worker stands: (pipeline index, index of its first stage).
+    /// The position of a worker: (pipeline index, index of its first stage).
     #[must_use]
     pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {
         self.pipelines
@@ -310,7 +310,7 @@ pub struct Plan {
     pub sources: Vec<Vec<WorkerId>>,
     /// Where members and sources listen for peers (`host:port`).
     pub addresses: BTreeMap<WorkerId, String>,
-    /// A member that sees no commit for so long suspects a hang (nanoseconds).
+    /// A member that sees no commit for this long suspects a hang (nanoseconds).
     pub deadline_ns: u64,
     /// Some links are known bad: sources also put their units into the store, targets also look there.
     pub relay: bool,

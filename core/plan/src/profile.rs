@@ -29,11 +29,11 @@ pub enum Source {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ProfileRow {
-    /// Samples.
+    /// Samples in a micro-batch.
     pub micro_batch_size: u32,
-    /// Forward.
+    /// Time of a forward.
     pub forward_ms: f64,
-    /// Backward without recompute.
+    /// Time of a backward, without recompute.
     pub backward_ms: f64,
     /// A forward that is run again, where it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,16 +46,16 @@ pub struct ProfileRow {
     pub backward_spread_ms: Option<f64>,
 }
 
-/// One segment.
+/// What one segment costs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SegmentProfile {
-    /// For people.
+    /// A name for people.
     pub name: String,
     /// What it computes; may be missing in a file, and is then a block.
     #[serde(default)]
     pub kind: SegmentKind,
-    /// Parameters of its own; a tied weight stands in [`Profile::tied_parameters`].
+    /// Parameters of its own; a tied weight is in [`Profile::tied_parameters`].
     pub parameters: u64,
     /// Its input of one sample, bytes.
     pub input_bytes: u64,

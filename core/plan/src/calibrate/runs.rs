@@ -7,9 +7,9 @@ use crate::document::Shape;
 /// A plan that was run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MeasuredRun {
-    /// For people.
+    /// A name for people.
     pub name: String,
-    /// The plan.
+    /// The plan that it ran.
     pub shape: Shape,
     /// Median step, milliseconds.
     pub step_ms: f64,
@@ -18,7 +18,7 @@ pub struct MeasuredRun {
 /// A run and what the calibrated model says of it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct JudgedRun {
-    /// The run.
+    /// The measured run.
     pub run: MeasuredRun,
     /// Predicted step, milliseconds.
     pub predicted_ms: f64,

@@ -8,9 +8,9 @@ use serde::Deserialize;
 pub struct MeasuredRow {
     /// Line of the table, from 1.
     pub line: u64,
-    /// D.
+    /// Number of pipelines (D).
     pub data_parallel: usize,
-    /// P.
+    /// Stages of each pipeline (P).
     pub pipeline_parallel: usize,
     /// Mean step, milliseconds.
     pub step_ms: f64,
@@ -28,15 +28,15 @@ pub struct MeasuredError {
     pub line: u64,
     /// Name of the column.
     pub field: String,
-    /// What stands there.
+    /// The value found.
     pub found: String,
-    /// What may stand there.
+    /// The values that are allowed.
     pub allowed: &'static str,
 }
 
 const COLUMNS: [&str; 4] = ["data_parallel", "pipeline_parallel", "step_ms", "samples_per_s"];
 
-/// A row as it stands in the file.
+/// A row as written in the file.
 #[derive(Deserialize)]
 struct Cells {
     data_parallel: usize,

@@ -16,7 +16,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// How much longer each of so many workers takes because they take turns.
+    /// How much longer each of this many workers takes because they take turns.
     #[must_use]
     pub fn turns(&self, workers: u32) -> f64 {
         (f64::from(workers) * f64::from(self.threads) / f64::from(self.cores.max(1))).max(1.0)
@@ -25,8 +25,8 @@ impl Host {
     /// How fast each of `active` tasks that want `wanted` cores together progresses, 1 = on cores of its own.
     pub(crate) fn rate(&self, active: usize, wanted: f64) -> f64 {
         let cores = f64::from(self.cores.max(1));
-        let beside = (self.cores / self.threads.max(1)).max(1) as usize;
-        let slowdown = self.slowdown.get(active.min(beside).max(1) - 1);
+        let at_once = (self.cores / self.threads.max(1)).max(1) as usize;
+        let slowdown = self.slowdown.get(active.min(at_once).max(1) - 1);
         let slowdown = slowdown.or(self.slowdown.last()).copied().unwrap_or(1.0);
         (cores / wanted).min(1.0) / slowdown.max(1e-9)
     }

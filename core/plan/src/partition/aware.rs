@@ -19,7 +19,7 @@ pub(crate) struct Aware<'a> {
     pub(crate) depth: u32,
     /// Micro-batches that each pipeline runs in a step.
     pub(crate) micro_batches: f64,
-    /// Cost of a stage with so many stages behind it for one micro-batch; none where it does not fit. Grows with the range.
+    /// Cost of a stage with this many stages behind it for one micro-batch; none where it does not fit. Grows with the range.
     pub(crate) cost: &'a dyn Fn(SegmentRange, u32) -> Option<f64>,
     /// What a stage adds after its last backward, less how much sooner than the first stage it ends.
     pub(crate) tail: &'a dyn Fn(SegmentRange) -> f64,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// A worker that may be planned with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WorkerInfo {
-    /// Its number.
+    /// Unique for every start of the process.
     pub id: WorkerId,
     /// Device memory, where known.
     pub memory_bytes: Option<u64>,
@@ -42,7 +42,7 @@ pub struct PlanRequest {
 #[error("{0}")]
 pub struct Infeasible(pub String);
 
-/// Makes shapes.
+/// Chooses the shape of a plan.
 pub trait Planner {
     /// The best shape for the request.
     ///
@@ -61,7 +61,7 @@ pub trait Planner {
         None
     }
 
-    /// Observations say that segments take so many times what was expected of them.
+    /// Corrects segments by observed / expected compute time.
     fn learn(&mut self, _factors: &BTreeMap<u32, f64>) {}
 }
 
@@ -79,7 +79,7 @@ pub struct Constraints {
     pub min_depth: u32,
     /// Most stages in a pipeline; none = the number of segments.
     pub max_depth: Option<u32>,
-    /// Orders of work to choose from; the first of those that promise the same step time is taken. Where one stands with
+    /// Orders of work to choose from; the first of those that promise the same step time is taken. Where one is listed with
     /// several kinds of recompute, each stage keeps as much as fits into its memory.
     pub schedules: Vec<ScheduleSpec>,
     /// Memory that a worker may use; the smaller of this and what it reports counts.

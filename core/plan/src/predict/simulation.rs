@@ -24,7 +24,7 @@ impl Simulated {
 /// What a stage, or its network interface, does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Activity {
-    /// Compute.
+    /// The stage computes.
     Compute(Instruction),
     /// The activation of this micro-batch on its way to the next stage.
     SendActivation(u32),
@@ -39,9 +39,9 @@ pub struct Span {
     pub stage: usize,
     /// What the stage does meanwhile.
     pub activity: Activity,
-    /// Start.
+    /// When it begins.
     pub start_ms: f64,
-    /// End.
+    /// When it has ended.
     pub end_ms: f64,
 }
 

@@ -99,9 +99,9 @@ pub fn predict(costs: &Costs, shape: &Shape, speeds: &Speeds, topology: Topology
 /// Mean and 95th percentile of a step under noise, milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Spread {
-    /// Mean.
+    /// Mean of all steps.
     pub mean_ms: f64,
-    /// 95th percentile.
+    /// 95 % of the steps take no longer.
     pub p95_ms: f64,
 }
 

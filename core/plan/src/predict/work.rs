@@ -62,7 +62,7 @@ impl Topology {
     }
 }
 
-/// One stage.
+/// One stage's work for each micro-batch.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct StageWork {
     pub(crate) segments: SegmentRange,

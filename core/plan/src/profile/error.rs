@@ -27,9 +27,9 @@ pub enum ProfileError {
         file: String,
         /// Path of the field (`segments[3].rows[0].forwardMs`, or `line 7, us`).
         field: String,
-        /// What stands there.
+        /// The value found.
         found: String,
-        /// What may stand there.
+        /// The values that are allowed.
         allowed: String,
     },
 }

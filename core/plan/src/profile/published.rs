@@ -6,7 +6,7 @@ use super::{LinkRow, Profile, ProfileRow, SegmentProfile, Source, VERSION};
 use crate::cost::{Runtime, SegmentKind};
 use serde::Deserialize;
 
-/// Such tables do not say what stands on the wire; half precision is the rule there (calibration tries 4 bytes too).
+/// Such tables do not say how wide a number is on the wire; half precision is the rule there (calibration tries 4 bytes too).
 const ELEMENT_BYTES: u64 = 2;
 /// Latency of a message between two virtual machines where only the bandwidth is named, milliseconds.
 const LATENCY_MS: f64 = 0.14;
@@ -162,7 +162,7 @@ fn named_bandwidth(text: Option<&str>, check: &Checker) -> Result<Vec<LinkRow>, 
     let number = text.and_then(|text| text.split_once("Gb/s"));
     let number = number.and_then(|(number, _)| number.trim().parse::<f64>().ok());
     let gigabits = number.filter(|gigabits| gigabits.is_finite() && *gigabits > 0.0);
-    let allowed = "a bandwidth first, such as \"10 Gb/s\", or a table of links beside the profile";
+    let allowed = "a bandwidth first, such as \"10 Gb/s\", or a table of links";
     check.require(gigabits.is_some(), "network", text, allowed)?;
     let row = |bytes: u32| LinkRow {
         bytes: u64::from(bytes),

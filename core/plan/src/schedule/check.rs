@@ -10,7 +10,7 @@ pub enum ScheduleError {
     /// Forwards or backwards are missing, repeated or out of order.
     #[error("stage {stage}: expected {expected} as its next {what}, found {found}")]
     Order {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Forward or backward.
         what: &'static str,
@@ -22,7 +22,7 @@ pub enum ScheduleError {
     /// Not all micro-batches are done.
     #[error("stage {stage} runs {found} {what}s of {expected} micro-batches")]
     Count {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Forward or backward.
         what: &'static str,
@@ -34,7 +34,7 @@ pub enum ScheduleError {
     /// A backward before its forward.
     #[error("stage {stage} runs the backward of micro-batch {micro_batch} before its forward")]
     Early {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Of which micro-batch.
         micro_batch: u32,
@@ -42,7 +42,7 @@ pub enum ScheduleError {
     /// A recompute without need, twice, not directly before its backward, or missing.
     #[error("stage {stage}: the recompute of micro-batch {micro_batch} is missing or out of place")]
     Recompute {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Of which micro-batch.
         micro_batch: u32,
@@ -50,7 +50,7 @@ pub enum ScheduleError {
     /// More micro-batches are kept than the bound allows.
     #[error("stage {stage} keeps {found} micro-batches, allowed are {allowed}")]
     Stash {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Most at one time.
         found: u32,
@@ -241,7 +241,7 @@ mod tests {
         (kind, recompute).prop_map(|(kind, recompute)| ScheduleSpec { kind, recompute })
     }
 
-    /// Schedules, lists and bounds of a pipeline of so many workers, and its micro-batches: `n`, or the next whole groups.
+    /// Schedules, lists and bounds of a pipeline of this many workers, and its micro-batches: `n`, or the next whole groups.
     fn pipeline(
         spec: ScheduleSpec,
         workers: usize,

@@ -20,7 +20,7 @@ pub enum Work {
 /// One task of a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Task {
-    /// What.
+    /// Which part of the work.
     pub work: Work,
     /// Which micro-batch.
     pub micro_batch: u32,
@@ -86,7 +86,7 @@ pub enum PaperError {
     /// A task is missing, doubled, unknown or before what it needs on its own stage.
     #[error("stage {stage}: task {position} is missing, doubled or out of order")]
     Order {
-        /// Which stage.
+        /// Index of the stage in its pipeline.
         stage: usize,
         /// Index in its list.
         position: usize,

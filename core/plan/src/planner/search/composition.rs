@@ -94,7 +94,7 @@ pub(in crate::planner) fn closed_form_ms(
     Some(step + tail)
 }
 
-/// What a pipeline takes for so many micro-batches, without what follows.
+/// What a pipeline takes for this many micro-batches, without what follows.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn micro_batches_ms(form: &ClosedForm, micro_batches: u64) -> f64 {
     form.fill_ms + form.period_ms * micro_batches as f64
