@@ -69,6 +69,11 @@ pub(crate) enum Found {
     Dead,
 }
 
+/// From whom, to whom, of which generation.
+pub(crate) type Link = (WorkerId, WorkerId, Generation);
+
+type Done<E> = Result<(), <E as Environment>::Error>;
+
 /// What differs between simulated worlds. Functions take the whole host, since most of what they do schedules events.
 pub(crate) trait Environment: Sized {
     /// Nanoseconds in a unit of the host's clock.
@@ -84,7 +89,7 @@ pub(crate) trait Environment: Sized {
     /// Time until the process's next tick; none: it never ticks again.
     fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64>;
     /// A coordinator has handled a tick.
-    fn ticked(_host: &mut Host<Self>) -> Result<(), Self::Error> {
+    fn ticked(_host: &mut Host<Self>) -> Done<Self> {
         Ok(())
     }
     fn find_coordinator(host: &mut Host<Self>, worker: WorkerId) -> Found;
@@ -93,44 +98,14 @@ pub(crate) trait Environment: Sized {
     fn send(host: &mut Host<Self>, channel: Channel, message: Message<Self::Data>);
     /// Dials a peer once more that has not accepted.
     fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId);
-    /// Whether a message from a peer reaches the member.
-    fn accepts(
-        host: &Host<Self>,
-        from: WorkerId,
-        to: WorkerId,
-        of: Generation,
-        m: &Message<Self::Data>,
-    ) -> bool;
-    /// A connection closes; the member hears of it next.
-    fn closed(
-        _host: &mut Host<Self>,
-        _from: WorkerId,
-        _to: WorkerId,
-        _of: Generation,
-    ) -> Result<(), Self::Error> {
-        Ok(())
-    }
-    fn data(
-        host: &mut Host<Self>,
-        from: WorkerId,
-        to: WorkerId,
-        of: Generation,
-        data: Self::Data,
-    ) -> Result<(), Self::Error>;
+    /// A message from a peer arrives. What reaches the member goes to [`Host::hear_peer`].
+    fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Self::Data>) -> Done<Self>;
     /// Carries out what the host has not: all but reports and messages to peers.
-    fn member_effect(
-        host: &mut Host<Self>,
-        worker: WorkerId,
-        effect: MemberEffect,
-    ) -> Result<(), Self::Error>;
+    fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Done<Self>;
     /// Carries out what the host has not: all but orders.
-    fn coordinator_effect(
-        host: &mut Host<Self>,
-        c: usize,
-        effect: CoordinatorEffect,
-    ) -> Result<(), Self::Error>;
+    fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Done<Self>;
     /// An event of the environment's own.
-    fn event(host: &mut Host<Self>, event: Self::Event) -> Result<(), Self::Error>;
+    fn event(host: &mut Host<Self>, event: Self::Event) -> Done<Self>;
     /// Lets a machine handle an input.
     fn run_machine(&self, handle: impl FnOnce()) {
         handle();
@@ -204,7 +179,7 @@ impl<E: Environment> Host<E> {
         (alive && paused > self.now()).then_some(paused)
     }
 
-    pub(crate) fn step(&mut self, event: Event<E::Event>) -> Result<(), E::Error> {
+    pub(crate) fn step(&mut self, event: Event<E::Event>) -> Done<E> {
         match event {
             Event::Tick(process) => self.tick(process),
             Event::OpenStream(worker) => self.open_stream(worker),
@@ -222,7 +197,7 @@ impl<E: Environment> Host<E> {
         }
     }
 
-    fn tick(&mut self, process: Process) -> Result<(), E::Error> {
+    fn tick(&mut self, process: Process) -> Done<E> {
         if let Some(until) = self.paused_until(process) {
             self.queue.at(until + 1, Event::Tick(process));
             return Ok(());
@@ -245,7 +220,7 @@ impl<E: Environment> Host<E> {
         }
     }
 
-    fn open_stream(&mut self, w: WorkerId) -> Result<(), E::Error> {
+    fn open_stream(&mut self, w: WorkerId) -> Done<E> {
         let c = match E::find_coordinator(self, w) {
             Found::Nothing { again_at } => {
                 self.queue.at(again_at, Event::OpenStream(w));
@@ -264,7 +239,7 @@ impl<E: Environment> Host<E> {
     }
 
     /// Gives a coordinator an input and carries out what follows.
-    pub(crate) fn coordinator(&mut self, c: usize, input: CoordinatorInput) -> Result<(), E::Error> {
+    pub(crate) fn coordinator(&mut self, c: usize, input: CoordinatorInput) -> Done<E> {
         let now = self.time();
         let CoordinatorHost { machine, alive, .. } = &mut self.coordinators[c];
         if !*alive {
@@ -286,7 +261,7 @@ impl<E: Environment> Host<E> {
     }
 
     /// Gives a member an input and carries out what follows.
-    pub(crate) fn member(&mut self, w: WorkerId, input: MemberInput) -> Result<(), E::Error> {
+    pub(crate) fn member(&mut self, w: WorkerId, input: MemberInput) -> Done<E> {
         let now = self.time();
         let MemberHost { machine, alive, .. } = &mut self.members[w];
         if !*alive || machine.exited() {
@@ -301,7 +276,7 @@ impl<E: Environment> Host<E> {
         Ok(())
     }
 
-    fn carry_out(&mut self, w: WorkerId, effect: MemberEffect) -> Result<(), E::Error> {
+    fn carry_out(&mut self, w: WorkerId, effect: MemberEffect) -> Done<E> {
         let worker = &mut self.members[w];
         match effect {
             MemberEffect::Report(report) => {
@@ -337,21 +312,16 @@ impl<E: Environment> Host<E> {
     }
 
     /// The worker's dial was accepted.
-    pub(crate) fn connected(
-        &mut self,
-        w: WorkerId,
-        generation: Generation,
-        peer: WorkerId,
-    ) -> Result<(), E::Error> {
+    pub(crate) fn connected(&mut self, w: WorkerId, generation: Generation, peer: WorkerId) -> Done<E> {
         self.members[w].dials.remove(&(generation, peer));
         self.member(w, MemberInput::Connected { generation, peer })
     }
 
     /// A message arrives. What comes on an old stream is dropped.
-    pub(crate) fn deliver(&mut self, channel: Channel, message: Message<E::Data>) -> Result<(), E::Error> {
+    pub(crate) fn deliver(&mut self, channel: Channel, message: Message<E::Data>) -> Done<E> {
         match (channel, message) {
             (Channel::Peer(from, to, generation), message) => {
-                self.deliver_from_peer(from, to, generation, message)
+                E::from_peer(self, (from, to, generation), message)
             }
             (Channel::Up(from, c, stream), message) => {
                 if self.coordinators[c].streams.get(&from) != Some(&stream) {
@@ -372,32 +342,21 @@ impl<E: Environment> Host<E> {
         }
     }
 
-    fn deliver_from_peer(
-        &mut self,
-        from: WorkerId,
-        to: WorkerId,
-        generation: Generation,
-        message: Message<E::Data>,
-    ) -> Result<(), E::Error> {
-        if !E::accepts(self, from, to, generation, &message) {
-            return Ok(());
-        }
-        match message {
-            Message::Closed => {
-                E::closed(self, from, to, generation)?;
-                let peer = from;
-                self.member(to, MemberInput::Closed { generation, peer })
-            }
-            Message::Peer(message) => self.member(
-                to,
-                MemberInput::Peer {
-                    generation,
-                    from,
-                    message,
-                },
-            ),
-            Message::Data(data) => E::data(self, from, to, generation, data),
-            Message::Report(_) | Message::Order(..) => Ok(()),
-        }
+    /// Tells a member what came from a peer.
+    pub(crate) fn hear_peer(&mut self, link: Link, message: Message<E::Data>) -> Done<E> {
+        let (from, to, generation) = link;
+        let input = match message {
+            Message::Closed => MemberInput::Closed {
+                generation,
+                peer: from,
+            },
+            Message::Peer(message) => MemberInput::Peer {
+                generation,
+                from,
+                message,
+            },
+            Message::Data(_) | Message::Report(_) | Message::Order(..) => return Ok(()),
+        };
+        self.member(to, input)
     }
 }

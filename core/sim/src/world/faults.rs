@@ -1,8 +1,7 @@
 //! Faults: those drawn in advance, and those that hit whoever has just done something that matters.
 
 use super::network::{Ms, Node};
-use super::{Schedule, Timer, Worker};
-use crate::check::Violation;
+use super::{Result, Schedule, Timer, Worker};
 use crate::host::{Channel, Event, Host, MemberHost, Message};
 use crate::rng::Rng;
 use varuna_plan::WorkerId;
@@ -119,7 +118,7 @@ impl Host<Schedule> {
         self.env.rng.pick(&live)
     }
 
-    pub(super) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
+    pub(super) fn fault(&mut self, fault: Fault) -> Result {
         self.env.stats.faults += 1;
         if self.env.print {
             println!("{:6} FAULT {fault:?}", self.now());

@@ -11,7 +11,7 @@ pub use stats::Stats;
 use crate::check::{Checker, Violation, broken};
 use crate::effects_digest::EffectsDigest;
 use crate::engine::Engine;
-use crate::host::{Channel, Environment, Event, Found, Host, Message, Process};
+use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::rng::Rng;
 use faults::{Fault, Faults};
 use network::{Data, Ms, Network};
@@ -21,6 +21,8 @@ use store::Store;
 use varuna_plan::state::mix;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, Mutant, Record};
+
+type Result = std::result::Result<(), Violation>;
 
 /// Samples per step.
 const BATCH: u64 = 8;
@@ -147,38 +149,19 @@ impl Environment for Schedule {
         host.send_data(worker, peer, generation, Data::Dial);
     }
 
-    fn accepts(host: &Host<Self>, _: WorkerId, to: WorkerId, of: Generation, m: &Message<Data>) -> bool {
-        let any = host.env.has(Mutant::SkipFenceCheck) && *m != Message::Data(Data::Dial);
-        any || host.members[to].open.contains(&of)
+    fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Data>) -> Result {
+        host.take_from_peer(link, message)
     }
 
-    fn closed(host: &mut Host<Self>, from: WorkerId, to: WorkerId, of: Generation) -> Result<(), Violation> {
-        host.break_step(from, to, of)
-    }
-
-    fn data(
-        host: &mut Host<Self>,
-        from: WorkerId,
-        to: WorkerId,
-        of: Generation,
-        data: Data,
-    ) -> Result<(), Violation> {
-        host.take_data(from, to, of, data)
-    }
-
-    fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Result<(), Violation> {
+    fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Result {
         host.carry_out_for_member(worker, effect)
     }
 
-    fn coordinator_effect(
-        host: &mut Host<Self>,
-        c: usize,
-        effect: CoordinatorEffect,
-    ) -> Result<(), Violation> {
+    fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Result {
         host.carry_out_for_coordinator(c, effect)
     }
 
-    fn event(host: &mut Host<Self>, event: Timer) -> Result<(), Violation> {
+    fn event(host: &mut Host<Self>, event: Timer) -> Result {
         match event {
             Timer::Deliver(channel) => return host.arrive(channel),
             Timer::Compute(w, _) | Timer::Stop(w) | Timer::Applied(w, _) | Timer::Adopted(w, ..) => {
@@ -274,7 +257,7 @@ impl World {
     ///
     /// # Errors
     /// The invariant that was broken.
-    pub fn run(&mut self) -> Result<(), Violation> {
+    pub fn run(&mut self) -> Result {
         while let Some((number, event)) = self.host.queue.pop() {
             let now = self.host.now();
             self.host.env.stats.events += 1;
@@ -305,7 +288,7 @@ impl World {
     ///
     /// # Errors
     /// (f) where somebody is left behind.
-    pub fn run_until_released(&mut self) -> Result<(), Violation> {
+    pub fn run_until_released(&mut self) -> Result {
         let since = self.host.now();
         while let Some((_, event)) = self.host.queue.pop() {
             self.host.step(event)?;
@@ -348,7 +331,7 @@ impl World {
         self.host.env.print = true;
     }
 
-    fn finish(&mut self) -> Result<(), Violation> {
+    fn finish(&mut self) -> Result {
         let now = self.host.now();
         let env = &mut self.host.env;
         let last = env.job.last_step;

@@ -1,12 +1,11 @@
 //! The network: channels deliver with delay, in order, through partitions, and lose their tail when cut.
 
-use super::{Schedule, Timer};
-use crate::check::Violation;
+use super::{Result, Schedule, Timer};
 use crate::engine::Contribution;
-use crate::host::{Channel, Event, Found, Host, Message};
+use crate::host::{Channel, Event, Found, Host, Link, Message};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
-use varuna_protocol::MemberInput;
+use varuna_protocol::{MemberInput, Mutant};
 
 /// Milliseconds of the world.
 pub(super) type Ms = u64;
@@ -111,7 +110,7 @@ impl Host<Schedule> {
     }
 
     /// The first message of the channel arrives, or waits until the link and the receiver can take it.
-    pub(super) fn arrive(&mut self, channel: Channel) -> Result<(), Violation> {
+    pub(super) fn arrive(&mut self, channel: Channel) -> Result {
         let (from, to) = ends(channel);
         let (alive, paused) = match to {
             Node::Worker(w) => (self.members[w].alive, self.members[w].paused),
@@ -138,58 +137,60 @@ impl Host<Schedule> {
         self.deliver(channel, message)
     }
 
-    pub(super) fn take_data(
-        &mut self,
-        from: WorkerId,
-        to: WorkerId,
-        generation: Generation,
-        data: Data,
-    ) -> Result<(), Violation> {
+    pub(super) fn take_from_peer(&mut self, link: Link, message: Message<Data>) -> Result {
+        let (from, to, generation) = link;
+        let any = self.env.has(Mutant::SkipFenceCheck) && message != Message::Data(Data::Dial);
+        if !any && !self.members[to].open.contains(&generation) {
+            return Ok(()); // refused, or closed
+        }
         let engine = &mut self.members[to].local.engine;
-        match data {
-            Data::Dial => {
+        let input = match message {
+            Message::Data(Data::Dial) => {
                 self.send_data(to, from, generation, Data::Accepted);
                 return Ok(());
             }
-            Data::Accepted => return self.connected(to, generation, from),
-            Data::StateBegins { unit } => {
-                let progress = MemberInput::FetchProgress {
-                    generation,
-                    from,
-                    unit,
-                };
-                return self.member(to, progress);
-            }
-            Data::State {
+            Message::Data(Data::Accepted) => return self.connected(to, generation, from),
+            Message::Data(Data::StateBegins { unit }) => MemberInput::FetchProgress {
+                generation,
+                from,
+                unit,
+            },
+            Message::Data(Data::State {
                 unit,
                 id,
                 bits,
                 decision,
-            } => {
+            }) => {
                 engine.staged.insert((unit, id), bits);
-                let fetched = MemberInput::Fetched {
+                MemberInput::Fetched {
                     generation,
                     from,
                     unit,
                     id,
                     decision,
-                };
-                return self.member(to, fetched);
+                }
             }
-            Data::Forward { step, bits } => engine.forward(generation, step, bits),
-            Data::Backward { step, bits } => engine.backward(generation, step, bits),
-            Data::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
-        }
-        self.compute(to)
+            Message::Data(tensor) => {
+                match tensor {
+                    Data::Forward { step, bits } => engine.forward(generation, step, bits),
+                    Data::Backward { step, bits } => engine.backward(generation, step, bits),
+                    Data::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
+                    _ => {}
+                }
+                return self.compute(to);
+            }
+            message => {
+                if message == Message::Closed {
+                    self.break_step(link)?;
+                }
+                return self.hear_peer(link, message);
+            }
+        };
+        self.member(to, input)
     }
 
     /// An engine that waits for a peer whose connection closes fails by itself; one that computes does not notice.
-    pub(super) fn break_step(
-        &mut self,
-        about: WorkerId,
-        w: WorkerId,
-        generation: Generation,
-    ) -> Result<(), Violation> {
+    fn break_step(&mut self, (about, w, generation): Link) -> Result {
         let waits = self.env.rng.chance(50);
         let job = self.members[w].local.engine.job.as_mut();
         let broken = job.filter(|j| !j.over && j.plan.generation == generation && j.plan.has(about));

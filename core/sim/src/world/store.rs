@@ -1,8 +1,8 @@
 //! Coordinators, the record and the store.
 
 use super::network::Node;
-use super::{BATCH, Schedule, Timer};
-use crate::check::{Violation, broken};
+use super::{BATCH, Result, Schedule, Timer};
+use crate::check::broken;
 use crate::host::{Event, Host, Process};
 use crate::planner::RandomPlanner;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,11 +47,7 @@ impl Host<Schedule> {
         self.coordinators.iter().rposition(|c| c.alive)
     }
 
-    pub(super) fn carry_out_for_coordinator(
-        &mut self,
-        c: usize,
-        effect: CoordinatorEffect,
-    ) -> Result<(), Violation> {
+    pub(super) fn carry_out_for_coordinator(&mut self, c: usize, effect: CoordinatorEffect) -> Result {
         match effect {
             CoordinatorEffect::Write { expect, record } => {
                 self.after_random(1, 15, Timer::Write(c, expect, Box::new(record)));
@@ -74,7 +70,7 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    pub(super) fn store_event(&mut self, event: Timer) -> Result<(), Violation> {
+    pub(super) fn store_event(&mut self, event: Timer) -> Result {
         if let Timer::Write(c, ..) | Timer::Read(c) | Timer::List(c) = event
             && let Some(until) = self.blocked_until(Node::Coordinator(c), Node::Store)
         {
@@ -151,7 +147,7 @@ impl Host<Schedule> {
         }
     }
 
-    fn check_persisted(&mut self, record: &Record) -> Result<(), Violation> {
+    fn check_persisted(&mut self, record: &Record) -> Result {
         for plan in [&record.plan, &record.next].into_iter().flatten() {
             if self.env.checker.persisted(plan)? {
                 self.env.stats.generations += 1;
@@ -161,7 +157,7 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    fn check_recovery(&mut self, plan: &Arc<Plan>) -> Result<(), Violation> {
+    fn check_recovery(&mut self, plan: &Arc<Plan>) -> Result {
         let Base::Fixed {
             id,
             decision,

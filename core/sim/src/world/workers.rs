@@ -1,8 +1,7 @@
 //! Workers: what members ask of engines and the store, and the engines' time.
 
 use super::network::Data;
-use super::{BATCH, Schedule, Timer, Worker};
-use crate::check::Violation;
+use super::{BATCH, Result, Schedule, Timer, Worker};
 use crate::engine::{Engine, Held, Output, initial_bits};
 use crate::host::{Event, Host, Process};
 use std::time::Duration;
@@ -32,11 +31,7 @@ impl Host<Schedule> {
     }
 
     /// Engines answer in their own time, and in order.
-    pub(super) fn carry_out_for_member(
-        &mut self,
-        w: WorkerId,
-        effect: MemberEffect,
-    ) -> Result<(), Violation> {
+    pub(super) fn carry_out_for_member(&mut self, w: WorkerId, effect: MemberEffect) -> Result {
         let worker = &mut self.members[w];
         let engine = &mut worker.local.engine;
         match effect {
@@ -114,7 +109,7 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    pub(super) fn engine_event(&mut self, w: WorkerId, event: Timer) -> Result<(), Violation> {
+    pub(super) fn engine_event(&mut self, w: WorkerId, event: Timer) -> Result {
         if let Some(until) = self.paused_until(Process::Worker(w)) {
             self.at(until + 1, event);
             return Ok(());
@@ -146,7 +141,7 @@ impl Host<Schedule> {
         }
     }
 
-    fn applied(&mut self, w: WorkerId, id: StateId) -> Result<(), Violation> {
+    fn applied(&mut self, w: WorkerId, id: StateId) -> Result {
         let worker = &mut self.members[w];
         let engine = &mut worker.local.engine;
         let Some((decision, units)) = engine.applying.take_if(|(d, _)| d.id == id) else {
@@ -175,7 +170,7 @@ impl Host<Schedule> {
     }
 
     /// The engine goes on as far as it can.
-    pub(super) fn compute(&mut self, w: WorkerId) -> Result<(), Violation> {
+    pub(super) fn compute(&mut self, w: WorkerId) -> Result {
         let engine = &mut self.members[w].local.engine;
         let mut outputs = Vec::new();
         engine.pump(w, &mut outputs);

@@ -8,13 +8,14 @@ mod engine;
 mod members;
 mod skip;
 
-use crate::host::{Channel, Environment, Event, Found, Host, Message, Process};
+use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::replay::ideal::Ideal;
 use crate::replay::ledger::{Activity, Cause, Ledger};
 use crate::replay::net::Network;
 use crate::replay::parts::RecoveryParts;
 use crate::replay::report::{Point, Report};
 use crate::replay::trace::Trace;
+use skip::{Saved, Skipped, Steady};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -97,33 +98,6 @@ struct Worker {
     job: Option<(Generation, Step)>,
     /// All units of the last step are reduced.
     prepared: Vec<(Unit, UnitNorm)>,
-}
-
-/// A checkpoint, made at this state of the machines; `steps` of the trace's world were done.
-struct Saved {
-    steps: u64,
-    /// On the trace's clock.
-    available_ns: u64,
-}
-
-/// What was left out of the simulation.
-struct Skipped {
-    /// Trace's clock less the machines' clock.
-    ns: u64,
-    /// Steps of the trace's world less the machines' steps.
-    steps: i128,
-}
-
-/// Whether equal steps follow each other.
-#[derive(Clone, Copy, Default)]
-struct Steady {
-    /// When something but a commit last happened.
-    busy_at: u64,
-    committed_at: u64,
-    /// From commit to commit.
-    period: u64,
-    /// Equal periods in a row.
-    count: u32,
 }
 
 /// What is reported.
@@ -263,18 +237,13 @@ impl Environment for Replay<'_> {
         host.after(host.env.latency_ns, Timer::Dial(generation, worker, peer));
     }
 
-    fn accepts(
-        host: &Host<Self>,
-        from: WorkerId,
-        to: WorkerId,
-        of: Generation,
-        m: &Message<Infallible>,
-    ) -> bool {
-        host.members[to].open.contains(&of) && (*m == Message::Closed || host.linked(of, from, to))
-    }
-
-    fn data(_: &mut Host<Self>, _: WorkerId, _: WorkerId, _: Generation, data: Infallible) -> Result {
-        match data {}
+    fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Infallible>) -> Result {
+        let (from, to, generation) = link;
+        let open = host.members[to].open.contains(&generation);
+        if open && (message == Message::Closed || host.linked(generation, from, to)) {
+            host.hear_peer(link, message)?;
+        }
+        Ok(())
     }
 
     fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Result {

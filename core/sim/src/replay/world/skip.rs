@@ -1,7 +1,7 @@
 //! Commits, checkpoints, and what is left out: while steps follow each other at an equal pace and nothing else goes on, whole
 //! steps are counted instead of run. The machines' clock stands still meanwhile; the trace's goes on.
 
-use super::{Replay, Result, Saved, Steady};
+use super::{Replay, Result};
 use crate::host::Host;
 use crate::replay::ledger::{Activity, Cause};
 use std::time::Duration;
@@ -15,6 +15,33 @@ const QUIET_NS: u64 = 2_000_000_000;
 const STANDSTILL_NS: u64 = 36_000_000_000;
 /// Equal steps that must have been seen.
 const STEADY: u32 = 3;
+
+/// A checkpoint, made at this state of the machines; `steps` of the trace's world were done.
+pub(super) struct Saved {
+    pub(super) steps: u64,
+    /// On the trace's clock.
+    pub(super) available_ns: u64,
+}
+
+/// What was left out of the simulation.
+pub(super) struct Skipped {
+    /// Trace's clock less the machines' clock.
+    pub(super) ns: u64,
+    /// Steps of the trace's world less the machines' steps.
+    pub(super) steps: i128,
+}
+
+/// Whether equal steps follow each other.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Steady {
+    /// When something but a commit last happened.
+    pub(super) busy_at: u64,
+    pub(super) committed_at: u64,
+    /// From commit to commit.
+    pub(super) period: u64,
+    /// Equal periods in a row.
+    pub(super) count: u32,
+}
 
 impl Host<Replay<'_>> {
     /// Somebody commits a state for the first time.
