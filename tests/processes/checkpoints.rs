@@ -16,7 +16,7 @@ fn job(folder: &Path) -> JobFile {
 
 fn undisturbed() -> Vec<Metric> {
     let mut run = Run::start(&JobFile::default(), 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     run.metrics()
 }
 
@@ -48,7 +48,7 @@ fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
         event(run, "belowMinimum").filter(|_| event(run, "fenced").is_some())
     });
     assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     let resumed = event(&run, "resumed").unwrap();
     assert_eq!(resumed["restored"], true, "{resumed}");
     let base = resumed["base"]["step"].as_u64().unwrap();
@@ -82,12 +82,12 @@ fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
         },
         3,
     );
-    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    assert_eq!(second.exit_code(), 0, "{}", second.report());
     let resumed = event(&second, "resumed").unwrap();
     let base = resumed["base"]["step"].as_u64().unwrap();
     assert!(base > 0, "{resumed}");
     let metrics = second.metrics();
-    assert_eq!(metrics.first().map(|m| m.step), Some(base + 1));
+    assert_eq!(metrics.first().map(|m| m.step.0), Some(base + 1));
     let mut whole: Vec<Metric> = undisturbed();
     let curve = whole.clone();
     whole.truncate(usize::try_from(base).unwrap());
@@ -95,7 +95,7 @@ fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
     assert_same_curve(&curve, &whole, STEPS);
     // Saved at its clean end: a third run has nothing left to do.
     let mut third = Run::start(&job(store.path()), 2);
-    assert_eq!(third.exit_code(), 0, "{}", third.story());
+    assert_eq!(third.exit_code(), 0, "{}", third.report());
     assert!(third.metrics().is_empty());
 }
 
@@ -118,7 +118,7 @@ fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
     bytes[middle] ^= 4;
     std::fs::write(&shard, bytes).unwrap();
     let mut second = Run::start(&job(store.path()), 2);
-    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    assert_eq!(second.exit_code(), 0, "{}", second.report());
     let bases: Vec<u64> = second
         .events()
         .iter()
@@ -126,9 +126,9 @@ fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
         .filter_map(|e| e["base"]["step"].as_u64())
         .collect();
     // Whoever else was reading it may have tried once more before it was marked.
-    assert_eq!(bases.first(), Some(&step_of(newest)), "{}", second.story());
-    assert_eq!(bases.last(), Some(&step_of(before)), "{}", second.story());
-    assert_eq!(second.metrics().last().map(|m| m.step), Some(STEPS));
+    assert_eq!(bases.first(), Some(&step_of(newest)), "{}", second.report());
+    assert_eq!(bases.last(), Some(&step_of(before)), "{}", second.report());
+    assert_eq!(second.metrics().last().map(|m| m.step.0), Some(STEPS));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_store_that_fails_stops_nobody_and_the_run_says_so() {
     assert!(stale["stepsBehind"].as_u64().is_some_and(|n| n > 15), "{stale}");
     std::fs::remove_file(&place).unwrap();
     std::fs::rename(&away, &place).unwrap();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     let last = complete(store.path()).pop().unwrap();
     assert!(
         last.to_str().unwrap().contains("step-00000060"),
@@ -172,11 +172,11 @@ fn a_place_with_another_models_checkpoints_is_refused_before_any_worker_starts()
         },
         1,
     );
-    assert_eq!(second.exit_code(), 2, "{}", second.story());
+    assert_eq!(second.exit_code(), 2, "{}", second.report());
     assert!(
-        second.story().contains("this job's model is"),
+        second.report().contains("this job's model is"),
         "{}",
-        second.story()
+        second.report()
     );
     assert!(second.metrics().is_empty());
 }
@@ -205,7 +205,7 @@ fn a_checkpoint_is_made_on_demand_on_notice_and_by_the_clock() {
     run.wait_for_step(3);
     let output = run.varuna(&["checkpoint", "save", "RUN"]);
     let told = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{}", run.story());
+    assert!(output.status.success(), "{}", run.report());
     let [first] = complete(store.path()).try_into().unwrap();
     assert_eq!(told.trim(), first.file_name().unwrap().to_str().unwrap());
     assert!(step_of(&first) > 3);
@@ -240,9 +240,9 @@ fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
     let mut first = Run::start(&job, 1);
     first.wait_for_step(1);
     let mut second = Run::start(&job, 1);
-    assert_eq!(second.exit_code(), 3, "{}", second.story());
+    assert_eq!(second.exit_code(), 3, "{}", second.report());
     let owner = format!("run {} writes its checkpoints there", first.folder().display());
-    assert!(second.story().contains(&owner), "{}", second.story());
+    assert!(second.report().contains(&owner), "{}", second.report());
     assert!(second.metrics().is_empty());
     // One that was killed cannot give the place up, but its process has ended for certain.
     signal(first.pid(), Signal::SIGKILL);
@@ -263,6 +263,6 @@ fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
     });
     run.wait_for_step(STEPS);
     std::fs::remove_file(seen.join("ballast")).unwrap();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use varuna_api::model::Part;
 use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
 use varuna_plan::{Plan, ScheduleKind};
+use varuna_protocol::Phase;
 
 const STEPS: u64 = 60;
 
@@ -15,13 +16,13 @@ fn undisturbed() -> &'static [Metric] {
     static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
     CURVE.get_or_init(|| {
         let mut run = Run::start(&JobFile::default(), 1);
-        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        assert_eq!(run.exit_code(), 0, "{}", run.report());
         run.metrics()
     })
 }
 
 fn finish(mut run: Run) {
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
 }
 
@@ -57,13 +58,13 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
         ..JobFile::default()
     };
     let mut whole = Run::start(&job(1), 1);
-    assert_eq!(whole.exit_code(), 0, "{}", whole.story());
+    assert_eq!(whole.exit_code(), 0, "{}", whole.report());
     let mut run = Run::start(&job(2), 4);
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
     let model = run.job().model;
     let cuts_inside = |plan: &Plan| {
@@ -74,7 +75,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     let plans = run.plans();
     let inside = plans.iter().filter(|p| cuts_inside(p)).map(|p| p.generation.0);
     let inside: BTreeSet<u64> = inside.collect();
-    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     assert!(trained.len() > 1, "steps before and after the kill: {trained:?}");
     assert!(
         trained.is_subset(&inside),
@@ -95,9 +96,9 @@ fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
     run.wait_for_workers(3);
     assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
     run.wait_for_workers(4);
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
-    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation).collect();
+    let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     let plans = run.plans();
     let ran = plans.iter().filter(|p| trained.contains(&p.generation.0));
     let orders: Vec<ScheduleKind> = ran.map(|p| p.shape.schedule.kind).collect();
@@ -146,7 +147,7 @@ fn a_joining_worker_is_taken_in_without_a_recovery() {
     );
     run.wait_for_workers(3);
     let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
-    assert_eq!(fences, 0, "growth is a planned change\n{}", run.story());
+    assert_eq!(fences, 0, "growth is a planned change\n{}", run.report());
     finish(run);
 }
 
@@ -158,7 +159,7 @@ fn a_worker_with_notice_is_planned_around_before_it_goes() {
     signal(workers[2].pid, Signal::SIGTERM);
     run.wait_for_workers(2);
     let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
-    assert_eq!(fences, 0, "a drain is a planned change\n{}", run.story());
+    assert_eq!(fences, 0, "a drain is a planned change\n{}", run.report());
     finish(run);
 }
 
@@ -173,9 +174,9 @@ fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
         let running = view
             .workers
             .iter()
-            .filter(|w| w.phase == "Running" && w.pid != workers[3].pid)
+            .filter(|w| w.phase == Some(Phase::Running) && w.pid != workers[3].pid)
             .count();
-        (running == 3 && view.generation > 1).then_some(())
+        (running == 3 && view.generation.0 > 1).then_some(())
     });
     signal(workers[3].pid, Signal::SIGCONT);
     finish(run);
@@ -210,9 +211,9 @@ fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_co
     run.wait_for_step(8);
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGKILL);
-    assert_eq!(run.exit_code(), 4, "{}", run.story());
+    assert_eq!(run.exit_code(), 4, "{}", run.report());
     let lost = run.events().into_iter().find(|e| e["event"] == "lost");
-    let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.story()));
+    let lost = lost.unwrap_or_else(|| panic!("no event names what was lost\n{}", run.report()));
     assert!(lost["units"].as_array().is_some_and(|u| !u.is_empty()), "{lost}");
 }
 
@@ -222,14 +223,14 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
     run.wait_for_step(10);
     run.wait_for_workers(4);
     run.kill_coordinator();
-    let published = run.metrics().last().map_or(0, |m| m.step);
+    let published = run.metrics().last().map_or(0, |m| m.step.0);
     // Nobody but the workers themselves can tell now.
     let start = Instant::now();
     while run.step_of_worker(0) < published + 10 {
         assert!(
             start.elapsed() < Duration::from_secs(60),
             "training stopped\n{}",
-            run.story()
+            run.report()
         );
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -241,7 +242,7 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
         (count("tookOver"), count("fenced"), count("planned")),
         (2, 0, 1),
         "{}",
-        run.story()
+        run.report()
     );
     finish(run);
 }

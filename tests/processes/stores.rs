@@ -70,7 +70,7 @@ impl Store {
 
 fn undisturbed() -> Vec<Metric> {
     let mut run = Run::start(&JobFile::default(), 1);
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     run.metrics()
 }
 
@@ -86,7 +86,7 @@ fn dies_while_held(method: &'static str, part: &'static str) {
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(1);
     store.front.pass();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
 }
@@ -113,7 +113,7 @@ fn a_worker_dies_just_after_a_manifest_is_written() {
     store.wait_for(&mut run, "PUT", "manifest.json", 1);
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGKILL);
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
 }
@@ -132,7 +132,7 @@ fn everything_dies_in_the_middle_of_a_save_and_the_next_run_resumes_from_the_las
     drop(first);
     store.front.pass();
     let mut second = store.run(3);
-    assert_eq!(second.exit_code(), 0, "{}", second.story());
+    assert_eq!(second.exit_code(), 0, "{}", second.report());
     let resumed = event(&second, "resumed").unwrap();
     let base = resumed["base"]["step"].as_u64().unwrap();
     assert!(base >= EVERY && base.is_multiple_of(EVERY), "{resumed}");
@@ -156,7 +156,7 @@ fn store_that(answer: Answer) {
     });
     run.wait_for_step(STEPS);
     store.front.pass();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
 }
@@ -201,16 +201,19 @@ fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
     let looks = store.front.seen("GET", "list-type");
     store.wait_for(&mut run, "GET", "list-type", looks + 1);
     let workers = run.wait_for_workers(2);
-    let before = run.metrics().last().map_or(0, |m| m.generation);
+    let before = run.metrics().last().map_or(0, |m| m.generation.0);
     signal(workers[1].pid, Signal::SIGKILL);
     let start = Instant::now();
     run.wait_for("a step of another plan", |run| {
-        run.metrics().iter().any(|m| m.generation > before).then_some(())
+        run.metrics()
+            .iter()
+            .any(|m| m.generation.0 > before)
+            .then_some(())
     });
     // The request to the store hangs for half a minute and more.
-    assert!(start.elapsed() < Duration::from_secs(15), "{}", run.story());
+    assert!(start.elapsed() < Duration::from_secs(15), "{}", run.report());
     store.front.pass();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     let undisturbed = {
         let mut run = Run::start(
             &JobFile {
@@ -219,7 +222,7 @@ fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
             },
             1,
         );
-        assert_eq!(run.exit_code(), 0, "{}", run.story());
+        assert_eq!(run.exit_code(), 0, "{}", run.report());
         run.metrics()
     };
     assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), 300);
@@ -266,7 +269,7 @@ fn clock_that_jumps(by: &'static str) {
     });
     run.wait_for_step(STEPS);
     set("+0");
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
 }
@@ -291,7 +294,7 @@ fn a_store_that_is_slow_makes_checkpoints_rarer_and_training_no_slower() {
     run.wait_for_step(STEPS);
     let manifests = store.front.seen("PUT", "manifest.json");
     store.front.pass();
-    assert_eq!(run.exit_code(), 0, "{}", run.story());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert!(
         manifests < usize::try_from(STEPS / EVERY).unwrap(),
         "{manifests} were in time"

@@ -8,7 +8,7 @@ use varuna_protocol::Event;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventEntry {
-    /// What happened. Its fields, and `event` with its kind, lie beside the two below.
+    /// What happened: its kind in the field `event`, and its own fields, on one level with the two below.
     #[serde(flatten)]
     pub event: LoggedEvent,
     /// Of `resumed` from a checkpoint: published steps that are run again.

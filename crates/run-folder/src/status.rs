@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
-use varuna_protocol::Phase;
+use varuna_protocol::{Phase, RunMode};
 
 /// What a run is doing. Losses in nats per token, times in milliseconds.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -10,8 +10,8 @@ use varuna_protocol::Phase;
 pub struct RunStatus {
     /// The job's name.
     pub job: String,
-    /// What the coordinator is doing: `training`, `recovering`, ...
-    pub mode: String,
+    /// What the coordinator is doing.
+    pub mode: RunMode,
     /// The coordinator's term; it grows with every coordinator that took over.
     pub term: u64,
     /// The plan in force; 0 = none yet.

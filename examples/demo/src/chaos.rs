@@ -1,6 +1,6 @@
 //! The chaos driver: a kill, a join and another kill, each at a step that depends on the seed.
 
-use crate::summary::{self, Act, ActKind};
+use crate::summary::{Act, ActKind};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -9,6 +9,9 @@ use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+use varuna_plan::Step;
+use varuna_protocol::Phase;
+use varuna_run_folder::{RunFiles, RunStatus, now_ms};
 
 /// Each act and the share of the run after which it happens; the seed moves it by up to 5 %.
 const ACTS: [(f64, ActKind); 3] = [(0.25, ActKind::Kill), (0.5, ActKind::Join), (0.75, ActKind::Kill)];
@@ -29,16 +32,21 @@ pub(crate) fn drive(
     for (share, kind) in ACTS {
         let share = share + rng.random_range(-0.05..0.05);
         let step = wait_for(run, folder, |status| {
-            let all_run = status.workers.iter().filter(|w| w.phase == "Running").count() == count;
+            let all_run = status
+                .workers
+                .iter()
+                .filter(|w| w.phase == Some(Phase::Running))
+                .count()
+                == count;
             #[expect(clippy::cast_precision_loss, reason = "a step count")]
-            let due = status.step as f64 >= share * status.last_step as f64;
+            let due = status.step.0 as f64 >= share * status.last_step.0 as f64;
             all_run && due
         })?;
-        let status = summary::status(folder).context("the run folder has no status.json any more")?;
+        let status = RunFiles::new(folder).status()?;
         let what = match kind {
             ActKind::Kill => {
                 let victim = &status.workers[rng.random_range(0..status.workers.len())];
-                kill(Pid::from_raw(victim.pid), Signal::SIGKILL)
+                kill(Pid::from_raw(i32::try_from(victim.pid)?), Signal::SIGKILL)
                     .with_context(|| format!("cannot kill {} (process {})", victim.name, victim.pid))?;
                 count -= 1;
                 format!("kill -9 {}", victim.name)
@@ -53,7 +61,7 @@ pub(crate) fn drive(
         acts.push(Act {
             kind,
             what,
-            time_ms: summary::now_ms(),
+            time_ms: now_ms(),
         });
     }
     Ok(acts)
@@ -70,14 +78,15 @@ fn scale(varuna: &Path, folder: &Path, workers: usize) -> Result<()> {
     Ok(())
 }
 
-fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&summary::Status) -> bool) -> Result<u64> {
+fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&RunStatus) -> bool) -> Result<Step> {
     let mut moved = Instant::now();
     let mut last = None;
     loop {
         if let Some(end) = run.try_wait()? {
             bail!("the run ended ({end}) before the chaos driver had finished");
         }
-        if let Some(status) = summary::status(folder) {
+        // There is no status before the run has published one.
+        if let Ok(status) = RunFiles::new(folder).status() {
             if due(&status) {
                 return Ok(status.step);
             }

@@ -48,15 +48,15 @@ fn main() -> Result<()> {
     )?;
     let status = wait(&mut run, Duration::from_secs(600))?;
     ensure!(status.success(), "the run ended with {status}");
-    let story = summary::Story::read(&arguments.run_dir, acts)?;
+    let summary = summary::DemoRun::read(&arguments.run_dir, acts)?;
     let svg = arguments.run_dir.join("demo.svg");
-    std::fs::write(&svg, picture::draw(&story)?)
+    std::fs::write(&svg, picture::draw(&summary)?)
         .with_context(|| format!("cannot write {}", svg.display()))?;
-    print!("{}", story.report(&svg));
+    print!("{}", summary.report(&svg));
     ensure!(
-        story.steps_lost() == 0,
+        summary.steps_lost() == 0,
         "{} committed steps were lost",
-        story.steps_lost()
+        summary.steps_lost()
     );
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Loss and workers over time as one SVG chart.
 
-use crate::summary::{ActKind, Story};
+use crate::summary::{ActKind, DemoRun};
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
@@ -11,10 +11,10 @@ const WORKERS: RGBColor = RGBColor(0x2e, 0x7d, 0x32);
 const KILL: RGBColor = RGBColor(0xc6, 0x28, 0x28);
 
 /// The whole chart. A dashed line marks what the chaos driver did.
-pub(crate) fn draw(story: &Story) -> Result<String> {
+pub(crate) fn draw(run: &DemoRun) -> Result<String> {
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-    panels(&area, story).map_err(|e| anyhow!("cannot draw the chart: {e}"))?;
+    panels(&area, run).map_err(|e| anyhow!("cannot draw the chart: {e}"))?;
     drop(area);
     Ok(svg)
 }
@@ -23,16 +23,16 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 #[expect(clippy::cast_precision_loss, reason = "a chart's precision")]
-fn panels(area: &Area, story: &Story) -> Drawn {
+fn panels(area: &Area, run: &DemoRun) -> Drawn {
     area.fill(&WHITE)?;
     let (upper, lower) = area
         .titled("Training loss and workers over time", ("sans-serif", 16))?
         .split_vertically(LOSS_HEIGHT);
-    let start_ms = story.metrics[0].time_ms;
+    let start_ms = run.metrics[0].time_ms;
     let seconds = |time_ms: u64| time_ms.saturating_sub(start_ms) as f64 / 1e3;
-    let end = story.metrics.last().map_or(1.0, |m| seconds(m.time_ms)).max(1e-3);
+    let end = run.metrics.last().map_or(1.0, |m| seconds(m.time_ms)).max(1e-3);
 
-    let loss: Vec<(f64, f64)> = story
+    let loss: Vec<(f64, f64)> = run
         .metrics
         .iter()
         .map(|m| (seconds(m.time_ms), m.loss))
@@ -42,7 +42,7 @@ fn panels(area: &Area, story: &Story) -> Drawn {
     // Room for the labels of the acts above the curve.
     let top = high + 0.12 * (high - low).max(1e-9);
     let mut chart = axes(&upper, (end, low..top), "loss")?;
-    for act in &story.acts {
+    for act in &run.acts {
         let color = if act.kind == ActKind::Kill { KILL } else { WORKERS };
         let x = seconds(act.time_ms).min(end);
         let line = [(x, low), (x, top)];
@@ -57,7 +57,7 @@ fn panels(area: &Area, story: &Story) -> Drawn {
 
     // A number of workers holds until the next step.
     let mut workers: Vec<(f64, f64)> = Vec::new();
-    for m in &story.metrics {
+    for m in &run.metrics {
         let x = seconds(m.time_ms);
         workers.extend(workers.last().map(|last| (x, last.1)));
         workers.push((x, m.workers as f64));
@@ -95,30 +95,39 @@ fn axes<'a, 'b>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::{Act, Metric};
+    use crate::summary::Act;
+    use varuna_plan::{Generation, StateId, Step};
+    use varuna_run_folder::Metric;
 
     #[test]
     fn the_chart_shows_loss_workers_and_what_was_done_to_them() {
         let metric = |step: u32| Metric {
-            step: u64::from(step),
+            step: Step(u64::from(step)),
             loss: 5.5 / f64::from(step).sqrt(),
-            time_ms: 1_000_000 + 90 * u64::from(step),
+            eval_loss: None,
+            gradient_norm: 1.0,
+            overflow: false,
+            generation: Generation(1),
             workers: if (100..200).contains(&step) { 3 } else { 4 },
-            plan: "2x2".into(),
+            plan: "P2xD2".into(),
+            tokens: 2048,
+            step_ms: 90.0,
+            time_ms: 1_000_000 + 90 * u64::from(step),
+            state: StateId::INITIAL,
         };
         let act = |kind, what: &str, step: u64| Act {
             kind,
             what: what.into(),
             time_ms: 1_000_000 + 90 * step,
         };
-        let story = Story {
+        let run = DemoRun {
             metrics: (1..=300).map(metric).collect(),
             acts: vec![
                 act(ActKind::Kill, "kill -9 w2", 100),
                 act(ActKind::Join, "a worker joins", 200),
             ],
         };
-        let svg = draw(&story).unwrap();
+        let svg = draw(&run).unwrap();
         for part in ["loss", "workers", "time, s", "kill -9 w2", "a worker joins"] {
             assert!(svg.contains(part), "{part} is missing");
         }

@@ -1,10 +1,9 @@
-//! What the run published, and what it amounts to.
+//! What the run published, and its summary.
 
-use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use anyhow::{Result, ensure};
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use varuna_run_folder::{Metric, RunFiles};
 
 /// What the chaos driver can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,82 +18,31 @@ pub(crate) enum ActKind {
 pub(crate) struct Act {
     /// Of which kind.
     pub(crate) kind: ActKind,
-    /// In words.
+    /// A short text.
     pub(crate) what: String,
     /// When, milliseconds since 1970.
     pub(crate) time_ms: u64,
 }
 
-/// One line of `metrics.jsonl`.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Metric {
-    /// Steps done.
-    pub(crate) step: u64,
-    /// Training loss.
-    pub(crate) loss: f64,
-    /// When it was committed, milliseconds since 1970.
-    pub(crate) time_ms: u64,
-    /// Members of the plan that ran it.
-    pub(crate) workers: u64,
-    /// The plan's short form.
-    pub(crate) plan: String,
-}
-
-/// A worker in `status.json`.
-#[derive(Deserialize)]
-pub(crate) struct Worker {
-    /// Given at its start.
-    pub(crate) name: String,
-    /// Its process.
-    pub(crate) pid: i32,
-    /// Where it stands.
-    pub(crate) phase: String,
-}
-
-/// What of `status.json` is needed here.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Status {
-    /// Steps done.
-    pub(crate) step: u64,
-    /// Steps of the job.
-    pub(crate) last_step: u64,
-    /// All attached workers.
-    pub(crate) workers: Vec<Worker>,
-}
-
-/// The status, once the run has published one.
-pub(crate) fn status(folder: &Path) -> Option<Status> {
-    serde_json::from_str(&std::fs::read_to_string(folder.join("status.json")).ok()?).ok()
-}
-
-/// Milliseconds since 1970.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// A run from its first to its last step.
-pub(crate) struct Story {
+pub(crate) struct DemoRun {
     /// Committed steps in the order of their publication.
     pub(crate) metrics: Vec<Metric>,
     /// What was done to it.
     pub(crate) acts: Vec<Act>,
 }
 
-impl Story {
+impl DemoRun {
     /// Reads the run folder of a run that has ended.
-    pub(crate) fn read(folder: &Path, acts: Vec<Act>) -> Result<Story> {
-        let path = folder.join("metrics.jsonl");
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let metrics: Vec<Metric> = text
-            .lines()
-            .map(|l| serde_json::from_str(l).with_context(|| format!("{}: {l}", path.display())))
-            .collect::<Result<_>>()?;
-        ensure!(metrics.len() > 1, "{} holds no run", path.display());
-        Ok(Story { metrics, acts })
+    pub(crate) fn read(folder: &Path, acts: Vec<Act>) -> Result<DemoRun> {
+        let files = RunFiles::new(folder);
+        let metrics = files.metrics()?;
+        ensure!(
+            metrics.len() > 1,
+            "{} holds no run",
+            files.metrics_path().display()
+        );
+        Ok(DemoRun { metrics, acts })
     }
 
     /// Committed steps that were run again, or are missing from the sequence 1, 2, 3, ...
@@ -103,7 +51,7 @@ impl Story {
         self.metrics
             .iter()
             .zip(expected)
-            .filter(|(m, k)| m.step != *k)
+            .filter(|(m, k)| m.step.0 != *k)
             .count() as u64
     }
 
