@@ -30,7 +30,6 @@ impl Host<Schedule> {
         self.after_random(1, 25, Event::Tick(Process::Worker(id)));
     }
 
-    /// Engines answer in their own time, and in order.
     pub(super) fn carry_out_for_member(&mut self, w: WorkerId, effect: MemberEffect) -> Result {
         let worker = &mut self.members[w];
         let engine = &mut worker.local.engine;
@@ -66,6 +65,16 @@ impl Host<Schedule> {
                 }
             }
             MemberEffect::Exit => self.crash(w),
+            engine => self.command(w, engine),
+        }
+        Ok(())
+    }
+
+    /// Engines answer in their own time, and in order.
+    fn command(&mut self, w: WorkerId, effect: MemberEffect) {
+        let worker = &mut self.members[w];
+        let engine = &mut worker.local.engine;
+        match effect {
             MemberEffect::Run { plan, step } => {
                 engine.start(plan, step);
                 worker.local.runs += 1;
@@ -104,9 +113,8 @@ impl Host<Schedule> {
                 }
                 self.perhaps_hit(w, false);
             }
-            MemberEffect::Report(_) | MemberEffect::Send { .. } => {} // the host's
+            _ => {}
         }
-        Ok(())
     }
 
     pub(super) fn engine_event(&mut self, w: WorkerId, event: Timer) -> Result {
