@@ -1,7 +1,7 @@
 //! Worker processes of a run on this machine.
 //!
-//! None of them outlives the run, whatever ends it: a worker is started by way of this program's hidden command
-//! `with-parent`, which asks the kernel to kill it when the run's process ends (also by kill -9) and then becomes the worker.
+//! No worker outlives the run, however the run ends: a worker is started through this program's hidden command `with-parent`,
+//! which asks the kernel to kill it when the run's process ends (even by kill -9), and then executes the worker.
 
 use crate::failure::Failure;
 use nix::sys::prctl::set_pdeathsig;
@@ -48,7 +48,7 @@ pub(crate) struct WithParent {
     command: Vec<std::ffi::OsString>,
 }
 
-/// Becomes the worker; returns only where that fails.
+/// Executes the worker in this process; returns only where that fails.
 pub(crate) fn with_parent(arguments: &WithParent) -> Result<(), Failure> {
     set_pdeathsig(Signal::SIGKILL)
         .map_err(|e| Failure::Internal(format!("cannot tie a worker to its run: {e}")))?;
@@ -66,7 +66,7 @@ pub(crate) fn with_parent(arguments: &WithParent) -> Result<(), Failure> {
     )))
 }
 
-/// Finds `varuna-worker`: named, or beside this program.
+/// Path of `varuna-worker`: as named by the user, or in the folder of this program.
 pub(crate) fn worker_program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let own = own_program()?;
     let path = named.map_or_else(|| own.with_file_name("varuna-worker"), Path::to_owned);
@@ -103,8 +103,8 @@ impl Children {
         })
     }
 
-    /// Starts one more. To be called on the main thread: the kernel counts the end of the thread that started a child as the
-    /// end of its parent.
+    /// Starts one more worker. To be called on the main thread, because the kernel takes the end of the thread that started a
+    /// child for the end of its parent.
     pub(crate) fn start(&mut self) -> Result<(), Failure> {
         let name = format!("w{}", self.started);
         let log = self.logs.join(format!("{name}.log"));
@@ -120,7 +120,7 @@ impl Children {
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
-            // Ctrl-C at the terminal is for the run, which stops its workers in order.
+            // Ctrl-C at the terminal must reach the run alone, which then stops its workers in an orderly way.
             .process_group(0)
             .kill_on_drop(true);
         let child = command
@@ -132,13 +132,13 @@ impl Children {
         Ok(())
     }
 
-    /// How many run.
+    /// How many are running.
     pub(crate) fn count(&self) -> usize {
         self.running.len()
     }
 
-    /// The last line of a worker's log.
-    pub(crate) fn last_words(&self, name: &str) -> String {
+    /// The last line of a worker's log, and where the log is.
+    pub(crate) fn last_log_line(&self, name: &str) -> String {
         let log = self.logs.join(format!("{name}.log"));
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         let line = text
@@ -149,7 +149,7 @@ impl Children {
         format!("{line} ({})", log.display())
     }
 
-    /// Gives notice to the newest one.
+    /// Tells the newest worker to end that was not told so before (`already` were); returns its name.
     pub(crate) fn drain_newest(&mut self, already: usize) -> Option<String> {
         let at = self.running.len().checked_sub(1 + already)?;
         let Running { name, child, .. } = &self.running[at];
@@ -158,7 +158,7 @@ impl Children {
         Some(name.clone())
     }
 
-    /// Waits until one has ended; pending for ever where none runs.
+    /// Waits until one has ended; for ever where none is running.
     pub(crate) async fn ended(&mut self) -> Ended {
         if self.running.is_empty() {
             std::future::pending::<()>().await;
@@ -173,10 +173,10 @@ impl Children {
         }
     }
 
-    /// Kills what is left and waits for it.
+    /// Kills all that are still running and waits for their end.
     pub(crate) async fn kill_all(&mut self) {
         for Running { child, .. } in &mut self.running {
-            // One that has ended already is as good.
+            // An error means that it has ended already.
             let _ = child.kill().await;
         }
         self.running.clear();

@@ -30,9 +30,9 @@ pub(crate) struct Arguments {
     token: String,
 }
 
-/// The workers that a coordinator's own process starts and stops.
-pub(crate) struct Crew {
-    /// How many there are at the start.
+/// The workers that the coordinator's process starts and stops itself.
+pub(crate) struct LocalWorkers {
+    /// How many are started with the run.
     pub(crate) workers: usize,
     /// Takes requests for another number.
     pub(crate) scale: Sender<ScaleRequest>,
@@ -42,7 +42,7 @@ pub(crate) struct Crew {
 pub(crate) fn measured(profile: Option<&Path>, job: &Job) -> Result<Option<Costs>, Failure> {
     let Some(path) = profile else { return Ok(None) };
     let profile = crate::costs::read_profile(path, None)?;
-    let costs = varuna_coordinator::measured_costs(&profile, job);
+    let costs = varuna_api::measured_costs(&profile, job);
     costs
         .map(Some)
         .map_err(|why| Failure::Input(format!("{}: {why}", path.display())))
@@ -56,9 +56,9 @@ pub(crate) async fn start(
     token: String,
     data_fingerprint: String,
     costs: Option<Costs>,
-    crew: Option<Crew>,
+    local_workers: Option<LocalWorkers>,
 ) -> Result<Control, Failure> {
-    // First: of two runs in one folder the second must not even claim.
+    // The folder's lock comes first: a second run in the folder must not claim the checkpoint location.
     let run = RunFolder::open(folder, &file.text)?;
     let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
     let JobFile { job, text } = file;
@@ -70,17 +70,17 @@ pub(crate) async fn start(
         bind,
         token,
         identity: None,
-        host: crew.as_ref().and_then(|_| hostname()),
-        expected_workers: crew.as_ref().map(|c| c.workers),
+        host: local_workers.as_ref().and_then(|_| hostname()),
+        expected_workers: local_workers.as_ref().map(|w| w.workers),
         timing,
         checkpoints,
         costs,
-        scale: crew.map(|c| c.scale),
+        scale: local_workers.map(|w| w.scale),
     };
     Ok(serve(options, run).await?)
 }
 
-/// As the workers say it of themselves.
+/// This host's name, as workers send it in their hello.
 fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned())

@@ -30,7 +30,7 @@ pub(crate) struct CostSource {
 impl CostSource {
     /// The job's planner with these costs. `one_node`: all workers share one node (its links are faster).
     pub(crate) fn planner(&self, job: &Job, one_node: bool) -> Result<CostPlanner, Failure> {
-        let mut planner = varuna_coordinator::planner(job);
+        let mut planner = varuna_api::planner(job);
         if let Some(name) = &self.device {
             let kind = DeviceKind::named(name).map_err(|e| Failure::Input(e.to_string()))?;
             planner.costs = Costs::estimate(job.model.sizes(), kind.device(one_node));
@@ -46,7 +46,7 @@ impl CostSource {
     fn profiled(&self, path: &Path, job: &Job) -> Result<Costs, Failure> {
         let profile = read_profile(path, self.links.as_deref())?;
         let other_model = |why: String| Failure::Input(format!("{}: {why}", path.display()));
-        let costs = varuna_coordinator::measured_costs(&profile, job).map_err(other_model)?;
+        let costs = varuna_api::measured_costs(&profile, job).map_err(other_model)?;
         let Some(table) = &self.measured else {
             return Ok(costs);
         };
@@ -58,7 +58,7 @@ impl CostSource {
         let micro_batch = profile.segments[0].rows[0].micro_batch_size;
         let fitted = calibrate(&profile.costs(), &rows, batch, micro_batch, false)
             .map_err(|e| Failure::Input(format!("{file}: {e}")))?;
-        varuna_coordinator::costs_for(job, &fitted.costs).map_err(other_model)
+        varuna_api::costs_for(job, &fitted.costs).map_err(other_model)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
-use varuna_coordinator::folder::FolderError;
 use varuna_coordinator::{CoordinatorError, Outcome};
 use varuna_plan::Layout;
+use varuna_run_folder::FolderError;
 
 /// Why a command failed. The messages are for the user.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, parse_job};
 use varuna_checkpoint::{CheckpointError, Store};
-use varuna_coordinator::{Checkpointing, claim};
+use varuna_coordinator::Checkpointing;
+use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::TokenDataset;
 
 /// How long a checkpoint store may take to answer at the start.
@@ -69,8 +70,8 @@ pub(crate) async fn checkpoints(
         return Err(bad(error.to_string()));
     }
     let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    let claim = claim::of_this_process(run.display().to_string());
-    let ownership = store.location().claim(claim.clone(), claim::has_ended).await;
+    let claim = claim_of_this_process(run.display().to_string());
+    let ownership = store.location().claim(claim.clone(), claimant_has_ended).await;
     let ownership = ownership.map_err(|error| match error {
         CheckpointError::Owned { .. } => {
             Failure::Busy(format!("spec.checkpoint.uri: {}: {error}", settings.uri))

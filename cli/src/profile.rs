@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
     let profile = Profile::read("the measurement", &text, None)
         .map_err(|e| Failure::Internal(format!("the worker's profile cannot be read: {e}")))?;
-    varuna_coordinator::measured_costs(&profile, &file.job).map_err(Failure::Internal)?;
+    varuna_api::measured_costs(&profile, &file.job).map_err(Failure::Internal)?;
     if let Some(path) = &arguments.output {
         write(path, &text)?;
     }

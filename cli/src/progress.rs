@@ -1,84 +1,82 @@
-//! What `varuna run` shows: a live line on a terminal, plain lines otherwise.
+//! What `varuna run` prints: a live line on a terminal, plain lines otherwise.
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::VecDeque;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use varuna_coordinator::View;
+use varuna_run_folder::Metric;
 
-/// Without a terminal, a line at most so often.
-const PLAIN: Duration = Duration::from_secs(2);
-/// Speed is shown as the mean over so many milliseconds.
-const PACE_MS: u64 = 10_000;
+/// Least time between two lines where there is no terminal.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
+/// Speed is the mean over this many milliseconds.
+const SPEED_WINDOW_MS: u64 = 10_000;
 
-/// Draws views.
+/// Prints what a run is doing.
 pub(crate) struct Progress {
-    live: bool,
-    shown_at: Option<Instant>,
-    shown_step: u64,
-    shown_diary: u64,
+    /// The live line; none where standard output is no terminal.
+    live: Option<ProgressBar>,
+    printed_at: Option<Instant>,
+    printed_step: u64,
+    printed_message: u64,
     last_step: u64,
-    /// Steps of the last seconds: when (milliseconds) and which.
-    pace: VecDeque<(u64, u64)>,
+    /// Steps of the last seconds: when (milliseconds since 1970) and which.
+    recent: VecDeque<(u64, u64)>,
 }
 
 impl Progress {
     pub(crate) fn new(last_step: u64) -> Progress {
-        let live = std::io::stdout().is_terminal();
         Progress {
-            live,
-            shown_at: None,
-            shown_step: 0,
-            shown_diary: 0,
+            live: std::io::stdout().is_terminal().then(live_line),
+            printed_at: None,
+            printed_step: 0,
+            printed_message: 0,
             last_step,
-            pace: VecDeque::new(),
+            recent: VecDeque::new(),
         }
     }
 
     pub(crate) fn show(&mut self, view: &View) {
-        let shown = self.shown_diary;
-        for (number, text) in view.diary.iter().filter(|(n, _)| *n > shown) {
-            self.shown_diary = *number;
-            self.say(text);
+        let printed = self.printed_message;
+        for (number, text) in view.messages.iter().filter(|(n, _)| *n > printed) {
+            self.printed_message = *number;
+            self.print(text);
         }
-        if let Some(metric) = &view.metric {
-            self.note(metric.time_ms, metric.step.0);
-        }
-        let step = view.metric.as_ref().map_or(0, |m| m.step.0);
-        let due = self.live || self.shown_at.is_none_or(|t| t.elapsed() >= PLAIN) || step == self.last_step;
-        if !due || step == self.shown_step {
+        let Some(metric) = &view.metric else { return };
+        self.remember(metric.time_ms, metric.step.0);
+        let step = metric.step.0;
+        let due = self.live.is_some()
+            || self.printed_at.is_none_or(|t| t.elapsed() >= PLAIN_INTERVAL)
+            || step == self.last_step;
+        if !due || step == self.printed_step {
             return;
         }
-        if let Some(line) = self.line(view) {
-            self.shown_at = Some(Instant::now());
-            self.shown_step = step;
-            if self.live {
-                print!("\r\x1b[2K{line}");
-                let _ = std::io::stdout().flush();
-            } else {
-                println!("{line}");
-            }
+        self.printed_at = Some(Instant::now());
+        self.printed_step = step;
+        let line = self.line(metric);
+        match &self.live {
+            Some(live) => live.set_message(line),
+            None => println!("{line}"),
         }
     }
 
-    /// A line of its own, above the live one.
-    pub(crate) fn say(&self, text: &str) {
-        if self.live {
-            println!("\r\x1b[2K{text}");
-        } else {
-            println!("{text}");
+    /// Prints a line, above the live one.
+    pub(crate) fn print(&self, text: &str) {
+        match &self.live {
+            Some(live) => live.println(text),
+            None => println!("{text}"),
         }
     }
 
-    /// The live line is left standing.
+    /// Leaves the live line as it is.
     pub(crate) fn end(&self) {
-        if self.live {
-            println!();
+        if let Some(live) = &self.live {
+            live.abandon();
         }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
-    fn line(&self, view: &View) -> Option<String> {
-        let metric = view.metric.as_ref()?;
+    fn line(&self, metric: &Metric) -> String {
         let eval = metric
             .eval_loss
             .map_or(String::new(), |l| format!("  eval {l:.4}"));
@@ -88,27 +86,35 @@ impl Progress {
         });
         let left = self.last_step.saturating_sub(metric.step.0) as f64;
         let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
-        Some(format!(
+        format!(
             "step {}/{}  loss {:.4}{eval}{speed}  {} workers {} g{}{eta}",
             metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
-        ))
+        )
     }
 
-    fn note(&mut self, time_ms: u64, step: u64) {
-        if self.pace.back().is_some_and(|(_, last)| *last >= step) {
+    fn remember(&mut self, time_ms: u64, step: u64) {
+        if self.recent.back().is_some_and(|(_, last)| *last >= step) {
             return;
         }
-        self.pace.push_back((time_ms, step));
-        while self.pace.len() > 2 && self.pace[1].0 + PACE_MS < time_ms {
-            self.pace.pop_front();
+        self.recent.push_back((time_ms, step));
+        while self.recent.len() > 2 && self.recent[1].0 + SPEED_WINDOW_MS < time_ms {
+            self.recent.pop_front();
         }
     }
 
     /// Mean step time of the last seconds, in milliseconds; none after the first step alone, which has no start.
     #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
     fn step_ms(&self) -> Option<f64> {
-        let ((first_ms, first), (last_ms, last)) = (self.pace.front()?, self.pace.back()?);
+        let ((first_ms, first), (last_ms, last)) = (self.recent.front()?, self.recent.back()?);
         (last > first && last_ms > first_ms).then(|| (last_ms - first_ms) as f64 / (last - first) as f64)
+    }
+}
+
+fn live_line() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
+    match ProgressStyle::with_template("{msg}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 

@@ -2,9 +2,8 @@
 
 use crate::coordinator::runtime;
 use crate::failure::Failure;
-use serde_json::Value;
 use std::path::{Path, PathBuf};
-use varuna_coordinator::folder::Contact;
+use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 
 /// Starts or stops workers of a run.
@@ -16,7 +15,7 @@ pub(crate) struct ScaleArguments {
     workers: u32,
 }
 
-/// Says what a run is doing.
+/// Shows what a run is doing.
 #[derive(clap::Args)]
 pub(crate) struct StatusArguments {
     /// The run folder.
@@ -27,16 +26,9 @@ pub(crate) struct StatusArguments {
 }
 
 pub(crate) fn contact(run: &Path) -> Result<Contact, Failure> {
-    let path = run.join("coordinator.json");
-    let bad = |why: String| {
-        Failure::Input(format!(
-            "{} is not a run folder: {}: {why}",
-            run.display(),
-            path.display()
-        ))
-    };
-    let text = std::fs::read_to_string(&path).map_err(|e| bad(e.to_string()))?;
-    serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
+    RunFiles::new(run)
+        .contact()
+        .map_err(|error| Failure::Input(format!("{} is not a run folder: {error}", run.display())))
 }
 
 pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
@@ -46,13 +38,13 @@ pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Fail
 }
 
 /// The run's status, from its coordinator.
-pub(crate) async fn status_of(contact: &Contact) -> Result<Value, Failure> {
+pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
     let request = StatusRequest {
         token: contact.token.clone(),
     };
     let reply = reach(contact).await?.status(request).await;
     let reply = reply.map_err(|status| Failure::Internal(status.message().to_owned()))?;
-    serde_json::from_str(&reply.into_inner().json).map_err(|e| Failure::Internal(format!("status: {e}")))
+    varuna_wire::status::from_wire(reply.into_inner()).map_err(|e| Failure::Internal(format!("status: {e}")))
 }
 
 pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
@@ -71,89 +63,57 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
 
 pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let contact = contact(&arguments.run)?;
-    // A run that has ended left its last status.
-    let last = std::fs::read_to_string(arguments.run.join("status.json"));
-    let now = runtime()?.block_on(status_of(&contact));
-    let status = match (now, last) {
-        (Ok(status), _) => status,
-        (Err(failure), Err(_)) => return Err(failure),
-        (Err(_), Ok(text)) => {
-            serde_json::from_str(&text).map_err(|e| Failure::Internal(format!("status.json: {e}")))?
-        }
+    let status = match runtime()?.block_on(status_of(&contact)) {
+        Ok(status) => status,
+        // A run that has ended left its last status.
+        Err(failure) => match RunFiles::new(&arguments.run).status() {
+            Ok(last) => last,
+            Err(ReadError::Io { .. }) => return Err(failure),
+            Err(error) => return Err(Failure::Internal(error.to_string())),
+        },
     };
     if arguments.json {
-        println!("{status:#}");
+        let json = serde_json::to_string_pretty(&status);
+        println!("{}", json.map_err(|e| Failure::Internal(e.to_string()))?);
     } else {
         print!("{}", text(&status));
     }
     Ok(())
 }
 
-fn text(status: &Value) -> String {
-    let of = |key: &str| status.get(key).map_or(String::new(), plain);
-    let ms = |key: &str| {
-        status
-            .get(key)
-            .and_then(Value::as_f64)
-            .map_or("-".into(), |v| format!("{v:.0} ms"))
-    };
+fn text(status: &RunStatus) -> String {
+    let ms = |ms: Option<f64>| or_dash(ms.map(|ms| format!("{ms:.0} ms")));
     let mut text = format!(
         "{}: {}  step {}/{}  loss {}\nplan {} (generation {})  step predicted {} observed {}\n",
-        of("job"),
-        of("mode"),
-        of("step"),
-        of("lastStep"),
-        status
-            .get("loss")
-            .and_then(Value::as_f64)
-            .map_or("-".into(), |l| format!("{l:.4}")),
-        of("plan"),
-        of("generation"),
-        ms("predictedMs"),
-        ms("observedMs"),
+        status.job,
+        status.mode,
+        status.step,
+        status.last_step,
+        or_dash(status.loss.map(|loss| format!("{loss:.4}"))),
+        or_dash(status.plan.clone()),
+        status.generation,
+        ms(status.predicted_ms),
+        ms(status.observed_ms),
     );
-    for worker in status
-        .get("workers")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-    {
-        let of = |key: &str| worker.get(key).map_or(String::new(), plain);
-        let ranges = worker.get("segments").and_then(Value::as_array);
-        let ranges: Vec<String> = ranges.into_iter().flatten().map(range).collect();
-        let segments = match ranges.as_slice() {
-            [] => "-".into(),
-            some => some.join(","),
-        };
-        text.push_str(&format!(
-            "  {:<8} {:<8} pipeline {:<3} segments {:<8} step {:<6} pid {} on {}{}\n",
-            of("name"),
-            of("phase"),
-            of("pipeline"),
-            segments,
-            of("step"),
-            of("pid"),
-            of("host"),
-            if worker.get("draining").and_then(Value::as_bool) == Some(true) {
-                "  (leaving)"
-            } else {
-                ""
-            },
-        ));
-    }
+    text.extend(status.workers.iter().map(worker));
     text
 }
 
-fn plain(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Null => "-".into(),
-        other => other.to_string(),
-    }
+fn worker(worker: &WorkerStatus) -> String {
+    let segments: Vec<String> = worker.segments.iter().map(ToString::to_string).collect();
+    format!(
+        "  {:<8} {:<8} pipeline {:<3} segments {:<8} step {:<6} pid {} on {}{}\n",
+        worker.name,
+        or_dash(worker.phase.map(|phase| format!("{phase:?}"))),
+        or_dash(worker.pipeline.map(|index| index.to_string())),
+        or_dash((!segments.is_empty()).then(|| segments.join(","))),
+        worker.step,
+        worker.pid,
+        worker.host,
+        if worker.draining { "  (leaving)" } else { "" },
+    )
 }
 
-/// `3..5`.
-fn range(segments: &Value) -> String {
-    let of = |key: &str| segments.get(key).map_or(String::new(), plain);
-    format!("{}..{}", of("start"), of("end"))
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".into())
 }

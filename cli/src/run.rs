@@ -1,18 +1,19 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
 use crate::children::{Children, Ended, worker_program};
-use crate::coordinator::{Crew, measured, runtime, start};
+use crate::coordinator::{LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
 use crate::job;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
+use rand::TryRngCore as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
 
-/// Workers that were released get so long to end.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// How long workers may take to end after the run.
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Trains a job on this machine. The first Ctrl-C stops in order, the second at once.
 #[derive(clap::Args)]
@@ -31,7 +32,7 @@ pub(crate) struct Arguments {
     /// Where to listen for workers (host:port; port 0 = any free one).
     #[arg(long, default_value = "127.0.0.1:0")]
     bind: String,
-    /// The worker program, where it does not lie beside this one.
+    /// The worker program; by default `varuna-worker` in the folder of this program.
     #[arg(long, env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
 }
@@ -64,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             token.clone(),
             fingerprint,
             costs,
-            Some(Crew {
+            Some(LocalWorkers {
                 workers: arguments.workers,
                 scale,
             }),
@@ -95,18 +96,18 @@ fn default_folder(name: &str) -> PathBuf {
 
 /// 128 random bits in hex.
 fn token() -> Result<String, Failure> {
-    use std::io::Read;
     let mut bytes = [0u8; 16];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
-    read.map_err(|e| Failure::Internal(format!("no random bytes: {e}")))?;
-    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut bytes)
+        .map_err(|e| Failure::Internal(format!("no random bytes: {e}")))?;
+    Ok(hex::encode(bytes))
 }
 
 struct Run {
     control: Control,
     children: Children,
     progress: Progress,
-    /// Workers that had notice and have not ended yet.
+    /// Workers that were told to end and have not ended yet.
     leaving: usize,
 }
 
@@ -131,21 +132,21 @@ impl Run {
                     self.progress.show(&view);
                 }
                 Ended { name, process, status } = self.children.ended() => {
-                    // The coordinator has ended where nobody listens.
-                    let _ = self.control.ended.send(process).await;
+                    // An error means that the coordinator has ended.
+                    let _ = self.control.process_ended.send(process).await;
                     self.leaving = self.leaving.saturating_sub(1);
                     let how = status.map_or_else(|e| e.to_string(), |s| s.to_string());
-                    self.progress.say(&format!("worker {name} has ended: {how}"));
+                    self.progress.print(&format!("worker {name} has ended: {how}"));
                     if self.never_began() {
                         break Err(Failure::Internal(format!(
-                            "all workers ended before the first step; {name} said: {}",
-                            self.children.last_words(&name)
+                            "all workers ended before the first step; the last log line of {name}: {}",
+                            self.children.last_log_line(&name)
                         )));
                     }
                 }
                 Some(request) = requests.recv() => {
                     let answer = self.scale(request.workers as usize);
-                    // Whoever asked may have gone.
+                    // An error means that nobody waits for the answer.
                     drop(request.answer.send(answer));
                 }
                 () = signals.next() => {
@@ -153,7 +154,7 @@ impl Run {
                     if interrupts > 1 {
                         break Ok(Outcome::Stopped);
                     }
-                    self.progress.say("stopping; Ctrl-C again to end at once");
+                    self.progress.print("stopping; Ctrl-C again to end at once");
                     let _ = self.control.stop.send(()).await;
                 }
             }
@@ -167,14 +168,14 @@ impl Run {
                     let _ = self.children.ended().await;
                 }
             };
-            // What has not ended by itself is killed below.
-            let _ = tokio::time::timeout(FAREWELL, leave).await;
+            // Those that have not ended by then are killed below.
+            let _ = tokio::time::timeout(END_TIMEOUT, leave).await;
         }
         self.children.kill_all().await;
         outcome
     }
 
-    /// No worker is left, none ever committed a step, and nobody asked for the end: waiting on would be for nothing.
+    /// No worker is left, none has committed a step, and nobody asked for the end: there is nothing to wait for.
     fn never_began(&self) -> bool {
         let view = self.control.view.borrow();
         let stopping = view
@@ -195,7 +196,7 @@ impl Run {
         for _ in wanted..staying {
             self.children
                 .drain_newest(self.leaving)
-                .ok_or("a worker takes no notice")?;
+                .ok_or("a worker could not be told to end")?;
             self.leaving += 1;
         }
         Ok(format!("from {staying} to {wanted} workers"))

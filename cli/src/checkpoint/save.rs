@@ -20,21 +20,17 @@ pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     let start = Instant::now();
     loop {
         let status = status_of(&contact).await?;
-        let saved = &status["checkpoint"];
+        let last = status.last_step;
+        let saved = status.checkpoint.unwrap_or_default();
         // The last step of a run has no later one.
-        let last = status["lastStep"].as_u64().unwrap_or(u64::MAX);
-        if let Some(name) = saved["newest"].as_str()
-            && saved["newestStep"]
-                .as_u64()
-                .is_some_and(|step| step > requested_at || step >= last)
+        if let (Some(name), Some(step)) = (saved.newest, saved.newest_step)
+            && (step.0 > requested_at || step >= last)
         {
             println!("{name}");
             return Ok(());
         }
         if start.elapsed().as_secs() >= timeout_s {
-            let why = saved["failing"]
-                .as_str()
-                .map_or(String::new(), |why| format!(": {why}"));
+            let why = saved.failing.map_or(String::new(), |why| format!(": {why}"));
             return Err(Failure::Internal(format!(
                 "no checkpoint after step {requested_at} is complete after {timeout_s} s{why}"
             )));

@@ -1,175 +1,73 @@
-//! The task that owns the protocol's machine: inputs in, effects out, in order.
+//! The task that owns the protocol's state machine: takes messages from the inbox, feeds the machine, carries out its effects.
 
-mod diary;
-mod elsewhere;
-mod saving;
-
-use crate::CoordinatorError;
-use crate::checkpoints::{Known, Watch};
-use crate::folder::RunFolder;
-use crate::in_order::InOrder;
-use crate::keeping::Keeping;
-use crate::narrator::Narrator;
-use crate::serve::{self, Options, ScaleRequest, View};
-use crate::words::{observed, status_document};
-use std::collections::{BTreeMap, VecDeque};
-use std::io::Read;
+use crate::checkpoints::Checkpoints;
+use crate::error::CoordinatorError;
+use crate::inbox::{CheckpointListing, DownSender, Inbound, StreamNumber, WorkerNotice};
+use crate::options::{Options, ScaleRequest};
+use crate::publisher::Publisher;
+use crate::record_client::RecordClient;
+use crate::status::{observed, run_status};
+use crate::streams::Streams;
+use crate::view::View;
+use rand::TryRngCore as _;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
-use tonic::Status;
-use varuna_plan::{StateId, Step, WorkerId};
-use varuna_protocol::coordinator::Outcome;
-use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput};
+use varuna_api::Job;
+use varuna_plan::{Base, StateId, Step, WorkerId};
+use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Outcome};
 use varuna_protocol::{Coordinator, Order, Time};
-use varuna_wire::v1::Down;
-use varuna_wire::{Downward, Hello, StepMetrics, Upward, Welcome};
+use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
+use varuna_wire::{Downward, Hello, Upward, Welcome};
 
-/// How often the machine sees the clock.
+/// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
-/// Watchers are brought up to date at most so often.
-const PUBLISH: Duration = Duration::from_millis(50);
-/// `status.json` is replaced at most so often.
-const STATUS: Duration = Duration::from_millis(250);
-/// Checkpoints are stale when the newest is so many intervals behind: one may be on its way, one may have given way to the next.
-const STALE_INTERVALS: u64 = 3;
-/// After the end, workers get so long to take their last order.
-const FAREWELL: Duration = Duration::from_millis(300);
-
-/// Identity of one stream: only a worker's newest counts.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct StreamNumber(pub(crate) u64);
-
-/// What reaches the driver.
-pub(crate) enum Inbound {
-    Attached {
-        number: StreamNumber,
-        hello: Hello,
-        orders: Sender<Result<Down, Status>>,
-    },
-    Said {
-        worker: WorkerId,
-        number: StreamNumber,
-        word: Upward,
-    },
-    Detached {
-        worker: WorkerId,
-        number: StreamNumber,
-    },
-    Status(oneshot::Sender<String>),
-    Checkpoints(Known),
-    /// This run writes there no more: the other one.
-    Taken(String),
-    /// The process with this id, on this host, has ended.
-    Ended(u32),
-    /// Seen by somebody else.
-    Known(serve::Known),
-    Scale(u32, oneshot::Sender<Result<String, String>>),
-    /// A checkpoint is wanted; answered with the steps done.
-    Save(oneshot::Sender<Result<u64, String>>),
-    /// What a store that is asked by a thread of its own answers.
-    Stored(CoordinatorInput),
-    Stop,
-}
-
-/// A worker's newest stream.
-pub(crate) struct Attached {
-    number: StreamNumber,
-    orders: Sender<Result<Down, Status>>,
-    pub(crate) hello: Hello,
-    pub(crate) timings: Option<StepMetrics>,
-}
+/// How long streams stay open after the end, so that workers read their last message.
+const LAST_MESSAGES: Duration = Duration::from_millis(300);
 
 pub(crate) struct Driver {
     machine: Coordinator,
-    options: Options,
-    store: Keeping,
-    checkpoints: Option<Watch>,
-    known: Known,
-    taken: Option<String>,
-    stale: bool,
-    /// When the newest checkpoint was first seen.
-    saved_at: Instant,
-    folder: RunFolder,
-    order: InOrder,
-    streams: BTreeMap<WorkerId, Attached>,
-    /// Workers of this host by process.
-    processes: BTreeMap<u32, WorkerId>,
-    publish: watch::Sender<View>,
-    view: View,
+    /// Zero of the machine's clock.
     start: Instant,
-    published_at: Instant,
-    status_at: Instant,
-    /// `status.json` is older than what it tells of.
-    status_due: bool,
-    /// What watchers were last shown: diary entry, event, state.
-    shown: (u64, Option<u64>, Option<StateId>),
-    step_at: Instant,
-    diary_number: u64,
-    narrator: Narrator,
+    job: Job,
+    /// What a worker gets that attaches.
+    welcome: Downward,
+    /// Starts and stops workers, if anyone does.
+    scale: Option<Sender<ScaleRequest>>,
+    record: RecordClient,
+    streams: Streams,
+    checkpoints: Checkpoints,
+    publisher: Publisher,
     outcome: Option<Outcome>,
-}
-
-fn entropy() -> Result<[u8; 16], CoordinatorError> {
-    let mut bytes = [0; 16];
-    let mut source = std::fs::File::open("/dev/urandom").map_err(CoordinatorError::Entropy)?;
-    source.read_exact(&mut bytes).map_err(CoordinatorError::Entropy)?;
-    Ok(bytes)
 }
 
 impl Driver {
     pub(crate) fn new(
-        mut options: Options,
+        options: Options,
         folder: RunFolder,
-        store: Keeping,
-        publish: watch::Sender<View>,
+        record: RecordClient,
+        watchers: watch::Sender<View>,
         inbound: &Sender<Inbound>,
     ) -> Result<Driver, CoordinatorError> {
-        let settings = options.job.checkpoint.as_ref();
-        let config = CoordinatorConfig {
-            layout: options.job.model.layout(),
-            global_batch_size: options.job.training.global_batch_size,
-            last_step: Step(options.job.training.steps),
-            min_workers: options.job.elasticity.min_workers as usize,
-            timing: options.timing,
-            expected_workers: options.expected_workers,
-            final_checkpoint: options.checkpoints.is_some(),
-            save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
-            published: folder.last().map(|m| m.state),
-            secret_seed: entropy()?,
-        };
-        let machine = Coordinator::new(
-            config,
-            Box::new(crate::planner_with(&options.job, options.costs.as_ref())),
-        );
-        let start = |given| Watch::start(given, inbound.clone());
-        let checkpoints = options.checkpoints.take().map(start);
-        let now = Instant::now();
-        let narrator = Narrator::new(options.job.model.layout());
-        let order = InOrder::after(folder.last().map_or(Step(0), |m| m.step));
+        let config = protocol_config(&options, &folder)?;
+        let Options { job, costs, .. } = options;
+        let planner = varuna_api::planner_with(&job, costs.as_ref());
+        let welcome = Downward::Welcome(Welcome {
+            job: options.job_text,
+            job_hash: job.spec_hash(),
+            data_fingerprint: options.data_fingerprint,
+        });
         Ok(Driver {
-            machine,
-            options,
-            store,
-            checkpoints,
-            known: Known::default(),
-            taken: None,
-            stale: false,
-            saved_at: now,
-            folder,
-            order,
-            streams: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            publish,
-            view: View::default(),
-            start: now,
-            published_at: now,
-            status_at: now,
-            status_due: true,
-            shown: (0, None, None),
-            step_at: now,
-            diary_number: 0,
-            narrator,
+            machine: Coordinator::new(config, Box::new(planner)),
+            start: Instant::now(),
+            welcome,
+            scale: options.scale,
+            record,
+            streams: Streams::new(options.host),
+            checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
+            publisher: Publisher::new(folder, &job, watchers),
+            job,
             outcome: None,
         })
     }
@@ -182,21 +80,14 @@ impl Driver {
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 _ = ticks.tick() => self.feed(CoordinatorInput::Tick),
             }
-            let due = match self.outcome {
-                None => self.order.overdue(Instant::now()),
-                Some(_) => self.order.rest(),
-            };
-            self.publish_steps(due);
-            if self.published_at.elapsed() >= PUBLISH || self.outcome.is_some() {
-                self.show();
+            let ended = self.outcome.is_some();
+            self.publisher.publish_overdue_steps(ended);
+            if self.publisher.view_due() || ended {
+                self.publish(ended);
             }
             if let Some(outcome) = self.outcome.take() {
-                // The last orders are on their way; closing the streams at once could overtake them.
-                tokio::time::sleep(FAREWELL).await;
-                if let Some(watch) = self.checkpoints.take() {
-                    watch.end().await;
-                }
-                return match self.taken.take() {
+                tokio::time::sleep(LAST_MESSAGES).await;
+                return match self.checkpoints.end().await {
                     Some(run) => Err(CoordinatorError::CheckpointsTaken { run }),
                     None => Ok(outcome),
                 };
@@ -204,21 +95,71 @@ impl Driver {
         }
     }
 
-    fn now(&self) -> Time {
-        Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    /// One message of the inbox. An answer that nobody waits for any more is dropped.
+    fn take(&mut self, inbound: Inbound) {
+        match inbound {
+            Inbound::Attached { number, hello, down } => self.attach(number, hello, down),
+            Inbound::Message {
+                worker,
+                number,
+                message,
+            } => self.hear(worker, number, message),
+            Inbound::Detached { worker, number } => {
+                if self.streams.detach(worker, number) {
+                    self.feed(CoordinatorInput::StreamDown { from: worker });
+                }
+            }
+            Inbound::Status(answer) => drop(answer.send(self.status())),
+            Inbound::Scale(workers, answer) => self.scale(workers, answer),
+            Inbound::Save(answer) => {
+                let saved = self.save();
+                if let Some(answer) = answer {
+                    drop(answer.send(saved));
+                }
+            }
+            Inbound::Stop => self.feed(CoordinatorInput::Stop),
+            Inbound::Record(answer) => self.feed(answer),
+            Inbound::Checkpoints(listing) => self.take_listing(listing),
+            Inbound::LocationTaken(run) => {
+                if let Some(event) = self.checkpoints.taken(run) {
+                    self.log_checkpoint(event);
+                    self.feed(CoordinatorInput::Stop);
+                }
+            }
+            Inbound::ProcessEnded(process) => {
+                if let Some(worker) = self.streams.process_ended(process) {
+                    self.feed(CoordinatorInput::ProcessEnded { worker });
+                }
+            }
+            Inbound::Notice(notice) => self.take_notice(&notice),
+        }
     }
 
-    /// What a worker says, where it comes by its newest stream.
-    fn said(&mut self, worker: WorkerId, number: StreamNumber, word: Upward) {
-        let Some(stream) = self.streams.get_mut(&worker).filter(|s| s.number == number) else {
+    fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) {
+        let from = hello.worker;
+        let report = coordinator::Hello {
+            address: hello.address.clone(),
+            name: hello.name.clone(),
+            node: hello.node.clone(),
+            memory_bytes: hello.memory_bytes,
+            speed: hello.speed,
+        };
+        if self.streams.attach(number, hello, down) && self.send(from, &self.welcome.clone()) {
+            self.feed(CoordinatorInput::StreamUp { from, hello: report });
+        }
+    }
+
+    /// What a worker sent, if it came by its newest stream.
+    fn hear(&mut self, worker: WorkerId, number: StreamNumber, message: Upward) {
+        let Some(stream) = self.streams.current(worker, number) else {
             return;
         };
-        match word {
+        match message {
             Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
             Upward::Metrics(timings) => {
                 let observed = observed(&timings);
                 stream.timings = Some(timings);
-                self.status_due = true;
+                self.publisher.status_changed();
                 self.feed(CoordinatorInput::Observed {
                     from: worker,
                     observed,
@@ -228,94 +169,63 @@ impl Driver {
         }
     }
 
-    fn take(&mut self, inbound: Inbound) {
-        match inbound {
-            Inbound::Attached {
-                number,
-                hello,
-                orders,
-            } => self.attach(number, hello, orders),
-            Inbound::Said { worker, number, word } => self.said(worker, number, word),
-            Inbound::Detached { worker, number } => {
-                if self.streams.get(&worker).is_some_and(|s| s.number == number) {
-                    self.streams.remove(&worker);
-                    self.feed(CoordinatorInput::StreamDown { from: worker });
-                }
-            }
-            Inbound::Status(tell) => drop(
-                tell.send(
-                    status_document(
-                        &self.machine.snapshot(),
-                        &self.options.job,
-                        &self.folder,
-                        &self.streams,
-                        &self.known,
-                    )
-                    .to_string(),
-                ),
+    fn scale(&self, workers: u32, answer: oneshot::Sender<Result<String, String>>) {
+        let request = ScaleRequest { workers, answer };
+        let (request, why) = match &self.scale {
+            Some(scale) => match scale.try_send(request) {
+                Ok(()) => return,
+                Err(error) => (error.into_inner(), "another change is under way"),
+            },
+            None => (
+                request,
+                "workers of this run are started by hand: start or stop them where they run",
             ),
-            Inbound::Scale(workers, answer) => {
-                let request = ScaleRequest { workers, answer };
-                let refused = match &self.options.scale {
-                    Some(scale) => scale
-                        .try_send(request)
-                        .err()
-                        .map(|e| (e.into_inner(), "another change is under way")),
-                    None => Some((
-                        request,
-                        "workers of this run are started by hand: start or stop them where they run",
-                    )),
-                };
-                if let Some((request, why)) = refused {
-                    drop(request.answer.send(Err(why.to_owned())));
-                }
-            }
-            Inbound::Save(answer) => drop(answer.send(self.save())),
-            Inbound::Checkpoints(known) => self.checkpoints(known),
-            Inbound::Taken(run) => self.taken(run),
-            Inbound::Ended(process) => {
-                if let Some(worker) = self.processes.remove(&process) {
-                    self.streams.remove(&worker);
-                    self.feed(CoordinatorInput::ProcessEnded { worker });
-                }
-            }
-            Inbound::Known(known) => self.seen_elsewhere(&known),
-            Inbound::Stored(answer) => self.feed(answer),
-            Inbound::Stop => self.feed(CoordinatorInput::Stop),
-        }
+        };
+        drop(request.answer.send(Err(why.to_owned())));
     }
 
-    fn attach(&mut self, number: StreamNumber, hello: Hello, orders: Sender<Result<Down, Status>>) {
-        let from = hello.worker;
-        if self.streams.get(&from).is_some_and(|s| s.number > number) {
+    fn save(&mut self) -> Result<u64, String> {
+        if self.checkpoints.watcher().is_none() {
+            return Err("the job names no location for checkpoints (spec.checkpoint)".into());
+        }
+        self.feed(CoordinatorInput::Save);
+        Ok(self.machine.snapshot().step.0)
+    }
+
+    /// What the checkpoint store shows: for people what has changed, for the machine what it can resume from.
+    fn take_listing(&mut self, listing: CheckpointListing) {
+        let step = self.machine.snapshot().step;
+        for event in self.checkpoints.update(listing, step) {
+            self.log_checkpoint(event);
+        }
+        let Some(usable) = self.checkpoints.usable() else {
             return;
-        }
-        let welcome = Downward::Welcome(Welcome {
-            job: self.options.job_text.clone(),
-            job_hash: self.options.job.spec_hash(),
-            data_fingerprint: self.options.data_fingerprint.clone(),
-        });
-        let spoken = coordinator::Hello {
-            address: hello.address.clone(),
-            name: hello.name.clone(),
-            node: hello.node.clone(),
-            memory_bytes: hello.memory_bytes,
-            speed: hello.speed,
         };
-        if self.options.host.as_deref() == Some(hello.host.as_str()) {
-            self.processes.insert(hello.pid, from);
+        let record = self.machine.record();
+        let plans = [&record.plan, &record.next].into_iter().flatten();
+        let bases = plans.filter_map(|plan| match plan.base {
+            Base::Fixed { id, .. } => Some(id),
+            Base::AtSwitch { .. } => None,
+        });
+        let bases = bases.collect();
+        if let Some(watcher) = self.checkpoints.watcher() {
+            watcher.protect(bases);
         }
-        self.streams.insert(
-            from,
-            Attached {
-                number,
-                orders,
-                hello,
-                timings: None,
-            },
-        );
-        if self.send(from, &welcome) {
-            self.feed(CoordinatorInput::StreamUp { from, hello: spoken });
+        self.feed(CoordinatorInput::Checkpoints(usable));
+    }
+
+    fn take_notice(&mut self, notice: &WorkerNotice) {
+        for worker in self.machine.snapshot().workers {
+            match notice {
+                WorkerNotice::Leaving(name) if worker.up && worker.name == *name => {
+                    self.feed(CoordinatorInput::Notice { worker: worker.id });
+                }
+                // One that is attached has not ended, whoever says so.
+                WorkerNotice::Ended(name) if !worker.up && worker.name == *name => {
+                    self.feed(CoordinatorInput::ProcessEnded { worker: worker.id });
+                }
+                _ => {}
+            }
         }
     }
 
@@ -323,8 +233,9 @@ impl Driver {
     fn feed(&mut self, input: CoordinatorInput) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
+            let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             let mut effects = Vec::new();
-            self.machine.handle(self.now(), input, &mut effects);
+            self.machine.handle(Time(now), input, &mut effects);
             for effect in effects {
                 inputs.extend(self.carry_out(effect));
             }
@@ -335,43 +246,68 @@ impl Driver {
         match effect {
             CoordinatorEffect::Send { to, order } => {
                 if let Order::Prepare(plan) = &order {
-                    self.folder.plan(plan);
+                    self.publisher.plan(plan);
                 }
-                if !self.send(to, &Downward::Order(order)) {
-                    return Some(CoordinatorInput::StreamDown { from: to });
-                }
+                let sent = self.send(to, &Downward::Order(order));
+                return (!sent).then_some(CoordinatorInput::StreamDown { from: to });
             }
-            CoordinatorEffect::Write { expect, record } => {
-                return self.store.write(expect, record);
-            }
-            CoordinatorEffect::ReadRecord => return self.store.read(),
-            CoordinatorEffect::ListCheckpoints => match &self.checkpoints {
-                Some(watch) => watch.ask(),
+            CoordinatorEffect::Write { expect, record } => return self.record.write(expect, record),
+            CoordinatorEffect::ReadRecord => return self.record.read(),
+            CoordinatorEffect::ListCheckpoints => match self.checkpoints.watcher() {
+                Some(watcher) => watcher.list_now(),
                 // Without a store, the state that every worker can make from the seed is the only checkpoint.
                 None => return Some(CoordinatorInput::Checkpoints(vec![StateId::INITIAL])),
             },
-            CoordinatorEffect::Event(event) => self.tell(&event),
+            CoordinatorEffect::Event(event) => {
+                let snapshot = self.machine.snapshot();
+                self.publisher.event(self.start.elapsed(), event, &snapshot);
+            }
             CoordinatorEffect::Finish(outcome) => self.outcome = Some(outcome),
         }
         None
     }
 
-    /// False where the worker takes no orders: its stream ends here, and it attaches anew if it lives.
-    fn send(&mut self, to: WorkerId, down: &Downward) -> bool {
-        let Some(stream) = self.streams.get(&to) else {
-            return true;
-        };
-        let sent = match down.to_wire(self.machine.term()) {
-            Ok(wire) => stream.orders.try_send(Ok(wire)).is_ok(),
-            Err(error) => {
-                tracing::error!(%error, "an order cannot be written");
-                true
-            }
-        };
-        if !sent {
-            tracing::warn!(worker = %to, "takes no orders; its stream is closed");
-            self.streams.remove(&to);
-        }
-        sent
+    /// False where the worker does not read what it is sent.
+    fn send(&mut self, to: WorkerId, message: &Downward) -> bool {
+        self.streams.send(to, message.to_wire(self.machine.term()))
     }
+
+    fn log_checkpoint(&mut self, event: CheckpointEvent) {
+        self.publisher.checkpoint_event(event, &self.machine.snapshot());
+    }
+
+    fn publish(&mut self, ended: bool) {
+        let (snapshot, health) = (self.machine.snapshot(), self.checkpoints.health());
+        self.publisher.send_view(snapshot, health);
+        if self.publisher.take_status_due(ended) {
+            let status = self.status();
+            self.publisher.write_status(&status);
+        }
+    }
+
+    fn status(&self) -> RunStatus {
+        let snapshot = self.machine.snapshot();
+        let checkpoint = self.checkpoints.status(snapshot.step);
+        let loss = self.publisher.last_metric().map(|m| m.loss);
+        run_status(&self.job.name, snapshot, &self.streams, loss, checkpoint)
+    }
+}
+
+fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorConfig, CoordinatorError> {
+    let job = &options.job;
+    let settings = job.checkpoint.as_ref();
+    let mut secret_seed = [0; 16];
+    rand::rngs::OsRng.try_fill_bytes(&mut secret_seed)?;
+    Ok(CoordinatorConfig {
+        layout: job.model.layout(),
+        global_batch_size: job.training.global_batch_size,
+        last_step: Step(job.training.steps),
+        min_workers: job.elasticity.min_workers as usize,
+        timing: options.timing,
+        expected_workers: options.expected_workers,
+        final_checkpoint: options.checkpoints.is_some(),
+        save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
+        published: folder.last_metric().map(|m| m.state),
+        secret_seed,
+    })
 }

@@ -1,10 +1,10 @@
-//! The gRPC service: turns streams into inbound messages for the driver. Keeps no state but a counter of streams.
+//! The gRPC service: turns requests and streams into messages of the driver's inbox. Its only state is a counter of streams.
 
-use crate::driver::{Inbound, StreamNumber};
+use crate::inbox::{DownSender, Inbound, StreamNumber};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use subtle::ConstantTimeEq as _;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,39 +18,43 @@ use varuna_wire::v1::{
 };
 use varuna_wire::{Downward, Hello, Upward};
 
-/// A stream that does not say Hello for so long is closed.
-const HELLO: Duration = Duration::from_secs(5);
-/// Orders that may wait for one worker; one that takes none for so long is cut off.
-const ORDERS: usize = 256;
+/// How long a new stream may take to send its Hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How many messages may wait for one worker; the stream of a worker that leaves more unread is closed.
+const DOWN_MAX: usize = 256;
 
 pub(crate) struct Service {
-    pub(crate) inbound: Sender<Inbound>,
-    pub(crate) token: String,
-    pub(crate) job_hash: String,
-    pub(crate) streams: Arc<AtomicU64>,
+    inbound: Sender<Inbound>,
+    token: String,
+    job_hash: String,
+    /// Number of the next stream.
+    streams: AtomicU64,
 }
 
-fn gone() -> Status {
+fn ending() -> Status {
     Status::unavailable("the run is ending")
 }
 
 impl Service {
+    pub(crate) fn new(inbound: Sender<Inbound>, token: String, job_hash: String) -> Service {
+        Service {
+            inbound,
+            token,
+            job_hash,
+            streams: AtomicU64::new(1),
+        }
+    }
+
     fn authorise(&self, token: &str) -> Result<(), Status> {
-        let same = token.len() == self.token.len()
-            && token
-                .bytes()
-                .zip(self.token.bytes())
-                .fold(0, |d, (a, b)| d | (a ^ b))
-                == 0;
-        if same {
+        if token.as_bytes().ct_eq(self.token.as_bytes()).into() {
             Ok(())
         } else {
             Err(Status::unauthenticated("the token is not this run's"))
         }
     }
 
-    /// Why a worker is not taken in, and whether trying again is of no use.
-    fn objection(&self, hello: &Hello) -> Option<(String, bool)> {
+    /// Why a worker is refused, and whether that is final.
+    fn refusal(&self, hello: &Hello) -> Option<(String, bool)> {
         if self.authorise(&hello.token).is_err() {
             return Some(("the token is not this run's".into(), true));
         }
@@ -58,16 +62,12 @@ impl Service {
         other.then(|| ("this coordinator runs another job now".into(), true))
     }
 
-    async fn take_in(&self, hello: Hello, mut ups: Streaming<Up>, orders: Sender<Result<Down, Status>>) {
+    async fn attach_worker(&self, hello: Hello, mut ups: Streaming<Up>, down: DownSender) {
         let worker = hello.worker;
         let number = StreamNumber(self.streams.fetch_add(1, Ordering::Relaxed));
         let inbound = self.inbound.clone();
         if inbound
-            .send(Inbound::Attached {
-                number,
-                hello,
-                orders: orders.clone(),
-            })
+            .send(Inbound::Attached { number, hello, down })
             .await
             .is_err()
         {
@@ -76,13 +76,13 @@ impl Service {
         tokio::spawn(async move {
             let why = follow(&mut ups, worker, number, &inbound).await;
             tracing::debug!(%worker, why, "a worker's stream ended");
-            // A driver that is gone needs no word.
+            // An error means that the driver has ended.
             let _ = inbound.send(Inbound::Detached { worker, number }).await;
         });
     }
 }
 
-/// Passes on what a worker says until its stream ends; returns why.
+/// Passes a worker's messages on until its stream ends; returns why it did.
 async fn follow(
     ups: &mut Streaming<Up>,
     worker: WorkerId,
@@ -94,9 +94,13 @@ async fn follow(
             None => return "closed".into(),
             Some(Err(status)) => return status.message().to_owned(),
             Some(Ok(up)) => match Upward::from_wire(up) {
-                Ok(word) => {
+                Ok(message) => {
                     if inbound
-                        .send(Inbound::Said { worker, number, word })
+                        .send(Inbound::Message {
+                            worker,
+                            number,
+                            message,
+                        })
                         .await
                         .is_err()
                     {
@@ -115,17 +119,17 @@ impl Coordinator for Service {
 
     async fn attach(&self, request: Request<Streaming<Up>>) -> Result<Response<Self::AttachStream>, Status> {
         let mut ups = request.into_inner();
-        let (orders, stream) = channel(ORDERS);
-        let first = tokio::time::timeout(HELLO, ups.next()).await;
+        let (down, stream) = channel(DOWN_MAX);
+        let first = tokio::time::timeout(HELLO_TIMEOUT, ups.next()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no Hello came"))?;
         let first = first
             .transpose()?
             .ok_or_else(|| Status::invalid_argument("no Hello"))?;
         let refusal = match Upward::from_wire(first) {
-            Ok(Upward::Hello(hello)) => match self.objection(&hello) {
+            Ok(Upward::Hello(hello)) => match self.refusal(&hello) {
                 Some(refusal) => Some(refusal),
                 None => {
-                    self.take_in(hello, ups, orders.clone()).await;
+                    self.attach_worker(hello, ups, down.clone()).await;
                     None
                 }
             },
@@ -134,51 +138,54 @@ impl Coordinator for Service {
         };
         if let Some((reason, is_final)) = refusal {
             tracing::warn!(reason, "a worker is refused");
-            let down = Downward::Refused { reason, is_final }.to_wire(0);
-            let down = down.map_err(|e| Status::internal(e.to_string()))?;
-            let _ = orders.send(Ok(down)).await;
+            let refused = Downward::Refused { reason, is_final }.to_wire(0);
+            let _ = down.send(Ok(refused)).await;
         }
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         self.authorise(&request.get_ref().token)?;
-        let (tell, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         self.inbound
-            .send(Inbound::Status(tell))
+            .send(Inbound::Status(reply))
             .await
-            .map_err(|_| gone())?;
-        let json = answer.await.map_err(|_| gone())?;
-        Ok(Response::new(StatusReply { json }))
+            .map_err(|_| ending())?;
+        let status = answer.await.map_err(|_| ending())?;
+        let status = Some(varuna_wire::status::to_wire(&status));
+        Ok(Response::new(StatusReply { status }))
     }
 
     async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
         let request = request.into_inner();
         self.authorise(&request.token)?;
-        let (tell, answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         self.inbound
-            .send(Inbound::Scale(request.workers, tell))
+            .send(Inbound::Scale(request.workers, reply))
             .await
-            .map_err(|_| gone())?;
+            .map_err(|_| ending())?;
         let message = answer
             .await
-            .map_err(|_| gone())?
+            .map_err(|_| ending())?
             .map_err(Status::failed_precondition)?;
         Ok(Response::new(ScaleReply { message }))
     }
 
     async fn save(&self, request: Request<SaveRequest>) -> Result<Response<SaveReply>, Status> {
         self.authorise(&request.get_ref().token)?;
-        let (tell, answer) = oneshot::channel();
-        self.inbound.send(Inbound::Save(tell)).await.map_err(|_| gone())?;
-        let step = answer.await.map_err(|_| gone())?;
+        let (reply, answer) = oneshot::channel();
+        self.inbound
+            .send(Inbound::Save(Some(reply)))
+            .await
+            .map_err(|_| ending())?;
+        let step = answer.await.map_err(|_| ending())?;
         let step = step.map_err(Status::failed_precondition)?;
         Ok(Response::new(SaveReply { step }))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
         self.authorise(&request.get_ref().token)?;
-        self.inbound.send(Inbound::Stop).await.map_err(|_| gone())?;
+        self.inbound.send(Inbound::Stop).await.map_err(|_| ending())?;
         Ok(Response::new(StopReply {}))
     }
 }

@@ -1,10 +1,10 @@
-//! The one persisted record, and its compare-and-swap.
+//! Where the coordinator's record is persisted, by compare-and-swap.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use varuna_protocol::Record;
+use varuna_run_folder::{Access, Durability, replace_file};
 
 /// Why the record could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -14,19 +14,19 @@ pub enum StoreError {
     Io {
         /// What was attempted.
         action: &'static str,
-        /// On what.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A store that is no file refused or did not answer.
+    /// A remote store refused or did not answer.
     #[error("cannot {action} the record {name}: {why}")]
     Remote {
         /// What was attempted.
         action: &'static str,
-        /// On what.
+        /// The record.
         name: String,
-        /// Why not.
+        /// The store's error.
         why: String,
     },
     /// The file holds something else.
@@ -39,27 +39,22 @@ pub enum StoreError {
     },
 }
 
-/// Where the record lives: a file here, an object of the cluster for the operator.
+/// Where the record is kept: a file, or for the operator an object of the cluster.
 pub trait RecordStore: Send {
     /// The present record; the empty one where there is none yet.
     ///
     /// # Errors
     /// It cannot be read.
     fn read(&mut self) -> Result<Record, StoreError>;
-    /// Puts `record` in place if the present version is `expect`. False where it is another.
+    /// Replaces the record if its present version is `expect`; false where it is another.
     ///
     /// # Errors
-    /// It cannot be written; the present one is then as it was, or the new one (the caller reads again).
+    /// It cannot be written. It is then the old one or the new one: the caller reads it again.
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError>;
 }
 
-/// Readable by everybody.
-pub(crate) const PUBLIC: u32 = 0o644;
-/// Holds secrets: readable by its owner alone.
-pub(crate) const PRIVATE: u32 = 0o600;
-
 /// The record as a file, readable by its owner alone because plans in it hold their secrets. Writers exclude each other by a
-/// lock file beside it, also where they do not share a run folder's lock; a rename makes the change whole or absent.
+/// lock file in the same folder, even where they do not share a run folder's lock.
 pub struct FileStore {
     path: PathBuf,
 }
@@ -78,7 +73,7 @@ impl FileStore {
                 .create(true)
                 .truncate(false)
                 .write(true)
-                .mode(PRIVATE)
+                .mode(Access::OwnerOnly.mode())
                 .open(&path)?;
             file.lock()?;
             Ok(file)
@@ -89,49 +84,6 @@ impl FileStore {
             source,
         })
     }
-}
-
-/// How sure a replaced file must be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Durability {
-    /// It may be as it was after a crash of the machine.
-    Cached,
-    /// It is what it was replaced with, whatever happens.
-    Synced,
-}
-
-/// Replaces a file in one step: it is whole, or as it was.
-///
-/// # Errors
-/// The file system refuses.
-pub(crate) fn replace(path: &Path, text: &str, mode: u32, durability: Durability) -> std::io::Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    // What a crash left behind may have other permissions: the mode counts only for a file that is made.
-    match std::fs::remove_file(&partial) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .create_new(true)
-        .write(true)
-        .mode(mode)
-        .open(&partial)?;
-    file.write_all(text.as_bytes())?;
-    if durability == Durability::Synced {
-        file.sync_all()?;
-    }
-    std::fs::rename(&partial, path)?;
-    if durability == Durability::Synced {
-        // Else the rename itself could be forgotten.
-        let folder = path
-            .parent()
-            .filter(|p| !p.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        File::open(folder)?.sync_all()?;
-    }
-    Ok(())
 }
 
 impl RecordStore for FileStore {
@@ -168,7 +120,7 @@ impl RecordStore for FileStore {
             path: self.path.clone(),
             source,
         };
-        replace(&self.path, &text, PRIVATE, Durability::Synced).map_err(io)?;
+        replace_file(&self.path, &text, Access::OwnerOnly, Durability::Synced).map_err(io)?;
         Ok(true)
     }
 }

@@ -12,11 +12,11 @@ use tokio::sync::mpsc::channel;
 use tokio_stream::wrappers::ReceiverStream;
 use varuna_api::{Job, parse_job};
 use varuna_checkpoint::{Claim, Store};
-use varuna_coordinator::folder::Metric;
 use varuna_coordinator::{
     Checkpointing, Control, CoordinatorError, Options, Outcome, RunFolder, Timing, View, serve,
 };
-use varuna_plan::{Plan, Step};
+use varuna_plan::Step;
+use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 use varuna_wire::{Downward, Hello, Upward};
 
@@ -122,7 +122,7 @@ impl Run {
                 .await
                 .expect("every worker is released");
         }
-        let metrics: Vec<Metric> = lines(&self.temp.path().join("metrics.jsonl"));
+        let metrics = RunFiles::new(self.temp.path()).metrics().unwrap();
         let steps: Vec<u64> = metrics.iter().map(|m| m.step.0).collect();
         assert_eq!(
             steps,
@@ -146,8 +146,9 @@ async fn coordinate(folder: &Path, bind: String) -> Control {
     serve(options(bind), folder).await.unwrap()
 }
 
-fn lines<T: for<'de> serde::Deserialize<'de>>(path: &Path) -> Vec<T> {
-    let text = std::fs::read_to_string(path).unwrap();
+/// The event log as tools read it.
+fn events(folder: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
     text.lines()
         .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
         .collect()
@@ -163,18 +164,19 @@ async fn four_workers_train_to_the_end_and_are_released() {
     let record: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(temp.path().join("record.json")).unwrap()).unwrap();
     assert_eq!(record["done"], true);
-    let text = std::fs::read_to_string(temp.path().join("plans/g000001.json")).unwrap();
-    let plan: Plan = serde_json::from_str(&text).unwrap();
+    let plans = RunFiles::new(temp.path()).plans().unwrap();
+    let plan = plans.first().unwrap();
     assert_eq!(plan.secret, "", "secrets stay in the record");
     assert!(plan.shape.pipelines.iter().all(|p| p.stages.len() >= 2));
-    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let events = events(temp.path());
     for kind in ["workerJoined", "planned", "running", "done"] {
         assert!(
             events.iter().any(|e| e["event"] == kind && e["timeMs"].is_u64()),
             "no {kind} in {events:?}"
         );
     }
-    assert!(temp.path().join("status.json").is_file());
+    let status = RunFiles::new(temp.path()).status().unwrap();
+    assert_eq!((status.job.as_str(), status.step), ("fake", Step(STEPS)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +188,7 @@ async fn a_dropped_worker_costs_no_step() {
     run.wait_for("a plan without the dropped worker", |v| generations(v) > before)
         .await;
     let temp = run.finish().await;
-    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let events = events(temp.path());
     assert!(
         events
             .iter()
@@ -205,7 +207,7 @@ async fn a_joining_worker_is_taken_in_without_a_recovery() {
     run.wait_for("a plan with the joined workers", |v| generations(v) > before)
         .await;
     let temp = run.finish().await;
-    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let events = events(temp.path());
     let fences = events
         .iter()
         .filter(|e| e["event"] == "fenced" && e["upto"].as_u64() > Some(0))
@@ -231,7 +233,7 @@ async fn training_goes_on_while_the_coordinator_is_away_and_its_successor_misses
         .expect("training goes on without a coordinator");
     run.control = coordinate(run.temp.path(), address).await;
     let temp = run.finish().await;
-    let events: Vec<serde_json::Value> = lines(&temp.path().join("events.jsonl"));
+    let events = events(temp.path());
     let terms: Vec<_> = events
         .iter()
         .filter(|e| e["event"] == "tookOver")
@@ -260,7 +262,7 @@ async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     run.join(1);
     run.join(2);
     run.wait_for("the failed write is told", |v| {
-        v.diary.iter().any(|(_, t)| t.contains("could not be written"))
+        v.messages.iter().any(|(_, t)| t.contains("could not write"))
     })
     .await;
     assert!(
@@ -309,9 +311,9 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
     run.join(1);
     run.join(2);
     run.wait_for("two workers, and the word of whose the place is", |v| {
-        let saved = v.saved.as_ref().and_then(|s| s.failing.as_deref());
+        let saved = v.checkpoints.as_ref().and_then(|s| s.failing.as_deref());
         v.snapshot.as_ref().is_some_and(|s| s.workers.len() == 2)
-            && saved.is_some_and(|why| why.contains("run other's"))
+            && saved.is_some_and(|why| why.contains("run other owns"))
     })
     .await;
     assert_eq!(generations(&run.control.view.borrow()), 0, "nothing is planned");
@@ -365,10 +367,10 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
     assert!(reason(&other).contains("another job"));
     let mut newer = Upward::Hello(hello(1, TOKEN)).to_wire();
     if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut newer.message {
-        hello.protocol_version = 2;
+        hello.protocol_version = 3;
     }
     let newer = answer_to(&address, newer).await;
-    assert!(reason(&newer).contains("version 2"));
+    assert!(reason(&newer).contains("version 3"));
     let impatient = answer_to(&address, varuna_wire::v1::Up::default()).await;
     assert!(reason(&impatient).contains("missing"));
     let Downward::Welcome(welcome) = answer(&address, hello(1, TOKEN)).await else {
@@ -419,11 +421,8 @@ async fn commands_need_the_token_and_a_standalone_coordinator_starts_no_workers(
         .await
         .unwrap()
         .into_inner();
-    let status: serde_json::Value = serde_json::from_str(&status.json).unwrap();
-    assert_eq!(
-        (&status["job"], &status["lastStep"]),
-        (&"fake".into(), &STEPS.into())
-    );
+    let status = varuna_wire::status::from_wire(status).unwrap();
+    assert_eq!((status.job.as_str(), status.last_step), ("fake", Step(STEPS)));
     let refused = client
         .scale(ScaleRequest {
             workers: 3,

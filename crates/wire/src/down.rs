@@ -1,10 +1,10 @@
 //! Coordinator to worker: orders, and the answers to a hello.
 
 use crate::error::{WireError, need};
-use crate::v1;
+use crate::{plan, v1};
 use std::sync::Arc;
 use v1::down::Order as Wire;
-use varuna_plan::{Generation, Plan, Step};
+use varuna_plan::{Generation, Step};
 use varuna_protocol::Order;
 
 /// The answer to a hello that was accepted.
@@ -18,7 +18,7 @@ pub struct Welcome {
     pub data_fingerprint: String,
 }
 
-/// What a coordinator sends, beside its term.
+/// What a coordinator sends, without its term.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Downward {
     /// The worker is taken in.
@@ -36,10 +36,8 @@ pub enum Downward {
 
 impl Downward {
     /// The wire form.
-    ///
-    /// # Errors
-    /// A plan that cannot be written as JSON.
-    pub fn to_wire(&self, term: u64) -> Result<v1::Down, WireError> {
+    #[must_use]
+    pub fn to_wire(&self, term: u64) -> v1::Down {
         let order = match self {
             Downward::Welcome(welcome) => Wire::Welcome(v1::Welcome {
                 job: welcome.job.clone(),
@@ -50,18 +48,18 @@ impl Downward {
                 reason: reason.clone(),
                 r#final: *is_final,
             }),
-            Downward::Order(order) => order_to_wire(order)?,
+            Downward::Order(order) => order_to_wire(order),
         };
-        Ok(v1::Down {
+        v1::Down {
             term,
             order: Some(order),
-        })
+        }
     }
 
     /// From the wire: the term and what was sent.
     ///
     /// # Errors
-    /// An empty message, or a plan that is none.
+    /// A missing field, or a value that is not allowed.
     pub fn from_wire(down: v1::Down) -> Result<(u64, Downward), WireError> {
         let generation = |g: u64, message| match g {
             0 => Err(WireError::value(
@@ -86,7 +84,9 @@ impl Downward {
             Wire::Fence(f) => Downward::Order(Order::Fence {
                 upto: Generation(f.upto),
             }),
-            Wire::Prepare(p) => Downward::Order(Order::Prepare(read_plan(&p.plan)?)),
+            Wire::Prepare(p) => Downward::Order(Order::Prepare(Arc::new(plan::read(need(
+                p.plan, "Prepare", "plan",
+            )?)?))),
             Wire::Arm(a) => Downward::Order(Order::Arm {
                 generation: generation(a.generation, "Arm")?,
             }),
@@ -100,16 +100,12 @@ impl Downward {
     }
 }
 
-fn order_to_wire(order: &Order) -> Result<Wire, WireError> {
-    Ok(match order {
+fn order_to_wire(order: &Order) -> Wire {
+    match order {
         Order::Fence { upto } => Wire::Fence(v1::Fence { upto: upto.0 }),
-        Order::Prepare(plan) => {
-            let plan = serde_json::to_string(plan.as_ref()).map_err(|e| WireError::WritePlan {
-                generation: plan.generation.0,
-                why: e.to_string(),
-            })?;
-            Wire::Prepare(v1::Prepare { plan })
-        }
+        Order::Prepare(plan) => Wire::Prepare(v1::Prepare {
+            plan: Some(plan::to_wire(plan)),
+        }),
         Order::Arm { generation } => Wire::Arm(v1::Arm {
             generation: generation.0,
         }),
@@ -118,11 +114,5 @@ fn order_to_wire(order: &Order) -> Result<Wire, WireError> {
         }),
         Order::Save { after } => Wire::Save(v1::Save { after: after.0 }),
         Order::Release => Wire::Release(v1::Release {}),
-    })
-}
-
-fn read_plan(text: &str) -> Result<Arc<Plan>, WireError> {
-    serde_json::from_str(text)
-        .map(Arc::new)
-        .map_err(|e| WireError::Plan(e.to_string()))
+    }
 }

@@ -33,17 +33,6 @@ pub enum WireError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// The plan document cannot be read.
-    #[error("message Prepare: field plan is not a plan document: {0}")]
-    Plan(String),
-    /// The plan document cannot be written.
-    #[error("cannot write the plan document of generation {generation}: {why}")]
-    WritePlan {
-        /// Which plan.
-        generation: u64,
-        /// What serialization said.
-        why: String,
-    },
 }
 
 impl WireError {

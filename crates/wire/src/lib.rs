@@ -1,13 +1,16 @@
 //! The published gRPC protocol between workers and the coordinator (`proto/varuna/v1/coordinator.proto`), and its
-//! translation to and from the words of `varuna-protocol`.
+//! translation to and from the types of `varuna-protocol`, `varuna-plan` and `varuna-run-folder`.
 //!
-//! What comes off the wire is outside data: everything is checked here once, with errors that name the field, and nothing
-//! of the generated code is seen beyond this crate but the service's client and server. This crate decides nothing.
+//! Messages from the wire are outside data: each is checked here once, with errors that name the field. Of the generated code
+//! other crates use only the service's client and server, and requests. This crate decides nothing.
 
 pub mod client;
 pub mod down;
 pub mod error;
 pub mod metrics;
+mod plan;
+mod state;
+pub mod status;
 pub mod up;
 
 /// The generated code.
@@ -28,10 +31,10 @@ pub use error::WireError;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use up::{Hello, Upward};
 
-/// Version of the protocol that this build speaks.
-pub const PROTOCOL_VERSION: u32 = 1;
+/// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts.
+pub const PROTOCOL_VERSION: u32 = 2;
 
-/// Greatest message taken or sent. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
+/// Greatest message taken or sent, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Longest text that a worker may say about itself (names, addresses).

@@ -6,7 +6,7 @@ use varuna_plan::{Generation, Step};
 /// Where the time of one step went on one worker (milliseconds).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepMetrics {
-    /// In which generation.
+    /// The generation that ran it.
     pub generation: Generation,
     /// The step that was run.
     pub step: Step,
@@ -35,7 +35,7 @@ pub struct StepMetrics {
 /// Medians of one segment's work on one micro-batch (milliseconds).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SegmentTimes {
-    /// Whose.
+    /// The segment's number.
     pub segment: u32,
     /// Forward.
     pub forward_ms: f64,

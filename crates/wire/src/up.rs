@@ -2,14 +2,15 @@
 
 use crate::error::{WireError, need};
 use crate::metrics::{self, StepMetrics};
+use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id};
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
 use std::collections::BTreeMap;
 use v1::up::Message as Wire;
-use varuna_plan::state::{Chain, UnitNorm};
-use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Inventory, Phase, Prepared, Ran, Report, Status};
 
-/// Who attaches.
+/// How a worker introduces itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hello {
     /// Identity of the process; never 0.
@@ -187,17 +188,10 @@ fn report_to_wire(report: &Report) -> Wire {
 }
 
 fn status_to_wire(status: &Status) -> v1::WorkerStatus {
-    let phase = match status.phase {
-        Phase::Idle => v1::Phase::Idle,
-        Phase::Source => v1::Phase::Source,
-        Phase::Loading => v1::Phase::Loading,
-        Phase::Ready => v1::Phase::Ready,
-        Phase::Running => v1::Phase::Running,
-    };
     v1::WorkerStatus {
         generation: status.generation.0,
         fenced: status.fenced.0,
-        phase: phase.into(),
+        phase: phase_to_wire(status.phase).into(),
         based: status.based,
         connected: status.connected,
         next: status.next.0,
@@ -209,16 +203,8 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
 
 fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
     const M: &str = "WorkerStatus";
-    let phase = match v1::Phase::try_from(status.phase) {
-        Ok(v1::Phase::Idle) => Phase::Idle,
-        Ok(v1::Phase::Source) => Phase::Source,
-        Ok(v1::Phase::Loading) => Phase::Loading,
-        Ok(v1::Phase::Ready) => Phase::Ready,
-        Ok(v1::Phase::Running) => Phase::Running,
-        Ok(v1::Phase::Unspecified) | Err(_) => {
-            return Err(WireError::value(M, "phase", status.phase, "1 to 5"));
-        }
-    };
+    let phase =
+        read_phase(status.phase, M)?.ok_or_else(|| WireError::value(M, "phase", status.phase, PHASES))?;
     Ok(Status {
         generation: Generation(status.generation),
         fenced: Generation(status.fenced),
@@ -232,6 +218,32 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
     })
 }
 
+/// The numbers of phases.
+const PHASES: &str = "1 to 5";
+
+pub(crate) fn phase_to_wire(phase: Phase) -> v1::Phase {
+    match phase {
+        Phase::Idle => v1::Phase::Idle,
+        Phase::Source => v1::Phase::Source,
+        Phase::Loading => v1::Phase::Loading,
+        Phase::Ready => v1::Phase::Ready,
+        Phase::Running => v1::Phase::Running,
+    }
+}
+
+/// None where it is unspecified.
+pub(crate) fn read_phase(phase: i32, message: &'static str) -> Result<Option<Phase>, WireError> {
+    Ok(match v1::Phase::try_from(phase) {
+        Ok(v1::Phase::Unspecified) => None,
+        Ok(v1::Phase::Idle) => Some(Phase::Idle),
+        Ok(v1::Phase::Source) => Some(Phase::Source),
+        Ok(v1::Phase::Loading) => Some(Phase::Loading),
+        Ok(v1::Phase::Ready) => Some(Phase::Ready),
+        Ok(v1::Phase::Running) => Some(Phase::Running),
+        Err(_) => return Err(WireError::value(message, "phase", phase, PHASES)),
+    })
+}
+
 fn inventory_to_wire(inventory: &Inventory) -> v1::Inventory {
     let held = |(unit, id): (&Unit, &StateId)| v1::HeldUnit {
         unit: unit.0,
@@ -242,9 +254,9 @@ fn inventory_to_wire(inventory: &Inventory) -> v1::Inventory {
         run_gen: p.run_gen.0,
         step: p.step.0,
         norm: Some(v1::UnitNorm {
-            norm2: p.norm.norm2,
+            norm2: Some(p.norm.norm2),
             overflow: p.norm.overflow,
-            loss: p.norm.loss,
+            loss: Some(p.norm.loss),
             eval_loss: p.norm.eval_loss,
         }),
     };
@@ -283,9 +295,9 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
             run_gen: Generation(p.run_gen),
             step: Step(p.step),
             norm: UnitNorm {
-                norm2: norm.norm2,
+                norm2: need(norm.norm2, "UnitNorm", "norm2")?,
                 overflow: norm.overflow,
-                loss: norm.loss,
+                loss: need(norm.loss, "UnitNorm", "loss")?,
                 eval_loss: norm.eval_loss,
             },
         };
@@ -308,55 +320,5 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
             norm_put_in: r.norm_put_in,
         }),
         decision: inventory.decision.map(read_decision).transpose()?,
-    })
-}
-
-fn id_to_wire(id: StateId) -> v1::StateId {
-    v1::StateId {
-        run_gen: id.run_gen.0,
-        step: id.step.0,
-        chain: id.chain.0,
-    }
-}
-
-fn read_id(id: v1::StateId) -> StateId {
-    StateId {
-        run_gen: Generation(id.run_gen),
-        step: Step(id.step),
-        chain: Chain(id.chain),
-    }
-}
-
-fn decision_to_wire(decision: &Decision) -> v1::Decision {
-    v1::Decision {
-        parent: Some(id_to_wire(decision.parent)),
-        id: Some(id_to_wire(decision.id)),
-        norm2: decision.norm2,
-        overflow: decision.overflow,
-        loss: decision.loss,
-        eval_loss: decision.eval_loss,
-        switch: decision.switch.map(|g| g.0),
-    }
-}
-
-fn read_decision(decision: v1::Decision) -> Result<Decision, WireError> {
-    const M: &str = "Decision";
-    let (parent, id) = (
-        read_id(need(decision.parent, M, "parent")?),
-        read_id(need(decision.id, M, "id")?),
-    );
-    // A decision is always one step long; anything else would break the order of states.
-    if parent.step.0.checked_add(1) != Some(id.step.0) {
-        let found = format!("a state of step {} after step {}", id.step, parent.step);
-        return Err(WireError::value(M, "id", found, "the step after parent"));
-    }
-    Ok(Decision {
-        parent,
-        id,
-        norm2: decision.norm2,
-        overflow: decision.overflow,
-        loss: decision.loss,
-        eval_loss: decision.eval_loss,
-        switch: decision.switch.map(Generation),
     })
 }

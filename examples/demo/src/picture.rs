@@ -32,11 +32,7 @@ fn panels(area: &Area, run: &DemoRun) -> Drawn {
     let seconds = |time_ms: u64| time_ms.saturating_sub(start_ms) as f64 / 1e3;
     let end = run.metrics.last().map_or(1.0, |m| seconds(m.time_ms)).max(1e-3);
 
-    let loss: Vec<(f64, f64)> = run
-        .metrics
-        .iter()
-        .map(|m| (seconds(m.time_ms), m.loss))
-        .collect();
+    let loss: Vec<(f64, f64)> = run.metrics.iter().map(|m| (seconds(m.time_ms), m.loss)).collect();
     let low = loss.iter().map(|p| p.1).fold(f64::MAX, f64::min);
     let high = loss.iter().map(|p| p.1).fold(f64::MIN, f64::max);
     // Room for the labels of the acts above the curve.

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use varuna_api::Reason;
 use varuna_api::crd::{Status, Time};
-use varuna_coordinator::Known;
+use varuna_coordinator::WorkerNotice;
 
 /// What the job's coordinator is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +67,7 @@ pub struct Decision<'a> {
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
     /// What the cluster shows about its workers, for its coordinator.
-    pub notices: Vec<Known>,
+    pub notices: Vec<WorkerNotice>,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,
     /// Pods to create. They are never changed afterwards.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::crd::Status;
-use varuna_coordinator::{Identity, Saved};
+use varuna_coordinator::{CheckpointHealth, Identity};
 use varuna_protocol::coordinator::Snapshot;
 
 /// Everything that a decision about one job is made from.
@@ -138,7 +138,7 @@ pub struct ObservedRun {
     /// Training loss of the last committed step.
     pub loss: Option<f64>,
     /// The state of the checkpoints; none where the job has none.
-    pub checkpoints: Option<Saved>,
+    pub checkpoints: Option<CheckpointHealth>,
     /// IP address and port at which workers reach it.
     pub address: Option<(String, u16)>,
     /// How it ended, if it has.

@@ -3,7 +3,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
-use varuna_coordinator::{Known, Saved};
+use varuna_coordinator::{CheckpointHealth, WorkerNotice};
 use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, Snapshot, WorkerView};
 
@@ -143,7 +143,7 @@ struct Decided {
     create: Vec<Value>,
     delete: Vec<PodDeletion>,
     coordinator: CoordinatorGoal,
-    notices: Vec<Known>,
+    notices: Vec<WorkerNotice>,
     status: Status,
     events: Vec<EventNote>,
     reconcile_in: Option<i64>,
@@ -365,9 +365,9 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
         pod(6, PodPhase::Running),
     ];
     let want = [
-        Known::Leaving("j-w5".into()),
-        Known::Ended("j-w2".into()),
-        Known::Ended("j-w4".into()),
+        WorkerNotice::Leaving("j-w5".into()),
+        WorkerNotice::Ended("j-w2".into()),
+        WorkerNotice::Ended("j-w4".into()),
     ];
     assert_eq!(
         decide(&observed).notices,

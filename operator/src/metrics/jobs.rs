@@ -81,7 +81,7 @@ impl Jobs {
         let mut jobs = self.jobs.lock();
         let job = jobs.entry(key.clone()).or_default();
         job.goodput.observe(now, snapshot.mode.is_training());
-        let newest = view.saved.as_ref().and_then(|s| s.newest);
+        let newest = view.checkpoints.as_ref().and_then(|s| s.newest);
         if let Some(newest) = newest.filter(|n| job.checkpoint.is_none_or(|(known, _)| known != n.0)) {
             job.checkpoint = Some((newest.0, SystemTime::now()));
         }
@@ -97,7 +97,7 @@ impl Jobs {
             predicted_ms: snapshot.predicted_ms,
             members: snapshot.members,
             spares: attached.saturating_sub(snapshot.members),
-            failing: view.saved.as_ref().is_some_and(|s| s.failing.is_some()),
+            failing: view.checkpoints.as_ref().is_some_and(|s| s.failing.is_some()),
         });
     }
 

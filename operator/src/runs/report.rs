@@ -10,7 +10,7 @@ pub(super) fn observed_run(view: &View, address: (String, u16), ended: Option<Ru
         snapshot: view.snapshot.clone(),
         loss: view.metric.as_ref().map(|m| m.loss),
         // Before it has read its record it may not know them all.
-        checkpoints: view.snapshot.as_ref().and(view.saved.clone()),
+        checkpoints: view.snapshot.as_ref().and(view.checkpoints.clone()),
         address: Some(address),
         ended,
     }

@@ -25,7 +25,7 @@ use tracing::Instrument as _;
 use varuna_api::{Job, Reason, parse_job};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
-    Checkpointing, Control, Event, Identity, Known, Options, RunFolder, Timing, View, serve_with,
+    Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, WorkerNotice, serve_with,
 };
 use varuna_plan::Layout;
 
@@ -79,7 +79,7 @@ pub(super) struct Run {
     save: Sender<()>,
     /// A checkpoint was ordered before the run is suspended.
     saving: bool,
-    known: Sender<Known>,
+    notices: Sender<WorkerNotice>,
     ended: Arc<Mutex<Option<RunEnd>>>,
     /// Ends the coordinator when dropped.
     _alive: AbortOnDrop,
@@ -106,10 +106,10 @@ impl Run {
     /// Takes the sentences that were not recorded as Events yet.
     pub(super) fn take_sentences(&mut self) -> Vec<(Reason, String)> {
         let view = self.view.borrow();
-        let new = view.diary.iter().filter(|(number, _)| *number > self.taken);
+        let new = view.messages.iter().filter(|(number, _)| *number > self.taken);
         let mut sentences: Vec<_> = new.map(|(_, text)| (Reason::Run, text.clone())).collect();
         self.taken = view
-            .diary
+            .messages
             .back()
             .map_or(self.taken, |(number, _)| self.taken.max(*number));
         let resumed = std::mem::take(&mut *self.resumed.lock());
@@ -118,10 +118,10 @@ impl Run {
     }
 
     /// Tells the coordinator what the cluster shows about its workers.
-    pub(super) fn notify(&self, notices: &[Known]) {
+    pub(super) fn notify(&self, notices: &[WorkerNotice]) {
         for notice in notices {
             // If the channel is full, the next reconciliation tells it.
-            let _ = self.known.try_send(notice.clone());
+            let _ = self.notices.try_send(notice.clone());
         }
     }
 
@@ -232,7 +232,7 @@ impl Launcher {
             stop: control.stop,
             save: control.save,
             saving: false,
-            known: control.known,
+            notices: control.notices,
             ended: Arc::clone(&ended),
             _alive: AbortOnDrop(control.outcome.abort_handle()),
         };
@@ -278,7 +278,7 @@ async fn measure(
         let view = view.borrow_and_update();
         metrics.jobs.observe(&job, &view, metrics.jobs.now());
         let known = last_event;
-        for (number, at, event) in view.happened.iter().filter(|(n, _, _)| *n > known) {
+        for (number, at, event) in view.events.iter().filter(|(n, _, _)| *n > known) {
             last_event = *number;
             for measured in recoveries.observe(*at, event) {
                 metrics.recovered(&measured);

@@ -8,7 +8,7 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use varuna_api::Reason;
-use varuna_coordinator::Known;
+use varuna_coordinator::WorkerNotice;
 
 /// All coordinators of this process.
 pub struct Runs {
@@ -51,7 +51,7 @@ impl Runs {
     }
 
     /// Tells a job's coordinator what the cluster shows about its workers.
-    pub fn notify(&self, job: &ObservedJob, notices: &[Known]) {
+    pub fn notify(&self, job: &ObservedJob, notices: &[WorkerNotice]) {
         if let Some(run) = self.get(job) {
             run.notify(notices);
         }

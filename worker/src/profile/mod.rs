@@ -15,9 +15,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use varuna_api::model::Part;
 use varuna_api::{Job, Model, parse_job};
+use varuna_plan::cost::Host;
 use varuna_plan::cost::SegmentKind;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
-use varuna_plan::cost::Host;
 use varuna_plan::{Costs, Device};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.

@@ -256,7 +256,11 @@ impl Host<Schedule> {
         }
         for c in 0..self.coordinators.len() {
             if self.env.rng.chance(30) {
-                self.after_random(1, 60, Event::Coordinator(c, CoordinatorInput::ProcessEnded { worker: w }));
+                self.after_random(
+                    1,
+                    60,
+                    Event::Coordinator(c, CoordinatorInput::ProcessEnded { worker: w }),
+                );
             }
         }
     }

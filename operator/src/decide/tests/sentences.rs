@@ -43,7 +43,7 @@ fn with_run(extra: &str, run: ObservedRun) -> Observed {
 
 fn saved(newest: Option<u64>, failing: Option<&str>, stale: bool, run: ObservedRun) -> ObservedRun {
     ObservedRun {
-        checkpoints: Some(Saved {
+        checkpoints: Some(CheckpointHealth {
             newest: newest.map(Step),
             failing: failing.map(str::to_owned),
             stale,

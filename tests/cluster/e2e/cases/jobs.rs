@@ -54,7 +54,7 @@ impl CaseRun<'_> {
         self.job.trains(4).await?;
         // The first leader has said so as well, of the first term.
         self.job
-            .event("Run", "took over as the run's coordinator, term 2")
+            .event("Run", "this coordinator leads the run now (term 2)")
             .await
     }
 
@@ -81,7 +81,7 @@ impl CaseRun<'_> {
         let resumed = Instant::now();
         // What the old leader wrote just before is not what the new one knows.
         self.job
-            .event("Run", "took over as the run's coordinator, term 2")
+            .event("Run", "this coordinator leads the run now (term 2)")
             .await?;
         let back = self
             .job

@@ -56,7 +56,7 @@ impl CaseRun<'_> {
                 .cluster
                 .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
         }
-        self.job.event("Run", "has notice that it will go").await?;
+        self.job.event("Run", "is about to end").await?;
         self.job.event("WorkerPreempted", "PreemptionByScheduler").await?;
         let fewer = self
             .job

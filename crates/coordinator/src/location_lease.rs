@@ -1,37 +1,37 @@
-//! Who claims a place of checkpoints, and whether the process of an earlier claim has ended.
+//! Claims of this host's processes to a checkpoint location, and whether the process of an earlier claim has ended.
 
 use std::io::ErrorKind;
 use varuna_checkpoint::Claim;
 
-/// The claim of a run that this process leads.
+/// The claim of a run whose coordinator is this process.
 #[must_use]
-pub fn of_this_process(run: String) -> Claim {
+pub fn claim_of_this_process(run: String) -> Claim {
     let process = std::process::id();
     let started = started(process).ok().flatten();
     Claim {
         run,
-        // Without a start that can be told from another's, the process proves nothing.
+        // Process ids are used again: without the time of its start, a process cannot be told from a later one.
         machine: started.and_then(|_| machine()).unwrap_or_default(),
         process,
         started: started.unwrap_or(0),
     }
 }
 
-/// The process of the claim ran on this machine and has ended for certain.
+/// Whether the process of the claim ran on this machine and has ended for certain.
 #[must_use]
-pub fn has_ended(claim: &Claim) -> bool {
+pub fn claimant_has_ended(claim: &Claim) -> bool {
     let here = !claim.machine.is_empty() && machine().is_some_and(|m| m == claim.machine);
     here && started(claim.process).is_ok_and(|start| start != Some(claim.started))
 }
 
-/// This boot of this machine, and the table of processes that this process sees: containers have their own.
+/// Identifies this boot of this machine and this process's PID namespace (containers have their own).
 fn machine() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let table = std::fs::read_link("/proc/self/ns/pid").ok()?;
     Some(format!("{} {}", boot.trim(), table.display()))
 }
 
-/// When a process started, in ticks since the boot; none where there is no such process.
+/// When a process started, in clock ticks since the boot; none where there is no such process.
 fn started(process: u32) -> Result<Option<u64>, std::io::Error> {
     let text = match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(text) => text,
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn only_a_process_of_this_machine_that_is_gone_has_ended() {
-        let mine = of_this_process("run".into());
+        let mine = claim_of_this_process("run".into());
         assert!(!mine.machine.is_empty() && mine.started > 0, "{mine:?}");
-        assert!(!has_ended(&mine));
+        assert!(!claimant_has_ended(&mine));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = child.id();
         child.wait().unwrap();
@@ -63,17 +63,17 @@ mod tests {
             process,
             ..mine.clone()
         };
-        assert!(has_ended(&gone));
+        assert!(claimant_has_ended(&gone));
         let elsewhere = Claim {
             machine: "another".into(),
             ..gone
         };
-        assert!(!has_ended(&elsewhere));
+        assert!(!claimant_has_ended(&elsewhere));
         // The number is in use again.
         let again = Claim {
             started: mine.started + 1,
             ..mine
         };
-        assert!(has_ended(&again));
+        assert!(claimant_has_ended(&again));
     }
 }

@@ -1,0 +1,67 @@
+//! From a job to its planner: the sizes of its model, its limits, and the costs that plans are made with.
+
+use crate::Job;
+use varuna_plan::cost::{Costs, Device};
+use varuna_plan::profile::Profile;
+use varuna_plan::{Constraints, CostPlanner};
+
+/// Costs for a job's model. Costs of whole blocks are divided into those of their halves.
+///
+/// # Errors
+/// They are of another model; the error is a sentence.
+pub fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
+    let (has, wants) = (costs.layout(), job.model.layout());
+    let tied = |tied| if tied { " and a tied weight" } else { "" };
+    costs.with_halves(job.model.sizes()).ok_or_else(|| {
+        format!(
+            "there are {} segments{}, the job's model has {} (or {} where blocks are whole){}",
+            has.segments,
+            tied(has.tied),
+            wants.segments,
+            job.model.layers + 2,
+            tied(wants.tied),
+        )
+    })
+}
+
+/// The costs of a job's model that a profile has measured.
+///
+/// # Errors
+/// The profile is of another model: the first difference, as a sentence that names the field.
+pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
+    let costs = costs_for(job, &profile.costs())?;
+    let layout = job.model.layout();
+    let own: Vec<u64> = (0..layout.segments)
+        .map(|s| job.model.unit_parameters(s))
+        .collect();
+    let tied = layout.tied_unit().map_or(0, |u| job.model.unit_parameters(u.0));
+    profile.check_parameters(&own, tied)?;
+    Ok(costs)
+}
+
+/// The planner for a job, with measured costs of its model ([`measured_costs`]) or, without them, estimated ones.
+#[must_use]
+pub fn planner_with(job: &Job, costs: Option<&Costs>) -> CostPlanner {
+    let mut planner = planner(job);
+    if let Some(costs) = costs {
+        planner.costs = costs.clone();
+    }
+    planner
+}
+
+/// The planner for a job, with the costs of its model estimated for one CPU core.
+#[must_use]
+pub fn planner(job: &Job) -> CostPlanner {
+    CostPlanner {
+        costs: Costs::estimate(job.model.sizes(), Device::CPU_CORE),
+        constraints: Constraints {
+            min_workers: job.elasticity.min_workers,
+            max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),
+            micro_batch_size: job.pipeline.micro_batch_size,
+            min_depth: job.pipeline.min_depth,
+            max_depth: Some(job.pipeline.max_depth),
+            schedules: job.pipeline.schedules.clone(),
+            device_memory_bytes: job.workers.device_memory_bytes,
+        },
+    }
+}

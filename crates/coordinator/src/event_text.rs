@@ -1,0 +1,255 @@
+//! The event log as sentences for people. Tools read the same events from `events.jsonl`; nothing may depend on the sentences.
+//!
+//! All of them stand in `event_text/sentences.txt`, which a test compares.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use varuna_plan::{Generation, Layout, Step, WorkerId};
+use varuna_protocol::coordinator::Event;
+use varuna_run_folder::CheckpointEvent;
+
+/// How many workers a sentence names; the others are counted. A node that is lost takes eight.
+const NAMES_MAX: usize = 8;
+
+/// The sentence about a change in the checkpoint store.
+pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
+    match event {
+        CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of step {step} is complete"),
+        CheckpointEvent::CheckpointsFail { why, newest_step } => {
+            let newest = newest_step.map_or("there is none yet".into(), |s| {
+                format!("the newest is of step {s}")
+            });
+            format!("checkpoints are failing ({newest}): {why}")
+        }
+        CheckpointEvent::CheckpointStale {
+            newest_step: Step(0),
+            steps_behind,
+        } => format!("there is no checkpoint after {}", count(*steps_behind, "step")),
+        CheckpointEvent::CheckpointStale {
+            newest_step,
+            steps_behind,
+        } => format!(
+            "checkpoints are falling behind: the newest is of step {newest_step}, {} ago",
+            count(*steps_behind, "step")
+        ),
+        CheckpointEvent::CheckpointsTaken { by } => {
+            format!("run {by} has taken over the checkpoint location: this run ends")
+        }
+    }
+}
+
+/// Where a new plan resumes.
+#[derive(Clone, Copy, Debug)]
+struct Resume {
+    generation: Generation,
+    step: Step,
+    steps_lost: u64,
+}
+
+/// Makes sentences of events. It remembers from earlier events what later sentences refer to.
+#[derive(Debug)]
+pub(crate) struct EventText {
+    layout: Layout,
+    /// Names of all workers that have joined.
+    names: BTreeMap<WorkerId, String>,
+    /// Workers that were told to go: their end is no loss.
+    released: BTreeSet<WorkerId>,
+    /// When training was stopped; none while it runs.
+    stopped: Option<Duration>,
+    resume: Option<Resume>,
+}
+
+impl EventText {
+    pub(crate) fn new(layout: Layout) -> EventText {
+        EventText {
+            layout,
+            names: BTreeMap::new(),
+            released: BTreeSet::new(),
+            stopped: None,
+            resume: None,
+        }
+    }
+
+    /// The sentence about an event. `at`: time since the coordinator's start; `steps_lost`: steps that are run again because of it.
+    pub(crate) fn sentence(&mut self, at: Duration, event: &Event, steps_lost: u64) -> String {
+        self.remember(at, event, steps_lost);
+        match event {
+            Event::TookOver { term } => format!("this coordinator leads the run now (term {term})"),
+            Event::WorkerJoined { name, address, .. } => format!("worker {name} joined from {address}"),
+            Event::WorkerLost { worker, name } if self.released.remove(worker) => {
+                format!("worker {name} has ended")
+            }
+            Event::WorkerLost { name, .. } => {
+                format!("lost worker {name}: its connection closed or timed out")
+            }
+            Event::WorkerDraining { name, .. } => {
+                format!("worker {name} is about to end: the next plan does without it")
+            }
+            Event::WorkerReleased { name, .. } => format!("worker {name} is no longer needed and may end"),
+            Event::Planned {
+                generation,
+                plan,
+                workers,
+                predicted_ms,
+                change,
+                reason,
+            } => {
+                let what = planned(plan, *workers, *generation, *predicted_ms, *change);
+                format!("{what}: {reason}")
+            }
+            Event::Fenced { upto, because } => format!("training is stopped under plan {upto}: {because}"),
+            Event::Collected { answered, missing } => self.collected(answered.len(), missing),
+            Event::Resumed {
+                generation,
+                base,
+                finished,
+                restored,
+            } => plan_start(*generation, base.step, *finished, *restored, steps_lost),
+            Event::Connected { generation } => {
+                format!("the workers of plan {generation} are connected to each other")
+            }
+            Event::Running { generation } => self.running(at, *generation),
+            Event::Switched { generation } => {
+                format!("switched to plan {generation} without stopping the training")
+            }
+            Event::Cancelled { generation, because } => {
+                format!("plan {generation} is cancelled before its start: {because}")
+            }
+            Event::Committed { step, loss, .. } => {
+                format!("step {step} is committed, loss {loss:.4} nats per token")
+            }
+            Event::StepTimeOff {
+                generation,
+                predicted_ms,
+                observed_ms,
+                calibrated,
+            } => step_time_off(*generation, *predicted_ms, *observed_ms, *calibrated),
+            Event::BelowMinimum { have, need } => {
+                format!("training waits for workers: {have} of at least {need} are attached")
+            }
+            Event::NoPlan { reason } => {
+                format!("training waits: no plan is possible with these workers: {reason}")
+            }
+            Event::WriteFailed { version } => {
+                format!(
+                    "could not write version {version} of the run's record: no new plan until it is written"
+                )
+            }
+            Event::Lost { units } => {
+                let what = self.layout.name(units);
+                format!("the state of {what} is lost: no worker and no checkpoint holds it")
+            }
+            Event::Done { step } => format!("training has finished with step {step}"),
+            Event::Deposed { by_term } => {
+                format!("another coordinator leads the run now (term {by_term}): this one ends")
+            }
+        }
+    }
+
+    fn remember(&mut self, at: Duration, event: &Event, steps_lost: u64) {
+        match event {
+            Event::WorkerJoined { worker, name, .. } => {
+                self.names.insert(*worker, name.clone());
+                self.released.remove(worker);
+            }
+            Event::WorkerReleased { worker, .. } => {
+                self.released.insert(*worker);
+            }
+            // Another loss during a recovery prolongs it.
+            Event::Fenced { .. } => self.stopped = self.stopped.or(Some(at)),
+            Event::Resumed { generation, base, .. } => {
+                self.resume = Some(Resume {
+                    generation: *generation,
+                    step: base.step,
+                    steps_lost,
+                });
+            }
+            _ => {}
+        }
+    }
+
+    fn collected(&self, answered: usize, missing: &[WorkerId]) -> String {
+        let hold = if answered == 1 { "it holds" } else { "they hold" };
+        let answered = count(answered as u64, "worker");
+        if missing.is_empty() {
+            return format!("{answered} reported what state {hold}; none is missing");
+        }
+        let name = |w: &WorkerId| self.names.get(w).cloned().unwrap_or_else(|| w.to_string());
+        let names: Vec<String> = missing.iter().take(NAMES_MAX).map(name).collect();
+        let more = match missing.len().saturating_sub(NAMES_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!(
+            "{answered} reported what state {hold}; no report from {}{more}",
+            names.join(", ")
+        )
+    }
+
+    fn running(&mut self, at: Duration, generation: Generation) -> String {
+        let resume = self.resume.take().filter(|r| r.generation == generation);
+        match (resume, self.stopped.take()) {
+            (Some(resume), Some(since)) => format!(
+                "training resumed at step {} after {}, {} lost (plan {generation})",
+                resume.step,
+                time(at.saturating_sub(since).as_secs_f64() * 1e3),
+                count(resume.steps_lost, "step")
+            ),
+            (Some(resume), None) => format!("training starts at step {} (plan {generation})", resume.step),
+            (None, _) => format!("all workers train under plan {generation}"),
+        }
+    }
+}
+
+fn planned(shape: &str, workers: usize, generation: Generation, predicted_ms: f64, change: bool) -> String {
+    let workers = count(workers as u64, "worker");
+    let what = if change { "planned a change to" } else { "planned" };
+    format!(
+        "{what} {shape} for {workers} (plan {generation}, predicted step time {})",
+        time(predicted_ms)
+    )
+}
+
+fn plan_start(generation: Generation, step: Step, finished: bool, restored: bool, steps_lost: u64) -> String {
+    let from = match (restored, step) {
+        (true, Step(0)) => "the job's seed",
+        (true, _) => "a checkpoint",
+        (false, _) => "the workers' memory",
+    };
+    let finished = if finished {
+        ", after finishing the interrupted step,"
+    } else {
+        ""
+    };
+    let again = match steps_lost {
+        0 => String::new(),
+        lost => format!("; {} will be run again", count(lost, "step")),
+    };
+    format!("plan {generation} starts at step {step}{finished} from {from}{again}")
+}
+
+fn step_time_off(generation: Generation, predicted_ms: f64, observed_ms: f64, calibrated: bool) -> String {
+    let from = if calibrated { "measured" } else { "estimated" };
+    let (observed, predicted) = (time(observed_ms), time(predicted_ms));
+    format!("steps of plan {generation} take {observed}; {predicted} were predicted from {from} costs")
+}
+
+/// `1 step`, `2 steps`.
+fn count(number: u64, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
+/// A time with a unit that fits it: `0.8 s`, `154 ms`, `2.5 ms`.
+fn time(ms: f64) -> String {
+    if ms >= 500.0 {
+        format!("{:.1} s", ms / 1e3)
+    } else if ms >= 10.0 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{ms:.1} ms")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+use super::*;
+use varuna_plan::state::Chain;
+use varuna_plan::{StateId, Unit};
+
+const LAYOUT: Layout = Layout {
+    segments: 4,
+    tied: true,
+};
+const GENERATION: Generation = Generation(3);
+
+fn state(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(2),
+        step: Step(step),
+        chain: Chain(7),
+    }
+}
+
+fn worker(number: u64) -> (WorkerId, String) {
+    (WorkerId(number), format!("w{number}"))
+}
+
+fn joined(number: u64) -> Event {
+    let (worker, name) = worker(number);
+    Event::WorkerJoined {
+        worker,
+        name,
+        address: format!("10.88.3.{number}:4000"),
+    }
+}
+
+fn lost(number: u64) -> Event {
+    let (worker, name) = worker(number);
+    Event::WorkerLost { worker, name }
+}
+
+fn released(number: u64) -> Event {
+    let (worker, name) = worker(number);
+    Event::WorkerReleased { worker, name }
+}
+
+fn draining(number: u64) -> Event {
+    let (worker, name) = worker(number);
+    Event::WorkerDraining { worker, name }
+}
+
+fn collected(answered: u64, missing: std::ops::RangeInclusive<u64>) -> Event {
+    Event::Collected {
+        answered: (0..answered).map(WorkerId).collect(),
+        missing: missing.map(WorkerId).collect(),
+    }
+}
+
+fn resumed(step: u64, finished: bool, restored: bool) -> Event {
+    Event::Resumed {
+        generation: GENERATION,
+        base: state(step),
+        finished,
+        restored,
+    }
+}
+
+fn planned(workers: usize, change: bool) -> Event {
+    Event::Planned {
+        generation: GENERATION,
+        plan: format!("P{workers}xD1"),
+        workers,
+        predicted_ms: 153.6,
+        change,
+        reason: "lost w2".into(),
+    }
+}
+
+fn fenced() -> Event {
+    Event::Fenced {
+        upto: Generation(2),
+        because: "w1 lost w2".into(),
+    }
+}
+
+fn running() -> Event {
+    Event::Running {
+        generation: GENERATION,
+    }
+}
+
+fn step_time_off(observed_ms: f64, calibrated: bool) -> Event {
+    Event::StepTimeOff {
+        generation: GENERATION,
+        predicted_ms: 80.0,
+        observed_ms,
+        calibrated,
+    }
+}
+
+fn committed() -> Event {
+    Event::Committed {
+        id: state(120),
+        generation: GENERATION,
+        step: Step(120),
+        loss: 2.269_12,
+        eval_loss: None,
+        gradient_norm: 1.0,
+        overflow: false,
+    }
+}
+
+/// One run after the other: events with the milliseconds of their time and the steps that they cost.
+fn runs() -> Vec<(&'static str, Vec<(u64, Event, u64)>)> {
+    let now = |event| (0, event, 0);
+    vec![
+        (
+            "a run from its start to its end",
+            vec![
+                now(Event::TookOver { term: 2 }),
+                now(joined(3)),
+                now(Event::BelowMinimum { have: 1, need: 2 }),
+                now(planned(1, false)),
+                now(planned(3, false)),
+                now(Event::Connected {
+                    generation: GENERATION,
+                }),
+                (10, resumed(0, false, true), 0),
+                (20, running(), 0),
+                now(committed()),
+                now(step_time_off(1510.0, true)),
+                now(step_time_off(2.54, false)),
+                now(planned(4, true)),
+                (20_500, running(), 0),
+                now(Event::Switched {
+                    generation: GENERATION,
+                }),
+                now(Event::Done { step: Step(600) }),
+            ],
+        ),
+        (
+            "recoveries; the second loss of the first one prolongs it",
+            vec![
+                now(joined(3)),
+                now(lost(3)),
+                (1_000, fenced(), 0),
+                (1_300, fenced(), 0),
+                now(collected(3, 1..=0)),
+                now(collected(1, 2..=3)),
+                (1_500, resumed(100, false, true), 20),
+                (1_800, running(), 0),
+                (9_000, fenced(), 0),
+                (9_040, resumed(179, true, false), 0),
+                (9_120, running(), 0),
+            ],
+        ),
+        (
+            "a worker that is told to end is not lost, unless it joins again",
+            vec![
+                now(joined(3)),
+                now(draining(3)),
+                now(released(3)),
+                now(lost(3)),
+                now(joined(3)),
+                now(lost(3)),
+            ],
+        ),
+        (
+            "of many workers eight are named",
+            (1..=11)
+                .map(|number| now(joined(number)))
+                .chain([now(collected(2, 1..=11))])
+                .collect(),
+        ),
+        (
+            "trouble",
+            vec![
+                now(Event::NoPlan {
+                    reason: "2 stages at least".into(),
+                }),
+                now(Event::Cancelled {
+                    generation: GENERATION,
+                    because: "connecting took too long".into(),
+                }),
+                now(Event::WriteFailed { version: 7 }),
+                now(Event::Lost {
+                    units: vec![Unit(1), Unit(4)],
+                }),
+                now(Event::Deposed { by_term: 3 }),
+            ],
+        ),
+    ]
+}
+
+fn of_checkpoints() -> Vec<CheckpointEvent> {
+    let failing = |newest_step| CheckpointEvent::CheckpointsFail {
+        why: "403 Forbidden".into(),
+        newest_step,
+    };
+    let stale = |step| CheckpointEvent::CheckpointStale {
+        newest_step: Step(step),
+        steps_behind: 61,
+    };
+    vec![
+        CheckpointEvent::Checkpointed {
+            step: Step(100),
+            state: state(100),
+        },
+        failing(Some(Step(100))),
+        failing(None),
+        stale(20),
+        stale(0),
+        CheckpointEvent::CheckpointsTaken {
+            by: "default/other".into(),
+        },
+    ]
+}
+
+/// The name of an event's kind in `events.jsonl`.
+fn kind(event: &impl serde::Serialize) -> String {
+    let document = serde_json::to_value(event).unwrap();
+    document["event"].as_str().unwrap().to_owned()
+}
+
+/// A number for each kind of event. A new kind does not compile here before it has one.
+fn number(event: &Event) -> usize {
+    match event {
+        Event::TookOver { .. } => 0,
+        Event::WorkerJoined { .. } => 1,
+        Event::WorkerLost { .. } => 2,
+        Event::WorkerDraining { .. } => 3,
+        Event::WorkerReleased { .. } => 4,
+        Event::Planned { .. } => 5,
+        Event::Fenced { .. } => 6,
+        Event::Collected { .. } => 7,
+        Event::Resumed { .. } => 8,
+        Event::Connected { .. } => 9,
+        Event::Running { .. } => 10,
+        Event::Switched { .. } => 11,
+        Event::Cancelled { .. } => 12,
+        Event::Committed { .. } => 13,
+        Event::StepTimeOff { .. } => 14,
+        Event::BelowMinimum { .. } => 15,
+        Event::NoPlan { .. } => 16,
+        Event::WriteFailed { .. } => 17,
+        Event::Lost { .. } => 18,
+        Event::Done { .. } => 19,
+        Event::Deposed { .. } => 20,
+    }
+}
+
+#[test]
+fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
+    let mut table = String::new();
+    let mut numbers = BTreeSet::new();
+    for (title, events) in runs() {
+        let mut text = EventText::new(LAYOUT);
+        table.push_str(&format!("# {title}\n"));
+        for (ms, event, steps_lost) in events {
+            numbers.insert(number(&event));
+            let sentence = text.sentence(Duration::from_millis(ms), &event, steps_lost);
+            table.push_str(&format!("{:<16} {sentence}\n", kind(&event)));
+        }
+    }
+    assert!(
+        numbers.into_iter().eq(0..=20),
+        "a kind of event has no sentence in the table"
+    );
+    table.push_str("# checkpoints\n");
+    for event in of_checkpoints() {
+        table.push_str(&format!("{:<16} {}\n", kind(&event), of_checkpoint(&event)));
+    }
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/src/event_text/sentences.txt");
+    if std::env::var_os("VARUNA_UPDATE_GOLDEN").is_some() {
+        std::fs::write(golden, &table).unwrap();
+    }
+    assert_eq!(table, std::fs::read_to_string(golden).unwrap());
+}

@@ -1,0 +1,80 @@
+//! The messages that reach the driver. Everything that happens outside of its task arrives here, through one bounded channel.
+
+use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
+use tonic::Status;
+use varuna_plan::{StateId, WorkerId};
+use varuna_protocol::coordinator::CoordinatorInput;
+use varuna_run_folder::RunStatus;
+use varuna_wire::v1::Down;
+use varuna_wire::{Hello, Upward};
+
+/// Where the messages to one worker go.
+pub(crate) type DownSender = Sender<Result<Down, Status>>;
+
+/// Identity of one stream: only a worker's newest counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct StreamNumber(pub(crate) u64);
+
+/// A message for the driver.
+pub(crate) enum Inbound {
+    /// A worker has opened a stream and said hello.
+    Attached {
+        number: StreamNumber,
+        hello: Hello,
+        down: DownSender,
+    },
+    /// A worker has sent a message.
+    Message {
+        worker: WorkerId,
+        number: StreamNumber,
+        message: Upward,
+    },
+    /// A stream has ended.
+    Detached { worker: WorkerId, number: StreamNumber },
+    /// A request for the run's status.
+    Status(oneshot::Sender<RunStatus>),
+    /// A request for another number of workers.
+    Scale(u32, oneshot::Sender<Result<String, String>>),
+    /// A request for a checkpoint; answered with the steps done, where an answer is wanted.
+    Save(Option<oneshot::Sender<Result<u64, String>>>),
+    /// A request to end the run.
+    Stop,
+    /// The thread that asks the record's store has an answer.
+    Record(CoordinatorInput),
+    /// The checkpoint store was asked.
+    Checkpoints(CheckpointListing),
+    /// The run of this name has taken the checkpoint location.
+    LocationTaken(String),
+    /// The process with this id, on this host, has ended.
+    ProcessEnded(u32),
+    /// The process around the coordinator knows something about a worker.
+    Notice(WorkerNotice),
+}
+
+/// What is known about the workers of a name from outside, for example by the operator of their pods.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum WorkerNotice {
+    /// They will end soon.
+    Leaving(String),
+    /// They have ended for certain.
+    Ended(String),
+}
+
+/// What is known of the checkpoints in the store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CheckpointListing {
+    /// The store has answered at least once.
+    pub(crate) answered: bool,
+    /// Those that can be resumed from, oldest first.
+    pub(crate) usable: Vec<StateId>,
+    /// Why the store could not be asked the last time.
+    pub(crate) failing: Option<String>,
+}
+
+impl CheckpointListing {
+    /// The newest that can be resumed from.
+    pub(crate) fn newest(&self) -> Option<StateId> {
+        self.usable.iter().max().copied()
+    }
+}

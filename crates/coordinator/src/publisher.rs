@@ -1,0 +1,208 @@
+//! What people and tools see of a run: the run folder, the log, and the view of the process around the coordinator.
+
+use crate::event_text::EventText;
+use crate::reorder_buffer::ReorderBuffer;
+use crate::view::{CheckpointHealth, View};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use varuna_api::Job;
+use varuna_plan::{Plan, StateId, Step};
+use varuna_protocol::coordinator::{Event, Snapshot};
+use varuna_run_folder::{CheckpointEvent, LoggedEvent, Metric, RunFolder, RunStatus, now_ms};
+
+/// Least time between two views.
+const VIEW_INTERVAL: Duration = Duration::from_millis(50);
+/// Least time between two versions of `status.json`.
+const STATUS_INTERVAL: Duration = Duration::from_millis(250);
+/// How many messages and events a view holds.
+const VIEW_ENTRIES_MAX: usize = 64;
+
+/// How far the view's logs had come when it was last sent: numbers of the last message and event, and the last step's state.
+type Marks = (u64, Option<u64>, Option<StateId>);
+
+pub(crate) struct Publisher {
+    folder: RunFolder,
+    tokens_per_step: u64,
+    steps: ReorderBuffer,
+    last_commit: Instant,
+    text: EventText,
+    last_message: u64,
+    view: View,
+    watchers: watch::Sender<View>,
+    sent: Marks,
+    sent_at: Instant,
+    status_at: Instant,
+    /// `status.json` is older than what it is about.
+    status_due: bool,
+}
+
+impl Publisher {
+    pub(crate) fn new(folder: RunFolder, job: &Job, watchers: watch::Sender<View>) -> Publisher {
+        let now = Instant::now();
+        Publisher {
+            steps: ReorderBuffer::after(folder.last_metric().map_or(Step(0), |m| m.step)),
+            folder,
+            tokens_per_step: job.training.global_batch_size * u64::from(job.model.sequence_length),
+            last_commit: now,
+            text: EventText::new(job.model.layout()),
+            last_message: 0,
+            view: View::default(),
+            watchers,
+            sent: (0, None, None),
+            sent_at: now,
+            status_at: now,
+            status_due: true,
+        }
+    }
+
+    /// The last published step.
+    pub(crate) fn last_metric(&self) -> Option<&Metric> {
+        self.folder.last_metric()
+    }
+
+    pub(crate) fn plan(&mut self, plan: &Plan) {
+        self.folder.write_plan(plan);
+    }
+
+    /// An event of the protocol, `at` the time since the coordinator's start.
+    pub(crate) fn event(&mut self, at: Duration, event: Event, snapshot: &Snapshot) {
+        self.add_to_view(at, &event);
+        if let Event::Committed {
+            id,
+            generation,
+            step,
+            loss,
+            eval_loss,
+            gradient_norm,
+            overflow,
+        } = event
+        {
+            let metric = Metric {
+                step,
+                loss,
+                eval_loss,
+                gradient_norm,
+                overflow,
+                generation,
+                workers: snapshot.members,
+                plan: snapshot.plan.clone().unwrap_or_default(),
+                tokens: self.tokens_per_step,
+                step_ms: self.last_commit.elapsed().as_secs_f64() * 1e3,
+                time_ms: now_ms(),
+                state: id,
+            };
+            self.last_commit = Instant::now();
+            let due = self.steps.offer(self.last_commit, metric);
+            self.publish_steps(due);
+            return;
+        }
+        let mut steps_lost = None;
+        if let Event::Resumed {
+            base, restored: true, ..
+        } = &event
+        {
+            let reached = self.folder.last_metric().map_or(Step(0), |m| m.step);
+            steps_lost = Some(reached.0.saturating_sub(base.step.0));
+            // Steps after the base are run, and published, once more.
+            self.steps = ReorderBuffer::after(base.step);
+        }
+        let text = self.text.sentence(at, &event, steps_lost.unwrap_or(0));
+        self.log(LoggedEvent::Protocol(event), steps_lost, text, snapshot);
+    }
+
+    /// A change in the checkpoint store.
+    pub(crate) fn checkpoint_event(&mut self, event: CheckpointEvent, snapshot: &Snapshot) {
+        let text = crate::event_text::of_checkpoint(&event);
+        self.log(LoggedEvent::Checkpoint(event), None, text, snapshot);
+    }
+
+    /// Publishes the steps that have waited long enough for those before them; at the end, all.
+    pub(crate) fn publish_overdue_steps(&mut self, ended: bool) {
+        let due = if ended {
+            self.steps.rest()
+        } else {
+            self.steps.overdue(Instant::now())
+        };
+        self.publish_steps(due);
+    }
+
+    fn publish_steps(&mut self, due: Vec<Metric>) {
+        for metric in due {
+            self.folder.append_metric(metric.clone());
+            self.view.metric = Some(metric);
+        }
+    }
+
+    fn add_to_view(&mut self, at: Duration, event: &Event) {
+        let is_step = |e: &Event| matches!(e, Event::Committed { .. });
+        let last = self.view.events.back();
+        if is_step(event) && last.is_some_and(|(_, _, last)| is_step(last)) {
+            return;
+        }
+        let number = last.map_or(0, |(number, _, _)| *number) + 1;
+        push_bounded(&mut self.view.events, (number, at, event.clone()));
+    }
+
+    /// One entry for tools, and the same as a sentence for people.
+    fn log(&mut self, event: LoggedEvent, steps_lost: Option<u64>, text: String, snapshot: &Snapshot) {
+        tracing::info!(
+            generation = snapshot.generation.0,
+            step = snapshot.step.0,
+            "{text}"
+        );
+        self.folder.append_event(event, steps_lost);
+        self.last_message += 1;
+        push_bounded(&mut self.view.messages, (self.last_message, text));
+    }
+
+    /// The last view is old enough for another one.
+    pub(crate) fn view_due(&self) -> bool {
+        self.sent_at.elapsed() >= VIEW_INTERVAL
+    }
+
+    /// Sends the view to its watchers, if it has changed: a run that waits costs nothing, and a process may have thousands.
+    pub(crate) fn send_view(&mut self, snapshot: Snapshot, checkpoints: Option<CheckpointHealth>) {
+        self.sent_at = Instant::now();
+        let snapshot = Some(snapshot);
+        let marks = (
+            self.last_message,
+            self.view.events.back().map(|(number, _, _)| *number),
+            self.view.metric.as_ref().map(|m| m.state),
+        );
+        if self.view.snapshot != snapshot || self.view.checkpoints != checkpoints || self.sent != marks {
+            self.sent = marks;
+            self.status_due = true;
+            self.view.snapshot = snapshot;
+            self.view.checkpoints = checkpoints;
+            // An error means that nobody watches.
+            let _ = self.watchers.send(self.view.clone());
+        }
+    }
+
+    /// Something has changed that the status shows and the view does not.
+    pub(crate) fn status_changed(&mut self) {
+        self.status_due = true;
+    }
+
+    /// Whether `status.json` is to be replaced now.
+    pub(crate) fn take_status_due(&mut self, ended: bool) -> bool {
+        let due = self.status_due && (self.status_at.elapsed() >= STATUS_INTERVAL || ended);
+        if due {
+            self.status_at = Instant::now();
+            self.status_due = false;
+        }
+        due
+    }
+
+    pub(crate) fn write_status(&mut self, status: &RunStatus) {
+        self.folder.write_status(status);
+    }
+}
+
+fn push_bounded<T>(entries: &mut VecDeque<T>, entry: T) {
+    entries.push_back(entry);
+    if entries.len() > VIEW_ENTRIES_MAX {
+        entries.pop_front();
+    }
+}

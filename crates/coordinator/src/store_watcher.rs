@@ -1,0 +1,285 @@
+//! The task that asks the checkpoint store: which checkpoints can be resumed from; it also deletes old ones.
+//!
+//! The driver never waits for the store. While the store is slow or fails, the answer is what was last known, so that a
+//! recovery from memory does not depend on it.
+
+use crate::inbox::{CheckpointListing, Inbound};
+use crate::location_lease::claimant_has_ended;
+use crate::options::Checkpointing;
+use crate::store_error;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::{Notify, watch};
+use varuna_checkpoint::{CheckpointError, Listed, Standing};
+use varuna_plan::StateId;
+
+/// How often the store is listed without a request.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// How long a recovery waits for a fresh answer where an older one is known.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a regular listing may take, and the first one in any case.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a store that has never answered is left alone between two requests.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How long giving the location up may take.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The handle to the task.
+pub(crate) struct StoreWatcher {
+    requests: Arc<Notify>,
+    end: Arc<Notify>,
+    task: tokio::task::JoinHandle<()>,
+    /// States that must not be deleted.
+    protected: watch::Sender<Vec<StateId>>,
+}
+
+impl StoreWatcher {
+    /// Starts the task; it answers to `inbound`, and ends when that is closed.
+    pub(crate) fn start(given: Checkpointing, inbound: Sender<Inbound>) -> StoreWatcher {
+        let (requests, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (protected, protects) = watch::channel(Vec::new());
+        let state = Task {
+            given,
+            protects,
+            verdicts: BTreeMap::new(),
+            listing: CheckpointListing::default(),
+            refused: None,
+            standing: None,
+        };
+        let task = tokio::spawn(state.run(Arc::clone(&requests), Arc::clone(&end), inbound));
+        StoreWatcher {
+            requests,
+            end,
+            task,
+            protected,
+        }
+    }
+
+    /// Gives the location up, if the store takes that in time; else the next run waits until this run's lease has expired.
+    pub(crate) async fn end(self) {
+        self.end.notify_one();
+        let _ = tokio::time::timeout(RELEASE_TIMEOUT, self.task).await;
+    }
+
+    /// Asks for a fresh listing.
+    pub(crate) fn list_now(&self) {
+        self.requests.notify_one();
+    }
+
+    pub(crate) fn protect(&self, states: Vec<StateId>) {
+        // An error means that the task has ended.
+        let _ = self.protected.send(states);
+    }
+}
+
+/// The result of `work`, and whether a request came meanwhile: from then on it may take [`REQUEST_TIMEOUT`], and gives nothing
+/// after that.
+async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -> (Option<T>, bool) {
+    tokio::pin!(work);
+    tokio::select! {
+        done = &mut work => return (Some(done), false),
+        () = requests.notified() => {}
+    }
+    (tokio::time::timeout(REQUEST_TIMEOUT, work).await.ok(), true)
+}
+
+struct Task {
+    given: Checkpointing,
+    protects: watch::Receiver<Vec<StateId>>,
+    /// Whether a checkpoint can be resumed from. Manifests never change, so each is checked once.
+    verdicts: BTreeMap<StateId, bool>,
+    listing: CheckpointListing,
+    standing: Option<Standing>,
+    /// Another run's claim was found: when first, and whose.
+    refused: Option<(Instant, String)>,
+}
+
+impl Task {
+    async fn run(mut self, requests: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
+        let mut owned: Option<Instant> = None;
+        // A request came while something else was done.
+        let mut requested = false;
+        loop {
+            // By the clock, because requests may come without a pause, and the claim must not expire.
+            if !requested && owned.is_none_or(|at| at.elapsed() >= INTERVAL) {
+                owned = Some(Instant::now());
+                requested = self.renew(&requests).await;
+                if let Some(Standing::Taken(run)) = &self.standing {
+                    let _ = inbound.send(Inbound::LocationTaken(run.clone())).await;
+                }
+            }
+            let by_request = std::mem::take(&mut requested)
+                || tokio::select! {
+                    () = requests.notified() => true,
+                    () = tokio::time::sleep(INTERVAL) => false,
+                    () = end.notified() => return self.give_up().await,
+                };
+            let listing = match self.other_owner() {
+                Some(run) => CheckpointListing {
+                    failing: Some(format!(
+                        "run {run} owns the checkpoint location; waiting until its lease expires"
+                    )),
+                    ..CheckpointListing::default()
+                },
+                None if by_request => self.list(true).await,
+                None => match unless_requested(&requests, self.list(false)).await.0 {
+                    Some(listing) => listing,
+                    None => self.list(true).await,
+                },
+            };
+            let pause = !listing.answered;
+            if inbound.send(Inbound::Checkpoints(listing)).await.is_err() {
+                return;
+            }
+            if pause {
+                // While it is not known whether there is a checkpoint, requests come without a pause.
+                tokio::time::sleep(PAUSE).await;
+            }
+            if !by_request {
+                requested = unless_requested(&requests, self.prune()).await.1;
+            }
+        }
+    }
+
+    /// Gets or keeps the right to write; returns whether a request came meanwhile. Keeping it is one idempotent write, which a
+    /// request may cut short; getting it is not cut short, because nothing may begin without it.
+    async fn renew(&mut self, requests: &Notify) -> bool {
+        if self.given.ownership.is_none() {
+            self.standing = self.own().await;
+            return false;
+        }
+        let (standing, requested) = unless_requested(requests, self.own()).await;
+        self.standing = standing.flatten();
+        requested
+    }
+
+    /// The other run that may still write to the location. Nothing begins until that is settled: each run would resume from the
+    /// other's states.
+    fn other_owner(&self) -> Option<&str> {
+        let refused = self.refused.as_ref().filter(|_| self.given.ownership.is_none());
+        refused.map(|(_, run)| run.as_str())
+    }
+
+    /// Gets or keeps the right to write; none where the store does not answer.
+    async fn own(&mut self) -> Option<Standing> {
+        let location = self.given.store.location();
+        let outcome = match &self.given.ownership {
+            Some(ownership) => ownership.renew().await,
+            None => match location.claim(self.given.claim.clone(), claimant_has_ended).await {
+                Ok(ownership) => {
+                    self.given.ownership = Some(ownership);
+                    Ok(Standing::Owner)
+                }
+                Err(CheckpointError::Owned { run, .. }) => {
+                    // An owner that was killed does not renew its lease; one that lives does.
+                    let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
+                    if since.elapsed() < varuna_checkpoint::LEASE + 2 * INTERVAL {
+                        return None;
+                    }
+                    Ok(Standing::Taken(run))
+                }
+                Err(error) => Err(error),
+            },
+        };
+        outcome
+            .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
+            .ok()
+    }
+
+    async fn give_up(mut self) {
+        self.standing = self.own().await;
+        // The end leaves no more checkpoints than are to be kept.
+        self.prune().await;
+        if let Some(ownership) = &self.given.ownership
+            && let Err(error) = ownership.release().await
+        {
+            tracing::warn!(%error, "the checkpoint location is not released");
+        }
+    }
+
+    /// What is known now. After a request the store gets less time, if it has answered before.
+    async fn list(&mut self, requested: bool) -> CheckpointListing {
+        let short = requested && self.listing.answered;
+        let timeout = if short { REQUEST_TIMEOUT } else { LIST_TIMEOUT };
+        let failing = match tokio::time::timeout(timeout, self.usable()).await {
+            Ok(Ok(usable)) => {
+                self.listing.answered = true;
+                self.listing.usable = usable;
+                None
+            }
+            Ok(Err(error)) => Some(store_error::summarize(&error.to_string())),
+            Err(_) => Some(format!("no answer within {} s", timeout.as_secs())),
+        };
+        if let Some(why) = failing
+            .as_ref()
+            .filter(|why| self.listing.failing.as_ref() != Some(*why))
+        {
+            tracing::warn!(why, "the checkpoint store cannot be asked");
+        }
+        self.listing.failing = failing;
+        self.listing.clone()
+    }
+
+    /// The checkpoints that can be resumed from.
+    async fn usable(&mut self) -> Result<Vec<StateId>, CheckpointError> {
+        let all = self.given.store.location().list().await?;
+        self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
+        let mut usable = Vec::new();
+        for listed in all.iter().filter(|l| l.is_usable()) {
+            if self.check(listed).await? {
+                usable.push(listed.id);
+            }
+        }
+        Ok(usable)
+    }
+
+    async fn check(&mut self, listed: &Listed) -> Result<bool, CheckpointError> {
+        if let Some(verdict) = self.verdicts.get(&listed.id) {
+            return Ok(*verdict);
+        }
+        let verdict = match self.given.store.check(listed).await {
+            Ok(_) => true,
+            Err(error) if error.is_final() => {
+                tracing::warn!(%error, "a checkpoint cannot be used");
+                if matches!(error, CheckpointError::Damaged { .. }) {
+                    // Retention must not count it among those that are kept.
+                    self.given
+                        .store
+                        .location()
+                        .refuse(listed.id, &error.to_string())
+                        .await?;
+                }
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        self.verdicts.insert(listed.id, verdict);
+        Ok(verdict)
+    }
+
+    /// Deletes old checkpoints. Only as the owner: another run, or another coordinator of this one, knows better which states are
+    /// needed.
+    async fn prune(&mut self) {
+        if self.standing != Some(Standing::Owner) {
+            return;
+        }
+        let protected = self.protects.borrow().clone();
+        match self
+            .given
+            .store
+            .location()
+            .prune(self.given.keep, &protected)
+            .await
+        {
+            Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
+            Ok(pruned) => tracing::info!(
+                checkpoints = pruned.checkpoints.len(),
+                orphans = pruned.orphans.len(),
+                "old checkpoints deleted"
+            ),
+            Err(error) => tracing::warn!(%error, "old checkpoints are not deleted"),
+        }
+    }
+}

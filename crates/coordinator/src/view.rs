@@ -1,0 +1,34 @@
+//! What the process around a coordinator sees of its run.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+use varuna_plan::Step;
+use varuna_protocol::coordinator::{Event, Snapshot};
+use varuna_run_folder::Metric;
+
+/// The present state of a run, published a few times a second.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    /// The protocol's present state.
+    pub snapshot: Option<Snapshot>,
+    /// The last committed step.
+    pub metric: Option<Metric>,
+    /// The newest entries of the event log as sentences, each with its number; watchers remember what they have shown.
+    pub messages: VecDeque<(u64, String)>,
+    /// The newest events of the protocol, each with its number (its own count) and the time since the coordinator's start. Of
+    /// successive steps only the first.
+    pub events: VecDeque<(u64, Duration, Event)>,
+    /// The checkpoints; none where the run has no store.
+    pub checkpoints: Option<CheckpointHealth>,
+}
+
+/// What is known of a run's checkpoints.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CheckpointHealth {
+    /// Step of the newest that can be resumed from.
+    pub newest: Option<Step>,
+    /// Why the store could not be asked the last time.
+    pub failing: Option<String>,
+    /// The newest is older than a few save intervals, for whatever reason.
+    pub stale: bool,
+}

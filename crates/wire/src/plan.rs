@@ -1,0 +1,241 @@
+//! The plan document.
+
+use crate::error::{WireError, need};
+use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id};
+use crate::v1;
+use std::collections::BTreeMap;
+use v1::plan::Base as WireBase;
+use v1::schedule::Kind as WireKind;
+use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::{
+    Base, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange, Shape,
+    Spare, Stage, WorkerId,
+};
+
+pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
+    let shape = &plan.shape;
+    let spare = |spare: &Spare| v1::Spare {
+        worker: spare.worker.0,
+        reason: spare.reason.clone(),
+    };
+    let address = |(worker, address): (&WorkerId, &String)| v1::PeerAddress {
+        worker: worker.0,
+        address: address.clone(),
+    };
+    v1::Plan {
+        generation: plan.generation.0,
+        parent: plan.parent.0,
+        base: Some(base_to_wire(&plan.base)),
+        layout: Some(v1::Layout {
+            segments: plan.layout.segments,
+            tied: plan.layout.tied,
+        }),
+        pipelines: shape.pipelines.iter().map(pipeline_to_wire).collect(),
+        spares: shape.spares.iter().map(spare).collect(),
+        micro_batch_size: shape.micro_batch_size,
+        schedule: Some(schedule_to_wire(shape.schedule)),
+        predicted: Some(v1::Prediction {
+            step_ms: shape.predicted.step_ms,
+            bubble: shape.predicted.bubble,
+            move_ms: shape.predicted.move_ms,
+            calibrated: shape.predicted.calibrated,
+        }),
+        sources: plan
+            .sources
+            .iter()
+            .map(|workers| v1::Sources {
+                workers: ids_to_wire(workers),
+            })
+            .collect(),
+        addresses: plan.addresses.iter().map(address).collect(),
+        deadline_ns: plan.deadline_ns,
+        relay: plan.relay,
+        secret: plan.secret.clone(),
+        evidence: ids_to_wire(&plan.evidence),
+        reason: plan.reason.clone(),
+    }
+}
+
+fn ids_to_wire(workers: &[WorkerId]) -> Vec<u64> {
+    workers.iter().map(|worker| worker.0).collect()
+}
+
+fn base_to_wire(base: &Base) -> WireBase {
+    match base {
+        Base::Fixed {
+            id,
+            decision,
+            checkpoint,
+        } => WireBase::Fixed(v1::FixedBase {
+            id: Some(id_to_wire(*id)),
+            decision: decision.as_ref().map(decision_to_wire),
+            checkpoint: *checkpoint,
+        }),
+        Base::AtSwitch { from } => WireBase::AtSwitch(v1::SwitchBase { from: from.0 }),
+    }
+}
+
+fn pipeline_to_wire(pipeline: &Pipeline) -> v1::Pipeline {
+    let stage = |stage: &Stage| v1::Stage {
+        worker: stage.worker.0,
+        first_segment: stage.segments.start,
+        end_segment: stage.segments.end,
+        recompute: stage
+            .recompute
+            .map_or(v1::Recompute::Unspecified, recompute_to_wire)
+            .into(),
+    };
+    v1::Pipeline {
+        stages: pipeline.stages.iter().map(stage).collect(),
+        first_sample: pipeline.samples.start,
+        end_sample: pipeline.samples.end,
+    }
+}
+
+fn recompute_to_wire(recompute: Recompute) -> v1::Recompute {
+    match recompute {
+        Recompute::None => v1::Recompute::None,
+        Recompute::Selective => v1::Recompute::Selective,
+        Recompute::Full => v1::Recompute::Full,
+    }
+}
+
+fn schedule_to_wire(schedule: ScheduleSpec) -> v1::Schedule {
+    let kind = match schedule.kind {
+        ScheduleKind::Gpipe => WireKind::Gpipe(v1::Gpipe {}),
+        ScheduleKind::OneForwardOneBackward { warmup_factor } => {
+            WireKind::OneForwardOneBackward(v1::OneForwardOneBackward { warmup_factor })
+        }
+        ScheduleKind::Interleaved { chunks } => WireKind::Interleaved(v1::Interleaved { chunks }),
+    };
+    v1::Schedule {
+        kind: Some(kind),
+        recompute: recompute_to_wire(schedule.recompute).into(),
+    }
+}
+
+/// Whether the parts of a plan fit together is checked by `varuna_plan::check`.
+pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
+    const M: &str = "Plan";
+    if plan.generation == 0 {
+        return Err(WireError::value(M, "generation", 0, "1 or more"));
+    }
+    let layout = need(plan.layout, M, "layout")?;
+    let predicted = need(plan.predicted, M, "predicted")?;
+    let spare = |spare: v1::Spare| Spare {
+        worker: WorkerId(spare.worker),
+        reason: spare.reason,
+    };
+    let mut addresses = BTreeMap::new();
+    for v1::PeerAddress { worker, address } in plan.addresses {
+        if addresses.insert(WorkerId(worker), address).is_some() {
+            let found = format!("worker {} twice", WorkerId(worker));
+            return Err(WireError::value(
+                M,
+                "addresses",
+                found,
+                "each worker at most once",
+            ));
+        }
+    }
+    Ok(Plan {
+        generation: Generation(plan.generation),
+        parent: Generation(plan.parent),
+        base: read_base(need(plan.base, M, "base")?)?,
+        layout: Layout {
+            segments: layout.segments,
+            tied: layout.tied,
+        },
+        shape: Shape {
+            pipelines: plan
+                .pipelines
+                .into_iter()
+                .map(read_pipeline)
+                .collect::<Result<_, _>>()?,
+            spares: plan.spares.into_iter().map(spare).collect(),
+            micro_batch_size: plan.micro_batch_size,
+            schedule: read_schedule(need(plan.schedule, M, "schedule")?)?,
+            predicted: Prediction {
+                step_ms: predicted.step_ms,
+                bubble: predicted.bubble,
+                move_ms: predicted.move_ms,
+                calibrated: predicted.calibrated,
+            },
+        },
+        sources: plan.sources.into_iter().map(|s| read_ids(s.workers)).collect(),
+        addresses,
+        deadline_ns: plan.deadline_ns,
+        relay: plan.relay,
+        secret: plan.secret,
+        evidence: read_ids(plan.evidence),
+        reason: plan.reason,
+    })
+}
+
+fn read_ids(workers: Vec<u64>) -> Vec<WorkerId> {
+    workers.into_iter().map(WorkerId).collect()
+}
+
+fn read_base(base: WireBase) -> Result<Base, WireError> {
+    Ok(match base {
+        WireBase::Fixed(fixed) => Base::Fixed {
+            id: read_id(need(fixed.id, "FixedBase", "id")?),
+            decision: fixed.decision.map(read_decision).transpose()?,
+            checkpoint: fixed.checkpoint,
+        },
+        WireBase::AtSwitch(switch) => Base::AtSwitch {
+            from: Generation(switch.from),
+        },
+    })
+}
+
+fn read_pipeline(pipeline: v1::Pipeline) -> Result<Pipeline, WireError> {
+    let stage = |stage: v1::Stage| {
+        Ok(Stage {
+            worker: WorkerId(stage.worker),
+            segments: SegmentRange {
+                start: stage.first_segment,
+                end: stage.end_segment,
+            },
+            recompute: read_recompute(stage.recompute, "Stage")?,
+        })
+    };
+    Ok(Pipeline {
+        stages: pipeline
+            .stages
+            .into_iter()
+            .map(stage)
+            .collect::<Result<_, WireError>>()?,
+        samples: SampleRange {
+            start: pipeline.first_sample,
+            end: pipeline.end_sample,
+        },
+    })
+}
+
+/// None where it is unspecified.
+fn read_recompute(recompute: i32, message: &'static str) -> Result<Option<Recompute>, WireError> {
+    Ok(match v1::Recompute::try_from(recompute) {
+        Ok(v1::Recompute::Unspecified) => None,
+        Ok(v1::Recompute::None) => Some(Recompute::None),
+        Ok(v1::Recompute::Selective) => Some(Recompute::Selective),
+        Ok(v1::Recompute::Full) => Some(Recompute::Full),
+        Err(_) => return Err(WireError::value(message, "recompute", recompute, "0 to 3")),
+    })
+}
+
+fn read_schedule(schedule: v1::Schedule) -> Result<ScheduleSpec, WireError> {
+    const M: &str = "Schedule";
+    let kind = match need(schedule.kind, M, "kind")? {
+        WireKind::Gpipe(v1::Gpipe {}) => ScheduleKind::Gpipe,
+        WireKind::OneForwardOneBackward(v1::OneForwardOneBackward { warmup_factor }) => {
+            ScheduleKind::OneForwardOneBackward { warmup_factor }
+        }
+        WireKind::Interleaved(v1::Interleaved { chunks }) => ScheduleKind::Interleaved { chunks },
+    };
+    let recompute = read_recompute(schedule.recompute, M)?;
+    Ok(ScheduleSpec {
+        kind,
+        recompute: recompute.ok_or_else(|| WireError::value(M, "recompute", 0, "1 to 3"))?,
+    })
+}

@@ -1,0 +1,56 @@
+//! Identities of states and decisions, which both directions carry.
+
+use crate::error::{WireError, need};
+use crate::v1;
+use varuna_plan::state::Chain;
+use varuna_plan::{Decision, Generation, StateId, Step};
+
+pub(crate) fn id_to_wire(id: StateId) -> v1::StateId {
+    v1::StateId {
+        run_gen: id.run_gen.0,
+        step: id.step.0,
+        chain: id.chain.0,
+    }
+}
+
+pub(crate) fn read_id(id: v1::StateId) -> StateId {
+    StateId {
+        run_gen: Generation(id.run_gen),
+        step: Step(id.step),
+        chain: Chain(id.chain),
+    }
+}
+
+pub(crate) fn decision_to_wire(decision: &Decision) -> v1::Decision {
+    v1::Decision {
+        parent: Some(id_to_wire(decision.parent)),
+        id: Some(id_to_wire(decision.id)),
+        norm2: Some(decision.norm2),
+        overflow: decision.overflow,
+        loss: Some(decision.loss),
+        eval_loss: decision.eval_loss,
+        switch: decision.switch.map(|g| g.0),
+    }
+}
+
+pub(crate) fn read_decision(decision: v1::Decision) -> Result<Decision, WireError> {
+    const M: &str = "Decision";
+    let (parent, id) = (
+        read_id(need(decision.parent, M, "parent")?),
+        read_id(need(decision.id, M, "id")?),
+    );
+    // A decision is always one step long; anything else would break the order of states.
+    if parent.step.0.checked_add(1) != Some(id.step.0) {
+        let found = format!("a state of step {} after step {}", id.step, parent.step);
+        return Err(WireError::value(M, "id", found, "the step after parent"));
+    }
+    Ok(Decision {
+        parent,
+        id,
+        norm2: need(decision.norm2, M, "norm2")?,
+        overflow: decision.overflow,
+        loss: need(decision.loss, M, "loss")?,
+        eval_loss: decision.eval_loss,
+        switch: decision.switch.map(Generation),
+    })
+}

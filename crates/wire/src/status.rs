@@ -1,0 +1,199 @@
+//! The status of a run, as `status.json` has it.
+
+use crate::error::{WireError, need};
+use crate::up::{phase_to_wire, read_phase};
+use crate::v1;
+use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
+use varuna_protocol::RunMode;
+use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
+
+/// The wire form.
+#[must_use]
+pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
+    v1::RunStatus {
+        job: status.job.clone(),
+        mode: mode_to_wire(status.mode).into(),
+        term: status.term,
+        generation: status.generation.0,
+        next: status.next.map(|g| g.0),
+        step: status.step.0,
+        last_step: status.last_step.0,
+        loss: status.loss,
+        plan: status.plan.clone(),
+        predicted_ms: status.predicted_ms,
+        observed_ms: status.observed_ms,
+        members: status.members as u64,
+        min_workers: status.min_workers as u64,
+        max_workers: status.max_workers.map(|n| n as u64),
+        checkpoint: status.checkpoint.as_ref().map(checkpoint_to_wire),
+        workers: status.workers.iter().map(worker_to_wire).collect(),
+    }
+}
+
+/// From the wire, checked.
+///
+/// # Errors
+/// A missing field, or a value that is not allowed.
+pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
+    const M: &str = "RunStatus";
+    let status = need(reply.status, "StatusReply", "status")?;
+    let mode = read_mode(status.mode)?;
+    Ok(RunStatus {
+        job: status.job,
+        mode,
+        term: status.term,
+        generation: Generation(status.generation),
+        next: status.next.map(Generation),
+        step: Step(status.step),
+        last_step: Step(status.last_step),
+        loss: status.loss,
+        plan: status.plan,
+        predicted_ms: status.predicted_ms,
+        observed_ms: status.observed_ms,
+        members: count(status.members, M, "members")?,
+        min_workers: count(status.min_workers, M, "min_workers")?,
+        max_workers: status
+            .max_workers
+            .map(|n| count(n, M, "max_workers"))
+            .transpose()?,
+        checkpoint: status.checkpoint.map(read_checkpoint),
+        workers: status
+            .workers
+            .into_iter()
+            .map(read_worker)
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn mode_to_wire(mode: RunMode) -> v1::RunMode {
+    match mode {
+        RunMode::Starting => v1::RunMode::Starting,
+        RunMode::Settling => v1::RunMode::Settling,
+        RunMode::Launching => v1::RunMode::Launching,
+        RunMode::Training => v1::RunMode::Training,
+        RunMode::Changing => v1::RunMode::Changing,
+        RunMode::Waiting => v1::RunMode::Waiting,
+        RunMode::Recovering => v1::RunMode::Recovering,
+        RunMode::Persisting => v1::RunMode::Persisting,
+        RunMode::Done => v1::RunMode::Done,
+        RunMode::Stopped => v1::RunMode::Stopped,
+        RunMode::Ended => v1::RunMode::Ended,
+    }
+}
+
+fn read_mode(mode: i32) -> Result<RunMode, WireError> {
+    Ok(match v1::RunMode::try_from(mode) {
+        Ok(v1::RunMode::Starting) => RunMode::Starting,
+        Ok(v1::RunMode::Settling) => RunMode::Settling,
+        Ok(v1::RunMode::Launching) => RunMode::Launching,
+        Ok(v1::RunMode::Training) => RunMode::Training,
+        Ok(v1::RunMode::Changing) => RunMode::Changing,
+        Ok(v1::RunMode::Waiting) => RunMode::Waiting,
+        Ok(v1::RunMode::Recovering) => RunMode::Recovering,
+        Ok(v1::RunMode::Persisting) => RunMode::Persisting,
+        Ok(v1::RunMode::Done) => RunMode::Done,
+        Ok(v1::RunMode::Stopped) => RunMode::Stopped,
+        Ok(v1::RunMode::Ended) => RunMode::Ended,
+        Ok(v1::RunMode::Unspecified) | Err(_) => {
+            return Err(WireError::value("RunStatus", "mode", mode, "1 to 11"));
+        }
+    })
+}
+
+fn count(number: u64, message: &'static str, field: &'static str) -> Result<usize, WireError> {
+    usize::try_from(number).map_err(|_| WireError::value(message, field, number, "a number of workers"))
+}
+
+fn checkpoint_to_wire(checkpoint: &CheckpointStatus) -> v1::CheckpointStatus {
+    v1::CheckpointStatus {
+        newest: checkpoint.newest.clone(),
+        newest_step: checkpoint.newest_step.map(|s| s.0),
+        steps_behind: checkpoint.steps_behind,
+        failing: checkpoint.failing.clone(),
+    }
+}
+
+fn read_checkpoint(checkpoint: v1::CheckpointStatus) -> CheckpointStatus {
+    CheckpointStatus {
+        newest: checkpoint.newest,
+        newest_step: checkpoint.newest_step.map(Step),
+        steps_behind: checkpoint.steps_behind,
+        failing: checkpoint.failing,
+    }
+}
+
+fn worker_to_wire(worker: &WorkerStatus) -> v1::AttachedWorker {
+    let range = |range: &SegmentRange| v1::SegmentRange {
+        start: range.start,
+        end: range.end,
+    };
+    v1::AttachedWorker {
+        id: worker.id.0,
+        name: worker.name.clone(),
+        node: worker.node.clone(),
+        up: worker.up,
+        phase: worker.phase.map_or(v1::Phase::Unspecified, phase_to_wire).into(),
+        generation: worker.generation.0,
+        step: worker.step.0,
+        draining: worker.draining,
+        speed: worker.speed,
+        segments: worker.segments.iter().map(range).collect(),
+        pipeline: worker.pipeline.map(|i| i as u64),
+        pid: worker.pid,
+        host: worker.host.clone(),
+        device: worker.device.clone(),
+        timings: worker.timings.as_ref().map(timings_to_wire),
+    }
+}
+
+fn read_worker(worker: v1::AttachedWorker) -> Result<WorkerStatus, WireError> {
+    const M: &str = "AttachedWorker";
+    let range = |range: v1::SegmentRange| SegmentRange {
+        start: range.start,
+        end: range.end,
+    };
+    Ok(WorkerStatus {
+        id: WorkerId(worker.id),
+        name: worker.name,
+        node: worker.node,
+        up: worker.up,
+        phase: read_phase(worker.phase, M)?,
+        generation: Generation(worker.generation),
+        step: Step(worker.step),
+        draining: worker.draining,
+        speed: worker.speed,
+        segments: worker.segments.into_iter().map(range).collect(),
+        pipeline: worker.pipeline.map(|i| count(i, M, "pipeline")).transpose()?,
+        pid: worker.pid,
+        host: worker.host,
+        device: worker.device,
+        timings: worker.timings.as_ref().map(read_timings),
+    })
+}
+
+fn timings_to_wire(timings: &StepTimings) -> v1::StepMetrics {
+    v1::StepMetrics {
+        step: timings.step.0,
+        step_ms: timings.step_ms,
+        forward_ms: timings.forward_ms,
+        backward_ms: timings.backward_ms,
+        recompute_ms: timings.recompute_ms,
+        wait_ms: timings.wait_ms,
+        reduce_ms: timings.reduce_ms,
+        apply_ms: timings.apply_ms,
+        ..v1::StepMetrics::default()
+    }
+}
+
+fn read_timings(timings: &v1::StepMetrics) -> StepTimings {
+    StepTimings {
+        step: Step(timings.step),
+        step_ms: timings.step_ms,
+        forward_ms: timings.forward_ms,
+        backward_ms: timings.backward_ms,
+        recompute_ms: timings.recompute_ms,
+        wait_ms: timings.wait_ms,
+        reduce_ms: timings.reduce_ms,
+        apply_ms: timings.apply_ms,
+    }
+}

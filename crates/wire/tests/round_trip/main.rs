@@ -1,0 +1,411 @@
+//! Everything that is sent arrives as it was sent, bit for bit, and what must not be sent is refused.
+
+mod strategies;
+
+use proptest::prelude::*;
+use prost::Message as _;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use strategies::{order, run_status, upward};
+use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::state::{Chain, UnitNorm};
+use varuna_plan::{
+    Base, Decision, Generation, Layout, Plan, Prediction, ScheduleSpec, Shape, StateId, Step, Unit,
+};
+use varuna_protocol::{Inventory, Order, Prepared, Report};
+use varuna_wire::{Downward, PROTOCOL_VERSION, Upward, Welcome, WireError, v1};
+
+/// A plan that is as small as one can be.
+fn small_plan() -> Plan {
+    Plan {
+        generation: Generation(7),
+        parent: Generation(0),
+        base: Base::AtSwitch { from: Generation(1) },
+        layout: Layout {
+            segments: 1,
+            tied: false,
+        },
+        shape: Shape {
+            pipelines: vec![],
+            spares: vec![],
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction::default(),
+        },
+        sources: vec![],
+        addresses: BTreeMap::new(),
+        deadline_ns: 1,
+        relay: false,
+        secret: String::new(),
+        evidence: vec![],
+        reason: String::new(),
+    }
+}
+
+/// Through the bytes, not only through the generated types.
+fn over_the_wire<M: prost::Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).expect("own bytes are readable")
+}
+
+proptest! {
+    #[test]
+    fn what_a_worker_says_arrives_as_it_was_said(said in upward()) {
+        let heard = Upward::from_wire(over_the_wire(&said.to_wire())).unwrap();
+        prop_assert_eq!(heard, said);
+    }
+
+    #[test]
+    fn orders_arrive_as_they_were_given(order in order(), term in any::<u64>()) {
+        let given = Downward::Order(order);
+        let (heard_term, heard) = Downward::from_wire(over_the_wire(&given.to_wire(term))).unwrap();
+        prop_assert_eq!((heard_term, heard), (term, given));
+    }
+
+    #[test]
+    fn a_status_arrives_as_it_was_sent(status in run_status()) {
+        let reply = v1::StatusReply { status: Some(varuna_wire::status::to_wire(&status)) };
+        let heard = varuna_wire::status::from_wire(over_the_wire(&reply)).unwrap();
+        prop_assert_eq!(heard, status);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = v1::StatusReply::decode(bytes.as_slice()).map(varuna_wire::status::from_wire);
+        let _ = v1::Up::decode(bytes.as_slice()).map(Upward::from_wire);
+        let _ = v1::Down::decode(bytes.as_slice()).map(Downward::from_wire);
+    }
+}
+
+#[test]
+fn answers_to_a_hello_arrive_as_they_were_given() {
+    let welcome = Welcome {
+        job: "a: b\n".into(),
+        job_hash: "ab".into(),
+        data_fingerprint: "cd".into(),
+    };
+    let refused = Downward::Refused {
+        reason: "no".into(),
+        is_final: true,
+    };
+    for given in [Downward::Welcome(welcome), refused] {
+        let heard = Downward::from_wire(over_the_wire(&given.to_wire(3))).unwrap();
+        assert_eq!(heard, (3, given));
+    }
+}
+
+#[test]
+fn a_diverged_steps_decision_keeps_its_bits_in_the_plan_that_carries_it() {
+    let id = StateId {
+        run_gen: Generation(2),
+        step: Step(9),
+        chain: Chain(u64::MAX),
+    };
+    let parent = StateId { step: Step(8), ..id };
+    // A NaN with a payload: its bits are part of the state's identity.
+    let odd_nan = f64::from_bits(0xFFF8_0000_0000_1234);
+    for value in [f64::NAN, odd_nan, f64::INFINITY, f64::NEG_INFINITY, -0.0] {
+        let decision = Decision {
+            parent,
+            id,
+            norm2: value,
+            overflow: true,
+            loss: value,
+            eval_loss: Some(value),
+            switch: None,
+        };
+        let plan = Plan {
+            base: Base::Fixed {
+                id,
+                decision: Some(decision),
+                checkpoint: false,
+            },
+            ..small_plan()
+        };
+        let given = Downward::Order(Order::Prepare(Arc::new(plan)));
+        let (_, heard) = Downward::from_wire(over_the_wire(&given.to_wire(1))).unwrap();
+        let Downward::Order(Order::Prepare(plan)) = heard else {
+            panic!("not a plan: {heard:?}")
+        };
+        let Base::Fixed {
+            decision: Some(heard),
+            ..
+        } = &plan.base
+        else {
+            panic!("no decision")
+        };
+        for number in [heard.norm2, heard.loss, heard.eval_loss.unwrap()] {
+            assert_eq!(number.to_bits(), value.to_bits(), "{value} became {number}");
+        }
+    }
+}
+
+fn good_hello() -> v1::Hello {
+    v1::Hello {
+        protocol_version: PROTOCOL_VERSION,
+        worker_id: 5,
+        name: "w0".into(),
+        address: "host:4000".into(),
+        speed: 1.0,
+        ..Default::default()
+    }
+}
+
+fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
+    let mut hello = good_hello();
+    change(&mut hello);
+    let up = v1::Up {
+        message: Some(v1::up::Message::Hello(hello)),
+    };
+    Upward::from_wire(up).expect_err("must be refused").to_string()
+}
+
+#[test]
+fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
+    for (error, parts) in [
+        (refused(|h| h.protocol_version = 9), ["version 9", "version 2"]),
+        (
+            refused(|h| h.worker_id = 0),
+            ["worker_id is 0", "any number but 0"],
+        ),
+        (
+            refused(|h| h.address = "host".into()),
+            ["address is \"host\"", "host:port"],
+        ),
+        (
+            refused(|h| h.address = "host:0".into()),
+            ["address is \"host:0\"", "host:port"],
+        ),
+        (refused(|h| h.name = String::new()), ["name is \"\"", "a line"]),
+        (
+            refused(|h| h.name = "a\nb".into()),
+            ["name is \"a\\nb\"", "a line"],
+        ),
+        (
+            refused(|h| h.device = "x".repeat(300)),
+            ["device is", "256 bytes"],
+        ),
+        (refused(|h| h.speed = f64::NAN), ["speed is NaN", "above 0"]),
+        (refused(|h| h.speed = 0.0), ["speed is 0", "above 0"]),
+    ] {
+        for part in parts {
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+        }
+    }
+}
+
+#[test]
+fn a_version_mismatch_is_told_before_any_other_fault() {
+    let hello = v1::Hello {
+        protocol_version: 1,
+        ..Default::default()
+    };
+    let up = v1::Up {
+        message: Some(v1::up::Message::Hello(hello)),
+    };
+    assert_eq!(
+        Upward::from_wire(up),
+        Err(WireError::Version {
+            found: 1,
+            expected: 2
+        })
+    );
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
+fn messages_with_missing_or_impossible_parts_are_refused() {
+    use v1::up::Message as M;
+    let bad = [
+        (None, "Up: field message is missing"),
+        (
+            Some(M::Status(v1::WorkerStatus {
+                at: Some(v1::StateId::default()),
+                ..Default::default()
+            })),
+            "phase",
+        ),
+        (
+            Some(M::Status(v1::WorkerStatus {
+                phase: 1,
+                ..Default::default()
+            })),
+            "field at is missing",
+        ),
+        (
+            Some(M::Status(v1::WorkerStatus {
+                phase: 77,
+                ..Default::default()
+            })),
+            "phase is 77",
+        ),
+        (
+            Some(M::Committed(v1::Committed { decision: None })),
+            "field decision is missing",
+        ),
+        (
+            Some(M::Committed(v1::Committed {
+                decision: Some(v1::Decision::default()),
+            })),
+            "field parent is missing",
+        ),
+        (
+            Some(M::Inventory(v1::Inventory {
+                units: vec![
+                    v1::HeldUnit {
+                        unit: 3,
+                        id: Some(v1::StateId::default())
+                    };
+                    2
+                ],
+                ..Default::default()
+            })),
+            "unit 3 twice",
+        ),
+    ];
+    for (message, part) in bad {
+        let error = Upward::from_wire(v1::Up { message }).expect_err(part).to_string();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+    let id = |step| {
+        Some(v1::StateId {
+            run_gen: 1,
+            step,
+            chain: 1,
+        })
+    };
+    let skips = v1::Decision {
+        parent: id(4),
+        id: id(6),
+        ..Default::default()
+    };
+    let up = v1::Up {
+        message: Some(M::Committed(v1::Committed {
+            decision: Some(skips),
+        })),
+    };
+    let error = Upward::from_wire(up).expect_err("two steps at once").to_string();
+    assert!(error.contains("the step after parent"), "{error}");
+}
+
+#[test]
+fn an_order_that_names_no_generation_or_no_plan_is_refused() {
+    use v1::down::Order as O;
+    let bad = [
+        (None, "order is missing"),
+        (Some(O::Go(v1::Go { generation: 0 })), "generation is 0"),
+        (Some(O::Arm(v1::Arm { generation: 0 })), "generation is 0"),
+        (
+            Some(O::Prepare(v1::Prepare { plan: None })),
+            "Prepare: field plan is missing",
+        ),
+    ];
+    for (order, part) in bad {
+        let error = Downward::from_wire(v1::Down { term: 1, order })
+            .expect_err(part)
+            .to_string();
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
+    let refused = |change: fn(&mut v1::Plan)| {
+        let down = Downward::Order(Order::Prepare(Arc::new(small_plan()))).to_wire(1);
+        let Some(v1::down::Order::Prepare(v1::Prepare { plan: Some(mut plan) })) = down.order else {
+            panic!("no plan in {down:?}")
+        };
+        change(&mut plan);
+        let order = v1::down::Order::Prepare(v1::Prepare { plan: Some(plan) });
+        let down = v1::Down {
+            term: 1,
+            order: Some(order),
+        };
+        Downward::from_wire(down)
+            .expect_err("must be refused")
+            .to_string()
+    };
+    for (error, part) in [
+        (refused(|p| p.generation = 0), "Plan: field generation is 0"),
+        (refused(|p| p.base = None), "Plan: field base is missing"),
+        (refused(|p| p.layout = None), "Plan: field layout is missing"),
+        (refused(|p| p.schedule = None), "Plan: field schedule is missing"),
+        (
+            refused(|p| p.predicted = None),
+            "Plan: field predicted is missing",
+        ),
+        (
+            refused(|p| p.schedule.as_mut().unwrap().kind = None),
+            "Schedule: field kind is missing",
+        ),
+        (
+            refused(|p| p.schedule.as_mut().unwrap().recompute = 0),
+            "Schedule: field recompute is 0, allowed is 1 to 3",
+        ),
+        (
+            refused(|p| p.base = Some(v1::plan::Base::Fixed(v1::FixedBase::default()))),
+            "FixedBase: field id is missing",
+        ),
+        (
+            refused(|p| {
+                p.pipelines = vec![v1::Pipeline {
+                    stages: vec![v1::Stage {
+                        recompute: 9,
+                        ..Default::default()
+                    }],
+                    ..Default::default()
+                }];
+            }),
+            "Stage: field recompute is 9, allowed is 0 to 3",
+        ),
+        (
+            refused(|p| p.addresses = vec![v1::PeerAddress::default(); 2]),
+            "Plan: field addresses is worker 0000000000000000 twice",
+        ),
+    ] {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn a_status_without_a_mode_is_refused() {
+    let from = varuna_wire::status::from_wire;
+    let error = from(v1::StatusReply { status: None }).unwrap_err().to_string();
+    assert!(error.contains("field status is missing"), "{error}");
+    let status = Some(v1::RunStatus::default());
+    let error = from(v1::StatusReply { status }).unwrap_err().to_string();
+    assert!(error.contains("RunStatus: field mode is 0"), "{error}");
+}
+
+#[test]
+fn the_parts_of_a_norm_exchange_keep_their_bits() {
+    for value in [-0.0, f64::from_bits(0xFFF8_0000_0000_1234), f64::NEG_INFINITY] {
+        let prepared = Prepared {
+            run_gen: Generation(1),
+            step: Step(1),
+            norm: UnitNorm {
+                norm2: value,
+                overflow: false,
+                loss: value,
+                eval_loss: Some(value),
+            },
+        };
+        let inventory = Inventory {
+            upto: Generation(1),
+            units: BTreeMap::new(),
+            prepared: BTreeMap::from([(Unit(0), prepared)]),
+            ran: None,
+            decision: None,
+        };
+        let up = Upward::Report(Report::Inventory(inventory)).to_wire();
+        let Upward::Report(Report::Inventory(heard)) = Upward::from_wire(over_the_wire(&up)).unwrap() else {
+            panic!("not an inventory")
+        };
+        let norm = heard.prepared[&Unit(0)].norm;
+        for number in [norm.norm2, norm.loss, norm.eval_loss.unwrap()] {
+            assert_eq!(number.to_bits(), value.to_bits(), "{value} became {number}");
+        }
+    }
+}

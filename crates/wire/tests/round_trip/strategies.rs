@@ -1,0 +1,444 @@
+//! Arbitrary messages.
+
+use proptest::prelude::*;
+use std::sync::Arc;
+use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::state::{Chain, UnitNorm};
+use varuna_plan::{
+    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
+    Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
+};
+use varuna_protocol::{Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
+use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
+use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
+
+/// Any double but NaN (which is not equal to itself; it has a test of its own).
+pub(crate) fn real() -> impl Strategy<Value = f64> {
+    any::<u64>()
+        .prop_map(f64::from_bits)
+        .prop_filter("not NaN", |f| !f.is_nan())
+}
+
+pub(crate) fn generation() -> impl Strategy<Value = Generation> {
+    (1..u64::MAX).prop_map(Generation)
+}
+
+pub(crate) fn state_id() -> impl Strategy<Value = StateId> {
+    (any::<u64>(), 0..u64::MAX - 1, any::<u64>()).prop_map(|(g, s, c)| StateId {
+        run_gen: Generation(g),
+        step: Step(s),
+        chain: Chain(c),
+    })
+}
+
+pub(crate) fn decision() -> impl Strategy<Value = Decision> {
+    let switch = proptest::option::of(generation());
+    (
+        state_id(),
+        state_id(),
+        real(),
+        any::<bool>(),
+        real(),
+        proptest::option::of(real()),
+        switch,
+    )
+        .prop_map(
+            |(parent, id, norm2, overflow, loss, eval_loss, switch)| Decision {
+                parent,
+                id: StateId {
+                    step: parent.step.next(),
+                    ..id
+                },
+                norm2,
+                overflow,
+                loss,
+                eval_loss,
+                switch,
+            },
+        )
+}
+
+pub(crate) fn status() -> impl Strategy<Value = Status> {
+    let phase = prop_oneof![
+        Just(Phase::Idle),
+        Just(Phase::Source),
+        Just(Phase::Loading),
+        Just(Phase::Ready),
+        Just(Phase::Running)
+    ];
+    (
+        any::<(u64, u64, u64)>(),
+        phase,
+        any::<(bool, bool, bool, bool)>(),
+        state_id(),
+    )
+        .prop_map(
+            |((generation, fenced, next), phase, (based, connected, next_connected, draining), at)| Status {
+                generation: Generation(generation),
+                fenced: Generation(fenced),
+                phase,
+                based,
+                connected,
+                next: Generation(next),
+                next_connected,
+                at,
+                draining,
+            },
+        )
+}
+
+pub(crate) fn prepared() -> impl Strategy<Value = Prepared> {
+    let norm = (real(), any::<bool>(), real(), proptest::option::of(real()));
+    (any::<u64>(), any::<u64>(), norm).prop_map(|(g, s, (norm2, overflow, loss, eval_loss))| Prepared {
+        run_gen: Generation(g),
+        step: Step(s),
+        norm: UnitNorm {
+            norm2,
+            overflow,
+            loss,
+            eval_loss,
+        },
+    })
+}
+
+pub(crate) fn inventory() -> impl Strategy<Value = Inventory> {
+    let units = proptest::collection::btree_map(any::<u32>().prop_map(Unit), state_id(), 0..8);
+    let prepared = proptest::collection::btree_map(any::<u32>().prop_map(Unit), prepared(), 0..8);
+    let ran = proptest::option::of(any::<(u64, u64, bool)>());
+    (
+        any::<u64>(),
+        units,
+        prepared,
+        ran,
+        proptest::option::of(decision()),
+    )
+        .prop_map(|(upto, units, prepared, ran, decision)| Inventory {
+            upto: Generation(upto),
+            units,
+            prepared,
+            ran: ran.map(|(g, s, norm_put_in)| Ran {
+                generation: Generation(g),
+                step: Step(s),
+                norm_put_in,
+            }),
+            decision,
+        })
+}
+
+pub(crate) fn metrics() -> impl Strategy<Value = StepMetrics> {
+    (any::<(u64, u64, u64)>(), proptest::array::uniform7(0.0..1e9)).prop_map(|((g, s, tokens), ms)| {
+        StepMetrics {
+            generation: Generation(g),
+            step: Step(s),
+            step_ms: ms[0],
+            forward_ms: ms[1],
+            backward_ms: ms[2],
+            recompute_ms: ms[3],
+            wait_ms: ms[4],
+            reduce_ms: ms[5],
+            apply_ms: ms[6],
+            tokens,
+            segments: vec![
+                SegmentTimes {
+                    segment: 3,
+                    forward_ms: ms[0],
+                    backward_ms: ms[1],
+                    recompute_ms: ms[2],
+                };
+                usize::from(tokens.is_multiple_of(2))
+            ],
+            micro_batch_size: 7,
+        }
+    })
+}
+
+pub(crate) fn hello() -> impl Strategy<Value = Hello> {
+    let who = (
+        1..u64::MAX,
+        "[a-z]{1,8}",
+        "[a-z.]{1,20}:[1-9][0-9]{0,3}",
+        any::<u32>(),
+    );
+    let texts = (
+        "[a-z0-9-]{0,9}",
+        "[a-z0-9-]{0,9}",
+        "[a-z0-9: ]{0,9}",
+        "[0-9a-f]{0,64}",
+        "[0-9a-f]{0,64}",
+    );
+    (who, texts, proptest::option::of(any::<u64>()), 0.001..1000.0).prop_map(
+        |((worker, name, address, pid), (node, host, device, token, job_hash), memory_bytes, speed)| Hello {
+            worker: WorkerId(worker),
+            name,
+            address,
+            node,
+            host,
+            pid,
+            memory_bytes,
+            device,
+            token,
+            speed,
+            job_hash,
+        },
+    )
+}
+
+pub(crate) fn upward() -> impl Strategy<Value = Upward> {
+    let suspect = (any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(g, about, link)| Report::Suspect {
+        generation: Generation(g),
+        about: WorkerId(about),
+        link,
+    });
+    prop_oneof![
+        hello().prop_map(Upward::Hello),
+        status().prop_map(|s| Upward::Report(Report::Status(s))),
+        suspect.prop_map(Upward::Report),
+        inventory().prop_map(|i| Upward::Report(Report::Inventory(i))),
+        decision().prop_map(|decision| Upward::Report(Report::Committed { decision })),
+        metrics().prop_map(Upward::Metrics),
+    ]
+}
+
+pub(crate) fn recompute() -> impl Strategy<Value = Recompute> {
+    prop_oneof![
+        Just(Recompute::None),
+        Just(Recompute::Selective),
+        Just(Recompute::Full)
+    ]
+}
+
+pub(crate) fn pipeline() -> impl Strategy<Value = Pipeline> {
+    let stage = (
+        any::<u64>(),
+        any::<(u32, u32)>(),
+        proptest::option::of(recompute()),
+    )
+        .prop_map(|(worker, (start, end), recompute)| Stage {
+            worker: WorkerId(worker),
+            segments: SegmentRange { start, end },
+            recompute,
+        });
+    let samples = any::<(u64, u64)>().prop_map(|(start, end)| SampleRange { start, end });
+    (proptest::collection::vec(stage, 0..4), samples)
+        .prop_map(|(stages, samples)| Pipeline { stages, samples })
+}
+
+pub(crate) fn schedule() -> impl Strategy<Value = ScheduleSpec> {
+    let kind = prop_oneof![
+        Just(ScheduleKind::Gpipe),
+        real().prop_map(|warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor }),
+        any::<u32>().prop_map(|chunks| ScheduleKind::Interleaved { chunks }),
+    ];
+    (kind, recompute()).prop_map(|(kind, recompute)| ScheduleSpec { kind, recompute })
+}
+
+pub(crate) fn shape() -> impl Strategy<Value = Shape> {
+    let spare = (any::<u64>(), ".{0,20}").prop_map(|(worker, reason)| Spare {
+        worker: WorkerId(worker),
+        reason,
+    });
+    let predicted =
+        (real(), real(), real(), any::<bool>()).prop_map(|(step_ms, bubble, move_ms, calibrated)| {
+            Prediction {
+                step_ms,
+                bubble,
+                move_ms,
+                calibrated,
+            }
+        });
+    (
+        proptest::collection::vec(pipeline(), 0..4),
+        proptest::collection::vec(spare, 0..3),
+        any::<u32>(),
+        schedule(),
+        predicted,
+    )
+        .prop_map(
+            |(pipelines, spares, micro_batch_size, schedule, predicted)| Shape {
+                pipelines,
+                spares,
+                micro_batch_size,
+                schedule,
+                predicted,
+            },
+        )
+}
+
+pub(crate) fn plan() -> impl Strategy<Value = Plan> {
+    let base = prop_oneof![
+        generation().prop_map(|from| Base::AtSwitch { from }),
+        (state_id(), proptest::option::of(decision()), any::<bool>()).prop_map(
+            |(id, decision, checkpoint)| Base::Fixed {
+                id,
+                decision,
+                checkpoint,
+            }
+        ),
+    ];
+    let worker = || any::<u64>().prop_map(WorkerId);
+    let workers = || proptest::collection::vec(worker(), 0..4);
+    let addresses = proptest::collection::btree_map(worker(), "[a-z]{1,5}:[1-9]", 0..4);
+    let numbers = (generation(), any::<(u64, u64, bool)>());
+    let layout = any::<(u32, bool)>().prop_map(|(segments, tied)| Layout { segments, tied });
+    (
+        numbers,
+        base,
+        layout,
+        shape(),
+        proptest::collection::vec(workers(), 0..4),
+        addresses,
+        workers(),
+        ("[0-9a-f]{32}", ".{0,20}"),
+    )
+        .prop_map(
+            |(
+                (generation, (parent, deadline_ns, relay)),
+                base,
+                layout,
+                shape,
+                sources,
+                addresses,
+                evidence,
+                texts,
+            )| {
+                Plan {
+                    generation,
+                    parent: Generation(parent),
+                    base,
+                    layout,
+                    shape,
+                    sources,
+                    addresses,
+                    deadline_ns,
+                    relay,
+                    secret: texts.0,
+                    evidence,
+                    reason: texts.1,
+                }
+            },
+        )
+}
+
+pub(crate) fn order() -> impl Strategy<Value = Order> {
+    prop_oneof![
+        any::<u64>().prop_map(|g| Order::Fence { upto: Generation(g) }),
+        plan().prop_map(|plan| Order::Prepare(Arc::new(plan))),
+        generation().prop_map(|generation| Order::Arm { generation }),
+        generation().prop_map(|generation| Order::Go { generation }),
+        any::<u64>().prop_map(|after| Order::Save { after: Step(after) }),
+        Just(Order::Release),
+    ]
+}
+
+pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
+    const MODES: [RunMode; 11] = [
+        RunMode::Starting,
+        RunMode::Settling,
+        RunMode::Launching,
+        RunMode::Training,
+        RunMode::Changing,
+        RunMode::Waiting,
+        RunMode::Recovering,
+        RunMode::Persisting,
+        RunMode::Done,
+        RunMode::Stopped,
+        RunMode::Ended,
+    ];
+    let numbers = any::<(u64, u64, u64, u64)>();
+    let optional = (
+        proptest::option::of(any::<u64>()),
+        proptest::option::of(real()),
+        proptest::option::of("P[1-9]xD[1-9]"),
+        proptest::option::of(real()),
+        proptest::option::of(real()),
+        proptest::option::of(any::<usize>()),
+    );
+    (
+        (".{0,9}", 0..MODES.len()),
+        numbers,
+        optional,
+        any::<(usize, usize)>(),
+        proptest::option::of(checkpoint_status()),
+        proptest::collection::vec(worker_status(), 0..4),
+    )
+        .prop_map(
+            |((job, mode), (term, generation, step, last_step), optional, counts, checkpoint, workers)| {
+                let (next, loss, plan, predicted_ms, observed_ms, max_workers) = optional;
+                RunStatus {
+                    job,
+                    mode: MODES[mode],
+                    term,
+                    generation: Generation(generation),
+                    next: next.map(Generation),
+                    step: Step(step),
+                    last_step: Step(last_step),
+                    loss,
+                    plan,
+                    predicted_ms,
+                    observed_ms,
+                    members: counts.0,
+                    min_workers: counts.1,
+                    max_workers,
+                    checkpoint,
+                    workers,
+                }
+            },
+        )
+}
+
+pub(crate) fn checkpoint_status() -> impl Strategy<Value = CheckpointStatus> {
+    let text = || proptest::option::of("[a-z0-9-]{0,20}");
+    let number = || proptest::option::of(any::<u64>());
+    (text(), number(), number(), text()).prop_map(|(newest, newest_step, steps_behind, failing)| {
+        CheckpointStatus {
+            newest,
+            newest_step: newest_step.map(Step),
+            steps_behind,
+            failing,
+        }
+    })
+}
+
+pub(crate) fn worker_status() -> impl Strategy<Value = WorkerStatus> {
+    let phase = proptest::option::of(status().prop_map(|s| s.phase));
+    let segments = any::<(u32, u32)>().prop_map(|(start, end)| SegmentRange { start, end });
+    let timings = proptest::option::of((any::<u64>(), proptest::array::uniform7(real())).prop_map(
+        |(step, ms)| StepTimings {
+            step: Step(step),
+            step_ms: ms[0],
+            forward_ms: ms[1],
+            backward_ms: ms[2],
+            recompute_ms: ms[3],
+            wait_ms: ms[4],
+            reduce_ms: ms[5],
+            apply_ms: ms[6],
+        },
+    ));
+    (
+        hello(),
+        phase,
+        any::<(u64, u64, bool, bool)>(),
+        proptest::collection::vec(segments, 0..3),
+        proptest::option::of(any::<usize>()),
+        timings,
+    )
+        .prop_map(
+            |(hello, phase, (generation, step, up, draining), segments, pipeline, timings)| WorkerStatus {
+                id: hello.worker,
+                name: hello.name,
+                node: hello.node,
+                up,
+                phase,
+                generation: Generation(generation),
+                step: Step(step),
+                draining,
+                speed: hello.speed,
+                segments,
+                pipeline,
+                pid: hello.pid,
+                host: hello.host,
+                device: hello.device,
+                timings,
+            },
+        )
+}
