@@ -4,8 +4,8 @@ use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use varuna_api::model::Part;
 use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_model::SegmentKind;
 use varuna_plan::{Plan, ScheduleKind};
 use varuna_protocol::Phase;
 
@@ -70,7 +70,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     let cuts_inside = |plan: &Plan| {
         let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
         // The attention before its MLP is another worker's.
-        stages.any(|s| matches!(model.part(s.segments.start), Part::Mlp(_)))
+        stages.any(|s| model.kind(s.segments.start) == SegmentKind::Mlp)
     };
     let plans = run.plans();
     let inside = plans.iter().filter(|p| cuts_inside(p)).map(|p| p.generation.0);

@@ -18,7 +18,13 @@ const LINES_MAX: usize = 800;
 const LONG: &[(&str, usize)] = &[];
 
 /// Crates that decide and never do.
-const CORE: &[&str] = &["varuna-plan", "varuna-protocol", "varuna-api", "varuna-sim"];
+const CORE: &[&str] = &[
+    "varuna-model",
+    "varuna-plan",
+    "varuna-protocol",
+    "varuna-api",
+    "varuna-sim",
+];
 /// What brings a runtime, a network, a cluster or libtorch with it.
 const SHELLS: &[&str] = &[
     "tokio",

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
-use varuna_api::{Model, parameters};
 use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
+use varuna_model::Model;
 use varuna_plan::{StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
@@ -255,15 +255,15 @@ impl Inner {
 }
 
 fn to_shard(model: &Model, layout: varuna_plan::Layout, id: StateId, unit: Unit, state: &UnitState) -> Shard {
-    let list = parameters::of_unit(model, unit);
+    let list = model.parameters(unit);
     let part = state.data.len() / 3;
     let mut at = 0;
-    let tensors = list.iter().map(|p| {
+    let tensors = list.into_iter().map(|p| {
         let range = at..at + p.elements();
         at = range.end;
         ShardTensor {
             name: p.name.to_owned(),
-            shape: p.shape.iter().map(|s| usize::try_from(*s).unwrap_or(0)).collect(),
+            shape: p.shape,
             parts: [0, 1, 2].map(|k| state.data[k * part + range.start..k * part + range.end].to_vec()),
         }
     });
@@ -276,16 +276,10 @@ fn to_shard(model: &Model, layout: varuna_plan::Layout, id: StateId, unit: Unit,
 }
 
 fn from_shard(model: &Model, unit: Unit, shard: Shard) -> Result<UnitState, CheckpointError> {
-    let expected = parameters::of_unit(model, unit);
-    let expected = expected.iter().map(|p| (p.name, p.shape.clone()));
-    let shape = |t: &ShardTensor| {
-        t.shape
-            .iter()
-            .map(|s| i64::try_from(*s).unwrap_or(-1))
-            .collect::<Vec<_>>()
-    };
-    let there = shard.tensors.iter().map(|t| (t.name.as_str(), shape(t)));
-    if !expected.eq(there) {
+    let expected = model.parameters(unit);
+    let expected = expected.iter().map(|p| (p.name, &p.shape));
+    let found = shard.tensors.iter().map(|t| (t.name.as_str(), &t.shape));
+    if !expected.eq(found) {
         return Err(CheckpointError::Damaged {
             id: shard.id,
             file: format!("{}.safetensors", shard.unit),
@@ -307,6 +301,7 @@ fn from_shard(model: &Model, unit: Unit, shard: Shard) -> Result<UnitState, Chec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use varuna_model::gpt2;
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, Step};
 
@@ -369,10 +364,10 @@ mod tests {
                 sequence_length: 4,
                 vocabulary_size: 11,
                 tied_head,
-                dropout: 0.0,
+                ..gpt2::SMALL
             };
             for unit in model.layout().all_units() {
-                let n = 3 * usize::try_from(model.unit_parameters(unit.0)).unwrap();
+                let n = 3 * usize::try_from(model.unit_parameter_count(unit)).unwrap();
                 let whole = UnitState {
                     adam_steps: 17,
                     data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),

@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 use tch::Tensor;
-use varuna_api::parameters::{self, Initial, Parameter};
-use varuna_api::{Adam, Model};
-use varuna_plan::Unit;
+use varuna_api::Adam;
+use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::state::mix;
 use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad};
 
@@ -49,8 +48,8 @@ impl UnitSnapshot {
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
-    /// Autograd leaves: views of `weights`; their gradients are views of `gradients`.
-    pub parameters: Vec<Tensor>,
+    /// By name, autograd leaves: views of `weights`; their gradients are views of `gradients`.
+    pub parameters: Vec<(&'static str, Tensor)>,
     /// All parameters, one after the other.
     weights: Tensor,
     first: Tensor,
@@ -76,7 +75,7 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch fails (out of memory).
     pub fn new(model: &Model, unit: Unit) -> Result<UnitBuffers, TorchError> {
-        let list = parameters::of_unit(model, unit);
+        let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL);
         let memory = [(); 3].map(|()| FlatBuffer::zeros(total));
@@ -84,10 +83,11 @@ impl UnitBuffers {
         let mut at = 0;
         let mut leaves = Vec::new();
         for p in &list {
-            let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(p.shape.as_slice());
+            let shape: Vec<i64> = p.shape.iter().map(|s| size(*s)).collect();
+            let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(shape.as_slice());
             let leaf = view(&weights).detach().set_requires_grad(true);
             set_grad(&leaf, &view(&gradients))?;
-            leaves.push(leaf);
+            leaves.push((p.name, leaf));
             at += size(p.elements());
         }
         let decaying = list.iter().filter(|p| p.decays).map(Parameter::elements).sum();
@@ -112,8 +112,8 @@ impl UnitBuffers {
     pub fn initial(model: &Model, unit: Unit, seed: u64) -> Result<UnitBuffers, TorchError> {
         let buffers = UnitBuffers::new(model, unit)?;
         let _guard = tch::no_grad_guard();
-        for (i, p) in parameters::of_unit(model, unit).iter().enumerate() {
-            let mut leaf = buffers.parameters[i].detach();
+        for (p, (_, leaf)) in model.parameters(unit).iter().zip(&buffers.parameters) {
+            let mut leaf = leaf.detach();
             match p.initial {
                 Initial::Normal(deviation) => {
                     let [block, number] = p.stream;
@@ -125,6 +125,22 @@ impl UnitBuffers {
             }
         }
         Ok(buffers)
+    }
+
+    /// A parameter of the model's description.
+    ///
+    /// # Errors
+    /// The unit has none of this name.
+    pub fn parameter(&self, name: &str) -> Result<&Tensor, TorchError> {
+        self.optional_parameter(name)
+            .ok_or_else(|| TorchError(format!("the unit has no parameter {name}")))
+    }
+
+    /// A parameter that not every model has.
+    #[must_use]
+    pub fn optional_parameter(&self, name: &str) -> Option<&Tensor> {
+        let found = self.parameters.iter().find(|(own, _)| *own == name);
+        found.map(|(_, tensor)| tensor)
     }
 
     /// A copy of the state.

@@ -6,9 +6,9 @@ use crate::failure::Failure;
 use crate::io::write;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use varuna_api::Model;
 use varuna_checkpoint::{Facts, Location, RateLimit, Shard, Store, folder_name, huggingface};
 use varuna_dataset::Tokenizer;
+use varuna_model::{Model, gpt2};
 use varuna_plan::state::Chain;
 use varuna_plan::{StateId, Unit};
 
@@ -47,7 +47,8 @@ pub(super) async fn export(
     let file = huggingface::export(&model, &shards).map_err(|e| Failure::Internal(e.to_string()))?;
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
-    let config = serde_json::to_string_pretty(&huggingface::config(&model)).unwrap_or_default();
+    let config = gpt2::config(&model).map_err(|e| Failure::Input(e.to_string()))?;
+    let config = serde_json::to_string_pretty(&config).unwrap_or_default();
     write(&folder.join("config.json"), config)?;
     write(&folder.join("model.safetensors"), &file)?;
     for (name, content) in tokenizer_files.into_iter().flatten() {
@@ -73,10 +74,10 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         let path = folder.join(name);
         std::fs::read(&path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
     };
-    let bad = |error: huggingface::HuggingFaceError| Failure::Input(format!("{}: {error}", folder.display()));
+    let bad = |error: &dyn std::error::Error| Failure::Input(format!("{}: {error}", folder.display()));
     let config = serde_json::from_slice(&read("config.json")?)
         .map_err(|e| Failure::Input(format!("{}/config.json: {e}", folder.display())))?;
-    let model = huggingface::model(&config).map_err(bad)?;
+    let model = gpt2::from_config(&config).map_err(|e| bad(&e))?;
     let file = read("model.safetensors")?;
     // Newer than the initial state, older than every trained state.
     let digest = Sha256::digest(&file);
@@ -103,8 +104,8 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         )));
     }
     // 12 bytes a parameter: the value and two moments, in fp32.
-    let bar = Bar::of_bytes("writing", 12 * model.parameters());
-    for (unit, shard) in huggingface::import(&model, id, &file).map_err(bad)? {
+    let bar = Bar::of_bytes("writing", 12 * model.parameter_count());
+    for (unit, shard) in huggingface::import(&model, id, &file).map_err(|e| bad(&e))? {
         let encoded = shard.encode()?;
         let bytes = encoded.len() as u64;
         store.put_shard(id, unit, encoded, &RateLimit::default()).await?;
@@ -116,7 +117,7 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         "{}: {} layers, {} parameters",
         folder_name(id),
         model.layers,
-        model.parameters()
+        model.parameter_count()
     );
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Identities of a job's parts: SHA-256 over canonical JSON, the same in every process and build.
 
-use crate::model::Model;
 use crate::training::Training;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
+use varuna_model::Model;
 
 /// Identity of a training computation (64 hex digits): the model, everything that fixes its numbers, and the data's
 /// fingerprint. Workers with different hashes must not train together, and a checkpoint belongs to one hash.

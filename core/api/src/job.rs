@@ -1,10 +1,10 @@
 //! A job with every default filled in and every check passed.
 
 use crate::hash;
-use crate::model::Model;
 use crate::training::Training;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use varuna_model::Model;
 use varuna_plan::ScheduleSpec;
 
 /// A valid job. Made by [`crate::parse_job`] only, so that no caller needs to check it again.

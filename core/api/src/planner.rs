@@ -12,13 +12,14 @@ use varuna_plan::{Constraints, CostPlanner};
 pub fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
     let (has, wants) = (costs.layout(), job.model.layout());
     let tied = |tied| if tied { " and a tied weight" } else { "" };
-    costs.with_halves(job.model.sizes()).ok_or_else(|| {
+    let model = job.model.spec();
+    costs.with_halves(&model).ok_or_else(|| {
         format!(
             "there are {} segments{}, the job's model has {} (or {} where blocks are whole){}",
             has.segments,
             tied(has.tied),
             wants.segments,
-            job.model.layers + 2,
+            model.whole_block_segments(),
             tied(wants.tied),
         )
     })
@@ -30,12 +31,9 @@ pub fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
 /// The profile is of another model: the first difference, as a sentence that names the field.
 pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
     let costs = costs_for(job, &profile.costs())?;
-    let layout = job.model.layout();
-    let own: Vec<u64> = (0..layout.segments)
-        .map(|s| job.model.unit_parameters(s))
-        .collect();
-    let tied = layout.tied_unit().map_or(0, |u| job.model.unit_parameters(u.0));
-    profile.check_parameters(&own, tied)?;
+    let model = job.model.spec();
+    let own: Vec<u64> = model.segments.iter().map(|s| s.parameters).collect();
+    profile.check_parameters(&own, model.tied_parameters)?;
     Ok(costs)
 }
 
@@ -53,7 +51,7 @@ pub fn planner_with(job: &Job, costs: Option<&Costs>) -> CostPlanner {
 #[must_use]
 pub fn planner(job: &Job) -> CostPlanner {
     CostPlanner {
-        costs: Costs::estimate(job.model.sizes(), Device::CPU_CORE),
+        costs: Costs::estimate(&job.model.spec(), Device::CPU_CORE),
         constraints: Constraints {
             min_workers: job.elasticity.min_workers,
             max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),

@@ -4,11 +4,11 @@ use crate::error::{Found, JobErrors};
 use crate::job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};
 use crate::limits;
 use crate::manifest::{self, VarunaJob};
-use crate::model::Model;
 use crate::training::{Adam, Evaluation, LearningRate, Training};
-use crate::{preset, quantity, read};
+use crate::{quantity, read};
 use serde_json::Value;
 use std::ops::RangeInclusive;
+use varuna_model::{Model, gpt2};
 use varuna_plan::{ScheduleKind, ScheduleSpec};
 
 mod check;
@@ -125,9 +125,9 @@ impl Check {
     fn model(&mut self, written: Option<manifest::ModelSpec>) -> Model {
         let at = |field: &str| format!("spec.model.{field}");
         let written = self.required("spec.model", written, "a preset or explicit sizes");
-        let base = written.preset.as_deref().and_then(preset::model);
+        let base = written.preset.as_deref().and_then(gpt2::preset);
         if let (Some(name), None) = (&written.preset, &base) {
-            self.0.push(&at("preset"), quoted(name), preset::NAMES);
+            self.0.push(&at("preset"), quoted(name), gpt2::PRESETS);
         }
         // With a preset of an unknown name the sizes left out are not errors of their own.
         let complete = written.preset.is_some();
@@ -179,6 +179,7 @@ impl Check {
             vocabulary_size,
             tied_head,
             dropout,
+            features: base.map(|m| m.features).unwrap_or_default(),
         }
     }
 

@@ -6,7 +6,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use varuna_plan::cost::GptSizes;
+use varuna_model::{Model, gpt2};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::{
     Constraints, CostPlanner, Costs, PlanRequest, Planner, Recompute, ScheduleKind, ScheduleSpec, WorkerId,
@@ -15,16 +15,16 @@ use varuna_plan::{
 
 /// A GPT of so many segments that needs several devices, on H100s.
 fn planner(segments: u32) -> CostPlanner {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: (segments - 2) / 2,
-        hidden: 4096,
-        sequence: 2048,
-        vocabulary: 50_304,
-        tied: true,
+        hidden_size: 4096,
+        sequence_length: 2048,
+        vocabulary_size: 50_304,
+        ..gpt2::SMALL
     };
     let device = DeviceKind::named("h100-80g").expect("it stands in the table");
     CostPlanner {
-        costs: Costs::estimate(gpt, device.device(false)),
+        costs: Costs::estimate(&gpt.spec(), device.device(false)),
         constraints: Constraints {
             min_workers: 1,
             max_workers: u32::MAX,

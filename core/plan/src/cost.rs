@@ -8,9 +8,13 @@ pub use host::Host;
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
 use serde::{Deserialize, Serialize};
+pub use varuna_model::SegmentKind;
+use varuna_model::{ModelSpec, SegmentSpec};
 
 /// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
 pub(crate) const STATE_BYTES: u64 = 16;
+/// Bytes of a token as the first segment takes it: a 64-bit integer.
+const TOKEN_BYTES: u64 = 8;
 
 fn four_bytes() -> u64 {
     4
@@ -48,23 +52,6 @@ impl Default for Calibration {
     }
 }
 
-/// What a segment computes, as far as planning cares.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum SegmentKind {
-    /// The embedding.
-    Embedding,
-    /// The attention half of a block: cheap to run again for what it keeps.
-    Attention,
-    /// The MLP half of a block.
-    Mlp,
-    /// A whole block, or what is not known.
-    #[default]
-    Block,
-    /// The head.
-    Head,
-}
-
 /// The cost of one segment. Times in milliseconds on a worker of speed 1.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -96,7 +83,7 @@ impl SegmentCost {
     pub(crate) fn is_recomputed(&self, recompute: Recompute) -> bool {
         match recompute {
             Recompute::None => false,
-            Recompute::Selective => self.kind == SegmentKind::Attention,
+            Recompute::Selective => self.kind.is_recomputed_selectively(),
             Recompute::Full => true,
         }
     }
@@ -115,7 +102,7 @@ impl SegmentCost {
 
     /// Bytes that stay of one sample's forward under [`Recompute::Selective`].
     pub(crate) fn kept_selectively(&self) -> u64 {
-        if self.kind == SegmentKind::Attention {
+        if self.kind.is_recomputed_selectively() {
             self.input_bytes
         } else {
             self.saved_bytes
@@ -177,22 +164,7 @@ pub struct Costs {
     pub host: Option<Host>,
 }
 
-/// The sizes of a GPT, for [`Costs::estimate`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GptSizes {
-    /// Transformer blocks.
-    pub layers: u32,
-    /// Width.
-    pub hidden: u64,
-    /// Tokens in a sample.
-    pub sequence: u64,
-    /// Rows of the embedding table.
-    pub vocabulary: u64,
-    /// Whether head and embedding share it.
-    pub tied: bool,
-}
-
-/// The share of an instruction's overhead that a segment has.
+/// The share of an instruction's overhead that a segment has: both halves of a block together have that of one instruction.
 fn overhead(kind: SegmentKind) -> f64 {
     match kind {
         SegmentKind::Attention | SegmentKind::Mlp => 0.5,
@@ -202,71 +174,28 @@ fn overhead(kind: SegmentKind) -> f64 {
 
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 impl Costs {
-    /// An analytic estimate of a GPT: 2 operations a parameter and token forward, twice that backward, attention's two
-    /// products besides, its scores quadratic in the sequence (Narayanan et al. 2021, appendix). A segment for the embedding,
-    /// each half of a block, and the head.
+    /// An analytic estimate: each segment's operations at the device's speed, twice as many in its backward, and the device's
+    /// overhead for each instruction.
     #[must_use]
-    pub fn estimate(gpt: GptSizes, device: Device) -> Costs {
-        let GptSizes {
-            layers,
-            hidden: d,
-            sequence: t,
-            vocabulary: v,
-            tied,
-        } = gpt;
+    pub fn estimate(model: &ModelSpec, device: Device) -> Costs {
         let ms = |flops: f64| flops / device.flops_per_s * 1e3;
-        let boundary = t * d * device.element_bytes;
-        let table = v * d;
-        let own_table = if tied { 0 } else { table };
-        // Both halves of a block together have the overhead of one instruction.
-        let segment = |kind, flops: f64, parameters, saved_elements: u64, input_bytes| SegmentCost {
-            kind,
-            forward_ms: ms(flops),
-            backward_ms: ms(2.0 * flops),
-            forward_fixed_ms: device.overhead_ms * overhead(kind),
-            backward_fixed_ms: 2.0 * device.overhead_ms * overhead(kind),
-            parameters,
-            saved_bytes: saved_elements * device.element_bytes,
-            input_bytes,
+        let segment = |spec: &SegmentSpec| SegmentCost {
+            kind: spec.kind,
+            forward_ms: ms(spec.flops),
+            backward_ms: ms(2.0 * spec.flops),
+            forward_fixed_ms: device.overhead_ms * overhead(spec.kind),
+            backward_fixed_ms: 2.0 * device.overhead_ms * overhead(spec.kind),
+            parameters: spec.parameters,
+            saved_bytes: spec.saved_elements * device.element_bytes,
+            input_bytes: match spec.kind {
+                SegmentKind::Embedding => spec.input_elements * TOKEN_BYTES,
+                _ => spec.input_elements * device.element_bytes,
+            },
             optimizer_ms: 0.0,
         };
-        let token = t as f64;
-        let attention_flops = token * (8.0 * (d * d) as f64 + 4.0 * (t * d) as f64);
-        let mlp_flops = token * 16.0 * (d * d) as f64;
-        let head_flops = token * 2.0 * table as f64;
-        let positions = own_table + t * d;
-        let embedding_flops = token * d as f64;
-        let mut segments = vec![segment(
-            SegmentKind::Embedding,
-            embedding_flops,
-            positions,
-            t * d,
-            t * 8,
-        )];
-        // Kept of attention: input, norm, q, k and v, their outcome, the projection's, the sum; of the MLP: input, norm, and four
-        // times the width before and after GELU.
-        for _ in 0..layers {
-            let attention = (4 * d * d + 6 * d, 8 * t * d);
-            segments.push(segment(
-                SegmentKind::Attention,
-                attention_flops,
-                attention.0,
-                attention.1,
-                boundary,
-            ));
-            let mlp = (8 * d * d + 7 * d, 10 * t * d);
-            segments.push(segment(SegmentKind::Mlp, mlp_flops, mlp.0, mlp.1, boundary));
-        }
-        segments.push(segment(
-            SegmentKind::Head,
-            head_flops,
-            own_table + 2 * d,
-            2 * t * d + 2 * t * v,
-            boundary,
-        ));
         Costs {
-            segments,
-            tied_parameters: if tied { table } else { 0 },
+            segments: model.segments.iter().map(segment).collect(),
+            tied_parameters: model.tied_parameters,
             device,
             calibrated: false,
             runtime: Runtime::Overlapped,
@@ -376,16 +305,18 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use varuna_model::{Model, gpt2};
 
     fn costs(tied: bool) -> Costs {
-        let gpt = GptSizes {
+        let gpt = Model {
             layers: 48,
-            hidden: 1600,
-            sequence: 1024,
-            vocabulary: 50257,
-            tied,
+            hidden_size: 1600,
+            sequence_length: 1024,
+            vocabulary_size: 50257,
+            tied_head: tied,
+            ..gpt2::SMALL
         };
-        Costs::estimate(gpt, Device::CPU_CORE)
+        Costs::estimate(&gpt.spec(), Device::CPU_CORE)
     }
 
     #[test]

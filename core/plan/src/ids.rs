@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+pub use varuna_model::Unit;
 
 /// One worker process for its whole life. Drawn anew at every process start (a nonce, or the hash of a pod's uid), never
 /// reused. Serialized as 16 hex digits, because JSON readers lose bits of large integers.
@@ -83,29 +84,4 @@ number! {
 number! {
     /// Optimizer steps done. A state "at step k" has applied k steps; the step run from it consumes samples [kM, (k+1)M).
     Step
-}
-
-/// A unit of state: segment `0..segments`, or, where weights are tied, number `segments` for the tied weight.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Unit(pub u32);
-
-impl Unit {
-    /// For indexing per-unit tables.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "u{}", self.0)
-    }
 }

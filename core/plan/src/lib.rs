@@ -11,7 +11,6 @@ mod csv_rows;
 pub mod device;
 pub mod document;
 pub mod ids;
-pub mod layout;
 pub mod partition;
 pub mod planner;
 pub mod predict;
@@ -23,9 +22,9 @@ pub use cost::{Calibration, Costs, Device, Runtime};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};
-pub use layout::{Layout, SegmentRange};
 pub use planner::{
     Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, WorkerInfo,
 };
 pub use predict::{Speeds, StepParts, StepPrediction, Topology, predict};
 pub use state::{Decision, StateId};
+pub use varuna_model::layout::{self, Layout, SegmentRange};

@@ -4,8 +4,9 @@
 #![expect(clippy::cast_precision_loss, reason = "counts are small")]
 
 use std::collections::BTreeMap;
+use varuna_model::{Model, gpt2};
 use varuna_plan::calibrate::Grid;
-use varuna_plan::cost::{GptSizes, SegmentKind};
+use varuna_plan::cost::SegmentKind;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::{
@@ -65,15 +66,18 @@ fn gpt2_1_5b() -> Costs {
 
 /// GPT-2 8.3B (Megatron: 72 layers, width 3072) on A100s.
 fn gpt2_8_3b() -> (Costs, u64) {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: 72,
-        hidden: 3072,
-        sequence: 1024,
-        vocabulary: 50_304,
-        tied: true,
+        hidden_size: 3072,
+        sequence_length: 1024,
+        vocabulary_size: 50_304,
+        ..gpt2::SMALL
     };
     let device = DeviceKind::named("a100-80g").unwrap();
-    (Costs::estimate(gpt, device.device(false)), device.usable_bytes())
+    (
+        Costs::estimate(&gpt.spec(), device.device(false)),
+        device.usable_bytes(),
+    )
 }
 
 /// The step of a shape on nominal workers, milliseconds.

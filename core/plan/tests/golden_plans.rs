@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use varuna_plan::cost::{GptSizes, Host};
+use varuna_model::{Model, ModelSpec, gpt2};
+use varuna_plan::cost::Host;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::{
@@ -33,14 +34,15 @@ fn alike(_: u64) -> (f64, Option<u64>) {
     (1.0, None)
 }
 
-fn gpt(layers: u32, hidden: u64, sequence: u64, vocabulary: u64) -> GptSizes {
-    GptSizes {
+fn gpt(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> ModelSpec {
+    let model = Model {
         layers,
-        hidden,
-        sequence,
-        vocabulary,
-        tied: true,
-    }
+        hidden_size,
+        sequence_length,
+        vocabulary_size,
+        ..gpt2::SMALL
+    };
+    model.spec()
 }
 
 /// `pipeline.schedule: 1f1b`, which leaves the warm-up factor to the planner.
@@ -81,7 +83,7 @@ fn case(costs: Costs, min_depth: u32, micro_batch_size: Option<u32>, batch: u64,
 
 /// `examples/demo.yaml`.
 fn demo() -> Case {
-    let costs = Costs::estimate(gpt(4, 128, 128, 320), Device::CPU_CORE);
+    let costs = Costs::estimate(&gpt(4, 128, 128, 320), Device::CPU_CORE);
     let mut case = case(costs, 2, None, 16, 128);
     case.planner.constraints.max_workers = 8;
     case.planner.constraints.device_memory_bytes = Some(300 * MIB);
@@ -90,7 +92,7 @@ fn demo() -> Case {
 
 /// `examples/gpt2-tiny.yaml`.
 fn gpt2_tiny(most: u64) -> Case {
-    let costs = Costs::estimate(gpt(6, 384, 256, 320), Device::CPU_CORE);
+    let costs = Costs::estimate(&gpt(6, 384, 256, 320), Device::CPU_CORE);
     case(costs, 1, None, 16, most)
 }
 
@@ -106,7 +108,7 @@ fn gpt2_xl_measured() -> Case {
         transfer: 0.87,
     };
     costs.calibrated = true;
-    let costs = costs.with_halves(gpt(48, 1600, 1024, 50_257)).unwrap();
+    let costs = costs.with_halves(&gpt(48, 1600, 1024, 50_257)).unwrap();
     let mut case = case(costs, 6, Some(1), 128, 0);
     // Each plan takes a while.
     case.workers = (1..=32).chain((40..=128).step_by(8)).collect();
@@ -116,7 +118,7 @@ fn gpt2_xl_measured() -> Case {
 /// Deep pipelines with few micro-batches on fast links.
 fn interleaved() -> Case {
     let device = DeviceKind::named("h100-80g").unwrap();
-    let costs = Costs::estimate(gpt(48, 1600, 1024, 50_257), device.device(true));
+    let costs = Costs::estimate(&gpt(48, 1600, 1024, 50_257), device.device(true));
     let mut case = case(costs, 4, None, 32, 0);
     case.workers = vec![4, 8, 12, 17];
     let interleaved = [2, 3, 4].map(|chunks| ScheduleSpec {
@@ -132,7 +134,7 @@ fn interleaved() -> Case {
 /// More state than a device holds, and what is kept of a forward left to the planner.
 fn recompute() -> Case {
     let device = DeviceKind::named("a100-40g").unwrap();
-    let costs = Costs::estimate(gpt(32, 4096, 1024, 50_304), device.device(false));
+    let costs = Costs::estimate(&gpt(32, 4096, 1024, 50_304), device.device(false));
     let mut case = case(costs, 1, None, 96, 0);
     case.workers = (13..=24).collect();
     let constraints = &mut case.planner.constraints;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-use varuna_plan::cost::GptSizes;
+use varuna_model::{Model, gpt2};
 use varuna_plan::state::{Chain, mix};
 use varuna_plan::{
     Constraints, CostPlanner, Costs, Device, Generation, Plan, Recompute, ScheduleKind, ScheduleSpec,
@@ -16,14 +16,15 @@ use varuna_protocol::{Coordinator, Inventory, Phase, Record, Report, Status, Tim
 const WORKERS: [WorkerId; 3] = [WorkerId(1), WorkerId(2), WorkerId(3)];
 
 fn costs() -> Costs {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: 10,
-        hidden: 256,
-        sequence: 64,
-        vocabulary: 100,
-        tied: false,
+        hidden_size: 256,
+        sequence_length: 64,
+        vocabulary_size: 100,
+        tied_head: false,
+        ..gpt2::SMALL
     };
-    Costs::estimate(gpt, Device::CPU_CORE)
+    Costs::estimate(&gpt.spec(), Device::CPU_CORE)
 }
 
 fn planner(depth: u32) -> CostPlanner {

@@ -1,13 +1,10 @@
-//! Checkpoints as Hugging Face GPT-2 folders and back: names, transposed matrices, `config.json`. Pure.
-//!
-//! The published GPT-2 keeps the weights of its linear layers as (inputs, outputs); ours are (outputs, inputs).
+//! Checkpoints as the `model.safetensors` of a Hugging Face GPT-2 folder and back. Pure; names, which matrices are transposed and
+//! `config.json` are [`varuna_model::gpt2`]'s.
 
 use crate::shard::{Shard, ShardTensor};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
-use serde_json::{Value, json};
 use std::borrow::Cow;
-use varuna_api::model::Part;
-use varuna_api::{Model, parameters};
+use varuna_model::{Model, gpt2};
 use varuna_plan::{StateId, Unit};
 
 /// What a folder cannot be turned into.
@@ -21,34 +18,9 @@ pub enum HuggingFaceError {
         /// What is wrong with it.
         why: String,
     },
-    /// The configuration is not a GPT-2's that can be trained here.
-    #[error("config.json: {field}: {found} — {allowed}")]
-    Config {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// What is allowed.
-        allowed: &'static str,
-    },
     /// The file is no safetensors.
     #[error("model.safetensors: {0}")]
     File(#[from] safetensors::SafeTensorError),
-}
-
-/// The parameter's name in a `GPT2LMHeadModel`.
-fn published_name(model: &Model, unit: Unit, name: &str) -> String {
-    if name == "lm_head.weight" {
-        return name.to_owned();
-    }
-    match model.part(unit.0) {
-        Part::Attention(layer) | Part::Mlp(layer) => format!("transformer.h.{layer}.{name}"),
-        Part::Embedding | Part::Head => format!("transformer.{name}"),
-    }
-}
-
-fn is_transposed(name: &str) -> bool {
-    name.starts_with("attn.c_") || name.starts_with("mlp.c_")
 }
 
 /// Rows become columns; a vector stays.
@@ -83,33 +55,6 @@ impl View for Values {
     }
 }
 
-/// `config.json` of a model.
-#[must_use]
-pub fn config(model: &Model) -> Value {
-    let last = model.vocabulary_size.saturating_sub(1);
-    json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "n_layer": model.layers,
-        "n_embd": model.hidden_size,
-        "n_head": model.heads,
-        "n_positions": model.sequence_length,
-        "n_ctx": model.sequence_length,
-        "vocab_size": model.vocabulary_size,
-        "bos_token_id": last.min(50256),
-        "eos_token_id": last.min(50256),
-        "tie_word_embeddings": model.tied_head,
-        "layer_norm_epsilon": 1e-5,
-        "initializer_range": 0.02,
-        "embd_pdrop": model.dropout,
-        "resid_pdrop": model.dropout,
-        "attn_pdrop": 0.0,
-        "scale_attn_weights": true,
-        "torch_dtype": "float32",
-    })
-}
-
 /// `model.safetensors` of all units' shards.
 ///
 /// # Errors
@@ -118,56 +63,18 @@ pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, Huggin
     let mut tensors = Vec::new();
     for (unit, shard) in shards {
         for tensor in shard.tensors.iter().filter(|t| !t.parts[0].is_empty()) {
-            let (values, shape) = if is_transposed(&tensor.name) {
+            let (values, shape) = if gpt2::is_published_transposed(&tensor.name) {
                 transposed(&tensor.parts[0], &tensor.shape)
             } else {
                 (tensor.parts[0].clone(), tensor.shape.clone())
             };
-            let name = published_name(model, *unit, &tensor.name);
+            let name = gpt2::published_name(model, *unit, &tensor.name);
             tensors.push((name, Values { shape, values }));
         }
     }
     // `transformers` asks which framework's tensors these are.
     let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
     Ok(serialize(tensors, Some(metadata))?)
-}
-
-/// The sizes that a folder's `config.json` gives.
-///
-/// # Errors
-/// It is not a GPT-2 that can be trained here.
-pub fn model(config: &Value) -> Result<Model, HuggingFaceError> {
-    let wrong = |field, found: &Value, allowed| HuggingFaceError::Config {
-        field,
-        found: found.to_string(),
-        allowed,
-    };
-    let kind = &config["model_type"];
-    if kind != "gpt2" {
-        return Err(wrong("model_type", kind, "gpt2"));
-    }
-    let activation = &config["activation_function"];
-    if !activation.is_null() && activation != "gelu_new" {
-        return Err(wrong("activation_function", activation, "gelu_new"));
-    }
-    let size = |field: &'static str| {
-        let value = &config[field];
-        let size = value
-            .as_u64()
-            .and_then(|v| u32::try_from(v).ok())
-            .filter(|v| *v > 0);
-        size.ok_or_else(|| wrong(field, value, "a number from 1"))
-    };
-    Ok(Model {
-        layers: size("n_layer")?,
-        hidden_size: size("n_embd")?,
-        heads: size("n_head")?,
-        sequence_length: size("n_positions")?,
-        vocabulary_size: size("vocab_size")?,
-        // The library's default.
-        tied_head: config["tie_word_embeddings"].as_bool().unwrap_or(true),
-        dropout: 0.0,
-    })
 }
 
 /// All units' shards at `id`, with fresh optimizer state, from the content of `model.safetensors`.
@@ -179,23 +86,21 @@ pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shar
     let layout = model.layout();
     let mut shards = Vec::new();
     for unit in layout.all_units() {
-        let list = parameters::of_unit(model, unit);
-        let read = list.iter().map(|p| {
-            let shape: Vec<usize> = p.shape.iter().map(|s| usize::try_from(*s).unwrap_or(0)).collect();
+        let read = model.parameters(unit).into_iter().map(|p| {
             let values = if p.elements() == 0 {
                 Vec::new()
             } else {
                 one(
                     &tensors,
-                    &published_name(model, unit, p.name),
-                    &shape,
-                    is_transposed(p.name),
+                    &gpt2::published_name(model, unit, p.name),
+                    &p.shape,
+                    gpt2::is_published_transposed(p.name),
                 )?
             };
             let zeros = vec![0.0; values.len()];
             Ok(ShardTensor {
                 name: p.name.to_owned(),
-                shape,
+                shape: p.shape,
                 parts: [values, zeros.clone(), zeros],
             })
         });
@@ -248,10 +153,23 @@ fn one(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sha2::{Digest, Sha256};
+
+    /// SHA-256 of the file of a small model with a tied and an untied head.
+    const DIGESTS: [(bool, &str); 2] = [
+        (
+            true,
+            "8609cff8119810079dc02a7ad1290e7041f503585080cb22ece6a1d68cda900c",
+        ),
+        (
+            false,
+            "e09acbab9b4d388ffbed4dfba62e7f50a45f5f90cd785ad50fcd20d0cd8eab19",
+        ),
+    ];
 
     #[test]
     fn a_model_survives_the_way_out_and_back() {
-        for tied_head in [true, false] {
+        for (tied_head, digest) in DIGESTS {
             let sizes = Model {
                 layers: 2,
                 hidden_size: 4,
@@ -259,12 +177,12 @@ mod tests {
                 sequence_length: 3,
                 vocabulary_size: 5,
                 tied_head,
-                dropout: 0.0,
+                ..gpt2::SMALL
             };
             let mut next = 0.0f32;
             let mut shards = Vec::new();
             for unit in sizes.layout().all_units() {
-                let tensors = parameters::of_unit(&sizes, unit).into_iter().map(|p| {
+                let tensors = sizes.parameters(unit).into_iter().map(|p| {
                     let values: Vec<f32> = (0..p.elements())
                         .map(|_| {
                             next += 1.0;
@@ -274,7 +192,7 @@ mod tests {
                     let zeros = vec![0.0; values.len()];
                     ShardTensor {
                         name: p.name.to_owned(),
-                        shape: p.shape.iter().map(|s| usize::try_from(*s).unwrap()).collect(),
+                        shape: p.shape,
                         parts: [values, zeros.clone(), zeros],
                     }
                 });
@@ -301,18 +219,12 @@ mod tests {
                 [16, 4]
             );
             assert_eq!(read.tensor("lm_head.weight").is_ok(), !tied_head);
-            assert_eq!(model(&config(&sizes)).unwrap(), sizes);
+            assert_eq!(
+                format!("{:x}", Sha256::digest(&file)),
+                digest,
+                "every byte of the file"
+            );
             assert_eq!(import(&sizes, StateId::INITIAL, &file).unwrap(), shards);
         }
-    }
-
-    #[test]
-    fn what_is_no_gpt2_is_refused_by_field() {
-        let error = model(&json!({"model_type": "llama"})).unwrap_err().to_string();
-        assert_eq!(error, "config.json: model_type: \"llama\" — gpt2");
-        let error = model(&json!({"model_type": "gpt2", "n_layer": 0}))
-            .unwrap_err()
-            .to_string();
-        assert_eq!(error, "config.json: n_layer: 0 — a number from 1");
     }
 }

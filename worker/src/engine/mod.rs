@@ -10,7 +10,8 @@ use crate::transport::{Link, LinkError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Model, Training, parameters};
+use varuna_api::Training;
+use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
 use varuna_torch::TorchError;
@@ -273,12 +274,8 @@ impl Engine {
     /// The unit is not held.
     pub fn parameters(&self, unit: Unit) -> Result<Vec<(&'static str, tch::Tensor)>, EngineError> {
         let held = self.held_unit(unit)?;
-        let names = parameters::of_unit(&self.config.model, unit);
-        Ok(names
-            .iter()
-            .zip(&held.parameters)
-            .map(|(p, t)| (p.name, t.detach().copy()))
-            .collect())
+        let copies = held.parameters.iter().map(|(name, t)| (*name, t.detach().copy()));
+        Ok(copies.collect())
     }
 
     /// A hash of the unit's parameters: equal hashes mean equal bits, but for chance.

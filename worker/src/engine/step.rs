@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
-use varuna_api::model::Part;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit, WorkerId};
@@ -245,9 +244,8 @@ impl Run<'_> {
             }
             Recompute::Selective => {
                 let config = self.config;
-                let attention = |s| matches!(config.model.part(s), Part::Attention(_));
-                let (output, kept) =
-                    self.segments(place, Work::Forward, units, input, &numbers, |s| !attention(s))?;
+                let keep = |s| !config.model.kind(s).is_recomputed_selectively();
+                let (output, kept) = self.segments(place, Work::Forward, units, input, &numbers, keep)?;
                 (output, Stash::Segments(kept))
             }
             Recompute::Full => {

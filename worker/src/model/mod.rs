@@ -1,22 +1,24 @@
-//! GPT-2 in segments: which parameters each unit of state has, and the forward of each segment.
+//! The forward of each segment. `varuna-model` describes what is computed here, file by file.
 //!
 //! Tensor names carry shapes: b = samples of a micro-batch, t = sequence, d = width, h = heads, v = vocabulary.
 //! This module must never know of plans, other workers or optimizers.
 
+mod attention;
 pub mod dropout;
+mod embedding;
+mod linear;
+mod mlp;
+mod norm;
 
 use crate::state::UnitBuffers;
 use dropout::Dropout;
+use norm::norm;
 use std::collections::BTreeMap;
 use tch::Tensor;
-use varuna_api::Model;
-use varuna_api::model::Part;
-use varuna_api::parameters::{attention, embedding, head, mlp};
-use varuna_plan::{SegmentRange, Unit};
-use varuna_torch::{TorchError, linear, lookup};
-
-/// GPT-2's layer norm epsilon.
-const EPSILON: f64 = 1e-5;
+use varuna_model::embedding::TOKENS;
+use varuna_model::head::{NORM, TABLE};
+use varuna_model::{Model, SegmentKind, SegmentRange, Unit};
+use varuna_torch::TorchError;
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
 /// Returns the boundary activation (b, t, d), or the logits (b, t, v) after the last segment.
@@ -30,73 +32,25 @@ pub fn forward(
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
 ) -> Result<Tensor, TorchError> {
-    let own = &units[&Unit(segment)].parameters;
-    let tied = model.layout().tied_unit();
-    let table_vd = |here: usize| match tied {
-        Some(unit) => &units[&unit].parameters[0],
-        None => &own[here],
+    let own = &units[&Unit(segment)];
+    let table_vd = |own_name| match model.layout().tied_unit() {
+        Some(unit) => units[&unit].parameter(TOKENS),
+        None => own.parameter(own_name),
     };
-    match model.part(segment) {
-        Part::Embedding => {
-            let positions_td = match tied {
-                Some(_) => &own[embedding::POSITIONS_WHEN_TIED],
-                None => &own[embedding::POSITIONS],
-            };
-            let x_btd = lookup(table_vd(embedding::TOKENS), x_btd)? + positions_td;
-            Ok(dropout.apply(&x_btd, 0, 0))
+    let block = model.block(segment);
+    match model.kind(segment) {
+        SegmentKind::Embedding => embedding::forward(model, own, table_vd(TOKENS)?, x_btd, dropout),
+        SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, block),
+        SegmentKind::Mlp => mlp::forward(model, own, x_btd, dropout, block),
+        SegmentKind::Block => {
+            let x_btd = attention::forward(model, own, x_btd, dropout, block)?;
+            mlp::forward(model, own, &x_btd, dropout, block)
         }
-        Part::Attention(layer) => attention_forward(model, own, x_btd, dropout, layer + 1),
-        Part::Mlp(layer) => mlp_forward(own, x_btd, dropout, layer + 1),
-        Part::Head => {
-            let normed = norm(x_btd, &own[head::NORM_WEIGHT], &own[head::NORM_BIAS]);
-            linear(&normed, table_vd(head::TABLE), None)
+        SegmentKind::Head => {
+            let normed = norm(model.features.norm, own, NORM, x_btd)?;
+            varuna_torch::linear(&normed, table_vd(TABLE)?, None)
         }
     }
-}
-
-/// Layer norm over the width.
-fn norm(x_btd: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-    x_btd.layer_norm(weight.size(), Some(weight), Some(bias), EPSILON, true)
-}
-
-/// The first half of a block; `block` counts from 1 for the dropout's masks.
-fn attention_forward(
-    model: &Model,
-    p: &[Tensor],
-    x_btd: &Tensor,
-    dropout: &Dropout<'_>,
-    block: u32,
-) -> Result<Tensor, TorchError> {
-    let size = x_btd.size();
-    let (b, t, d) = (size[0], size[1], size[2]);
-    let heads = i64::from(model.heads);
-    let normed = norm(x_btd, &p[attention::NORM_WEIGHT], &p[attention::NORM_BIAS]);
-    let qkv = linear(&normed, &p[attention::QKV_WEIGHT], Some(&p[attention::QKV_BIAS]))?
-        .view([b, t, 3, heads, d / heads])
-        .permute([2, 0, 3, 1, 4]);
-    let (q, k, v) = (qkv.select(0, 0), qkv.select(0, 1), qkv.select(0, 2));
-    // Attention dropout stays 0: on a CPU anything else leaves the flash path.
-    let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
-        .transpose(1, 2);
-    let a_btd = linear(
-        &attended.reshape([b, t, d]),
-        &p[attention::PROJECTION_WEIGHT],
-        Some(&p[attention::PROJECTION_BIAS]),
-    )?;
-    Ok(x_btd + dropout.apply(&a_btd, block, 0))
-}
-
-/// The second half of a block.
-fn mlp_forward(
-    p: &[Tensor],
-    x_btd: &Tensor,
-    dropout: &Dropout<'_>,
-    block: u32,
-) -> Result<Tensor, TorchError> {
-    let normed = norm(x_btd, &p[mlp::NORM_WEIGHT], &p[mlp::NORM_BIAS]);
-    let up = linear(&normed, &p[mlp::UP_WEIGHT], Some(&p[mlp::UP_BIAS]))?.gelu("tanh");
-    let m_btd = linear(&up, &p[mlp::DOWN_WEIGHT], Some(&p[mlp::DOWN_BIAS]))?;
-    Ok(x_btd + dropout.apply(&m_btd, block, 1))
 }
 
 /// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).

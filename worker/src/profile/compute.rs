@@ -6,7 +6,8 @@ use crate::transport::local::LocalMesh;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Model, Training};
+use varuna_api::Training;
+use varuna_model::Model;
 use varuna_plan::state::mix;
 use varuna_plan::{
     Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
@@ -204,7 +205,7 @@ impl Bench {
             ..Samples::default()
         };
         for unit in layout.all_units() {
-            let n = self.model.unit_parameters(unit.0);
+            let n = self.model.unit_parameter_count(unit);
             found.parameters.insert(unit, n);
         }
         for round in 0..=repeats {
@@ -243,6 +244,7 @@ impl Bench {
 mod tests {
     use super::*;
     use varuna_api::{Adam, LearningRate};
+    use varuna_model::gpt2;
 
     fn bench() -> Bench {
         let model = Model {
@@ -251,8 +253,7 @@ mod tests {
             heads: 2,
             sequence_length: 8,
             vocabulary_size: 30,
-            tied_head: true,
-            dropout: 0.0,
+            ..gpt2::SMALL
         };
         let training = Training {
             global_batch_size: 8,

@@ -5,8 +5,8 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tch::{Kind, Tensor};
-use varuna_api::Model;
-use varuna_plan::{Step, Unit};
+use varuna_model::{Model, Unit};
+use varuna_plan::Step;
 use varuna_torch::{backward, taken_bytes};
 
 use crate::model::dropout::Dropout;

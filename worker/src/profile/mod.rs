@@ -13,10 +13,9 @@ use compute::{Bench, Samples};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
-use varuna_api::model::Part;
-use varuna_api::{Job, Model, parse_job};
+use varuna_api::{Job, parse_job};
+use varuna_model::{Model, SegmentKind};
 use varuna_plan::cost::Host;
-use varuna_plan::cost::SegmentKind;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
 use varuna_plan::{Costs, Device};
 
@@ -150,21 +149,11 @@ pub fn peer(arguments: &PeerArguments) -> Result<()> {
     network::follow(&arguments.all, &job, arguments.place)
 }
 
-/// What a segment computes: segments that compute the same cost the same.
-fn kind(model: &Model, segment: u32) -> SegmentKind {
-    match model.part(segment) {
-        Part::Embedding => SegmentKind::Embedding,
-        Part::Attention(_) => SegmentKind::Attention,
-        Part::Mlp(_) => SegmentKind::Mlp,
-        Part::Head => SegmentKind::Head,
-    }
-}
-
-/// Segments of the measured model by kind.
+/// Segments of the measured model by kind: segments that compute the same cost the same.
 fn kinds(model: &Model) -> BTreeMap<SegmentKind, Vec<u32>> {
     let mut kinds: BTreeMap<SegmentKind, Vec<u32>> = BTreeMap::new();
     for segment in 0..model.layout().segments {
-        kinds.entry(kind(model, segment)).or_default().push(segment);
+        kinds.entry(model.kind(segment)).or_default().push(segment);
     }
     kinds
 }
@@ -180,15 +169,10 @@ fn assemble(
 ) -> Profile {
     let model = &job.model;
     let kinds = kinds(&bench.model);
-    let tied_parameters = model
-        .layout()
-        .tied_unit()
-        .map_or(0, |u| model.unit_parameters(u.0));
-    let estimate = Costs::estimate(model.sizes(), Device::CPU_CORE);
+    let estimate = Costs::estimate(&model.spec(), Device::CPU_CORE);
     let sketch = Profile::of_costs(&estimate, String::new(), String::new());
-    let segments = (0u32..).zip(sketch.segments).map(|(segment, sketch)| {
-        let same = kinds.get(&kind(model, segment)).map_or(&[][..], Vec::as_slice);
-        let own = model.unit_parameters(segment);
+    let segments = sketch.segments.into_iter().map(|sketch| {
+        let same = kinds.get(&sketch.kind).map_or(&[][..], Vec::as_slice);
         let bytes = same
             .first()
             .and_then(|s| memory.get(s))
@@ -211,11 +195,11 @@ fn assemble(
         SegmentProfile {
             name: sketch.name,
             kind: sketch.kind,
-            parameters: own,
+            parameters: sketch.parameters,
             input_bytes: sketch.input_bytes,
             saved_bytes: bytes.saved,
             optimizer_ms: found.optimizer_ms(same),
-            state_bytes: Some(own * STATE_BYTES),
+            state_bytes: Some(sketch.parameters * STATE_BYTES),
             working_bytes: Some(bytes.working),
             rows: arguments.micro_batch_sizes.iter().map(row).collect(),
         }
@@ -230,7 +214,7 @@ fn assemble(
         runtime_is_known: true,
         element_bytes: 4,
         global_batch_size: None,
-        tied_parameters,
+        tied_parameters: estimate.tied_parameters,
         segments: segments.collect(),
         links: network.links,
         rings: network.rings,
@@ -263,6 +247,7 @@ fn told(arguments: &Arguments, measured: &Model, model: &Model, threads: u32) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use varuna_model::gpt2;
 
     #[test]
     fn the_middle_is_the_median_and_the_distance_of_quartiles() {
@@ -279,8 +264,7 @@ mod tests {
             heads: 2,
             sequence_length: 8,
             vocabulary_size: 30,
-            tied_head: true,
-            dropout: 0.0,
+            ..gpt2::SMALL
         };
         let groups: Vec<Vec<u32>> = kinds(&model).into_values().collect();
         assert_eq!(groups, [vec![0], vec![1, 3, 5], vec![2, 4, 6], vec![7]]);

@@ -6,7 +6,8 @@ pub(crate) mod plain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Adam, Evaluation, LearningRate, Model, Training};
+use varuna_api::{Adam, Evaluation, LearningRate, Training};
+use varuna_model::{Features, Model};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
@@ -22,6 +23,7 @@ pub(crate) struct Case {
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
     pub(crate) evaluate: bool,
+    pub(crate) features: Features,
 }
 
 impl Default for Case {
@@ -30,6 +32,7 @@ impl Default for Case {
             tied: true,
             dropout: 0.1,
             evaluate: false,
+            features: Features::GPT2,
         }
     }
 }
@@ -45,6 +48,7 @@ impl Case {
             vocabulary_size: 40,
             tied_head: self.tied,
             dropout: self.dropout,
+            features: self.features,
         }
     }
 

@@ -1,27 +1,28 @@
 //! Costs of whole blocks as costs of their halves: profiles of other frameworks know only whole blocks, plans may cut between
 //! attention and MLP.
 
-use super::{Costs, Device, GptSizes, SegmentCost, SegmentKind};
+use super::{Costs, Device, SegmentCost, SegmentKind};
+use varuna_model::ModelSpec;
 
 impl Costs {
     /// These costs with a segment for each half of a block: themselves where they have one, none where they are of another
-    /// number of segments than the model. Each quantity of a whole block is divided as an estimate of the same sizes divides it;
+    /// number of segments than the model. Each quantity of a whole block is divided as an estimate of the model divides it;
     /// both halves together cost what the block did.
     #[must_use]
-    pub fn with_halves(&self, gpt: GptSizes) -> Option<Costs> {
-        let (has, layers) = (self.segments.len(), gpt.layers as usize);
-        if self.layout().tied != gpt.tied {
+    pub fn with_halves(&self, model: &ModelSpec) -> Option<Costs> {
+        let (has, halved) = (self.segments.len(), model.segments.len());
+        if self.layout().tied != (model.tied_parameters > 0) {
             return None;
         }
-        if has == 2 * layers + 2 {
+        if has == halved {
             return Some(self.clone());
         }
-        if has != layers + 2 {
+        if has != model.whole_block_segments() {
             return None;
         }
-        let estimate = Costs::estimate(gpt, Device::CPU_CORE);
+        let estimate = Costs::estimate(model, Device::CPU_CORE);
         let [attention, mlp] = [&estimate.segments[1], &estimate.segments[2]];
-        let mut segments = Vec::with_capacity(2 * layers + 2);
+        let mut segments = Vec::with_capacity(halved);
         for (i, whole) in self.segments.iter().enumerate() {
             if i == 0 || i + 1 == has {
                 segments.push(whole.clone());
@@ -77,18 +78,19 @@ fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [S
 pub(crate) mod tests {
     use super::*;
     use crate::SegmentRange;
+    use varuna_model::{Model, gpt2};
 
-    const GPT: GptSizes = GptSizes {
+    const GPT: Model = Model {
         layers: 3,
-        hidden: 64,
-        sequence: 32,
-        vocabulary: 300,
-        tied: true,
+        hidden_size: 64,
+        sequence_length: 32,
+        vocabulary_size: 300,
+        ..gpt2::SMALL
     };
 
     /// The estimate with its halves put together.
-    pub(crate) fn whole_blocks(gpt: GptSizes) -> Costs {
-        let mut costs = Costs::estimate(gpt, Device::CPU_CORE);
+    pub(crate) fn whole_blocks(gpt: &Model) -> Costs {
+        let mut costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
         for block in (1..=gpt.layers as usize).rev() {
             let mlp = costs.segments.remove(2 * block);
             let first = &mut costs.segments[2 * block - 1];
@@ -105,8 +107,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_profile_of_whole_blocks_divides_into_what_an_estimate_of_halves_says() {
-        let estimate = Costs::estimate(GPT, Device::CPU_CORE);
-        let divided = whole_blocks(GPT).with_halves(GPT).unwrap();
+        let estimate = Costs::estimate(&GPT.spec(), Device::CPU_CORE);
+        let divided = whole_blocks(&GPT).with_halves(&GPT.spec()).unwrap();
         assert_eq!(divided.layout(), estimate.layout());
         for (a, b) in divided.segments.iter().zip(&estimate.segments) {
             assert_eq!(
@@ -117,21 +119,30 @@ pub(crate) mod tests {
                 (a.forward_ms - b.forward_ms).abs() < 1e-12 && (a.backward_ms - b.backward_ms).abs() < 1e-12
             );
         }
-        assert_eq!(estimate.with_halves(GPT), Some(estimate));
+        assert_eq!(estimate.with_halves(&GPT.spec()), Some(estimate));
     }
 
     #[test]
     fn both_halves_cost_what_the_block_did_and_other_models_are_refused() {
-        let mut whole = whole_blocks(GPT);
+        let mut whole = whole_blocks(&GPT);
         whole.segments[2].parameters = 12_345;
         whole.segments[2].forward_ms = 7.7;
-        let divided = whole.with_halves(GPT).unwrap();
+        let divided = whole.with_halves(&GPT.spec()).unwrap();
         let block = SegmentRange { start: 2, end: 3 };
         let both = SegmentRange { start: 3, end: 5 };
         assert_eq!(divided.parameters(both), 12_345);
         assert!((divided.forward_ms(both, 4) - whole.forward_ms(block, 4)).abs() < 1e-9);
         assert!((divided.backward_ms(both, 4) - whole.backward_ms(block, 4)).abs() < 1e-9);
-        assert_eq!(whole.with_halves(GptSizes { layers: 4, ..GPT }), None);
-        assert_eq!(whole.with_halves(GptSizes { tied: false, ..GPT }), None);
+        assert_eq!(whole.with_halves(&Model { layers: 4, ..GPT }.spec()), None);
+        assert_eq!(
+            whole.with_halves(
+                &Model {
+                    tied_head: false,
+                    ..GPT
+                }
+                .spec()
+            ),
+            None
+        );
     }
 }

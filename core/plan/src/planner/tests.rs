@@ -3,13 +3,14 @@ mod exhaustive;
 use super::search::choice::EQUAL;
 use super::*;
 use crate::check::check_shape;
+use crate::cost::Device;
 use crate::cost::halves::tests::whole_blocks;
-use crate::cost::{Device, GptSizes};
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::ids::WorkerId;
 use crate::schedule::stash_max;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use varuna_model::{Model, gpt2};
 
 fn one_f_one_b(warmup_factor: f64) -> ScheduleSpec {
     ScheduleSpec {
@@ -28,19 +29,19 @@ fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
     planner_of(6, min_depth, memory)
 }
 
-fn sizes(layers: u32) -> GptSizes {
-    GptSizes {
+fn sizes(layers: u32) -> Model {
+    Model {
         layers,
-        hidden: 128,
-        sequence: 128,
-        vocabulary: 512,
-        tied: true,
+        hidden_size: 128,
+        sequence_length: 128,
+        vocabulary_size: 512,
+        ..gpt2::SMALL
     }
 }
 
 fn planner_of(layers: u32, min_depth: u32, memory: Option<u64>) -> CostPlanner {
     CostPlanner {
-        costs: Costs::estimate(sizes(layers), Device::CPU_CORE),
+        costs: Costs::estimate(&sizes(layers).spec(), Device::CPU_CORE),
         constraints: Constraints {
             min_workers: 1,
             max_workers: 64,
@@ -415,7 +416,7 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
     let factor = |memory: Option<u64>| {
         // Three whole blocks on the first stage, two on the second.
         let mut planner = planner_of(5, 2, memory);
-        planner.costs = whole_blocks(sizes(5));
+        planner.costs = whole_blocks(&sizes(5));
         planner.constraints.max_depth = Some(2);
         planner.constraints.micro_batch_size = Some(1);
         planner.constraints.schedules = vec![one_f_one_b(2.0), one_f_one_b(1.0)];

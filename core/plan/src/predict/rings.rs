@@ -169,7 +169,8 @@ fn rings(costs: &Costs, kinds: &[RingMembers], free: &[Vec<f64>], tied_ms: f64) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Device, GptSizes};
+    use crate::cost::Device;
+    use varuna_model::{Model, gpt2};
 
     fn step_ms(costs: &Costs, groups: &[RingMembers]) -> f64 {
         let ends = ends(costs, groups);
@@ -177,14 +178,15 @@ mod tests {
     }
 
     fn costs(tied: bool) -> Costs {
-        let gpt = GptSizes {
+        let gpt = Model {
             layers: 4,
-            hidden: 256,
-            sequence: 64,
-            vocabulary: 1000,
-            tied,
+            hidden_size: 256,
+            sequence_length: 64,
+            vocabulary_size: 1000,
+            tied_head: tied,
+            ..gpt2::SMALL
         };
-        Costs::estimate(gpt, Device::CPU_CORE)
+        Costs::estimate(&gpt.spec(), Device::CPU_CORE)
     }
 
     fn cuts(ends: &[u32]) -> Vec<SegmentRange> {

@@ -176,18 +176,19 @@ impl StageSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Device, GptSizes};
+    use crate::cost::Device;
+    use varuna_model::{Model, gpt2};
 
     #[test]
     fn sums_say_what_the_costs_say() {
-        let gpt = GptSizes {
+        let gpt = Model {
             layers: 5,
-            hidden: 64,
-            sequence: 32,
-            vocabulary: 300,
-            tied: true,
+            hidden_size: 64,
+            sequence_length: 32,
+            vocabulary_size: 300,
+            ..gpt2::SMALL
         };
-        let costs = Costs::estimate(gpt, Device::CPU_CORE);
+        let costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let sums = StageSums::new(&costs, 3, recompute, 1.0);
             for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {

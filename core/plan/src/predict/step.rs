@@ -263,10 +263,11 @@ impl StepTotals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Device, GptSizes};
+    use crate::cost::Device;
     use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Stage};
     use crate::ids::WorkerId;
     use crate::predict::simulation::Activity;
+    use varuna_model::{Model, gpt2};
 
     fn shape() -> Shape {
         let pipeline = |worker: u64, ends: &[u32], samples: SampleRange| {
@@ -302,14 +303,15 @@ mod tests {
     }
 
     fn costs() -> Costs {
-        let gpt = GptSizes {
+        let gpt = Model {
             layers: 4,
-            hidden: 64,
-            sequence: 32,
-            vocabulary: 100,
-            tied: true,
+            hidden_size: 64,
+            sequence_length: 32,
+            vocabulary_size: 100,
+            tied_head: true,
+            ..gpt2::SMALL
         };
-        Costs::estimate(gpt, Device::CPU_CORE)
+        Costs::estimate(&gpt.spec(), Device::CPU_CORE)
     }
 
     #[test]

@@ -1,16 +1,16 @@
 use super::*;
-use crate::cost::GptSizes;
+use varuna_model::{Model, gpt2};
 
 fn estimate() -> Profile {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: 3,
-        hidden: 64,
-        sequence: 32,
-        vocabulary: 100,
-        tied: true,
+        hidden_size: 64,
+        sequence_length: 32,
+        vocabulary_size: 100,
+        ..gpt2::SMALL
     };
     Profile::of_costs(
-        &Costs::estimate(gpt, Device::CPU_CORE),
+        &Costs::estimate(&gpt.spec(), Device::CPU_CORE),
         "gpt".into(),
         "cpu-core".into(),
     )

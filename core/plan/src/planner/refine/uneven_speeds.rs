@@ -148,20 +148,22 @@ fn shares(cuts: &[PipelineCut], micro_batches: u64) -> Option<Vec<u64>> {
 mod tests {
     use super::*;
     use crate::check::check_shape;
-    use crate::cost::{Costs, Device, GptSizes};
+    use crate::cost::{Costs, Device};
     use crate::document::{Recompute, ScheduleKind};
     use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
+    use varuna_model::{Model, gpt2};
 
     fn planner(min_depth: u32, max_depth: u32) -> CostPlanner {
-        let gpt = GptSizes {
+        let gpt = Model {
             layers: 10,
-            hidden: 256,
-            sequence: 64,
-            vocabulary: 100,
-            tied: false,
+            hidden_size: 256,
+            sequence_length: 64,
+            vocabulary_size: 100,
+            tied_head: false,
+            ..gpt2::SMALL
         };
         CostPlanner {
-            costs: Costs::estimate(gpt, Device::CPU_CORE),
+            costs: Costs::estimate(&gpt.spec(), Device::CPU_CORE),
             constraints: Constraints {
                 min_workers: 1,
                 max_workers: u32::MAX,

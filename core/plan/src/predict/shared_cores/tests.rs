@@ -1,18 +1,20 @@
 use super::*;
-use crate::cost::{Device, GptSizes};
+use crate::cost::Device;
 use crate::document::{Recompute, ScheduleKind};
 use crate::predict::step::{PipelineGroup, StepTotals};
 use crate::predict::work::StageWork;
+use varuna_model::{Model, gpt2};
 
 fn costs() -> Costs {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: 6,
-        hidden: 128,
-        sequence: 64,
-        vocabulary: 300,
-        tied: false,
+        hidden_size: 128,
+        sequence_length: 64,
+        vocabulary_size: 300,
+        tied_head: false,
+        ..gpt2::SMALL
     };
-    Costs::estimate(gpt, Device::CPU_CORE)
+    Costs::estimate(&gpt.spec(), Device::CPU_CORE)
 }
 
 fn work(stages: &[SegmentRange], speeds: &[f64], samples: u64, pipelines: usize) -> StepWork {

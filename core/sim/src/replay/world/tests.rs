@@ -1,16 +1,17 @@
 use super::*;
 use crate::replay::report::Why;
-use varuna_plan::cost::{Costs, Device, GptSizes};
+use varuna_model::{Model, gpt2};
+use varuna_plan::cost::{Costs, Device};
 use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
 
 /// A model of six segments whose step on two workers takes about a second.
 pub(crate) fn planner(most: u32) -> CostPlanner {
-    let sizes = GptSizes {
+    let sizes = Model {
         layers: 6,
-        hidden: 512,
-        sequence: 256,
-        vocabulary: 8192,
-        tied: true,
+        hidden_size: 512,
+        sequence_length: 256,
+        vocabulary_size: 8192,
+        ..gpt2::SMALL
     };
     let device = Device {
         flops_per_s: 2.0e12,
@@ -18,7 +19,7 @@ pub(crate) fn planner(most: u32) -> CostPlanner {
         ..Device::CPU_CORE
     };
     CostPlanner {
-        costs: Costs::estimate(sizes, device),
+        costs: Costs::estimate(&sizes.spec(), device),
         constraints: Constraints {
             min_workers: 2,
             max_workers: most,

@@ -1,9 +1,10 @@
 use super::*;
 use crate::check::check_shape;
-use crate::cost::{Costs, Device, GptSizes};
+use crate::cost::{Costs, Device};
 use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
 use crate::schedule::{check, lists, stash_max};
 use proptest::prelude::*;
+use varuna_model::{Model, gpt2};
 
 fn interleaved(chunks: u32, recompute: Recompute) -> ScheduleSpec {
     ScheduleSpec {
@@ -20,15 +21,15 @@ fn plain(recompute: Recompute) -> ScheduleSpec {
 }
 
 fn planner(min_depth: u32, schedules: Vec<ScheduleSpec>, memory: Option<u64>) -> CostPlanner {
-    let gpt = GptSizes {
+    let gpt = Model {
         layers: 12,
-        hidden: 256,
-        sequence: 128,
-        vocabulary: 100,
-        tied: true,
+        hidden_size: 256,
+        sequence_length: 128,
+        vocabulary_size: 100,
+        ..gpt2::SMALL
     };
     CostPlanner {
-        costs: Costs::estimate(gpt, Device::CPU_CORE),
+        costs: Costs::estimate(&gpt.spec(), Device::CPU_CORE),
         constraints: Constraints {
             min_workers: 1,
             max_workers: 64,

@@ -1,8 +1,32 @@
 //! Segments, and the units of state they make.
 
-use crate::ids::Unit;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// A unit of state: segment `0..segments`, or, where weights are tied, number `segments` for the tied weight.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Unit(pub u32);
+
+impl Unit {
+    /// For indexing per-unit tables.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "u{}", self.0)
+    }
+}
 
 /// Segments `start..end` of the model, `start < end` in every stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

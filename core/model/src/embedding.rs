@@ -1,0 +1,42 @@
+//! The first segment: token embedding and positions.
+
+use crate::parameter::Parameter;
+use crate::piece::{Piece, Sizes};
+use serde::{Deserialize, Serialize};
+
+/// How tokens learn of their position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Positions {
+    /// A learned vector for each position, added to the token's.
+    Learned,
+}
+
+/// Token table (v, d); a unit of its own where the head is tied.
+pub const TOKENS: &str = "wte.weight";
+/// Position table (t, d).
+pub const POSITIONS: &str = "wpe.weight";
+
+/// The token table.
+pub(crate) fn table(sizes: Sizes) -> Parameter {
+    sizes.table(TOKENS, sizes.vocabulary)
+}
+
+impl Positions {
+    /// The whole segment: one operation for each element of its output, which is all that is kept.
+    #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
+    pub(crate) fn piece(self, sizes: Sizes) -> Piece {
+        let mut parameters = Vec::new();
+        if !sizes.tied {
+            parameters.push(table(sizes));
+        }
+        match self {
+            Positions::Learned => parameters.push(sizes.table(POSITIONS, sizes.tokens)),
+        }
+        Piece {
+            parameters,
+            flops: sizes.activation() as f64,
+            saved_elements: sizes.activation(),
+        }
+    }
+}

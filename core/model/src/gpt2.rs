@@ -1,0 +1,209 @@
+//! The GPT-2 family (Radford et al. 2019): its sizes and its format at Hugging Face.
+
+use crate::head;
+use crate::layout::Unit;
+use crate::model::{Features, Model};
+use crate::spec::SegmentKind;
+use serde_json::{Value, json};
+
+/// Names that [`preset`] takes, for error messages.
+pub const PRESETS: &str = "gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large or gpt2-1.5b";
+
+/// The smallest published GPT-2: 124 M parameters. Its BPE has 50,257 tokens.
+pub const SMALL: Model = Model {
+    layers: 12,
+    hidden_size: 768,
+    heads: 12,
+    sequence_length: 1024,
+    vocabulary_size: 50_257,
+    tied_head: true,
+    // One pass over much data needs none, and attention with dropout leaves the fused kernel (2.3x slower).
+    dropout: 0.0,
+    features: Features::GPT2,
+};
+
+/// 10.8 M parameters with the byte tokenizer, for CPUs. Its 257 tokens are rounded up to a multiple of 64, so that the head's
+/// matrix product has no ragged edge; the extra rows are never looked up and their logits are learnt away.
+const TINY: Model = Model {
+    sequence_length: 256,
+    vocabulary_size: 320,
+    ..SMALL
+};
+
+/// The model of a preset; none for a name that is not one.
+#[must_use]
+pub fn preset(name: &str) -> Option<Model> {
+    let (layers, hidden_size, heads, rest) = match name {
+        "gpt2-tiny" => (6, 384, 6, TINY),
+        "gpt2-small" => (12, 768, 12, SMALL),
+        "gpt2-medium" => (24, 1024, 16, SMALL),
+        "gpt2-large" => (36, 1280, 20, SMALL),
+        "gpt2-1.5b" | "gpt2-xl" => (48, 1600, 25, SMALL),
+        _ => return None,
+    };
+    Some(Model {
+        layers,
+        hidden_size,
+        heads,
+        ..rest
+    })
+}
+
+/// The name of a unit's parameter in a `GPT2LMHeadModel`.
+#[must_use]
+pub fn published_name(model: &Model, unit: Unit, name: &str) -> String {
+    if name == head::TABLE {
+        return name.to_owned();
+    }
+    match model.kind(unit.0) {
+        SegmentKind::Attention | SegmentKind::Mlp | SegmentKind::Block => {
+            format!("transformer.h.{}.{name}", model.block(unit.0) - 1)
+        }
+        SegmentKind::Embedding | SegmentKind::Head => format!("transformer.{name}"),
+    }
+}
+
+/// Whether the published parameter is the transpose of ours: GPT-2 keeps the weights of the linear layers of its blocks as
+/// (inputs, outputs).
+#[must_use]
+pub fn is_published_transposed(name: &str) -> bool {
+    name.starts_with("attn.c_") || name.starts_with("mlp.c_")
+}
+
+/// A model or a `config.json` that is not a GPT-2's.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A field of `config.json` has a value that cannot be trained here.
+    #[error("config.json: {field}: {found} — {allowed}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// The model has features that no published GPT-2 has.
+    #[error("the model's features are not GPT-2's: it has no published format")]
+    Features,
+}
+
+/// `config.json` of a model.
+///
+/// # Errors
+/// Its features are not GPT-2's.
+pub fn config(model: &Model) -> Result<Value, ConfigError> {
+    if model.features != Features::GPT2 {
+        return Err(ConfigError::Features);
+    }
+    let last = model.vocabulary_size.saturating_sub(1);
+    Ok(json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "n_layer": model.layers,
+        "n_embd": model.hidden_size,
+        "n_head": model.heads,
+        "n_positions": model.sequence_length,
+        "n_ctx": model.sequence_length,
+        "vocab_size": model.vocabulary_size,
+        "bos_token_id": last.min(50256),
+        "eos_token_id": last.min(50256),
+        "tie_word_embeddings": model.tied_head,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "embd_pdrop": model.dropout,
+        "resid_pdrop": model.dropout,
+        "attn_pdrop": 0.0,
+        "scale_attn_weights": true,
+        "torch_dtype": "float32",
+    }))
+}
+
+/// The model that a `config.json` describes.
+///
+/// # Errors
+/// It is not a GPT-2 that can be trained here.
+pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
+    let wrong = |field, found: &Value, allowed| ConfigError::Field {
+        field,
+        found: found.to_string(),
+        allowed,
+    };
+    let family = &config["model_type"];
+    if family != "gpt2" {
+        return Err(wrong("model_type", family, "gpt2"));
+    }
+    let activation = &config["activation_function"];
+    if !activation.is_null() && activation != "gelu_new" {
+        return Err(wrong("activation_function", activation, "gelu_new"));
+    }
+    let size = |field: &'static str| {
+        let value = &config[field];
+        let size = value
+            .as_u64()
+            .and_then(|v| u32::try_from(v).ok())
+            .filter(|v| *v > 0);
+        size.ok_or_else(|| wrong(field, value, "a number from 1"))
+    };
+    Ok(Model {
+        layers: size("n_layer")?,
+        hidden_size: size("n_embd")?,
+        heads: size("n_head")?,
+        sequence_length: size("n_positions")?,
+        vocabulary_size: size("vocab_size")?,
+        // The default of the `transformers` library.
+        tied_head: config["tie_word_embeddings"].as_bool().unwrap_or(true),
+        dropout: 0.0,
+        features: Features::GPT2,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_the_published_number_of_parameters() {
+        let millions = |name| preset(name).unwrap().parameter_count() as f64 / 1e6;
+        for (name, published) in [
+            ("gpt2-small", 124.4),
+            ("gpt2-medium", 354.8),
+            ("gpt2-large", 774.0),
+            ("gpt2-1.5b", 1557.6),
+        ] {
+            assert!(
+                (millions(name) - published).abs() < 0.1,
+                "{name}: {}",
+                millions(name)
+            );
+        }
+        assert!((10.0..11.0).contains(&millions("gpt2-tiny")));
+        assert_eq!(preset("gpt2-xl"), preset("gpt2-1.5b"));
+        assert_eq!(preset("gpt2-small"), Some(SMALL));
+    }
+
+    #[test]
+    fn a_config_describes_its_model_and_no_other_family() {
+        for tied_head in [true, false] {
+            let model = Model {
+                layers: 2,
+                tied_head,
+                ..SMALL
+            };
+            assert_eq!(from_config(&config(&model).unwrap()), Ok(model));
+        }
+        let refused = |config: Value| from_config(&config).unwrap_err().to_string();
+        assert_eq!(
+            refused(json!({"model_type": "llama"})),
+            "config.json: model_type: \"llama\" — gpt2"
+        );
+        assert_eq!(
+            refused(json!({"model_type": "gpt2", "n_layer": 0})),
+            "config.json: n_layer: 0 — a number from 1"
+        );
+        let mut other = SMALL;
+        other.features.bias = false;
+        assert_eq!(config(&other), Err(ConfigError::Features));
+    }
+}

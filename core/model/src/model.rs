@@ -1,0 +1,292 @@
+//! A model: sizes and features, and the segments that they make.
+
+use crate::embedding::{self, Positions};
+use crate::layout::{Layout, Unit};
+use crate::mlp::Mlp;
+use crate::norm::Norm;
+use crate::parameter::{Initial, Parameter};
+use crate::piece::{Piece, Sizes};
+use crate::spec::{ModelSpec, SegmentKind, SegmentSpec};
+use crate::{attention, head};
+use serde::{Deserialize, Serialize};
+
+/// What its segments are made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Features {
+    /// How tokens learn of their position.
+    pub positions: Positions,
+    /// Normalisation.
+    pub norm: Norm,
+    /// MLP.
+    pub mlp: Mlp,
+    /// Linear layers and layer norms have a bias.
+    pub bias: bool,
+}
+
+impl Features {
+    /// GPT-2's (Radford et al. 2019).
+    pub const GPT2: Features = Features {
+        positions: Positions::Learned,
+        norm: Norm::LayerNorm,
+        mlp: Mlp::Gelu,
+        bias: true,
+    };
+
+    /// GPT-2's are left out of documents and hashes, which were written before there were others.
+    fn are_gpt2s(&self) -> bool {
+        *self == Features::GPT2
+    }
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Features::GPT2
+    }
+}
+
+/// A decoder-only transformer with pre-norm blocks, every size and feature resolved.
+///
+/// Segments: the embedding, then attention and MLP of each block in turn, then final norm and head ([`Model::kind`]): a model
+/// can be cut inside a block, on the residual stream. Where the head is tied, the token embedding is a unit of its own
+/// ([`Layout::tied_unit`]).
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Model {
+    /// Transformer blocks, at least 1.
+    pub layers: u32,
+    /// Width d, a multiple of `heads`.
+    pub hidden_size: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Tokens in a sample.
+    pub sequence_length: u32,
+    /// Size of the embedding table; at least the dataset's vocabulary.
+    pub vocabulary_size: u32,
+    /// The head shares the token embedding.
+    pub tied_head: bool,
+    /// Dropout after the embedding, after attention and after the MLP; 0 <= p < 1.
+    pub dropout: f64,
+    /// What its segments are made of.
+    #[serde(default, skip_serializing_if = "Features::are_gpt2s")]
+    pub features: Features,
+}
+
+impl Model {
+    /// What a segment computes.
+    #[must_use]
+    pub fn kind(&self, segment: u32) -> SegmentKind {
+        match segment {
+            0 => SegmentKind::Embedding,
+            half if half > 2 * self.layers => SegmentKind::Head,
+            half if half.is_multiple_of(2) => SegmentKind::Mlp,
+            _ => SegmentKind::Attention,
+        }
+    }
+
+    /// The block of a segment: 0 for the embedding, blocks from 1, then the head.
+    #[must_use]
+    pub fn block(&self, segment: u32) -> u32 {
+        segment.div_ceil(2)
+    }
+
+    /// Segments and units.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        Layout {
+            segments: 2 * self.layers + 2,
+            tied: self.tied_head,
+        }
+    }
+
+    /// All parameters of a unit: those that decay first, so that each kind is one contiguous range of flat buffers.
+    #[must_use]
+    pub fn parameters(&self, unit: Unit) -> Vec<Parameter> {
+        if Some(unit) == self.layout().tied_unit() {
+            return numbered(vec![embedding::table(self.sizes())], self.layers + 2, 0);
+        }
+        let mut parameters = self.piece(unit.0).parameters;
+        parameters.sort_by_key(|p| !p.decays);
+        // Numbers go on through a block.
+        let before = match self.kind(unit.0) {
+            SegmentKind::Mlp => self.attention().parameters.iter().filter(|p| p.decays).count(),
+            _ => 0,
+        };
+        numbered(parameters, self.block(unit.0), before)
+    }
+
+    /// Number of parameters of a unit.
+    #[must_use]
+    pub fn unit_parameter_count(&self, unit: Unit) -> u64 {
+        count(&self.parameters(unit))
+    }
+
+    /// Number of parameters of the whole model, a tied weight counted once.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        let units = self.layout().all_units();
+        units.map(|u| self.unit_parameter_count(u)).sum()
+    }
+
+    /// What planning needs to know of it.
+    #[must_use]
+    pub fn spec(&self) -> ModelSpec {
+        let segment = |segment| {
+            let piece = self.piece(segment);
+            SegmentSpec {
+                kind: self.kind(segment),
+                parameters: count(&piece.parameters),
+                flops: piece.flops,
+                saved_elements: piece.saved_elements,
+                input_elements: match segment {
+                    0 => u64::from(self.sequence_length),
+                    _ => self.sizes().activation(),
+                },
+            }
+        };
+        let layout = self.layout();
+        let tied = layout.tied_unit();
+        ModelSpec {
+            segments: (0..layout.segments).map(segment).collect(),
+            tied_parameters: tied.map_or(0, |unit| self.unit_parameter_count(unit)),
+        }
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            layers: self.layers,
+            width: self.hidden_size as usize,
+            tokens: self.sequence_length as usize,
+            vocabulary: self.vocabulary_size as usize,
+            tied: self.tied_head,
+            bias: self.features.bias,
+        }
+    }
+
+    fn attention(&self) -> Piece {
+        attention::piece(self.sizes(), self.features.norm)
+    }
+
+    fn piece(&self, segment: u32) -> Piece {
+        let Features {
+            positions, norm, mlp, ..
+        } = self.features;
+        match self.kind(segment) {
+            SegmentKind::Embedding => positions.piece(self.sizes()),
+            SegmentKind::Attention => self.attention(),
+            SegmentKind::Mlp => mlp.piece(self.sizes(), norm),
+            SegmentKind::Block => self.attention().then(mlp.piece(self.sizes(), norm)),
+            SegmentKind::Head => head::piece(self.sizes(), norm),
+        }
+    }
+}
+
+/// Gives each parameter that is drawn at random a stream of its own.
+fn numbered(mut parameters: Vec<Parameter>, block: u32, first: usize) -> Vec<Parameter> {
+    let drawn = |p: &&mut Parameter| matches!(p.initial, Initial::Normal(_));
+    for (number, parameter) in (first as u64..).zip(parameters.iter_mut().filter(drawn)) {
+        parameter.stream = [block.into(), number];
+    }
+    parameters
+}
+
+fn count(parameters: &[Parameter]) -> u64 {
+    parameters.iter().map(|p| p.elements() as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpt2;
+
+    /// A small GPT-2 with a tied and an untied head.
+    fn models() -> Vec<Model> {
+        let small = Model {
+            layers: 3,
+            hidden_size: 24,
+            heads: 4,
+            sequence_length: 16,
+            vocabulary_size: 50,
+            ..gpt2::SMALL
+        };
+        let untied = Model {
+            tied_head: false,
+            ..small.clone()
+        };
+        vec![small, untied]
+    }
+
+    #[test]
+    fn parameters_that_decay_come_first_and_each_random_one_has_its_own_stream() {
+        for model in models() {
+            let layout = model.layout();
+            for unit in layout.all_units() {
+                let decays: Vec<bool> = model.parameters(unit).iter().map(|p| p.decays).collect();
+                assert!(decays.is_sorted_by(|a, b| a >= b), "{model:?} unit {unit}");
+            }
+            let all = layout.all_units().flat_map(|u| model.parameters(u));
+            let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
+            let mut streams: Vec<[u64; 2]> = drawn.map(|p| p.stream).collect();
+            let count = streams.len();
+            streams.sort_unstable();
+            streams.dedup();
+            assert_eq!(streams.len(), count, "{model:?}");
+        }
+    }
+
+    #[test]
+    fn a_gpt2_costs_what_the_published_formulas_say() {
+        let [d, t, v] = [24u64, 16, 50];
+        for model in models() {
+            let own_table = if model.tied_head { 0 } else { v * d };
+            let spec = model.spec();
+            let of = |i: usize| {
+                let s = spec.segments[i];
+                (
+                    s.kind,
+                    s.parameters,
+                    s.flops as u64,
+                    s.saved_elements,
+                    s.input_elements,
+                )
+            };
+            assert_eq!(
+                of(0),
+                (SegmentKind::Embedding, own_table + t * d, t * d, t * d, t)
+            );
+            let flops = t * (8 * d * d + 4 * t * d);
+            assert_eq!(
+                of(3),
+                (SegmentKind::Attention, 4 * d * d + 6 * d, flops, 8 * t * d, t * d)
+            );
+            assert_eq!(
+                of(4),
+                (
+                    SegmentKind::Mlp,
+                    8 * d * d + 7 * d,
+                    t * 16 * d * d,
+                    10 * t * d,
+                    t * d
+                )
+            );
+            let kept = 2 * t * d + 2 * t * v;
+            assert_eq!(
+                of(7),
+                (SegmentKind::Head, own_table + 2 * d, t * 2 * v * d, kept, t * d)
+            );
+            assert_eq!(spec.tied_parameters, v * d - own_table);
+            assert_eq!((spec.segments.len(), spec.whole_block_segments()), (8, 5));
+        }
+    }
+
+    #[test]
+    fn features_are_written_only_where_they_are_not_gpt2s() {
+        let mut model = gpt2::SMALL;
+        for bias in [true, false] {
+            model.features.bias = bias;
+            let text = serde_json::to_string(&model).unwrap();
+            assert_eq!(text.contains("features"), model.features != Features::GPT2);
+            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
+        }
+    }
+}

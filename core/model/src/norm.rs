@@ -1,0 +1,31 @@
+//! Normalisation over the width: before attention, before the MLP and before the head.
+
+use crate::parameter::{Initial, LayerNames, Parameter};
+use crate::piece::{Piece, Sizes};
+use serde::{Deserialize, Serialize};
+
+/// Which normalisation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Norm {
+    /// Mean 0 and variance 1, then weight and bias (Ba et al. 2016).
+    LayerNorm,
+}
+
+impl Norm {
+    /// Its parameters; autograd keeps its input and its output. Its operations do not count beside those of matrices.
+    pub(crate) fn piece(self, sizes: Sizes, names: LayerNames) -> Piece {
+        let mut parameters = vec![Parameter::vector(names.weight, sizes.width, Initial::Ones)];
+        match self {
+            Norm::LayerNorm if sizes.bias => {
+                parameters.push(Parameter::vector(names.bias, sizes.width, Initial::Zeros));
+            }
+            Norm::LayerNorm => {}
+        }
+        Piece {
+            parameters,
+            flops: 0.0,
+            saved_elements: 2 * sizes.activation(),
+        }
+    }
+}

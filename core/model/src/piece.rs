@@ -1,0 +1,97 @@
+//! What segments are put together from.
+
+use crate::parameter::{DEVIATION, Initial, LayerNames, Parameter};
+
+/// The sizes of a model, as its pieces need them.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Transformer blocks.
+    pub(crate) layers: u32,
+    /// Width d.
+    pub(crate) width: usize,
+    /// Tokens t of a sample.
+    pub(crate) tokens: usize,
+    /// Rows v of the token table.
+    pub(crate) vocabulary: usize,
+    /// Head and embedding share a table.
+    pub(crate) tied: bool,
+    /// Linear layers and layer norms have a bias.
+    pub(crate) bias: bool,
+}
+
+impl Sizes {
+    /// Elements of an activation of one sample between two segments: (t, d).
+    pub(crate) fn activation(self) -> u64 {
+        (self.tokens * self.width) as u64
+    }
+
+    /// Deviation of the initial weights of projections onto the residual stream: scaled down by the number of residual
+    /// additions (Radford et al. 2019).
+    pub(crate) fn residual_deviation(self) -> f64 {
+        DEVIATION / (2.0 * f64::from(self.layers)).sqrt()
+    }
+
+    /// A table with a row of the width for each token or position.
+    pub(crate) fn table(self, name: &'static str, rows: usize) -> Parameter {
+        Parameter::matrix(name, rows, self.width, DEVIATION)
+    }
+}
+
+/// A part of a segment: its parameters, and what one sample costs.
+#[derive(Default)]
+pub(crate) struct Piece {
+    /// In the order in which the forward uses them.
+    pub(crate) parameters: Vec<Parameter>,
+    /// Floating-point operations of the forward.
+    pub(crate) flops: f64,
+    /// Elements that autograd keeps for the backward.
+    pub(crate) saved_elements: u64,
+}
+
+impl Piece {
+    /// Both, one after the other.
+    pub(crate) fn then(mut self, next: Piece) -> Piece {
+        self.parameters.extend(next.parameters);
+        Piece {
+            parameters: self.parameters,
+            flops: self.flops + next.flops,
+            saved_elements: self.saved_elements + next.saved_elements,
+        }
+    }
+
+    /// Also keeps this many elements for the backward.
+    pub(crate) fn saving(self, elements: u64) -> Piece {
+        self.then(Piece {
+            saved_elements: elements,
+            ..Piece::default()
+        })
+    }
+
+    /// Also takes this many operations.
+    pub(crate) fn taking(self, flops: f64) -> Piece {
+        self.then(Piece {
+            flops,
+            ..Piece::default()
+        })
+    }
+
+    /// A linear layer over all tokens: 2 operations for each weight and token. The segment says what is kept of it.
+    #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
+    pub(crate) fn linear(
+        sizes: Sizes,
+        names: LayerNames,
+        inputs: usize,
+        outputs: usize,
+        deviation: f64,
+    ) -> Piece {
+        let mut parameters = vec![Parameter::matrix(names.weight, outputs, inputs, deviation)];
+        if sizes.bias {
+            parameters.push(Parameter::vector(names.bias, outputs, Initial::Zeros));
+        }
+        Piece {
+            parameters,
+            flops: sizes.tokens as f64 * 2.0 * (inputs * outputs) as f64,
+            saved_elements: 0,
+        }
+    }
+}

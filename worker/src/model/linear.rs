@@ -1,0 +1,12 @@
+//! A linear layer, with a bias where the model has one.
+
+use crate::state::UnitBuffers;
+use tch::Tensor;
+use varuna_model::LayerNames;
+use varuna_torch::TorchError;
+
+/// `x` (.., inputs) to (.., outputs) with the unit's parameters of these names.
+pub(super) fn linear(unit: &UnitBuffers, names: LayerNames, x: &Tensor) -> Result<Tensor, TorchError> {
+    let bias = unit.optional_parameter(names.bias);
+    varuna_torch::linear(x, unit.parameter(names.weight)?, bias)
+}
