@@ -3,7 +3,7 @@
 .PHONY: stores help setup build release test core sim nightly lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
-CORE := -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
+CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
 # A new folder each time: nothing that exists is overwritten.
 RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Case, assert_close, run, shape, single};
+use varuna_model::{Features, Mlp, Norm};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
 const STEPS: u64 = 22;
@@ -222,4 +223,37 @@ fn a_model_learns() {
     let case = Case::default();
     let losses = run(&case, &shape(&case, &[&[3, 3], &[3, 3]], &[4, 4], 2), 60).losses;
     assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
+}
+
+#[test]
+fn a_model_of_other_features_trains_under_every_plan_like_its_formulas() {
+    let features = Features {
+        norm: Norm::RmsNorm,
+        mlp: Mlp::SwiGlu,
+        bias: false,
+        ..Features::GPT2
+    };
+    for tied in [false, true] {
+        let case = Case {
+            tied,
+            dropout: 0.0,
+            features,
+            ..Case::default()
+        };
+        let unsplit = run(&case, &single(&case), STEPS);
+        assert_close(
+            &common::plain::train(&case, STEPS),
+            &unsplit,
+            1e-5,
+            &format!("formulas, tied {tied}"),
+        );
+        let (first, last) = (unsplit.losses[0], unsplit.losses[STEPS as usize - 1]);
+        assert!(last < 0.9 * first && last.is_finite(), "{:?}", unsplit.losses);
+        let mut plan = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            plan.schedule.recompute = recompute;
+            let split = run(&case, &plan, STEPS);
+            assert_close(&unsplit, &split, 1e-5, &format!("{recompute:?}, tied {tied}"));
+        }
+    }
 }

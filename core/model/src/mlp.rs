@@ -11,12 +11,19 @@ use serde::{Deserialize, Serialize};
 pub enum Mlp {
     /// Up to four times the width, GELU (tanh form), down again.
     Gelu,
+    /// Up twice, SiLU of one times the other, down again (Shazeer 2020). No job file can ask for it yet.
+    SwiGlu,
 }
 
 /// The norm before it.
 pub const NORM: LayerNames = LayerNames {
     weight: "ln_2.weight",
     bias: "ln_2.bias",
+};
+/// The gate of a gated MLP: (inner, d).
+pub const GATE: LayerNames = LayerNames {
+    weight: "mlp.c_gate.weight",
+    bias: "mlp.c_gate.bias",
 };
 /// Up: (inner, d).
 pub const UP: LayerNames = LayerNames {
@@ -30,19 +37,22 @@ pub const DOWN: LayerNames = LayerNames {
 };
 
 impl Mlp {
-    /// Width between up and down.
+    /// Width between up and down. A gated MLP has three matrices instead of two: 2/3 of the width make up for it, rounded up
+    /// to a multiple of 64.
     fn inner(self, width: usize) -> usize {
         match self {
             Mlp::Gelu => 4 * width,
+            Mlp::SwiGlu => (8 * width).div_ceil(3).next_multiple_of(64),
         }
     }
 
-    /// Kept apart from the norm's: the inner activation before and after GELU.
+    /// Kept apart from the norm's: the inner activation before and after GELU; or gate, SiLU of it, up, and their product.
     pub(crate) fn piece(self, sizes: Sizes, norm: Norm) -> Piece {
         let (width, inner) = (sizes.width, self.inner(sizes.width));
         let up = |names| Piece::linear(sizes, names, width, inner, DEVIATION);
         let (ups, kept) = match self {
             Mlp::Gelu => (up(UP), 2),
+            Mlp::SwiGlu => (up(GATE).then(up(UP)), 4),
         };
         norm.piece(sizes, NORM)
             .then(ups)

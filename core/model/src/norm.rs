@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Norm {
     /// Mean 0 and variance 1, then weight and bias (Ba et al. 2016).
     LayerNorm,
+    /// Mean square 1, then a weight (Zhang and Sennrich 2019). No job file can ask for it yet.
+    RmsNorm,
 }
 
 impl Norm {
@@ -20,7 +22,7 @@ impl Norm {
             Norm::LayerNorm if sizes.bias => {
                 parameters.push(Parameter::vector(names.bias, sizes.width, Initial::Zeros));
             }
-            Norm::LayerNorm => {}
+            Norm::LayerNorm | Norm::RmsNorm => {}
         }
         Piece {
             parameters,

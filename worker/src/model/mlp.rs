@@ -5,7 +5,7 @@ use super::linear::linear;
 use super::norm::norm;
 use crate::state::UnitBuffers;
 use tch::Tensor;
-use varuna_model::mlp::{DOWN, NORM, UP};
+use varuna_model::mlp::{DOWN, GATE, NORM, UP};
 use varuna_model::{Mlp, Model};
 use varuna_torch::TorchError;
 
@@ -21,6 +21,7 @@ pub(super) fn forward(
     let up = linear(unit, UP, &normed)?;
     let inner = match model.features.mlp {
         Mlp::Gelu => up.gelu("tanh"),
+        Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * up,
     };
     let m_btd = linear(unit, DOWN, &inner)?;
     Ok(x_btd + dropout.apply(&m_btd, block, 1))

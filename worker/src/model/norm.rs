@@ -5,7 +5,7 @@ use tch::Tensor;
 use varuna_model::{LayerNames, Norm};
 use varuna_torch::TorchError;
 
-/// Added to the variance (GPT-2's).
+/// Added to the variance or the mean square (GPT-2's).
 const EPSILON: f64 = 1e-5;
 
 /// `x_btd` normalised with the unit's parameters of these names.
@@ -21,5 +21,6 @@ pub(super) fn norm(
             let bias = unit.optional_parameter(names.bias);
             x_btd.layer_norm(weight.size(), Some(weight), bias, EPSILON, true)
         }
+        Norm::RmsNorm => x_btd.rms_norm(weight.size(), Some(weight), EPSILON),
     })
 }

@@ -94,6 +94,10 @@ fn plain_forward(model: &Model, leaves: &[Leaf], tokens: &Tensor) -> Tensor {
                 1e-5,
                 true,
             ),
+            Norm::RmsNorm => {
+                let mean_square = (x * x).mean_dim(-1, true, tch::Kind::Float);
+                x / (mean_square + 1e-5).sqrt() * weight
+            }
         }
     };
     let linear = |x: &Tensor, unit, name: &str| {
@@ -132,6 +136,10 @@ fn plain_forward(model: &Model, leaves: &[Leaf], tokens: &Tensor) -> Tensor {
         let up = linear(&normed, q, "mlp.c_fc");
         let inner = match model.features.mlp {
             Mlp::Gelu => up.gelu("tanh"),
+            Mlp::SwiGlu => {
+                let gate = linear(&normed, q, "mlp.c_gate");
+                &gate * gate.sigmoid() * up
+            }
         };
         x = &x + linear(&inner, q, "mlp.c_proj");
     }
