@@ -26,7 +26,7 @@ fn needs(packages: &[&str]) -> Vec<String> {
 fn the_worker_the_simulator_and_the_command_line_compile_no_kubernetes_types() {
     let kubernetes = |name: &String| name == "k8s-openapi" || name.starts_with("kube");
     assert!(needs(&["varuna-operator"]).iter().any(kubernetes));
-    let packages = ["varuna-worker", "varuna-sim", "varuna-replay", "varuna"];
+    let packages = ["varuna-worker", "varuna-sim", "varuna"];
     let found: Vec<_> = needs(&packages).into_iter().filter(kubernetes).collect();
     assert!(
         found.is_empty(),

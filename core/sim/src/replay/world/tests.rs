@@ -143,16 +143,6 @@ fn a_small_trace_reads_like_this() {
 }
 
 #[test]
-fn the_picture_is_whole_and_shows_what_was_lost() {
-    let report = replay(&trace(CALM), &setup()).unwrap();
-    let picture = crate::replay::svg("a <job>", &report);
-    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
-    assert!(picture.contains("a &lt;job&gt;: goodput") && picture.contains("transfer of state"));
-    assert_eq!(picture.matches("<path").count(), 4);
-    assert!(!picture.contains("NaN"));
-}
-
-#[test]
 fn a_notice_saves_the_step_in_hand_and_is_never_worse_when_longer() {
     let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
     let mut before = 0.0;
