@@ -1,4 +1,4 @@
-"""`make replay`: both spot traces, with and without notice; the table of docs/replay.md, and RESULT lines."""
+"""`make replay`: both spot traces, with and without notice; the table of docs/guides/replay.md, and RESULT lines."""
 
 import argparse
 import json
@@ -57,7 +57,7 @@ def main():
         cells = " | ".join(f"{100 * r['goodput']:.1f} / {100 * r['patient']:.1f}" for r in (p3, v100))
         lines.append(f"| {p3['name']} | {cells} |")
     body = "\n".join(lines) + "\n"
-    path = ROOT / "docs/replay.md"
+    path = ROOT / "docs/guides/replay.md"
     begin, end = "<!-- replay: begin -->\n", "<!-- replay: end -->\n"
     before, rest = path.read_text().split(begin)
     path.write_text(f"{before}{begin}{body}{end}{rest.split(end)[1]}")

@@ -1,6 +1,7 @@
 //! Tests about the code itself: what the core may depend on, how long files may be, what may not be written.
 
 mod cycles;
+mod glossary;
 mod source;
 mod structs;
 
