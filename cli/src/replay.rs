@@ -20,7 +20,7 @@ const AWS_NOTICE_S: f64 = 120.0;
 
 /// Replay an availability trace in simulated time: goodput, and losses by cause.
 ///
-/// The planner and the coordinator are those of a real job; docs/replay.md says what is simulated.
+/// The planner and the coordinator are those of a real job; docs/guides/replay.md says what is simulated.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The trace, a CSV file: columns time_s,event,node (event: add or remove) or time_s,nodes.

@@ -224,13 +224,13 @@ fn a_checkpoint_is_made_on_demand_on_notice_and_by_the_clock() {
 }
 
 #[test]
-fn a_run_without_a_place_for_checkpoints_refuses_to_save() {
+fn a_run_without_a_checkpoint_location_refuses_to_save() {
     let mut run = Run::start(&JobFile::default(), 1);
     run.wait_for_step(1);
     let output = run.varuna(&["checkpoint", "save", "RUN"]);
     assert_eq!(output.status.code(), Some(2));
     let words = String::from_utf8(output.stderr).unwrap();
-    assert!(words.contains("names no place for checkpoints"), "{words}");
+    assert!(words.contains("names no location for checkpoints"), "{words}");
 }
 
 #[test]

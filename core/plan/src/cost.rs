@@ -29,7 +29,7 @@ pub enum Runtime {
     #[default]
     Overlapped,
     /// Sender and receiver wait for each other, in program order, and nothing overlaps; a tied weight is summed between
-    /// the two ends of each pipeline before the ring over pipelines. Runtimes of blocking sends (`docs/planner.md`).
+    /// the two ends of each pipeline before the ring over pipelines. Runtimes of blocking sends (`docs/internals/planner.md`).
     Rendezvous,
 }
 

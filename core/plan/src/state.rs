@@ -1,4 +1,4 @@
-//! The identity of training state, and the decision that takes it one step on (`docs/protocol.md`).
+//! The identity of training state, and the decision that takes it one step on (`docs/internals/protocol.md`).
 
 use crate::ids::{Generation, Step};
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,6 @@
 //! The commit and reconfiguration protocol as two sans-IO state machines: [`Coordinator`] and [`Member`].
 //!
-//! This crate owns membership, generations, step commit and recovery (`docs/protocol.md`). Messages and time come in as
+//! This crate owns membership, generations, step commit and recovery (`docs/internals/protocol.md`). Messages and time come in as
 //! arguments; effects leave in a list whose order is part of the contract: a driver carries them out in that order.
 //! It must never do I/O, read a clock, or know how tensors, sockets or stores look.
 

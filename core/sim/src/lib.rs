@@ -2,7 +2,7 @@
 //!
 //! A host (`host`) runs coordinators and members on simulated time. [`World`] is the checker's environment: modelled engines, a
 //! network, a store and faults, all drawn from a seed, and a checker that looks after every event. One seed is one schedule:
-//! `World::new(seed).run()` either ends with a finished job or names the invariant (`docs/protocol.md`) that was broken; the same
+//! `World::new(seed).run()` either ends with a finished job or names the invariant (`docs/internals/protocol.md`) that was broken; the same
 //! seed gives the same trace. [`replay`] is the other environment: the nodes of an availability trace, with measured delays.
 //! Nothing here may use a clock, a thread, or randomness of its own.
 

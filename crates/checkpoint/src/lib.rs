@@ -1,4 +1,4 @@
-//! Checkpoints on blob stores: a shard for each unit, a manifest last. The format is in `docs/checkpoint-format.md`.
+//! Checkpoints on blob stores: a shard for each unit, a manifest last. The format is in `docs/reference/checkpoint-format.md`.
 //!
 //! Everything is named by the identity of the state it holds, so equal names mean equal bits: a late or repeated upload, from
 //! any worker, changes nothing. A checkpoint is complete or absent: without its manifest it does not exist, and the manifest

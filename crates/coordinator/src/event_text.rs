@@ -71,6 +71,10 @@ impl EventText {
     }
 
     /// The sentence about an event. `at`: time since the coordinator's start; `steps_lost`: steps that are run again because of it.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one sentence for each kind of event, all in one place"
+    )]
     pub(crate) fn sentence(&mut self, at: Duration, event: &Event, steps_lost: u64) -> String {
         self.remember(at, event, steps_lost);
         match event {

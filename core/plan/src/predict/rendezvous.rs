@@ -3,7 +3,7 @@
 //! Even and odd slots alternate between neighbours (1F1B with one warm-up forward for each later stage). What a slot needs
 //! is received just before it, what it made is sent at the start of the next slot: `receive activation, send gradient,
 //! forward` and `send activation, receive gradient, backward`. Structure as in the run of `bench/data/measured`
-//! (`docs/planner.md`).
+//! (`docs/internals/planner.md`).
 
 use super::simulation::{Activity, Simulated, Span};
 use super::stage_times::StageTimes;

@@ -101,7 +101,7 @@ pub(super) fn deserialize<T: DeserializeOwned>(file: &str, value: &Value) -> Res
 }
 
 fn ends_with(path: &Path, name: &str) -> bool {
-    matches!(path.iter().last(), Some(Segment::Map { key }) if key == name)
+    matches!(path.iter().next_back(), Some(Segment::Map { key }) if key == name)
 }
 
 /// The value at a path.

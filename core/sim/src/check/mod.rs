@@ -1,4 +1,4 @@
-//! The checker: invariants (a) to (g) of `docs/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (g) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 

@@ -1,5 +1,5 @@
 //! Systems that restart the job at a change, on the same trace and against the same ideal: a model of published costs, not a
-//! run of those systems (`docs/replay.md` names the sources).
+//! run of those systems (`docs/guides/replay.md` names the sources).
 
 use crate::replay::ideal::Ideal;
 use crate::replay::trace::Trace;

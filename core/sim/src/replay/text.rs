@@ -43,7 +43,7 @@ pub fn text(report: &Report, restarts: &[Restarted]) -> String {
     reconfigurations(&mut out, report);
     if !restarts.is_empty() {
         out.push_str(
-            "published costs of restart-based systems on the same trace (a model, docs/replay.md):\n",
+            "published costs of restart-based systems on the same trace (a model, docs/guides/replay.md):\n",
         );
         for r in restarts {
             let _ = writeln!(

@@ -8,7 +8,7 @@ use crate::predict::work::{PipelineWork, StepWork};
 use crate::profile::Profile;
 
 const BATCH: u64 = 128;
-/// As in the tables of `docs/planner.md`: shallower pipelines do not fit into the memory of the measured machines.
+/// As in the tables of `docs/internals/planner.md`: shallower pipelines do not fit into the memory of the measured machines.
 const SHALLOWEST: usize = 6;
 const WORKERS: usize = 32;
 
