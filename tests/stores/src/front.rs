@@ -1,6 +1,6 @@
 //! A front before a store, which makes it slow, failing, hanging or cut off, and shows the phases of a save.
 
-use crate::server::address;
+use crate::loopback::address;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};

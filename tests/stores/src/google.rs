@@ -2,7 +2,7 @@
 //!
 //! It translates what `object_store` says and keeps nothing but the parts of uploads under way.
 
-use crate::server::address;
+use crate::loopback::address;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};

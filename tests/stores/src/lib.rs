@@ -8,6 +8,7 @@
 mod conform;
 mod front;
 mod google;
+mod loopback;
 mod server;
 
 pub use conform::{LAYOUT, conforms, facts, save, shard, state};

@@ -1,11 +1,11 @@
 //! The servers: started on an address of their own, ready when they answer, killed when dropped.
 
+use crate::loopback::address;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use hmac::{Hmac, Mac};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use varuna_checkpoint::Location;
@@ -64,14 +64,6 @@ impl Drop for Server {
             front.abort();
         }
     }
-}
-
-/// A loopback address that nobody else uses: of this process and this call.
-pub(crate) fn address() -> String {
-    static CALLS: AtomicU32 = AtomicU32::new(1);
-    let [_, _, high, low] = std::process::id().to_be_bytes();
-    let call = CALLS.fetch_add(1, Ordering::Relaxed);
-    format!("127.{}.{high}.{}", 80 + call % 100, low.max(1))
 }
 
 /// A program that `scripts/setup-stores.sh` provides.
