@@ -47,16 +47,17 @@ fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
     run.wait_for("the word that workers are missing", |run| {
         event(run, "belowMinimum").filter(|_| event(run, "fenced").is_some())
     });
+    let newest = step_of(complete(store.path()).last().unwrap());
+    let trained = run.metrics().last().map(|m| m.step.0);
     assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let resumed = event(&run, "resumed").unwrap();
     assert_eq!(resumed["restored"], true, "{resumed}");
-    let base = resumed["base"]["step"].as_u64().unwrap();
-    assert!(base >= 10 && base.is_multiple_of(5), "{resumed}");
-    assert!(
-        resumed["stepsLost"].as_u64().is_some_and(|lost| lost < 20),
-        "{resumed}"
-    );
+    // How old the newest is depends on how fast uploads are, which give way to training.
+    assert_eq!(resumed["base"]["step"].as_u64(), Some(newest), "{resumed}");
+    assert!(newest >= 10 && newest.is_multiple_of(5), "{resumed}");
+    let lost = trained.map(|step| step - newest);
+    assert_eq!(resumed["stepsLost"].as_u64(), lost, "{resumed}");
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
 }
 
