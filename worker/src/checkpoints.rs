@@ -6,8 +6,9 @@
 use crate::background::Background;
 use crate::state::{UnitSnapshot, UnitState};
 use backon::{BackoffBuilder, ExponentialBuilder};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
@@ -134,9 +135,9 @@ impl Checkpoints {
     pub fn save(&self, unit: Unit, id: StateId, snapshot: UnitSnapshot) {
         let inner = Arc::clone(&self.inner);
         tokio::task::spawn_blocking(move || {
-            inner.backlog().admit(id);
+            inner.backlog.lock().admit(id);
             let state = snapshot.copy();
-            inner.backlog().add(id, unit, state);
+            inner.backlog.lock().add(id, unit, state);
             // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
             inner.added.notify_waiters();
             inner.added.notify_one();
@@ -192,14 +193,10 @@ impl Checkpoints {
 }
 
 impl Inner {
-    fn backlog(&self) -> std::sync::MutexGuard<'_, Backlog> {
-        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn upload(self: Arc<Self>) {
         let mut backoff = BACKOFF.build();
         loop {
-            let Some((id, unit, state)) = self.backlog().next() else {
+            let Some((id, unit, state)) = self.backlog.lock().next() else {
                 self.added.notified().await;
                 continue;
             };
@@ -209,7 +206,7 @@ impl Inner {
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
                     {
-                        let mut backlog = self.backlog();
+                        let mut backlog = self.backlog.lock();
                         if error.is_final() || backlog.newer_waits(id) {
                             backlog.waiting.remove(&id);
                         } else {
@@ -238,7 +235,7 @@ impl Inner {
             Err(error) => Err(error),
         };
         let last = {
-            let mut backlog = self.backlog();
+            let mut backlog = self.backlog.lock();
             backlog.uploaded(id);
             backlog.is_finished(id)
         };
@@ -248,7 +245,7 @@ impl Inner {
             if self.store.complete(id).await? {
                 tracing::info!(state = %id, "checkpoint complete");
             }
-            self.backlog().forget(id);
+            self.backlog.lock().forget(id);
         }
         Ok(())
     }

@@ -21,8 +21,7 @@ struct Peer {
 
 fn peer(id: u64) -> Peer {
     let (tell, events) = channel();
-    let tell = std::sync::Mutex::new(tell);
-    let told = move |event| drop(tell.lock().unwrap().send(event));
+    let told = move |event| drop(tell.send(event));
     Peer {
         id: WorkerId(id),
         mesh: Mesh::listen(WorkerId(id), "127.0.0.1:0", told).unwrap(),

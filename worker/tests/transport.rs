@@ -31,8 +31,7 @@ fn peer(id: u64) -> Peer {
 /// Takes in so many elements of each sender that wait to be received.
 fn bounded_peer(id: u64, elements: usize) -> Peer {
     let (tell, events) = channel();
-    let tell = std::sync::Mutex::new(tell);
-    let told = move |event| drop(tell.lock().unwrap().send(event));
+    let told = move |event| drop(tell.send(event));
     let mesh = Mesh::listen_bounded(WorkerId(id), "127.0.0.1:0", elements, told).unwrap();
     Peer {
         id: WorkerId(id),

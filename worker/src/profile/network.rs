@@ -155,12 +155,9 @@ pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<(
 
 fn listen(place: usize) -> Result<(Mesh, Receiver<PeerEvent>)> {
     let (tell, events) = channel();
-    let tell = std::sync::Mutex::new(tell);
     let mesh = Mesh::listen(id(place), "127.0.0.1:0", move |event| {
-        if let Ok(tell) = tell.lock() {
-            // Nobody listens at the end.
-            let _ = tell.send(event);
-        }
+        // Nobody listens at the end.
+        let _ = tell.send(event);
     })
     .context("cannot listen on 127.0.0.1")?;
     Ok((mesh, events))

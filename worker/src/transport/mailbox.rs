@@ -1,8 +1,8 @@
 //! Received messages that wait until the engine takes them: one mailbox for each worker and generation.
 
 use super::{LinkError, Tag};
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use varuna_plan::WorkerId;
 
@@ -67,11 +67,6 @@ impl Mailbox {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere leaves the maps consistent: every change is one call.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a message. Waits while the sender's limit is reached, until `deadline` (None: until the generation ends). A second
     /// message with the same sender and tag replaces the first.
     ///
@@ -84,19 +79,15 @@ impl Mailbox {
         payload: Vec<f32>,
         deadline: Option<Instant>,
     ) -> Result<(), PutError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.waiting_from(from) > self.elements_max && !state.aborted {
-            let now = Instant::now();
-            state = match deadline {
-                Some(d) if now >= d => return Err(PutError::Full),
+            match deadline {
+                Some(d) if Instant::now() >= d => return Err(PutError::Full),
                 Some(d) => {
-                    self.changed
-                        .wait_timeout(state, d - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
+                    self.changed.wait_until(&mut state, d);
                 }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+                None => self.changed.wait(&mut state),
+            }
         }
         if state.aborted {
             return Err(PutError::Closed);
@@ -110,13 +101,13 @@ impl Mailbox {
 
     /// The sender will send no more messages.
     pub fn close(&self, from: WorkerId) {
-        self.lock().closed.insert(from);
+        self.state.lock().closed.insert(from);
         self.changed.notify_all();
     }
 
     /// Ends the generation on this worker: every waiting and every later call fails.
     pub fn abort(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.aborted = true;
         state.messages.clear();
         state.elements.clear();
@@ -126,12 +117,12 @@ impl Mailbox {
     /// Whether [`Mailbox::abort`] was called.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
-        self.lock().aborted
+        self.state.lock().aborted
     }
 
     /// Wakes a waiting [`Mailbox::take_any`].
     pub fn poke(&self) {
-        self.lock().poked = true;
+        self.state.lock().poked = true;
         self.changed.notify_all();
     }
 
@@ -163,7 +154,7 @@ impl Mailbox {
         deadline: Instant,
         pokable: bool,
     ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.aborted {
                 return Err(LinkError::Aborted);
@@ -182,8 +173,7 @@ impl Mailbox {
             if let Some((from, _)) = wanted.iter().find(|(from, _)| state.closed.contains(from)) {
                 return Err(LinkError::Closed(*from));
             }
-            let now = Instant::now();
-            if now >= deadline {
+            if Instant::now() >= deadline {
                 return match wanted.first() {
                     Some((from, tag)) => Err(LinkError::Deadline {
                         from: *from,
@@ -192,11 +182,7 @@ impl Mailbox {
                     None => Ok(None),
                 };
             }
-            state = self
-                .changed
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_until(&mut state, deadline);
         }
     }
 }

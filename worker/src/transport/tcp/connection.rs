@@ -4,12 +4,12 @@ use super::frame::{
     Frame, Hello, Refusal, StateHeader, read_answer, read_confirmation, write_answer, write_confirmation,
 };
 use super::queue::Queue;
-use super::{Incoming, Open, PeerEvent, Shared, locked};
+use super::{Incoming, Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use varuna_plan::WorkerId;
 
@@ -193,15 +193,13 @@ pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, addre
             }
             Err(error) => tracing::debug!(%error, %generation, %peer, address, "a dial failed"),
         }
-        let peers = locked(&open.peers);
+        let mut peers = open.peers.lock();
         if peers.ended {
             return;
         }
-        let waited = open
-            .closing
-            .wait_timeout(peers, backoff.next().unwrap_or_default())
-            .unwrap_or_else(PoisonError::into_inner);
-        if waited.0.ended {
+        open.closing
+            .wait_for(&mut peers, backoff.next().unwrap_or_default());
+        if peers.ended {
             return;
         }
     }
@@ -258,7 +256,7 @@ fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStrea
     });
     match started {
         Ok(_) => {
-            locked(&open.peers).outgoing.insert(peer, Arc::clone(&queue));
+            open.peers.lock().outgoing.insert(peer, Arc::clone(&queue));
             (shared.emit)(PeerEvent::Connected { generation, peer });
             let _ = socket.read(&mut [0u8]);
         }

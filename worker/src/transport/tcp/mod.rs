@@ -12,12 +12,13 @@ use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
 use connection::{accept_loop, dial_loop};
 use frame::{Frame, StateHeader};
+use parking_lot::{Condvar, Mutex};
 use queue::{Queue, QueueError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
@@ -95,19 +96,14 @@ struct Peers {
     ended: bool,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change under these locks is one insertion or removal: a panic elsewhere leaves the data consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Open {
     fn queue(&self, to: WorkerId) -> Option<Arc<Queue>> {
-        locked(&self.peers).outgoing.get(&to).cloned()
+        self.peers.lock().outgoing.get(&to).cloned()
     }
 
     fn close(&self) {
         self.mailbox.abort();
-        let mut peers = locked(&self.peers);
+        let mut peers = self.peers.lock();
         peers.ended = true;
         for queue in peers.outgoing.values() {
             queue.close();
@@ -121,12 +117,12 @@ impl Open {
 
     /// Stores a socket for [`Open::close`]. False: the generation has ended.
     fn keep(&self, socket: &TcpStream) -> bool {
-        keep(&mut locked(&self.peers), socket)
+        keep(&mut self.peers.lock(), socket)
     }
 
     /// Accepts a peer's connection. False: the generation has ended, or has a connection of this peer.
     fn accept(&self, from: WorkerId, socket: &TcpStream) -> bool {
-        let mut peers = locked(&self.peers);
+        let mut peers = self.peers.lock();
         peers.incoming.insert(from) && keep(&mut peers, socket)
     }
 
@@ -134,7 +130,7 @@ impl Open {
     /// connections itself, so their end says nothing about the peers).
     fn lost(&self, peer: WorkerId) -> bool {
         self.mailbox.close(peer);
-        let mut peers = locked(&self.peers);
+        let mut peers = self.peers.lock();
         if let Some(queue) = peers.outgoing.get(&peer) {
             queue.close();
         }
@@ -202,7 +198,9 @@ impl Mesh {
 
     /// Accepts connections of a generation from now on.
     pub fn open(&self, generation: Generation, secret: &str) {
-        locked(&self.shared.generations)
+        self.shared
+            .generations
+            .lock()
             .entry(generation)
             .or_insert_with(|| {
                 Arc::new(Open {
@@ -220,7 +218,7 @@ impl Mesh {
         let Some(open) = self.shared.open(generation) else {
             return;
         };
-        if !locked(&open.peers).dialled.insert(peer) {
+        if !open.peers.lock().dialled.insert(peer) {
             return;
         }
         let (shared, address) = (Arc::clone(&self.shared), address.to_owned());
@@ -234,7 +232,7 @@ impl Mesh {
 
     /// Ends a generation: closes its connections, stops its dials and refuses new connections.
     pub fn close(&self, generation: Generation) {
-        if let Some(open) = locked(&self.shared.generations).remove(&generation) {
+        if let Some(open) = self.shared.generations.lock().remove(&generation) {
             open.close();
         }
     }
@@ -282,7 +280,7 @@ impl Mesh {
 impl Drop for Mesh {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
-        for open in std::mem::take(&mut *locked(&self.shared.generations)).into_values() {
+        for open in std::mem::take(&mut *self.shared.generations.lock()).into_values() {
             open.close();
         }
         // Wakes the listener, so that it ends.
@@ -292,7 +290,7 @@ impl Drop for Mesh {
 
 impl Shared {
     fn open(&self, generation: Generation) -> Option<Arc<Open>> {
-        locked(&self.generations).get(&generation).cloned()
+        self.generations.lock().get(&generation).cloned()
     }
 }
 
@@ -333,7 +331,7 @@ impl Link for TcpLink {
 
     fn abort(&self) {
         self.open.mailbox.abort();
-        for queue in locked(&self.open.peers).outgoing.values() {
+        for queue in self.open.peers.lock().outgoing.values() {
             queue.close();
         }
     }

@@ -2,8 +2,8 @@
 //! sent one after another, since the receiver assembles one state at a time.
 
 use super::frame::{Frame, StateHeader};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
@@ -66,23 +66,14 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a tensor. Waits while the queue is full, until `deadline`.
     pub(super) fn push(&self, frame: Frame, deadline: Instant) -> Result<(), QueueError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.urgent_bytes > BYTES_MAX && !state.closed {
-            let now = Instant::now();
-            if now >= deadline {
+            if Instant::now() >= deadline {
                 return Err(QueueError::Deadline);
             }
-            state = self
-                .changed
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            self.changed.wait_until(&mut state, deadline);
         }
         if state.closed {
             return Err(QueueError::Closed);
@@ -95,7 +86,7 @@ impl Queue {
 
     /// Adds a protocol message without waiting: messages are small, and the protocol limits their number.
     pub(super) fn push_message(&self, bytes: Vec<u8>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.closed {
             state.urgent_bytes += bytes.len();
             state.urgent.push_back(Frame::Message(bytes));
@@ -105,7 +96,7 @@ impl Queue {
 
     /// Adds a transfer after those that wait. False: there are too many.
     pub(super) fn push_state(&self, encoded: Vec<u8>, header: StateHeader, data: Vec<f32>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.closed {
             // Like a message it is dropped: the receiver learns that the connection is closed.
             return true;
@@ -127,7 +118,7 @@ impl Queue {
 
     /// The next frame; `None` once the connection is closed.
     pub(super) fn pop(&self) -> Option<Frame> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if state.closed {
                 return None;
@@ -140,13 +131,13 @@ impl Queue {
             if let Some(frame) = state.next_part() {
                 return Some(frame);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
     /// Drops all frames; nothing more is sent.
     pub(super) fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         state.urgent.clear();
         state.transfers.clear();
