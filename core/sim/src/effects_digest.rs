@@ -19,25 +19,25 @@ use std::sync::Arc;
 
 /// The digest so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct EffectsDigest(pub(crate) u64);
+pub struct EffectsDigest(pub u64);
 
 impl EffectsDigest {
     /// An effect of coordinator number `coordinator` at `now` (milliseconds of the world).
-    pub(crate) fn coordinator(&mut self, now: u64, coordinator: usize, effect: &CoordinatorEffect) {
+    pub fn coordinator(&mut self, now: u64, coordinator: usize, effect: &CoordinatorEffect) {
         self.add(&(1u64, now));
         self.add(&coordinator);
         self.add(effect);
     }
 
     /// An effect of a worker at `now` (milliseconds of the world).
-    pub(crate) fn member(&mut self, now: u64, worker: WorkerId, effect: &MemberEffect) {
+    pub fn member(&mut self, now: u64, worker: WorkerId, effect: &MemberEffect) {
         self.add(&(2u64, now));
         self.add(&worker);
         self.add(effect);
     }
 
     /// The mode that a coordinator shows to people, by its serialized name.
-    pub(crate) fn mode(&mut self, mode: &str) {
+    pub fn mode(&mut self, mode: &str) {
         self.add(mode);
     }
 

@@ -6,7 +6,6 @@
 //! seed gives the same trace. [`replay`] is the other environment: the nodes of an availability trace, with measured delays.
 //! Nothing here may use a clock, a thread, or randomness of its own.
 
-mod arbitrary;
 mod check;
 mod effects_digest;
 mod engine;
@@ -16,7 +15,8 @@ pub mod replay;
 mod rng;
 mod world;
 
-pub use arbitrary::{coordinator_with_arbitrary_inputs, member_with_arbitrary_inputs};
 pub use check::Violation;
+pub use effects_digest::EffectsDigest;
+pub use planner::RandomPlanner;
 pub use rng::Rng;
 pub use world::{Stats, World};

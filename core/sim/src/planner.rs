@@ -8,7 +8,7 @@ use varuna_plan::{
 };
 
 /// Draws shapes from a seed. Each one predicts a shorter step than the one before, so that every change of workers is taken.
-pub(crate) struct RandomPlanner {
+pub struct RandomPlanner {
     seed: Cell<u64>,
     drawn: Cell<u32>,
     /// Most segments that one worker can hold.
@@ -16,7 +16,9 @@ pub(crate) struct RandomPlanner {
 }
 
 impl RandomPlanner {
-    pub(crate) fn new(seed: u64, cap: u32) -> Self {
+    /// Draws from `seed`; a worker holds at most `cap` segments.
+    #[must_use]
+    pub fn new(seed: u64, cap: u32) -> Self {
         Self {
             seed: Cell::new(seed),
             drawn: Cell::new(0),

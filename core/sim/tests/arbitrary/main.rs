@@ -1,7 +1,16 @@
-//! The machines take arbitrary inputs without a panic, and do with them what they did before.
+//! Arbitrary inputs to one coordinator or one member: what the simulated world never does, such as drains, refused writes,
+//! failed fetches, a Stop in the middle of a write, and reports that contradict each other.
+//!
+//! The machines must take all of it without a panic, and their effects are compared with a golden file. Nothing here checks that
+//! what they do is right.
 
+mod coordinator;
+mod draw;
+mod member;
+
+use coordinator::coordinator_with_arbitrary_inputs;
+use member::member_with_arbitrary_inputs;
 use varuna_plan::state::mix;
-use varuna_sim::{coordinator_with_arbitrary_inputs, member_with_arbitrary_inputs};
 
 const LINES: u64 = 40;
 const SEEDS_PER_LINE: u64 = 100;

@@ -1,8 +1,6 @@
 //! Arbitrary inputs to a member.
 
-use super::{Draw, INPUTS, LAYOUT};
-use crate::effects_digest::EffectsDigest;
-use crate::rng::Rng;
+use crate::draw::{Draw, INPUTS, LAYOUT};
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{
@@ -12,12 +10,13 @@ use varuna_plan::{
 use varuna_protocol::{
     Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Norms, Order, PeerMessage, Time,
 };
+use varuna_sim::{EffectsDigest, Rng};
 
 const ME: WorkerId = WorkerId(1);
 
 /// Digest of the effects of a member with the seed's inputs.
 #[must_use]
-pub fn member_with_arbitrary_inputs(seed: u64) -> u64 {
+pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };
     let ms = Duration::from_millis;
     let mut member = Member::new(MemberConfig {

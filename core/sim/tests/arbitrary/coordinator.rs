@@ -1,9 +1,6 @@
 //! Arbitrary inputs to a coordinator.
 
-use super::{Draw, INPUTS, LAYOUT};
-use crate::effects_digest::EffectsDigest;
-use crate::planner::RandomPlanner;
-use crate::rng::Rng;
+use crate::draw::{Draw, INPUTS, LAYOUT};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
@@ -12,10 +9,11 @@ use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Inventory, Phase, Prepared,
     Ran, Record, Report, Status, Time,
 };
+use varuna_sim::{EffectsDigest, RandomPlanner, Rng};
 
 /// Digest of the effects of a coordinator with the seed's inputs.
 #[must_use]
-pub fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
+pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };
     let config = CoordinatorConfig {
         layout: LAYOUT,
