@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 
-/// Starts or stops workers of a run.
+/// Set the number of workers of a run on this machine: more are started, or some are stopped in order.
 #[derive(clap::Args)]
 pub(crate) struct ScaleArguments {
     /// The run folder.
     run: PathBuf,
-    /// How many workers there shall be.
+    /// Number of workers to have.
     workers: u32,
 }
 
-/// Shows what a run is doing.
+/// Show what a run is doing: step, loss, plan, and each worker with its process id.
 #[derive(clap::Args)]
 pub(crate) struct StatusArguments {
     /// The run folder.
     run: PathBuf,
-    /// The whole status as JSON.
+    /// Print the whole status as JSON.
     #[arg(long)]
     json: bool,
 }
@@ -86,31 +86,31 @@ fn text(status: &RunStatus) -> String {
     let mut text = format!(
         "{}: {}  step {}/{}  loss {}\nplan {} (generation {})  step predicted {} observed {}\n",
         status.job,
-        status.mode,
-        status.step,
-        status.last_step,
+        status.run.mode,
+        status.run.step,
+        status.run.last_step,
         or_dash(status.loss.map(|loss| format!("{loss:.4}"))),
-        or_dash(status.plan.clone()),
-        status.generation,
-        ms(status.predicted_ms),
-        ms(status.observed_ms),
+        or_dash(status.run.plan.clone()),
+        status.run.generation,
+        ms(status.run.predicted_ms),
+        ms(status.run.observed_ms),
     );
     text.extend(status.workers.iter().map(worker));
     text
 }
 
 fn worker(worker: &WorkerStatus) -> String {
-    let segments: Vec<String> = worker.segments.iter().map(ToString::to_string).collect();
+    let segments: Vec<String> = worker.view.segments.iter().map(ToString::to_string).collect();
     format!(
         "  {:<8} {:<8} pipeline {:<3} segments {:<8} step {:<6} pid {} on {}{}\n",
-        worker.name,
-        or_dash(worker.phase.map(|phase| format!("{phase:?}"))),
-        or_dash(worker.pipeline.map(|index| index.to_string())),
+        worker.view.name,
+        or_dash(worker.view.phase.map(|phase| format!("{phase:?}"))),
+        or_dash(worker.view.pipeline.map(|index| index.to_string())),
         or_dash((!segments.is_empty()).then(|| segments.join(","))),
-        worker.step,
+        worker.view.step,
         worker.pid,
         worker.host,
-        if worker.draining { "  (leaving)" } else { "" },
+        if worker.view.draining { "  (leaving)" } else { "" },
     )
 }
 

@@ -15,24 +15,26 @@ use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
 /// How long workers may take to end after the run.
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Trains a job on this machine. The first Ctrl-C stops in order, the second at once.
+/// Train a job on this machine, with a coordinator and worker processes.
+///
+/// The first Ctrl-C stops the run in order, the second ends it at once.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file: the same YAML that a cluster takes.
     job: PathBuf,
-    /// Worker processes to start.
+    /// Number of worker processes to start.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// The run folder; runs/NAME-TIME by default.
+    /// The run folder [default: runs/NAME-TIME].
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// A profile of the model on this machine (`varuna profile`): plans are made with it.
+    /// Plan with this profile of the model on this machine (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Where to listen for workers (host:port; port 0 = any free one).
+    /// Address on which to listen for workers, host:port; port 0 is any free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     bind: String,
-    /// The worker program; by default `varuna-worker` in the folder of this program.
+    /// The worker program [default: varuna-worker in the folder of this program].
     #[arg(long, env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
 }
@@ -181,7 +183,7 @@ impl Run {
         let stopping = view
             .snapshot
             .as_ref()
-            .is_some_and(|s| matches!(s.mode, RunMode::Stopped | RunMode::Ended));
+            .is_some_and(|s| matches!(s.run.mode, RunMode::Stopped | RunMode::Ended));
         self.children.count() == 0 && view.metric.is_none() && !stopping
     }
 

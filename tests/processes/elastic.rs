@@ -170,13 +170,13 @@ fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
     let workers = run.wait_for_workers(4);
     signal(workers[3].pid, Signal::SIGSTOP);
     run.wait_for("a plan of three", |run| {
-        let view = run.status()?;
-        let running = view
+        let status = run.status()?;
+        let running = status
             .workers
             .iter()
-            .filter(|w| w.phase == Some(Phase::Running) && w.pid != workers[3].pid)
+            .filter(|w| w.view.phase == Some(Phase::Running) && w.pid != workers[3].pid)
             .count();
-        (running == 3 && view.generation.0 > 1).then_some(())
+        (running == 3 && status.run.generation.0 > 1).then_some(())
     });
     signal(workers[3].pid, Signal::SIGCONT);
     finish(run);

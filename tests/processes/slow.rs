@@ -38,11 +38,11 @@ fn a_slow_worker_is_found_and_given_less_to_do_without_a_recovery() {
     assert_eq!(quiet.exit_code(), 0, "{}", quiet.report());
     let mut run = Run::start(&job, 3);
     let workers = run.wait_for_workers(3);
-    let slow = &workers[1];
-    let load = Slowed::start(slow.pid);
+    let slow = &workers[1].view;
+    let load = Slowed::start(workers[1].pid);
     let generation = run.wait_for("a plan for the slow worker", |run| {
         let workers = run.status()?.workers;
-        let speed = workers.iter().find(|w| w.id == slow.id)?.speed;
+        let speed = workers.iter().find(|w| w.view.id == slow.id)?.view.speed;
         made_for(&run.plans(), &slow.name, slow.id).filter(|_| speed < 0.75)
     });
     run.wait_for("a step under it", |run| {

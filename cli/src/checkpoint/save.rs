@@ -20,7 +20,7 @@ pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     let start = Instant::now();
     loop {
         let status = status_of(&contact).await?;
-        let last = status.last_step;
+        let last = status.run.last_step;
         let saved = status.checkpoint.unwrap_or_default();
         // The last step of a run has no later one.
         if let (Some(name), Some(step)) = (saved.newest, saved.newest_step)

@@ -189,12 +189,12 @@ impl Driver {
             return Err("the job names no location for checkpoints (spec.checkpoint)".into());
         }
         self.feed(CoordinatorInput::Save);
-        Ok(self.machine.snapshot().step.0)
+        Ok(self.machine.snapshot().run.step.0)
     }
 
     /// What the checkpoint store shows: for people what has changed, for the machine what it can resume from.
     fn take_listing(&mut self, listing: CheckpointListing) {
-        let step = self.machine.snapshot().step;
+        let step = self.machine.snapshot().run.step;
         for event in self.checkpoints.update(listing, step) {
             self.log_checkpoint(event);
         }
@@ -287,7 +287,7 @@ impl Driver {
 
     fn status(&self) -> RunStatus {
         let snapshot = self.machine.snapshot();
-        let checkpoint = self.checkpoints.status(snapshot.step);
+        let checkpoint = self.checkpoints.status(snapshot.run.step);
         let loss = self.publisher.last_metric().map(|m| m.loss);
         run_status(&self.job.name, snapshot, &self.streams, loss, checkpoint)
     }

@@ -85,8 +85,8 @@ impl Publisher {
                 gradient_norm,
                 overflow,
                 generation,
-                workers: snapshot.members,
-                plan: snapshot.plan.clone().unwrap_or_default(),
+                workers: snapshot.run.members,
+                plan: snapshot.run.plan.clone().unwrap_or_default(),
                 tokens: self.tokens_per_step,
                 step_ms: self.last_commit.elapsed().as_secs_f64() * 1e3,
                 time_ms: now_ms(),
@@ -147,8 +147,8 @@ impl Publisher {
     /// One entry for tools, and the same as a sentence for people.
     fn log(&mut self, event: LoggedEvent, steps_lost: Option<u64>, text: String, snapshot: &Snapshot) {
         tracing::info!(
-            generation = snapshot.generation.0,
-            step = snapshot.step.0,
+            generation = snapshot.run.generation.0,
+            step = snapshot.run.step.0,
             "{text}"
         );
         self.folder.append_event(event, steps_lost);

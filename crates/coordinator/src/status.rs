@@ -15,40 +15,20 @@ pub(crate) fn run_status(
     checkpoint: Option<CheckpointStatus>,
 ) -> RunStatus {
     let workers = snapshot.workers.into_iter().filter(|w| w.up);
-    let workers = workers.filter_map(|w| Some(worker_status(streams.get(w.id)?, w)));
     RunStatus {
         job: job.to_owned(),
-        mode: snapshot.mode,
-        term: snapshot.term,
-        generation: snapshot.generation,
-        next: snapshot.next,
-        step: snapshot.step,
-        last_step: snapshot.last_step,
+        run: snapshot.run,
         loss: loss.filter(|loss| loss.is_finite()),
-        plan: snapshot.plan,
-        predicted_ms: snapshot.predicted_ms,
-        observed_ms: snapshot.observed_ms,
-        members: snapshot.members,
-        min_workers: snapshot.min_workers,
-        max_workers: snapshot.max_workers,
         checkpoint,
-        workers: workers.collect(),
+        workers: workers
+            .filter_map(|view| Some(worker_status(streams.get(view.id)?, view)))
+            .collect(),
     }
 }
 
 fn worker_status(stream: &Stream, view: WorkerView) -> WorkerStatus {
     WorkerStatus {
-        id: view.id,
-        name: view.name,
-        node: view.node,
-        up: view.up,
-        phase: view.phase,
-        generation: view.generation,
-        step: view.step,
-        draining: view.draining,
-        speed: view.speed,
-        segments: view.segments,
-        pipeline: view.pipeline,
+        view,
         pid: stream.hello.pid,
         host: stream.hello.host.clone(),
         device: stream.hello.device.clone(),

@@ -155,7 +155,7 @@ fn events(folder: &Path) -> Vec<serde_json::Value> {
 }
 
 fn generations(view: &View) -> u64 {
-    view.snapshot.as_ref().map_or(0, |s| s.generation.0)
+    view.snapshot.as_ref().map_or(0, |s| s.run.generation.0)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -176,7 +176,7 @@ async fn four_workers_train_to_the_end_and_are_released() {
         );
     }
     let status = RunFiles::new(temp.path()).status().unwrap();
-    assert_eq!((status.job.as_str(), status.step), ("fake", Step(STEPS)));
+    assert_eq!((status.job.as_str(), status.run.step), ("fake", Step(STEPS)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -422,7 +422,7 @@ async fn commands_need_the_token_and_a_standalone_coordinator_starts_no_workers(
         .unwrap()
         .into_inner();
     let status = varuna_wire::status::from_wire(status).unwrap();
-    assert_eq!((status.job.as_str(), status.last_step), ("fake", Step(STEPS)));
+    assert_eq!((status.job.as_str(), status.run.last_step), ("fake", Step(STEPS)));
     let refused = client
         .scale(ScaleRequest {
             workers: 3,

@@ -5,26 +5,28 @@ use crate::up::{phase_to_wire, read_phase};
 use crate::v1;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::RunMode;
+use varuna_protocol::coordinator::{RunView, WorkerView};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 
 /// The wire form.
 #[must_use]
 pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
+    let run = &status.run;
     v1::RunStatus {
         job: status.job.clone(),
-        mode: mode_to_wire(status.mode).into(),
-        term: status.term,
-        generation: status.generation.0,
-        next: status.next.map(|g| g.0),
-        step: status.step.0,
-        last_step: status.last_step.0,
+        mode: mode_to_wire(run.mode).into(),
+        term: run.term,
+        generation: run.generation.0,
+        next: run.next.map(|g| g.0),
+        step: run.step.0,
+        last_step: run.last_step.0,
         loss: status.loss,
-        plan: status.plan.clone(),
-        predicted_ms: status.predicted_ms,
-        observed_ms: status.observed_ms,
-        members: status.members as u64,
-        min_workers: status.min_workers as u64,
-        max_workers: status.max_workers.map(|n| n as u64),
+        plan: run.plan.clone(),
+        predicted_ms: run.predicted_ms,
+        observed_ms: run.observed_ms,
+        members: run.members as u64,
+        min_workers: run.min_workers as u64,
+        max_workers: run.max_workers.map(|n| n as u64),
         checkpoint: status.checkpoint.as_ref().map(checkpoint_to_wire),
         workers: status.workers.iter().map(worker_to_wire).collect(),
     }
@@ -37,31 +39,27 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
 pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
     const M: &str = "RunStatus";
     let status = need(reply.status, "StatusReply", "status")?;
-    let mode = read_mode(status.mode)?;
+    let max_workers = status.max_workers.map(|n| count(n, M, "max_workers"));
+    let workers = status.workers.into_iter().map(read_worker);
     Ok(RunStatus {
         job: status.job,
-        mode,
-        term: status.term,
-        generation: Generation(status.generation),
-        next: status.next.map(Generation),
-        step: Step(status.step),
-        last_step: Step(status.last_step),
+        run: RunView {
+            mode: read_mode(status.mode)?,
+            term: status.term,
+            generation: Generation(status.generation),
+            next: status.next.map(Generation),
+            step: Step(status.step),
+            last_step: Step(status.last_step),
+            plan: status.plan,
+            predicted_ms: status.predicted_ms,
+            observed_ms: status.observed_ms,
+            members: count(status.members, M, "members")?,
+            min_workers: count(status.min_workers, M, "min_workers")?,
+            max_workers: max_workers.transpose()?,
+        },
         loss: status.loss,
-        plan: status.plan,
-        predicted_ms: status.predicted_ms,
-        observed_ms: status.observed_ms,
-        members: count(status.members, M, "members")?,
-        min_workers: count(status.min_workers, M, "min_workers")?,
-        max_workers: status
-            .max_workers
-            .map(|n| count(n, M, "max_workers"))
-            .transpose()?,
         checkpoint: status.checkpoint.map(read_checkpoint),
-        workers: status
-            .workers
-            .into_iter()
-            .map(read_worker)
-            .collect::<Result<_, _>>()?,
+        workers: workers.collect::<Result<_, _>>()?,
     })
 }
 
@@ -127,18 +125,19 @@ fn worker_to_wire(worker: &WorkerStatus) -> v1::AttachedWorker {
         start: range.start,
         end: range.end,
     };
+    let view = &worker.view;
     v1::AttachedWorker {
-        id: worker.id.0,
-        name: worker.name.clone(),
-        node: worker.node.clone(),
-        up: worker.up,
-        phase: worker.phase.map_or(v1::Phase::Unspecified, phase_to_wire).into(),
-        generation: worker.generation.0,
-        step: worker.step.0,
-        draining: worker.draining,
-        speed: worker.speed,
-        segments: worker.segments.iter().map(range).collect(),
-        pipeline: worker.pipeline.map(|i| i as u64),
+        id: view.id.0,
+        name: view.name.clone(),
+        node: view.node.clone(),
+        up: view.up,
+        phase: view.phase.map_or(v1::Phase::Unspecified, phase_to_wire).into(),
+        generation: view.generation.0,
+        step: view.step.0,
+        draining: view.draining,
+        speed: view.speed,
+        segments: view.segments.iter().map(range).collect(),
+        pipeline: view.pipeline.map(|i| i as u64),
         pid: worker.pid,
         host: worker.host.clone(),
         device: worker.device.clone(),
@@ -153,17 +152,19 @@ fn read_worker(worker: v1::AttachedWorker) -> Result<WorkerStatus, WireError> {
         end: range.end,
     };
     Ok(WorkerStatus {
-        id: WorkerId(worker.id),
-        name: worker.name,
-        node: worker.node,
-        up: worker.up,
-        phase: read_phase(worker.phase, M)?,
-        generation: Generation(worker.generation),
-        step: Step(worker.step),
-        draining: worker.draining,
-        speed: worker.speed,
-        segments: worker.segments.into_iter().map(range).collect(),
-        pipeline: worker.pipeline.map(|i| count(i, M, "pipeline")).transpose()?,
+        view: WorkerView {
+            id: WorkerId(worker.id),
+            name: worker.name,
+            node: worker.node,
+            up: worker.up,
+            phase: read_phase(worker.phase, M)?,
+            generation: Generation(worker.generation),
+            step: Step(worker.step),
+            draining: worker.draining,
+            speed: worker.speed,
+            segments: worker.segments.into_iter().map(range).collect(),
+            pipeline: worker.pipeline.map(|i| count(i, M, "pipeline")).transpose()?,
+        },
         pid: worker.pid,
         host: worker.host,
         device: worker.device,

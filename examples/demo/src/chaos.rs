@@ -35,11 +35,11 @@ pub(crate) fn drive(
             let all_run = status
                 .workers
                 .iter()
-                .filter(|w| w.phase == Some(Phase::Running))
+                .filter(|w| w.view.phase == Some(Phase::Running))
                 .count()
                 == count;
             #[expect(clippy::cast_precision_loss, reason = "a step count")]
-            let due = status.step.0 as f64 >= share * status.last_step.0 as f64;
+            let due = status.run.step.0 as f64 >= share * status.run.last_step.0 as f64;
             all_run && due
         })?;
         let status = RunFiles::new(folder).status()?;
@@ -47,9 +47,9 @@ pub(crate) fn drive(
             ActKind::Kill => {
                 let victim = &status.workers[rng.random_range(0..status.workers.len())];
                 kill(Pid::from_raw(i32::try_from(victim.pid)?), Signal::SIGKILL)
-                    .with_context(|| format!("cannot kill {} (process {})", victim.name, victim.pid))?;
+                    .with_context(|| format!("cannot kill {} (process {})", victim.view.name, victim.pid))?;
                 count -= 1;
-                format!("kill -9 {}", victim.name)
+                format!("kill -9 {}", victim.view.name)
             }
             ActKind::Join => {
                 count += 1;
@@ -88,10 +88,10 @@ fn wait_for(run: &mut Child, folder: &Path, mut due: impl FnMut(&RunStatus) -> b
         // There is no status before the run has published one.
         if let Ok(status) = RunFiles::new(folder).status() {
             if due(&status) {
-                return Ok(status.step);
+                return Ok(status.run.step);
             }
-            if last != Some(status.step) {
-                last = Some(status.step);
+            if last != Some(status.run.step) {
+                last = Some(status.run.step);
                 moved = Instant::now();
             }
         }

@@ -72,15 +72,15 @@ fn planned(run: Option<&ObservedRun>) -> Statement {
     let Some(run) = run else {
         return statement(kind, false, Reason::NoCoordinator, "no coordinator runs");
     };
-    let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.generation.0 > 0) else {
+    let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.run.generation.0 > 0) else {
         return statement(kind, false, Reason::NoPlan, "no plan yet");
     };
     let message = format!(
         "plan {} uses {} of {} workers as {}",
         run.generation(),
-        snapshot.members,
+        snapshot.run.members,
         run.workers(true).count(),
-        snapshot.plan.as_deref().unwrap_or_default()
+        snapshot.run.plan.as_deref().unwrap_or_default()
     );
     statement(kind, true, Reason::PlanInForce, message)
 }

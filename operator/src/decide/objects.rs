@@ -106,13 +106,13 @@ pub fn job_objects(job: &ObservedJob, credentials: &Credentials, run: Option<&Ob
         labels["endpointslice.kubernetes.io/managed-by"] = "varuna-operator".into();
         objects.push(slice);
     }
-    if let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.generation.0 > 0) {
+    if let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.run.generation.0 > 0) {
         objects.push(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": metadata(job, &format!("{}-plan", job.name)),
             "data": {
-                "generation": snapshot.generation.0.to_string(),
-                "shape": snapshot.plan.clone().unwrap_or_default(),
+                "generation": snapshot.run.generation.0.to_string(),
+                "shape": snapshot.run.plan.clone().unwrap_or_default(),
                 "rank-map": rank_map(snapshot),
             },
         }));

@@ -149,25 +149,25 @@ impl ObservedRun {
     /// Steps committed.
     #[must_use]
     pub fn step(&self) -> i64 {
-        self.snapshot.as_ref().map_or(0, |s| whole(s.step.0))
+        self.snapshot.as_ref().map_or(0, |s| whole(s.run.step.0))
     }
 
     /// Number of the plan in force; 0 = none.
     #[must_use]
     pub fn generation(&self) -> i64 {
-        self.snapshot.as_ref().map_or(0, |s| whole(s.generation.0))
+        self.snapshot.as_ref().map_or(0, |s| whole(s.run.generation.0))
     }
 
     /// Whether steps are committed.
     #[must_use]
     pub fn is_training(&self) -> bool {
-        self.snapshot.as_ref().is_some_and(|s| s.mode.is_training())
+        self.snapshot.as_ref().is_some_and(|s| s.run.mode.is_training())
     }
 
     /// Whether it has not yet heard from the workers that it found in its record.
     #[must_use]
     pub fn is_settling(&self) -> bool {
-        self.snapshot.as_ref().is_none_or(|s| s.mode.is_settling())
+        self.snapshot.as_ref().is_none_or(|s| s.run.mode.is_settling())
     }
 
     /// Names of its workers, which are those of their pods: the attached ones, or the detached ones.

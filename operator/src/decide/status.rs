@@ -90,7 +90,7 @@ fn phase_of(run: Option<&ObservedRun>) -> JobPhase {
     let Some(run) = run else {
         return JobPhase::Pending;
     };
-    match run.snapshot.as_ref().map(|s| s.mode) {
+    match run.snapshot.as_ref().map(|s| s.run.mode) {
         Some(RunMode::Training | RunMode::Changing) => JobPhase::Training,
         Some(RunMode::Launching | RunMode::Recovering | RunMode::Persisting) if run.step() > 0 => {
             JobPhase::Recovering
@@ -119,11 +119,11 @@ fn plan(run: &ObservedRun, status: &mut Status) {
     let attached = run.workers(true).count();
     status.plan = Some(PlanStatus {
         generation: run.generation(),
-        shape: snapshot.plan.clone().unwrap_or_default(),
-        workers: whole(snapshot.members),
-        idle: whole(attached.saturating_sub(snapshot.members)),
-        predicted_step_ms: snapshot.predicted_ms.map(|ms| ms.round() as i64),
-        observed_step_ms: snapshot.observed_ms.map(|ms| ms.round() as i64),
+        shape: snapshot.run.plan.clone().unwrap_or_default(),
+        workers: whole(snapshot.run.members),
+        idle: whole(attached.saturating_sub(snapshot.run.members)),
+        predicted_step_ms: snapshot.run.predicted_ms.map(|ms| ms.round() as i64),
+        observed_step_ms: snapshot.run.observed_ms.map(|ms| ms.round() as i64),
     });
     status.loss = run.loss.map(|loss| format!("{loss:.4}")).or(status.loss.take());
 }

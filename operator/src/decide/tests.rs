@@ -5,7 +5,7 @@ use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
 use varuna_coordinator::{CheckpointHealth, WorkerNotice};
 use varuna_plan::{Generation, Step, WorkerId};
-use varuna_protocol::coordinator::{RunMode, Snapshot, WorkerView};
+use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
 mod checkpoints;
 mod properties;
@@ -91,7 +91,7 @@ fn training(step: u64) -> ObservedRun {
 }
 
 fn run(mode: RunMode, generation: u64, step: u64) -> ObservedRun {
-    let snapshot = Snapshot {
+    let run = RunView {
         mode,
         term: 1,
         generation: Generation(generation),
@@ -104,6 +104,9 @@ fn run(mode: RunMode, generation: u64, step: u64) -> ObservedRun {
         members: 2,
         min_workers: 1,
         max_workers: None,
+    };
+    let snapshot = Snapshot {
+        run,
         workers: vec![worker("a", true), worker("b", true)],
     };
     ObservedRun {

@@ -80,23 +80,23 @@ impl Jobs {
         let Some(snapshot) = &view.snapshot else { return };
         let mut jobs = self.jobs.lock();
         let job = jobs.entry(key.clone()).or_default();
-        job.goodput.observe(now, snapshot.mode.is_training());
+        job.goodput.observe(now, snapshot.run.mode.is_training());
         let newest = view.checkpoints.as_ref().and_then(|s| s.newest);
         if let Some(newest) = newest.filter(|n| job.checkpoint.is_none_or(|(known, _)| known != n.0)) {
             job.checkpoint = Some((newest.0, SystemTime::now()));
         }
         // Losses are reported in order and a little after the step: show a loss with its own step, not with the newest.
-        let metric = view.metric.as_ref().filter(|m| m.step <= snapshot.step);
+        let metric = view.metric.as_ref().filter(|m| m.step <= snapshot.run.step);
         let attached = snapshot.workers.iter().filter(|w| w.up).count();
         job.run = Some(Run {
             step: metric
                 .map(|m| m.step.0)
-                .or((snapshot.generation.0 > 0).then_some(snapshot.step.0)),
+                .or((snapshot.run.generation.0 > 0).then_some(snapshot.run.step.0)),
             loss: metric.map(|m| m.loss),
-            observed_ms: snapshot.observed_ms,
-            predicted_ms: snapshot.predicted_ms,
-            members: snapshot.members,
-            spares: attached.saturating_sub(snapshot.members),
+            observed_ms: snapshot.run.observed_ms,
+            predicted_ms: snapshot.run.predicted_ms,
+            members: snapshot.run.members,
+            spares: attached.saturating_sub(snapshot.run.members),
             failing: view.checkpoints.as_ref().is_some_and(|s| s.failing.is_some()),
         });
     }

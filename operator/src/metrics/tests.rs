@@ -2,7 +2,7 @@ use super::*;
 use varuna_api::crd::Status;
 use varuna_coordinator::{RunMode, View};
 use varuna_plan::{Generation, StateId, Step, WorkerId};
-use varuna_protocol::coordinator::{Event, Snapshot};
+use varuna_protocol::coordinator::{Event, RunView, Snapshot};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -194,7 +194,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
     let key = ("ns".to_owned(), "j".to_owned());
     metrics.jobs.reconciled(&key, &status, 100, [].into());
     // Another leader has taken over: workers have told it their step, and none has been committed since.
-    let snapshot = Snapshot {
+    let run = RunView {
         mode: RunMode::Training,
         term: 2,
         generation: Generation(3),
@@ -207,8 +207,8 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         members: 4,
         min_workers: 1,
         max_workers: None,
-        workers: vec![],
     };
+    let snapshot = Snapshot { run, workers: vec![] };
     let view = View {
         snapshot: Some(snapshot),
         ..View::default()

@@ -20,7 +20,7 @@ pub(super) fn observed_run(view: &View, address: (String, u16), ended: Option<Ru
 pub(super) fn urgent_part(view: &View) -> Option<(RunMode, u64, usize, usize)> {
     let s = view.snapshot.as_ref()?;
     let attached = s.workers.iter().filter(|w| w.up).count();
-    Some((s.mode, s.generation.0, s.members, attached))
+    Some((s.run.mode, s.run.generation.0, s.run.members, attached))
 }
 
 /// How a coordinator ended.

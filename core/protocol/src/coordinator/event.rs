@@ -189,51 +189,60 @@ pub enum Outcome {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerView {
-    /// The worker.
+    /// Its identity: new for every process start.
     pub id: WorkerId,
-    /// For people.
+    /// Its name for people.
     pub name: String,
     /// The node it runs on.
     pub node: String,
     /// Its stream is up.
     pub up: bool,
-    /// Where it stands; none before its first Status.
+    /// Its phase in its present plan; none before its first report.
     pub phase: Option<Phase>,
     /// The generation in force there.
     pub generation: Generation,
     /// Steps committed there.
     pub step: Step,
-    /// It had notice.
+    /// It was told that it will go.
     pub draining: bool,
-    /// Its speed as plans count it, 1 = as the others.
+    /// Its speed relative to the nominal device, as plans count it.
     pub speed: f64,
-    /// What it runs in the present plan, stage by stage; nothing where it has no stage.
+    /// The segments that it runs in the present plan, stage by stage; empty where it has no stage.
     pub segments: Vec<SegmentRange>,
-    /// Which pipeline it belongs to in the present plan.
+    /// Index of its pipeline in the present plan.
     pub pipeline: Option<usize>,
 }
 
 /// The present state, for people and for `status`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Snapshot {
+    /// What the run is doing as a whole.
+    pub run: RunView,
+    /// All workers known to this coordinator.
+    pub workers: Vec<WorkerView>,
+}
+
+/// A run as its coordinator sees it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Snapshot {
-    /// What the run is doing.
+pub struct RunView {
+    /// What the coordinator is doing.
     pub mode: RunMode,
     /// This coordinator's term.
     pub term: u64,
     /// The plan in force; 0 = none yet.
     pub generation: Generation,
-    /// The planned change on its way, if any.
+    /// The planned change that is being prepared.
     pub next: Option<Generation>,
     /// Steps committed, as far as known.
     pub step: Step,
     /// The run's last step.
     pub last_step: Step,
-    /// Shape of the plan in force.
+    /// Short form of the plan in force, such as `P2xD4`.
     pub plan: Option<String>,
-    /// Predicted step time.
+    /// Predicted step time, milliseconds.
     pub predicted_ms: Option<f64>,
-    /// Observed step time (exponentially weighted mean).
+    /// Observed step time (exponentially weighted mean), milliseconds.
     pub observed_ms: Option<f64>,
     /// Workers used by the plan in force.
     pub members: usize,
@@ -241,6 +250,4 @@ pub struct Snapshot {
     pub min_workers: usize,
     /// Most workers that are used.
     pub max_workers: Option<usize>,
-    /// All workers known to this coordinator.
-    pub workers: Vec<WorkerView>,
 }

@@ -34,7 +34,7 @@ mod turn;
 mod view;
 
 pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
-pub use event::{Event, Outcome, Snapshot, WorkerView};
+pub use event::{Event, Outcome, RunView, Snapshot, WorkerView};
 pub use run_mode::RunMode;
 pub use speeds::Observed;
 

@@ -502,7 +502,7 @@ fn fewer_workers_than_the_minimum_wait_with_their_state_until_one_joins() {
     rig.wait(5_000);
     rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
     assert!(rig.events.contains(&Event::BelowMinimum { have: 1, need: 2 }));
-    assert_eq!(rig.machine.snapshot().mode, RunMode::Waiting);
+    assert_eq!(rig.machine.snapshot().run.mode, RunMode::Waiting);
     assert_eq!(rig.store.highest, Generation(1));
     assert_eq!(rig.finished, None);
     rig.status(A, 0, Phase::Idle, here);

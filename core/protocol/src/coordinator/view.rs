@@ -1,7 +1,7 @@
 //! The present state for people.
 
 use super::Coordinator;
-use super::event::{Snapshot, WorkerView};
+use super::event::{RunView, Snapshot, WorkerView};
 use super::shared::Shared;
 use varuna_plan::{Generation, Step, WorkerId};
 
@@ -14,7 +14,7 @@ impl Coordinator {
         let plan = record.plan.as_ref();
         let mean = shared.progress.commits.mean_step_time();
         let all = shared.roster.workers.keys();
-        Snapshot {
+        let run = RunView {
             mode: self.mode.shown(shared),
             term: shared.record.term,
             generation: shared.record.generation(),
@@ -27,8 +27,9 @@ impl Coordinator {
             members: plan.map_or(0, |p| p.members().len()),
             min_workers: shared.config.min_workers,
             max_workers: shared.max_workers,
-            workers: all.map(|id| worker_view(shared, *id)).collect(),
-        }
+        };
+        let workers = all.map(|id| worker_view(shared, *id)).collect();
+        Snapshot { run, workers }
     }
 }
 

@@ -366,7 +366,7 @@ impl World {
             println!(
                 "coordinator {i} alive {} {}",
                 coordinator.alive,
-                coordinator.machine.snapshot().mode
+                coordinator.machine.snapshot().run.mode
             );
         }
         for (id, w) in members.iter().filter(|(_, w)| w.alive) {

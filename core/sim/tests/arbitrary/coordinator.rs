@@ -60,7 +60,7 @@ pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
                 _ => {}
             }
         }
-        digest.mode(machine.snapshot().mode.as_str());
+        digest.mode(machine.snapshot().run.mode.as_str());
         if machine.ended() {
             break;
         }

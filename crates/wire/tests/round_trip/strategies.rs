@@ -8,6 +8,7 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
     Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
 };
+use varuna_protocol::coordinator::{RunView, WorkerView};
 use varuna_protocol::{Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
@@ -364,21 +365,24 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
         .prop_map(
             |((job, mode), (term, generation, step, last_step), optional, counts, checkpoint, workers)| {
                 let (next, loss, plan, predicted_ms, observed_ms, max_workers) = optional;
-                RunStatus {
-                    job,
+                let run = RunView {
                     mode: MODES[mode],
                     term,
                     generation: Generation(generation),
                     next: next.map(Generation),
                     step: Step(step),
                     last_step: Step(last_step),
-                    loss,
                     plan,
                     predicted_ms,
                     observed_ms,
                     members: counts.0,
                     min_workers: counts.1,
                     max_workers,
+                };
+                RunStatus {
+                    job,
+                    run,
+                    loss,
                     checkpoint,
                     workers,
                 }
@@ -424,17 +428,19 @@ pub(crate) fn worker_status() -> impl Strategy<Value = WorkerStatus> {
     )
         .prop_map(
             |(hello, phase, (generation, step, up, draining), segments, pipeline, timings)| WorkerStatus {
-                id: hello.worker,
-                name: hello.name,
-                node: hello.node,
-                up,
-                phase,
-                generation: Generation(generation),
-                step: Step(step),
-                draining,
-                speed: hello.speed,
-                segments,
-                pipeline,
+                view: WorkerView {
+                    id: hello.worker,
+                    name: hello.name,
+                    node: hello.node,
+                    up,
+                    phase,
+                    generation: Generation(generation),
+                    step: Step(step),
+                    draining,
+                    speed: hello.speed,
+                    segments,
+                    pipeline,
+                },
                 pid: hello.pid,
                 host: hello.host,
                 device: hello.device,
