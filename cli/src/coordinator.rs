@@ -10,22 +10,24 @@ use varuna_api::Job;
 use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
 use varuna_plan::Costs;
 
-/// Coordinates workers that are started by hand or elsewhere.
+/// Run a coordinator for workers that are started elsewhere.
+///
+/// A worker is started with `varuna-worker --coordinator ADDRESS`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file.
     #[arg(long)]
     job: PathBuf,
-    /// Where to listen (host:port; port 0 = any free one).
+    /// Address on which to listen, host:port; port 0 is any free one.
     #[arg(long, default_value = "127.0.0.1:7070")]
     bind: String,
     /// The run folder; a folder with an earlier coordinator's record is taken over.
     #[arg(long)]
     run_dir: PathBuf,
-    /// A profile of the model on the workers' devices (`varuna profile`): plans are made with it.
+    /// Plan with this profile of the model on the workers' devices (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// The run's token; workers and commands must know it.
+    /// Token of the run; workers and commands must present it.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
 }

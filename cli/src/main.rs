@@ -33,16 +33,12 @@ struct Arguments {
     command: Command,
 }
 
-// A command without a comment here is described where its arguments are.
+// Each command is described where its arguments are: a comment here would hide the long part of that description.
 #[derive(Subcommand)]
 enum Command {
-    /// Train a job on this machine, with a coordinator and N worker processes.
     Run(run::Arguments),
-    /// Set the number of workers of a run on this machine.
     Scale(remote::ScaleArguments),
-    /// Show the status of a run.
     Status(remote::StatusArguments),
-    /// Run a coordinator for workers that are started elsewhere (`varuna-worker --coordinator ADDRESS`).
     Coordinator(coordinator::Arguments),
     Plan(plan::Arguments),
     Profile(profile::Arguments),
