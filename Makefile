@@ -66,10 +66,11 @@ bench-recovery: data ## kill -9 to the next step, against torchrun
 bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
 
-crds: ## Write the custom resource definition from the types of core/api
+crds: ## Write the custom resource definition and docs/reference/job-file.md from the types of core/api
 	$(CARGO) run --quiet --locked -p varuna-api --features kubernetes --example crds > crds/varunajobs.yaml.partial
 	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
 	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
+	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file
 
 images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
 	images/build.sh
