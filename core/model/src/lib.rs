@@ -1,7 +1,8 @@
 //! What a model consists of: its segments, their tensors with shapes and initial values, what they cost, and their published names.
 //!
 //! A [`Model`] is a set of sizes and [`Features`]; a family is a preset of features ([`gpt2`]). Each feature has one file here,
-//! which describes it, and one in the worker's `model` folder, which computes it: `norm`, `attention`, `mlp`, `embedding`, `head`.
+//! which describes it (`norm`, `attention`, `mlp`, `embedding`, `head`), and one of that name in the worker's `model` folder, which
+//! computes it (the head is in its `mod.rs`).
 //! Planning sees amounts only ([`ModelSpec`]). This crate must never do I/O or know plans, devices or libtorch.
 
 pub mod attention;
