@@ -1,7 +1,7 @@
 //! Devices known by name: what an estimate assumes where nothing has been measured.
 //!
 //! All figures are estimates: peaks and memory are the makers' data sheets, the efficiency is what published training runs
-//! of transformers reach, links are what one worker of a usual machine of that kind sees (`docs/internals/planner.md` has the
+//! of transformers reach, links are what one worker of a usual machine of that kind sees (`docs/guides/planning.md` has the
 //! sources). This module must never claim that a figure was measured here.
 
 use crate::cost::Device;

@@ -1,4 +1,4 @@
-//! Profiles: what segments and links cost, measured or estimated, as a document (`docs/internals/planner.md` has the format).
+//! Profiles: what segments and links cost, measured or estimated, as a document (`docs/reference/profile-format.md` has the format).
 //!
 //! Reading is strict: what is missing, negative, not a number or unknown is an error that names the file and the field.
 
