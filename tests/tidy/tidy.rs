@@ -2,6 +2,7 @@
 
 mod cycles;
 mod glossary;
+mod links;
 mod source;
 mod structs;
 
