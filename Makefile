@@ -8,7 +8,7 @@ CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varun
 RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing (as root, on Debian) and fetch the pinned libtorch; quick when all is there
 	@scripts/setup.sh
@@ -41,9 +41,11 @@ sim: ## Run the simulated world: thousands of seeds with crashes, partitions, de
 nightly: ## What takes too long for every change: each mutant in 4,000 schedules (ten minutes on one core)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 
-lint: setup ## Check the format, and clippy without any warning
+lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	scripts/cargo-deny.sh
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all

@@ -1,7 +1,7 @@
 //! The planner: the best shape for the workers there are, each one used or named a spare with the reason.
 //!
-//! [`search`] finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are
-//! simulated. [`placement`] puts workers on a candidate's stages so that state stays where it is. [`refine`] improves the choice
+//! `search` finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are
+//! simulated. `placement` puts workers on a candidate's stages so that state stays where it is. `refine` improves the choice
 //! for workers of unequal speed and for interleaved schedules. Pure and deterministic: the same request gives the same shape.
 
 mod candidate;

@@ -1,9 +1,9 @@
 //! What a step of a plan takes.
 //!
 //! [`predict`] is the one prediction: the planner's choice, calibration, the coordinator's comparison of plans and the picture
-//! of a step all come from it. Pipelines that do the same are simulated once, instruction by instruction ([`simulation`],
-//! [`rendezvous`]); gradient rings and optimizers follow ([`rings`]); workers that share the cores of a node take turns
-//! ([`shared_cores`]). Below it lies a closed form ([`closed_form`]), with which the search screens what it does not simulate.
+//! of a step all come from it. Pipelines that do the same are simulated once, instruction by instruction (`simulation`,
+//! `rendezvous`); gradient rings and optimizers follow (`rings`); workers that share the cores of a node take turns
+//! (`shared_cores`). Below it lies a closed form (`closed_form`), with which the search screens what it does not simulate.
 //! Deterministic. It must never judge a schedule ([`crate::schedule::check`] does).
 
 pub(crate) mod closed_form;
