@@ -1,5 +1,6 @@
 //! From a manifest to a job: required fields, defaults, limits; every error of the file at once.
 
+use crate::conditions::listed;
 use crate::error::{Found, JobErrors};
 use crate::job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};
 use crate::limits;
@@ -127,7 +128,11 @@ impl Check {
         let written = self.required("spec.model", written, "a preset or explicit sizes");
         let base = written.preset.as_deref().and_then(gpt2::preset);
         if let (Some(name), None) = (&written.preset, &base) {
-            self.0.push(&at("preset"), quoted(name), gpt2::PRESETS);
+            self.0.push(
+                &at("preset"),
+                quoted(name),
+                listed(&gpt2::PRESETS.map(|(names, _)| names[0])),
+            );
         }
         // With a preset of an unknown name the sizes left out are not errors of their own.
         let complete = written.preset.is_some();

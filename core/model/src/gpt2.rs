@@ -6,9 +6,6 @@ use crate::model::{Features, Model};
 use crate::spec::SegmentKind;
 use serde_json::{Value, json};
 
-/// Names that [`preset`] takes, for error messages.
-pub const PRESETS: &str = "gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large or gpt2-1.5b";
-
 /// The smallest published GPT-2: 124 M parameters. Its BPE has 50,257 tokens.
 pub const SMALL: Model = Model {
     layers: 12,
@@ -30,23 +27,29 @@ const TINY: Model = Model {
     ..SMALL
 };
 
-/// The model of a preset; none for a name that is not one.
-#[must_use]
-pub fn preset(name: &str) -> Option<Model> {
-    let (layers, hidden_size, heads, rest) = match name {
-        "gpt2-tiny" => (6, 384, 6, TINY),
-        "gpt2-small" => (12, 768, 12, SMALL),
-        "gpt2-medium" => (24, 1024, 16, SMALL),
-        "gpt2-large" => (36, 1280, 20, SMALL),
-        "gpt2-1.5b" | "gpt2-xl" => (48, 1600, 25, SMALL),
-        _ => return None,
-    };
-    Some(Model {
+/// The models that a job can name, each with its names, the usual one first.
+pub const PRESETS: [(&[&str], Model); 5] = [
+    (&["gpt2-tiny"], sized(6, 384, 6, TINY)),
+    (&["gpt2-small"], SMALL),
+    (&["gpt2-medium"], sized(24, 1024, 16, SMALL)),
+    (&["gpt2-large"], sized(36, 1280, 20, SMALL)),
+    (&["gpt2-1.5b", "gpt2-xl"], sized(48, 1600, 25, SMALL)),
+];
+
+const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model {
+    Model {
         layers,
         hidden_size,
         heads,
         ..rest
-    })
+    }
+}
+
+/// The model of a preset; none for a name that is not one.
+#[must_use]
+pub fn preset(name: &str) -> Option<Model> {
+    let (_, model) = PRESETS.into_iter().find(|(names, _)| names.contains(&name))?;
+    Some(model)
 }
 
 /// The name of a unit's parameter in a `GPT2LMHeadModel`.

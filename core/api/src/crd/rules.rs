@@ -8,6 +8,7 @@ use crate::limits;
 use crate::resolve::{ORDERS, RECOMPUTE};
 use serde_json::{Value, json};
 use std::ops::{Range, RangeInclusive};
+use varuna_model::gpt2;
 
 /// Segments of a model: two for each layer, the embedding and the head. The resolver knows the job's own number.
 const SEGMENTS_MAX: u32 = 2 * *limits::LAYERS.end() + 2;
@@ -67,7 +68,7 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
         ("", json!({ "required": ["model", "data", "training"] })),
         (
             "model.preset",
-            json!({ "enum": ["gpt2-tiny", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-1.5b", "gpt2-xl"] }),
+            json!({ "enum": gpt2::PRESETS.map(|(names, _)| names).concat() }),
         ),
         ("model.layers", within(&limits::LAYERS)),
         ("model.hiddenSize", within(&limits::WIDTH)),
