@@ -4,6 +4,7 @@
 //! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
 //! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nothing else reads the manifest.
 
+mod choices;
 pub mod conditions;
 #[cfg(feature = "kubernetes")]
 pub mod crd;

@@ -4,8 +4,8 @@
 //! with `parse_job` and reports errors in a condition. Strings and lists are bounded so that the rules stay within a server's cost
 //! limit.
 
+use crate::choices::{PRECISIONS, RECOMPUTE, SCHEDULES};
 use crate::limits;
-use crate::resolve::{ORDERS, RECOMPUTE};
 use serde_json::{Value, json};
 use std::ops::{Range, RangeInclusive};
 use varuna_model::gpt2;
@@ -87,7 +87,7 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
         ("training.microBatchSize", up_to(u32::MAX)),
         ("training.steps", count()),
         ("training.seed", json!({ "minimum": 0 })),
-        ("training.precision", json!({ "enum": ["fp32"] })),
+        ("training.precision", one_of(&PRECISIONS)),
         ("training.optimizer", json!({ "required": ["learningRate"] })),
         (
             "training.optimizer.learningRate",
@@ -111,7 +111,7 @@ fn limits_of_the_run() -> Vec<(&'static str, Value)> {
 /// Pipelines, workers and what is around them.
 fn limits_of_the_cluster() -> Vec<(&'static str, Value)> {
     vec![
-        ("pipeline.schedule", one_of(&ORDERS)),
+        ("pipeline.schedule", one_of(&SCHEDULES)),
         ("pipeline.recompute", one_of(&RECOMPUTE)),
         ("pipeline.warmupFactor", within(&limits::WARMUP_FACTOR)),
         ("pipeline.minDepth", up_to(SEGMENTS_MAX)),

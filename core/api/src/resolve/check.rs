@@ -2,17 +2,10 @@
 
 use crate::error::Found;
 use crate::limits;
+use crate::quantity;
+use serde_json::Value;
 use std::fmt::Display;
-use std::ops::RangeInclusive;
-use varuna_plan::Recompute;
-
-/// What `spec.pipeline.recompute` names; the first where it is left out.
-pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
-    ("auto", &[Recompute::None, Recompute::Selective, Recompute::Full]),
-    ("none", &[Recompute::None]),
-    ("selective", &[Recompute::Selective]),
-    ("full", &[Recompute::Full]),
-];
+use std::ops::{Range, RangeInclusive};
 
 /// Takes values out of the manifest and notes what is wrong with them. A refused value is replaced by a harmless one, so
 /// that the checks can go on; the job is not returned then.
@@ -56,35 +49,60 @@ impl Check {
         value
     }
 
-    /// A word of a list; none where it was refused. Without a default the field is required.
+    /// A share: at least 0, below 1.
+    pub(super) fn fraction(&mut self, path: &str, value: f64, symbol: &str) -> f64 {
+        let Range { start, end } = limits::FRACTION;
+        if !limits::FRACTION.contains(&value) {
+            self.0.push(path, value, format!("{start} <= {symbol} < {end}"));
+        }
+        value
+    }
+
+    /// A required number above 0, at most `max`.
+    pub(super) fn above_zero(&mut self, path: &str, value: Option<f64>, max: f64) -> f64 {
+        let allowed = format!("a number above 0, at most {max}");
+        if let Some(value) = value.filter(|v| !(*v > 0.0 && *v <= max)) {
+            self.0.push(path, value, allowed.as_str());
+        }
+        self.required(path, value, &allowed)
+    }
+
+    /// A quantity of bytes; none where it is left out, or was refused.
+    pub(super) fn bytes(&mut self, path: &str, written: Option<&Value>) -> Option<u64> {
+        let bytes = written.and_then(quantity::bytes);
+        if let (Some(value), None) = (written, bytes) {
+            self.0.push(path, value, quantity::ALLOWED);
+        }
+        bytes
+    }
+
+    /// What a required name stands for; none where it was refused.
     pub(super) fn one_of<T: Copy>(
         &mut self,
         path: &str,
         value: Option<String>,
-        words: &[(&str, T)],
-        default: Option<T>,
+        names: &[(&str, T)],
     ) -> Option<T> {
-        let allowed = || {
-            words
-                .iter()
-                .map(|(word, _)| *word)
-                .collect::<Vec<_>>()
-                .join(" or ")
-        };
-        let Some(value) = value else {
-            if default.is_none() {
-                self.0.push(path, "missing", allowed());
-            }
-            return default;
-        };
-        let known = words
-            .iter()
-            .find(|(word, _)| *word == value)
-            .map(|(_, meaning)| *meaning);
+        let known = names.iter().find(|(name, _)| Some(*name) == value.as_deref());
         if known.is_none() {
-            self.0.push(path, quoted(&value), allowed());
+            let allowed: Vec<_> = names.iter().map(|(name, _)| *name).collect();
+            let found = value.map_or("missing".to_owned(), |value| quoted(&value));
+            self.0.push(path, found, allowed.join(" or "));
         }
-        known
+        known.map(|(_, meaning)| *meaning)
+    }
+
+    /// What a name stands for; the first of them where it is left out or was refused.
+    pub(super) fn choice<T: Copy, const N: usize>(
+        &mut self,
+        path: &str,
+        value: Option<String>,
+        names: &[(&str, T); N],
+    ) -> T {
+        let first = names[0].1;
+        value.map_or(first, |value| {
+            self.one_of(path, Some(value), names).unwrap_or(first)
+        })
     }
 
     /// A DNS label (RFC 1123), as Kubernetes wants names that become parts of other names.

@@ -1,0 +1,33 @@
+//! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
+
+use crate::job::Precision;
+use varuna_plan::Recompute;
+
+/// Order of the work on a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Order {
+    /// 1F1B.
+    Plain,
+    /// All forwards, then all backwards.
+    Gpipe,
+    /// 1F1B with several stages for each worker.
+    Interleaved,
+}
+
+/// `spec.pipeline.schedule`; the first where it is left out.
+pub(crate) const SCHEDULES: [(&str, Order); 3] = [
+    ("1f1b", Order::Plain),
+    ("gpipe", Order::Gpipe),
+    ("interleaved", Order::Interleaved),
+];
+
+/// `spec.pipeline.recompute`; the first where it is left out.
+pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
+    ("auto", &[Recompute::None, Recompute::Selective, Recompute::Full]),
+    ("none", &[Recompute::None]),
+    ("selective", &[Recompute::Selective]),
+    ("full", &[Recompute::Full]),
+];
+
+/// `spec.training.precision`; the first where it is left out.
+pub(crate) const PRECISIONS: [(&str, Precision); 1] = [("fp32", Precision::Fp32)];

@@ -1,0 +1,105 @@
+//! `spec.data` and `spec.training`: what fixes the numbers of a run besides its model.
+
+use super::check::Check;
+use crate::choices::PRECISIONS;
+use crate::job::{Data, Precision};
+use crate::limits;
+use crate::manifest::{DataSpec, EvaluationSpec, OptimizerSpec, TrainingSpec};
+use crate::training::{Adam, Evaluation, LearningRate, Training};
+
+pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
+    let at = "spec.data.path";
+    let written = check.required("spec.data", written, "a mapping with a path");
+    let path = check.text(at, written.path, "the path of a dataset without .bin or .idx");
+    if path.ends_with(".bin") || path.ends_with(".idx") {
+        check.0.push(at, &path, "the path without .bin or .idx");
+    }
+    let fraction = written.validation_fraction.unwrap_or(0.05);
+    let at = "spec.data.validationFraction";
+    Data {
+        path,
+        validation_fraction: check.within(at, fraction, limits::VALIDATION_FRACTION),
+    }
+}
+
+pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
+    check.choice("spec.training.precision", written, &PRECISIONS)
+}
+
+pub(super) fn training(check: &mut Check, written: TrainingSpec, data: &Data) -> Training {
+    let steps = check.count("spec.training.steps", written.steps);
+    let global_batch_size = check.count("spec.training.globalBatchSize", written.global_batch_size);
+    let allowed = "a mapping with learningRate";
+    let optimizer = check.required("spec.training.optimizer", written.optimizer, allowed);
+    Training {
+        global_batch_size,
+        steps,
+        seed: check.within("spec.training.seed", written.seed.unwrap_or(0), limits::SEED),
+        learning_rate: learning_rate(check, &optimizer, steps),
+        optimizer: adam(check, &optimizer),
+        evaluation: written
+            .evaluation
+            .map(|e| evaluation(check, &e, global_batch_size, data)),
+    }
+}
+
+fn learning_rate(check: &mut Check, written: &OptimizerSpec, steps: u64) -> LearningRate {
+    let at = |field: &str| format!("spec.training.optimizer.{field}");
+    let peak = check.above_zero(
+        &at("learningRate"),
+        written.learning_rate,
+        limits::LEARNING_RATE_MAX,
+    );
+    let min = written.min_learning_rate.unwrap_or(peak / 10.0);
+    if written.min_learning_rate.is_some() && !(0.0..=peak).contains(&min) {
+        let allowed = format!("0 to learningRate ({peak})");
+        check.0.push(&at("minLearningRate"), min, allowed);
+    }
+    let warmup_steps = written.warmup_steps.unwrap_or(0);
+    let warmup_steps = check.within(&at("warmupSteps"), warmup_steps, limits::COUNT_OR_NONE);
+    let decay_steps = written.decay_steps.unwrap_or(steps);
+    let decay_steps = check.within(&at("decaySteps"), decay_steps, limits::COUNT_OR_NONE);
+    if warmup_steps > decay_steps {
+        let end = written.decay_steps.map_or("steps", |_| "decaySteps");
+        let allowed = format!("at most {end} ({decay_steps})");
+        check.0.push(&at("warmupSteps"), warmup_steps, allowed);
+    }
+    LearningRate {
+        peak,
+        min,
+        warmup_steps,
+        decay_steps,
+    }
+}
+
+fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {
+    let at = |field: &str| format!("spec.training.optimizer.{field}");
+    let beta1 = check.fraction(&at("beta1"), written.beta1.unwrap_or(0.9), "beta");
+    let beta2 = check.fraction(&at("beta2"), written.beta2.unwrap_or(0.95), "beta");
+    let epsilon = Some(written.epsilon.unwrap_or(1e-8));
+    let epsilon = check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX);
+    let weight_decay = written.weight_decay.unwrap_or(0.1);
+    let weight_decay = check.within(&at("weightDecay"), weight_decay, limits::WEIGHT_DECAY);
+    let clip = written.clip_norm.unwrap_or(1.0);
+    let clip = check.within(&at("clipNorm"), clip, limits::CLIP_NORM);
+    Adam {
+        beta1,
+        beta2,
+        epsilon,
+        weight_decay,
+        clip_norm: (clip > 0.0).then_some(clip),
+    }
+}
+
+fn evaluation(check: &mut Check, written: &EvaluationSpec, batch: u64, data: &Data) -> Evaluation {
+    let at = "spec.training.evaluation";
+    if data.validation_fraction == 0.0 {
+        let allowed = "nothing, as spec.data.validationFraction is 0: no samples are held out";
+        check.0.push(at, "asked for", allowed);
+    }
+    let samples = Some(written.samples.unwrap_or(batch.max(1)));
+    Evaluation {
+        interval_steps: check.count(&format!("{at}.intervalSteps"), written.interval_steps),
+        samples: check.count(&format!("{at}.samples"), samples),
+    }
+}

@@ -1,0 +1,52 @@
+//! `spec.elasticity`, `spec.workers` and `spec.disruption`: how many workers there may be, what each has, and what announces its end.
+
+use super::check::Check;
+use crate::job::{Disruption, Elasticity, Workers};
+use crate::limits;
+use crate::manifest::{DisruptionSpec, ElasticitySpec, WorkersSpec};
+
+pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth: u32) -> Elasticity {
+    let at = |field: &str| format!("spec.elasticity.{field}");
+    let min_workers = written.min_workers.unwrap_or(min_depth);
+    if min_workers == 0 || min_workers < min_depth {
+        let allowed = format!("at least spec.pipeline.minDepth ({min_depth}): a pipeline needs that many");
+        check.0.push(&at("minWorkers"), min_workers, allowed);
+    }
+    if let Some(max) = written.max_workers.filter(|max| *max < min_workers.max(1)) {
+        let allowed = format!("at least minWorkers ({min_workers})");
+        check.0.push(&at("maxWorkers"), max, allowed);
+    }
+    Elasticity {
+        min_workers,
+        max_workers: written.max_workers,
+    }
+}
+
+pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
+    let at = |field: &str| format!("spec.workers.{field}");
+    let device_memory_bytes = check.bytes(&at("deviceMemory"), written.device_memory.as_ref());
+    if let Some(template) = written.template.as_ref().filter(|t| !t.is_object()) {
+        check
+            .0
+            .push(&at("template"), template, "a pod template (a mapping)");
+    }
+    let gpus_per_pod = written.gpus_per_pod.unwrap_or(1);
+    let threads = written.threads;
+    Workers {
+        gpus_per_pod: check.within(&at("gpusPerPod"), gpus_per_pod, limits::GPUS_PER_POD),
+        image: written.image,
+        device_memory_bytes,
+        threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
+        template: written.template,
+    }
+}
+
+pub(super) fn disruption(check: &mut Check, written: DisruptionSpec) -> Disruption {
+    let at = |field: &str| format!("spec.disruption.{field}");
+    // 25 s: the shortest notice of a large cloud, less the time until the pod receives it.
+    let notice = written.notice_seconds.unwrap_or(25);
+    Disruption {
+        node_signals: written.node_signals.unwrap_or_default(),
+        notice_seconds: check.within(&at("noticeSeconds"), notice, limits::NOTICE_SECONDS),
+    }
+}
