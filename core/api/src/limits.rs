@@ -39,3 +39,10 @@ pub(crate) const THREADS: RangeInclusive<u32> = 1..=1024;
 pub(crate) const KEEP: RangeInclusive<u32> = 1..=1_000_000;
 /// A day.
 pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
+
+/// Characters of a path, of the URI of checkpoints and of an image.
+pub(crate) const TEXT: RangeInclusive<usize> = 1..=1024;
+/// Node signals of a job: a server computes the cost of rules from the greatest length of a list.
+pub(crate) const NODE_SIGNALS_MAX: usize = 64;
+/// Characters of a node signal: a qualified name of Kubernetes has a prefix of at most 253.
+pub(crate) const NODE_SIGNAL: RangeInclusive<usize> = 1..=253;

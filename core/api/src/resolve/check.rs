@@ -46,7 +46,18 @@ impl Check {
         if value.trim().is_empty() {
             self.0.push(path, quoted(&value), allowed);
         }
+        self.characters(path, &value, limits::TEXT);
         value
+    }
+
+    /// Refuses a text that is too short or too long.
+    pub(super) fn characters(&mut self, path: &str, text: &str, range: RangeInclusive<usize>) {
+        // As an API server counts: Unicode characters, not bytes.
+        let count = text.chars().count();
+        if !range.contains(&count) {
+            let allowed = format!("{} to {}", range.start(), range.end());
+            self.0.push(path, format!("{count} characters"), allowed);
+        }
     }
 
     /// A share: at least 0, below 1.

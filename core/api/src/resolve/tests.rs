@@ -563,6 +563,54 @@ fn every_mistake_is_named_with_its_field_its_value_and_what_is_allowed() {
 }
 
 #[test]
+fn a_text_or_a_list_that_is_too_long_is_refused_and_the_longest_is_taken() {
+    let long = |characters: usize| "ü".repeat(characters);
+    let signals = |count: usize| (0..count).map(|i| format!("s{i}")).collect::<Vec<_>>().join(", ");
+    let image = "img:1";
+    for (from, longest, too_long, error) in [
+        (
+            "path: kjv",
+            format!("path: {}", long(1024)),
+            format!("path: {}", long(1025)),
+            "spec.data.path: 1025 characters — 1 to 1024",
+        ),
+        (
+            "s3://bucket/x",
+            long(1024),
+            long(1025),
+            "spec.checkpoint.uri: 1025 characters — 1 to 1024",
+        ),
+        (
+            image,
+            long(1024),
+            long(1025),
+            "spec.workers.image: 1025 characters — 1 to 1024",
+        ),
+        (
+            image,
+            long(1),
+            String::new(),
+            "spec.workers.image: 0 characters — 1 to 1024",
+        ),
+        (
+            "example.com/spot",
+            long(253),
+            long(254),
+            "spec.disruption.nodeSignals.0: 254 characters — 1 to 253",
+        ),
+        (
+            "example.com/spot",
+            signals(64),
+            signals(65),
+            "spec.disruption.nodeSignals: 65 signals — at most 64",
+        ),
+    ] {
+        assert!(parse_job(&with(FULL, from, &longest)).is_ok(), "{error}");
+        assert_eq!(errors(&with(FULL, from, &too_long)), [error]);
+    }
+}
+
+#[test]
 fn all_mistakes_are_reported_at_once_and_each_once() {
     let text = with(
         MINIMAL,

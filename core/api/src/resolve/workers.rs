@@ -30,6 +30,9 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
             .0
             .push(&at("template"), template, "a pod template (a mapping)");
     }
+    if let Some(image) = &written.image {
+        check.characters(&at("image"), image, limits::TEXT);
+    }
     let gpus_per_pod = written.gpus_per_pod.unwrap_or(1);
     let threads = written.threads;
     Workers {
@@ -43,10 +46,19 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
 
 pub(super) fn disruption(check: &mut Check, written: DisruptionSpec) -> Disruption {
     let at = |field: &str| format!("spec.disruption.{field}");
+    let node_signals = written.node_signals.unwrap_or_default();
+    if node_signals.len() > limits::NODE_SIGNALS_MAX {
+        let allowed = format!("at most {}", limits::NODE_SIGNALS_MAX);
+        let found = format!("{} signals", node_signals.len());
+        check.0.push(&at("nodeSignals"), found, allowed);
+    }
+    for (i, signal) in node_signals.iter().enumerate() {
+        check.characters(&at(&format!("nodeSignals.{i}")), signal, limits::NODE_SIGNAL);
+    }
     // 25 s: the shortest notice of a large cloud, less the time until the pod receives it.
     let notice = written.notice_seconds.unwrap_or(25);
     Disruption {
-        node_signals: written.node_signals.unwrap_or_default(),
+        node_signals,
         notice_seconds: check.within(&at("noticeSeconds"), notice, limits::NOTICE_SECONDS),
     }
 }
