@@ -1,9 +1,8 @@
 //! The resource `VarunaJob`, as the API server knows it.
 
-use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::reflector::ObjectRef;
-use varuna_api::crd::{GROUP, PLURAL, VERSION};
-use varuna_api::manifest::KIND;
+use varuna_api::crd::api_resource;
 
 /// A job, by namespace and name.
 pub type JobRef = ObjectRef<DynamicObject>;
@@ -11,7 +10,7 @@ pub type JobRef = ObjectRef<DynamicObject>;
 /// The resource of jobs. Jobs are watched untyped: one that does not parse must not hide all others.
 #[must_use]
 pub fn resource() -> ApiResource {
-    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, KIND), PLURAL)
+    api_resource()
 }
 
 /// The job of this namespace and name.

@@ -17,6 +17,8 @@ pub mod planner;
 pub mod quantity;
 mod read;
 mod resolve;
+#[cfg(feature = "kubernetes")]
+mod schema;
 pub mod training;
 
 pub use conditions::{ConditionType, JobPhase, Reason};

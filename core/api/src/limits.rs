@@ -6,6 +6,9 @@ use std::ops::{Range, RangeInclusive};
 pub(crate) const COUNT: RangeInclusive<u64> = 1..=1 << 40;
 /// Steps that may be 0.
 pub(crate) const COUNT_OR_NONE: RangeInclusive<u64> = 0..=*COUNT.end();
+/// Samples in a micro-batch; the resolver knows the batch that it divides.
+#[cfg(feature = "kubernetes")]
+pub(crate) const MICRO_BATCH: RangeInclusive<u32> = 1..=u32::MAX;
 /// Signed 64-bit: an API server and libtorch know no other.
 pub(crate) const SEED: RangeInclusive<u64> = 0..=i64::MAX.cast_unsigned();
 
@@ -22,6 +25,9 @@ pub(crate) const VALIDATION_FRACTION: RangeInclusive<f64> = 0.0..=0.5;
 
 /// The learning rate is above 0 and at most this.
 pub(crate) const LEARNING_RATE_MAX: f64 = 10.0;
+/// The resolver knows the job's own learning rate.
+#[cfg(feature = "kubernetes")]
+pub(crate) const MIN_LEARNING_RATE: RangeInclusive<f64> = 0.0..=LEARNING_RATE_MAX;
 /// Adam's epsilon is above 0 and at most this.
 pub(crate) const EPSILON_MAX: f64 = 1.0;
 /// Weight decay.
@@ -31,6 +37,12 @@ pub(crate) const CLIP_NORM: RangeInclusive<f64> = 0.0..=1e6;
 
 /// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
 pub(crate) const WARMUP_FACTOR: RangeInclusive<f64> = 1.0..=16.0;
+/// Segments of a model: two for each layer, the embedding and the head. The resolver knows the job's own number.
+#[cfg(feature = "kubernetes")]
+pub(crate) const SEGMENTS: RangeInclusive<u32> = 1..=2 * *LAYERS.end() + 2;
+/// Workers of a job in a cluster; without one there is no limit.
+#[cfg(feature = "kubernetes")]
+pub(crate) const WORKERS_OF_A_CLUSTER: RangeInclusive<u32> = 1..=100_000;
 /// GPUs, and so workers, in a pod.
 pub(crate) const GPUS_PER_POD: RangeInclusive<u32> = 1..=64;
 /// Threads of a worker.

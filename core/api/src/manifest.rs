@@ -2,10 +2,25 @@
 //!
 //! These types only define the fields. Which fields must be there, their defaults and their limits are decided in
 //! one place, `resolve`, so that all errors of a file can be shown at once. The comments here become the field's help.
+//!
+//! The attributes for `kubernetes` say what an API server refuses by itself, and with which message. They take limits and names
+//! from `limits` and `choices`, as the resolver does. There is no `serde(default)`: an option needs none, and `KubeSchema` copies a struct
+//! without its `Default`.
 
+#![cfg_attr(
+    feature = "kubernetes",
+    expect(unreachable_pub, reason = "KubeSchema copies a struct into a function")
+)]
+
+#[cfg(feature = "kubernetes")]
+use crate::{choices, limits, schema};
+#[cfg(feature = "kubernetes")]
+use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
+#[cfg(feature = "kubernetes")]
+use varuna_model::gpt2;
 
 /// `apiVersion` of a job file.
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
@@ -14,7 +29,7 @@ pub const KIND: &str = "VarunaJob";
 
 /// The whole file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VarunaJob {
     /// `varuna.dev/v1alpha1`.
     pub api_version: Option<String>,
@@ -28,7 +43,7 @@ pub struct VarunaJob {
 
 /// The part of Kubernetes' object metadata that a person writes; what a server adds is not accepted in a job file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
     /// Name of the job. Required.
     pub name: Option<String>,
@@ -42,18 +57,52 @@ pub struct Metadata {
 
 /// What to train, on what, how.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.pipeline) || !has(self.pipeline.minDepth) || (self.pipeline.minDepth <= self.elasticity.maxWorkers && (!has(self.elasticity.minWorkers) || self.pipeline.minDepth <= self.elasticity.minWorkers))",
+            "make elasticity.minWorkers and maxWorkers at least pipeline.minDepth: a pipeline needs that many workers"),
+        validation = ("!has(self.workers) || !has(self.workers.gpusPerPod) || (self.elasticity.maxWorkers / self.workers.gpusPerPod) * self.workers.gpusPerPod >= (has(self.elasticity.minWorkers) ? self.elasticity.minWorkers : 1)",
+            "raise elasticity.maxWorkers or lower workers.gpusPerPod: whole pods within maxWorkers must hold at least minWorkers"),
+        validation = ("!has(self.training.evaluation) || !has(self.data.validationFraction) || self.data.validationFraction > 0.0",
+            "leave training.evaluation out, or make data.validationFraction more than 0: no samples are held out"),
+        // What identifies the run. A run with another model or batch is another run.
+        validation = ("self.model == oldSelf.model",
+            "model cannot change: make a new job"),
+        validation = ("self.data == oldSelf.data",
+            "data cannot change: make a new job"),
+        validation = ("self.training == oldSelf.training",
+            "training cannot change, the global batch and the steps included: make a new job"),
+        validation = ("has(self.pipeline) == has(oldSelf.pipeline) && (!has(self.pipeline) || self.pipeline == oldSelf.pipeline)",
+            "pipeline cannot change: make a new job"),
+        validation = ("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)",
+            "checkpoint cannot change: make a new job"),
+        validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
+            "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
+        validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
+            "workers.threads cannot change, as it changes the last bits of results: make a new job"),
+        validation = ("(has(self.workers) && has(self.workers.deviceMemory) ? string(self.workers.deviceMemory) : '') == (has(oldSelf.workers) && has(oldSelf.workers.deviceMemory) ? string(oldSelf.workers.deviceMemory) : '')",
+            "workers.deviceMemory cannot change, as plans are made for it: make a new job"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
     /// The model. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub model: Option<ModelSpec>,
     /// The tokens. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub data: Option<DataSpec>,
     /// Batch, steps, optimizer. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub training: Option<TrainingSpec>,
     /// How the model may be cut and in which order stages work.
     pub pipeline: Option<PipelineSpec>,
     /// Fewest and most workers.
+    // `kubectl scale` needs a number to start from; a Deployment starts at one as well.
+    #[cfg_attr(feature = "kubernetes", schemars(extend("default" = {})))]
     pub elasticity: Option<ElasticitySpec>,
     /// Resources, image and pod template of the workers.
     pub workers: Option<WorkersSpec>,
@@ -67,54 +116,96 @@ pub struct Spec {
 
 /// A preset, explicit sizes, or a preset with some sizes replaced.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
+            "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize"),
+        validation = ("!has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
+            "make hiddenSize a multiple of heads"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
     /// `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large` or `gpt2-1.5b` (also `gpt2-xl`).
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(gpt2::PRESETS.map(|(names, _)| names).concat())))]
     pub preset: Option<String>,
     /// Transformer blocks.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::LAYERS)))]
     pub layers: Option<u32>,
     /// Width; a multiple of `heads`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub hidden_size: Option<u32>,
     /// Attention heads.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub heads: Option<u32>,
     /// Tokens in a sample.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sequence_length: Option<u32>,
     /// Rows of the embedding table: at least the dataset's vocabulary (byte tokenizer 257, GPT-2 50257).
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VOCABULARY)))]
     pub vocabulary_size: Option<u32>,
     /// The head shares the token embedding; true where left out.
     pub tied_head: Option<bool>,
     /// Dropout probability, 0 <= p < 1; 0 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub dropout: Option<f64>,
 }
 
 /// Where the tokens are.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!self.path.endsWith('.bin') && !self.path.endsWith('.idx')",
+            "give the path without .bin or .idx: a dataset is both files"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSpec {
     /// Path of an indexed dataset without its `.bin` / `.idx`. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
     /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VALIDATION_FRACTION)))]
     pub validation_fraction: Option<f64>,
 }
 
 /// How the model is trained.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.microBatchSize) || self.globalBatchSize % self.microBatchSize == 0",
+            "make microBatchSize a divisor of globalBatchSize, or leave it out: the planner chooses one"),
+        validation = ("!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
+            "make optimizer.warmupSteps at most decaySteps (steps, where decaySteps is left out)"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrainingSpec {
     /// Samples in an optimizer step, whatever the number of workers. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub global_batch_size: Option<u64>,
     /// Samples in a micro-batch; divides `globalBatchSize`. Chosen by the planner where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MICRO_BATCH)))]
     pub micro_batch_size: Option<u32>,
     /// Optimizer steps. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub steps: Option<u64>,
     /// Seed of weights, sample order and dropout; 0 where left out.
     pub seed: Option<u64>,
     /// `fp32`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::PRECISIONS.map(|(name, _)| name))))]
     pub precision: Option<String>,
     /// The optimizer. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub optimizer: Option<OptimizerSpec>,
     /// Evaluation on the held-out samples; none where left out.
     pub evaluation: Option<EvaluationSpec>,
@@ -122,115 +213,174 @@ pub struct TrainingSpec {
 
 /// `AdamW` with linear warm-up and cosine decay.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.minLearningRate) || self.minLearningRate <= self.learningRate",
+            "make minLearningRate at most learningRate"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OptimizerSpec {
     /// Peak learning rate. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::above_zero(limits::LEARNING_RATE_MAX)))]
     pub learning_rate: Option<f64>,
     /// Learning rate at the end of the decay; a tenth of the peak where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MIN_LEARNING_RATE)))]
     pub min_learning_rate: Option<f64>,
     /// Steps of linear warm-up; 0 where left out.
     pub warmup_steps: Option<u64>,
     /// Step at which the decay ends; `steps` where left out.
     pub decay_steps: Option<u64>,
     /// Decay of the first moment; 0.9 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta1: Option<f64>,
     /// Decay of the second moment; 0.95 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta2: Option<f64>,
     /// Added to the root of the second moment; 1e-8 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::EPSILON_MAX)))]
     pub epsilon: Option<f64>,
     /// Decoupled weight decay; 0.1 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
     pub weight_decay: Option<f64>,
     /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
     pub clip_norm: Option<f64>,
 }
 
 /// When and on how much to evaluate.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvaluationSpec {
     /// Before each step that is a multiple of this. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub interval_steps: Option<u64>,
     /// Samples of the held-out split; one global batch where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub samples: Option<u64>,
 }
 
 /// How the model is cut into pipelines.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.warmupFactor) || !has(self.schedule) || self.schedule != 'gpipe'",
+            "leave warmupFactor out: schedule gpipe has no warm-up"),
+        validation = ("!has(self.minDepth) || !has(self.maxDepth) || self.minDepth <= self.maxDepth",
+            "make minDepth at most maxDepth"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PipelineSpec {
     /// `1f1b` (where left out), `gpipe`, or `interleaved`: 1F1B in which each worker has two to four stages, wherever that is
     /// predicted to be faster than one. It makes pipelines fill and drain sooner and sends activations that many times as often.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::SCHEDULES.map(|(name, _)| name))))]
     pub schedule: Option<String>,
     /// Warm-up forwards per later stage, for stages that are not interleaved: 1 is the classical schedule, 2 tolerates jitter
     /// best; where left out, the planner takes the faster of the two.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WARMUP_FACTOR)))]
     pub warmup_factor: Option<f64>,
     /// `auto` (where left out), as little as a stage's memory allows; else `none`, `selective` (attention only) or `full`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::RECOMPUTE.map(|(name, _)| name))))]
     pub recompute: Option<String>,
     /// Fewest stages of a pipeline, an interleaved one counting as many as it has workers; 1 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SEGMENTS)))]
     pub min_depth: Option<u32>,
     /// Most stages of a pipeline; the model's number of segments where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SEGMENTS)))]
     pub max_depth: Option<u32>,
 }
 
 /// How the number of workers may change.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.minWorkers) || self.minWorkers <= self.maxWorkers",
+            "make maxWorkers at least minWorkers; to stop the job for a while, set spec.suspend to true"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ElasticitySpec {
     /// With fewer workers, training waits; `pipeline.minDepth` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER)))]
     pub min_workers: Option<u32>,
-    /// Workers that the job may have; no limit where left out.
+    /// Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what `kubectl scale` sets.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER), extend("default" = 1)))]
     pub max_workers: Option<u32>,
 }
 
 /// Resources, image and pod template of the workers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkersSpec {
     /// GPUs (and so worker processes) in a pod; 1 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::GPUS_PER_POD)))]
     pub gpus_per_pod: Option<u32>,
     /// Container image of the worker, for clusters.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub image: Option<String>,
     /// Memory that a worker may use for state and activations (`300Mi`, `16Gi`, or bytes); what the device reports where
     /// left out.
-    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::int_or_string"))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub device_memory: Option<Value>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::THREADS)))]
     pub threads: Option<u32>,
     /// Pod template; the operator completes it and changes no other field.
-    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::open_object"))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub template: Option<Value>,
 }
 
 /// Where and how often state is saved.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("has(self.intervalSteps) || has(self.intervalSeconds)",
+            "give intervalSteps, intervalSeconds or both"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckpointSpec {
     /// Folder or bucket. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub uri: Option<String>,
     /// Steps between checkpoints. This or intervalSeconds is required.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub interval_steps: Option<u64>,
     /// Seconds between checkpoints while training goes on. May be given together with intervalSteps.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub interval_seconds: Option<u64>,
     /// Checkpoints to keep; 3 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::KEEP)))]
     pub keep: Option<u32>,
     /// Bytes that each worker uploads in a second at most (`50Mi`); no limit where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(schema_with = "crate::crd::int_or_string"))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub upload_per_second: Option<Value>,
 }
 
 /// What announces the end of a worker.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DisruptionSpec {
     /// Prefixes of node taints and names of node conditions that announce the end of a node.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::set_of_texts(limits::NODE_SIGNALS_MAX, limits::NODE_SIGNAL)))]
     pub node_signals: Option<Vec<String>>,
     /// Seconds between a notice and the end of the worker; 25 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::NOTICE_SECONDS)))]
     pub notice_seconds: Option<u32>,
 }

@@ -24,7 +24,8 @@ struct Field {
 }
 
 fn schema() -> Value {
-    crd::definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+    let definition = serde_json::to_value(crd::definition()).expect("a definition has a JSON form");
+    definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
 fn list(value: &Value) -> Vec<String> {

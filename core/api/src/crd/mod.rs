@@ -1,161 +1,93 @@
-//! The custom resource definition of `VarunaJob`, made from the very types of the job file.
+//! The custom resource definition of `VarunaJob`, derived from the types of the job file.
 //!
-//! The schema is derived from [`crate::manifest::Spec`] and [`Status`]; limits, rules and their messages are in `rules`; what an
-//! API server wants written otherwise is rewritten in `structural`. This module never talks to a cluster and knows no client:
-//! `make crds` writes what it returns into `crds/varunajobs.yaml`, and a test holds the two equal.
+//! kube-derive makes the definition: names, columns and subresources from the attributes here, the schema from
+//! [`crate::manifest::Spec`], where limits and rules stand at the fields, and from [`Status`]. `make crds` writes it into
+//! `crds/varunajobs.yaml`, and a test holds the two equal. The resolver also checks what no rule can: the operator parses each job
+//! with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
 
-mod rules;
 mod status;
-mod structural;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use status::{CheckpointStatus, PlanStatus, Status, Suspending};
 
-use crate::manifest::{API_VERSION, KIND, Spec};
-use schemars::{Schema, SchemaGenerator, json_schema};
-use serde_json::{Value, json};
+use crate::manifest::Spec;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube_core::{ApiResource, CustomResourceExt};
+use kube_derive::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// API group.
-pub const GROUP: &str = "varuna.dev";
-/// API version within the group.
-pub const VERSION: &str = "v1alpha1";
-/// Plural name, as in the resource's path.
-pub const PLURAL: &str = "varunajobs";
+/// What to train, on what, how.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, CustomResource)]
+#[serde(transparent)]
+#[kube(
+    crates(kube_core = "::kube_core", kube = "::kube_derive"),
+    attr = "x_kube(crates(kube_core = \"::kube_core\"))",
+    group = "varuna.dev", version = "v1alpha1", kind = "VarunaJob", plural = "varunajobs", namespaced,
+    shortname = "vj", category = "all", status = "Status",
+    doc = "A training run that goes on while its workers come and go.",
+    scale(
+        spec_replicas_path = ".spec.elasticity.maxWorkers",
+        status_replicas_path = ".status.workers",
+        label_selector_path = ".status.selector"
+    ),
+    // What `kubectl get vj` answers: is it training, how fast, what did it lose.
+    printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string", description = "What the job is doing."),
+    printcolumn(name = "Step", json_path = ".status.step", type_ = "integer", description = "Steps committed."),
+    printcolumn(name = "Of", json_path = ".spec.training.steps", type_ = "integer", description = "Steps of the run."),
+    printcolumn(name = "Workers", json_path = ".status.workers", type_ = "integer", description = "Workers that run."),
+    printcolumn(name = "Plan", json_path = ".status.plan.shape", type_ = "string", description = "Shape of the plan in force."),
+    printcolumn(name = "Step-ms", json_path = ".status.plan.observedStepMs", type_ = "integer", description = "Observed time of a step."),
+    printcolumn(name = "Loss", json_path = ".status.loss", type_ = "string", description = "Training loss of the last step."),
+    printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", description = "Steps that had to be trained again."),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Since the job was made."),
+    printcolumn(name = "Generation", json_path = ".status.plan.generation", type_ = "integer", priority = 1, description = "Number of the plan in force."),
+    printcolumn(name = "Checkpoint", json_path = ".status.checkpoint.newestStep", type_ = "integer", priority = 1, description = "Step of the newest checkpoint."),
+    printcolumn(name = "Message", json_path = ".status.message", type_ = "string", priority = 1, description = "What the job waits for, or why it failed."),
+    // Pods and services are named after the job; 63 is the limit of theirs.
+    validation = ("size(self.metadata.name) <= 40", "choose a name of at most 40 characters: pods are named after the job"),
+    validation = ("!self.metadata.name.contains('.')", "choose a name without dots: services are named after the job"),
+)]
+struct JobSpec(Spec);
 
-/// A quantity: a number or a text.
-pub(crate) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "x-kubernetes-int-or-string": true })
-}
-
-/// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
-pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
-}
-
-/// The definition, as an object of `apiextensions.k8s.io/v1`, its keys in alphabetical order.
+/// The resource, as clients of an API server name it.
 #[must_use]
-pub fn definition() -> Value {
-    debug_assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
-    let definition = json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("{PLURAL}.{GROUP}") },
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND, "listKind": "VarunaJobList", "plural": PLURAL, "singular": "varunajob",
-                "shortNames": ["vj"], "categories": ["all"],
-            },
-            "versions": [{
-                "name": VERSION, "served": true, "storage": true,
-                "schema": { "openAPIV3Schema": schema() },
-                "additionalPrinterColumns": columns(),
-                "subresources": {
-                    "status": {},
-                    "scale": {
-                        "specReplicasPath": ".spec.elasticity.maxWorkers",
-                        "statusReplicasPath": ".status.workers",
-                        "labelSelectorPath": ".status.selector",
-                    },
-                },
-            }],
-        },
-    });
-    structural::sorted(&definition)
+pub fn api_resource() -> ApiResource {
+    VarunaJob::api_resource()
 }
 
-fn schema() -> Value {
-    let mut spec = structural::of::<Spec>();
-    for (path, limits) in rules::limits() {
-        structural::merge(structural::property(&mut spec, path), limits);
-    }
-    for rule in rules::spec() {
-        structural::add_rule(structural::property(&mut spec, rule.at), &rule);
-    }
-    let mut root = json!({
-        "type": "object",
-        "description": "A training run that goes on while its workers come and go.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": { "type": "string", "description": "varuna.dev/v1alpha1." },
-            "kind": { "type": "string", "description": "VarunaJob." },
-            "metadata": { "type": "object" },
-            "spec": spec,
-            "status": structural::of::<Status>(),
-        },
-    });
-    for rule in rules::object() {
-        structural::add_rule(&mut root, &rule);
-    }
-    root
+/// The definition, as an object of `apiextensions.k8s.io/v1`.
+#[must_use]
+pub fn definition() -> CustomResourceDefinition {
+    let mut definition = VarunaJob::crd();
+    let versions = definition.spec.versions.iter_mut();
+    versions
+        .filter_map(|v| v.schema.as_mut()?.open_api_v3_schema.as_mut())
+        .for_each(adapt);
+    definition
 }
 
-/// What `kubectl get vj` answers: is it training, how fast, what did it lose.
-fn columns() -> Value {
-    let column = |name: &str, path: &str, kind: &str, priority: u8, description: &str| json!({ "name": name, "jsonPath": path, "type": kind, "priority": priority, "description": description });
-    json!([
-        column("Phase", ".status.phase", "string", 0, "What the job is doing."),
-        column("Step", ".status.step", "integer", 0, "Steps committed."),
-        column("Of", ".spec.training.steps", "integer", 0, "Steps of the run."),
-        column("Workers", ".status.workers", "integer", 0, "Workers that run."),
-        column(
-            "Plan",
-            ".status.plan.shape",
-            "string",
-            0,
-            "Shape of the plan in force."
-        ),
-        column(
-            "Step-ms",
-            ".status.plan.observedStepMs",
-            "integer",
-            0,
-            "Observed time of a step."
-        ),
-        column(
-            "Loss",
-            ".status.loss",
-            "string",
-            0,
-            "Training loss of the last step."
-        ),
-        column(
-            "Lost",
-            ".status.stepsLost",
-            "integer",
-            0,
-            "Steps that had to be trained again."
-        ),
-        column(
-            "Age",
-            ".metadata.creationTimestamp",
-            "date",
-            0,
-            "Since the job was made."
-        ),
-        column(
-            "Generation",
-            ".status.plan.generation",
-            "integer",
-            1,
-            "Number of the plan in force."
-        ),
-        column(
-            "Checkpoint",
-            ".status.checkpoint.newestStep",
-            "integer",
-            1,
-            "Step of the newest checkpoint."
-        ),
-        column(
-            "Message",
-            ".status.message",
-            "string",
-            1,
-            "What the job waits for, or why it failed."
-        ),
-    ])
+/// Changes what kube-derive writes otherwise than our parser reads or than API servers like.
+fn adapt(schema: &mut JSONSchemaProps) {
+    if let Some(text) = &mut schema.description {
+        *text = text.replace('\n', " ").replace('`', "");
+    }
+    // A server drops a null where the field is not nullable, and else keeps it for our parser, which refuses it.
+    schema.nullable = None;
+    // A server warns of formats that it does not know (`uint32`); 64 signed bits hold all of ours.
+    if schema.format.as_ref().is_some_and(|f| f.starts_with("uint")) {
+        schema.format = Some("int64".into());
+    }
+    schema
+        .properties
+        .iter_mut()
+        .flat_map(|p| p.values_mut())
+        .for_each(adapt);
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        adapt(items);
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
-use super::definition;
-use crate::{ConditionType, JobPhase};
-use serde_json::Value;
+use super::{api_resource, definition};
+use crate::manifest::{API_VERSION, KIND};
+use crate::resolve::tests::FULL;
+use crate::{ConditionType, JobPhase, parse_job};
+use serde_json::{Value, json};
+use varuna_model::gpt2::PRESETS;
 
 fn schema() -> Value {
-    definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+    serde_json::to_value(definition()).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
 /// Every schema below one, with its path.
@@ -31,12 +34,18 @@ fn the_committed_definitions_are_the_generated_one() {
 }
 
 #[test]
+fn the_definition_is_of_the_kind_that_the_parser_reads() {
+    let resource = api_resource();
+    assert_eq!((&*resource.api_version, &*resource.kind), (API_VERSION, KIND));
+}
+
+#[test]
 fn every_field_has_a_description_and_one_type() {
     let mut found = Vec::new();
     each(&schema(), "", &mut found);
     assert!(found.len() > 70, "{}", found.len());
     for (path, schema) in found {
-        let open = path == ".metadata" || path.ends_with("[]");
+        let open = path.ends_with("[]");
         assert!(
             open || schema["description"].is_string(),
             "{path} has no description"
@@ -48,7 +57,7 @@ fn every_field_has_a_description_and_one_type() {
 
 #[test]
 fn nothing_is_left_that_an_api_server_refuses_or_warns_of() {
-    let text = definition().to_string();
+    let text = serde_json::to_string(&definition()).unwrap();
     for bad in ["uint", "$ref", "anyOf", "nullable", "\"null\"", ":null"] {
         assert!(!text.contains(bad), "{bad} in {text}");
     }
@@ -101,4 +110,101 @@ fn the_documentation_names_every_phase_and_every_condition() {
             "{word} is not in: {kinds}"
         );
     }
+}
+
+#[test]
+fn the_documentation_names_every_preset() {
+    let preset = &schema()["properties"]["spec"]["properties"]["model"]["properties"]["preset"];
+    let text = preset["description"].as_str().unwrap();
+    for name in PRESETS.map(|(names, _)| names).concat() {
+        assert!(text.contains(name), "{name} is not in: {text}");
+    }
+}
+
+/// Fields that the resolver refuses for what other fields say, with values that the schema takes.
+const DEPEND_ON_OTHERS: &[&str] = &[
+    "spec.model.hiddenSize",
+    "spec.training.microBatchSize",
+    "spec.training.optimizer.minLearningRate",
+    "spec.pipeline.minDepth",
+    "spec.pipeline.maxDepth",
+    "spec.elasticity.minWorkers",
+    "spec.elasticity.maxWorkers",
+];
+/// Fields that have a limit in a cluster alone.
+const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
+
+/// Values at the bounds of a field and outside, each with whether the schema takes it.
+fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {
+    let text = |characters: u64| "x".repeat(usize::try_from(characters).unwrap());
+    let mut values = Vec::new();
+    if let Some(names) = schema["enum"].as_array() {
+        values.extend(names.iter().map(|name| (name.clone(), true)));
+        values.push((json!("another"), false));
+    }
+    if let Some(min) = schema["minLength"].as_u64() {
+        values.extend([(json!(text(min)), true), (json!(text(min - 1)), false)]);
+    }
+    if let Some(max) = schema["maxLength"].as_u64() {
+        values.extend([(json!(text(max)), true), (json!(text(max + 1)), false)]);
+    }
+    if let Some(max) = schema["maxItems"].as_u64() {
+        let list = |items: u64| json!((0..items).map(|i| format!("s{i}")).collect::<Vec<_>>());
+        values.extend([(list(max), true), (list(max + 1), false)]);
+    }
+    for (bound, exclusive, step) in [
+        ("minimum", "exclusiveMinimum", -1.0),
+        ("maximum", "exclusiveMaximum", 1.0),
+    ] {
+        let Some(bound) = schema[bound].as_f64() else {
+            continue;
+        };
+        let number = |value: f64| match schema["type"].as_str() {
+            Some("integer") => json!(value as i64),
+            _ => json!(value),
+        };
+        values.push((number(bound), schema[exclusive] != true));
+        values.push((number(bound + step), false));
+    }
+    values
+}
+
+#[test]
+fn the_resolver_has_the_limits_of_the_schema() {
+    let base: Value = serde_saphyr::from_str(FULL).unwrap();
+    let mut fields = Vec::new();
+    each(&schema()["properties"]["spec"], "spec", &mut fields);
+    let (mut tried, mut wrong) = (0, Vec::new());
+    for (path, schema) in fields {
+        let in_list = path.strip_suffix("[]");
+        let error_at = in_list.map_or(path.clone(), |list| format!("{list}.0"));
+        for (value, taken) in values_at_the_bounds(&schema) {
+            let mut job = base.clone();
+            let pointer = format!("/{}", in_list.unwrap_or(&path).replace('.', "/"));
+            let field = job
+                .pointer_mut(&pointer)
+                .unwrap_or_else(|| panic!("{path} is not in the full job"));
+            *field = if in_list.is_some() {
+                json!([value])
+            } else {
+                value.clone()
+            };
+            let parsed = parse_job(&job.to_string());
+            let refused = parsed.is_err_and(|errors| errors.all().iter().any(|e| e.path == error_at));
+            let known = if taken {
+                DEPEND_ON_OTHERS
+            } else {
+                LIMITED_IN_CLUSTERS
+            };
+            tried += 1;
+            if refused == taken && !known.contains(&path.as_str()) {
+                let text = value.to_string().chars().take(60).collect::<String>();
+                wrong.push(format!(
+                    "{path}: {text}: the schema takes it: {taken}, the resolver refuses it: {refused}"
+                ));
+            }
+        }
+    }
+    assert!(tried > 140, "{tried}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -16,7 +16,8 @@ spec:
     optimizer: {learningRate: 3e-4}
 ";
 
-const FULL: &str = r#"
+/// A job with every field.
+pub(crate) const FULL: &str = r#"
 apiVersion: varuna.dev/v1alpha1
 kind: VarunaJob
 metadata: {name: full, namespace: team-a, labels: {a: b}, annotations: {c: d}}

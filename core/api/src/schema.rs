@@ -1,0 +1,59 @@
+//! How a limit of [`crate::limits`] and a kind of value are written in the schema of a custom resource definition.
+
+use crate::limits;
+use schemars::{Schema, transform::Transform};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::ops::{Range, RangeInclusive};
+
+/// Adds the keys of `more`, an object.
+fn with(more: Value) -> impl Transform {
+    move |schema: &mut Schema| {
+        for (key, value) in more.as_object().into_iter().flatten() {
+            schema.insert(key.clone(), value.clone());
+        }
+    }
+}
+
+/// A number, both ends included.
+pub(crate) fn within<T: Serialize>(range: RangeInclusive<T>) -> impl Transform {
+    with(json!({ "minimum": range.start(), "maximum": range.end() }))
+}
+
+/// Above 0, at most `max`.
+pub(crate) fn above_zero(max: f64) -> impl Transform {
+    with(json!({ "minimum": 0, "exclusiveMinimum": true, "maximum": max }))
+}
+
+/// At least 0, below 1.
+pub(crate) fn fraction(schema: &mut Schema) {
+    let Range { start, end } = limits::FRACTION;
+    with(json!({ "minimum": start, "maximum": end, "exclusiveMaximum": true })).transform(schema);
+}
+
+/// One of these names.
+pub(crate) fn one_of<T: Serialize>(names: T) -> impl Transform {
+    with(json!({ "enum": names }))
+}
+
+/// A text of so many characters.
+pub(crate) fn text(characters: RangeInclusive<usize>) -> impl Transform {
+    with(json!({ "minLength": characters.start(), "maxLength": characters.end() }))
+}
+
+/// At most `max` different texts of so many characters. Bounds keep the cost of rules within a server's limit.
+pub(crate) fn set_of_texts(max: usize, characters: RangeInclusive<usize>) -> impl Transform {
+    let (shortest, longest) = characters.into_inner();
+    let item = json!({ "type": "string", "minLength": shortest, "maxLength": longest });
+    with(json!({ "items": item, "maxItems": max, "x-kubernetes-list-type": "set" }))
+}
+
+/// A quantity: a number or a text.
+pub(crate) fn int_or_string(schema: &mut Schema) {
+    with(json!({ "x-kubernetes-int-or-string": true })).transform(schema);
+}
+
+/// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
+pub(crate) fn open_object(schema: &mut Schema) {
+    with(json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })).transform(schema);
+}
