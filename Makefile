@@ -101,13 +101,10 @@ bench-plan: ## The planner: search time by workers and segments, plans for any n
 	python3 bench/plan.py
 
 accuracy: data ## Predicted against measured steps, published ones and this machine's own, on rows that nothing was fitted on
-	target/release/varuna plan calibrate --results accuracy.published \
-		--profile bench/data/measured/gpt-1.5b-v100-profile.json --links bench/data/measured/p2p-10gbps.csv \
-		--measured bench/data/measured/gpt-1.5b-v100-10gbps.csv
 	python3 bench/accuracy.py
 
 replay: ## Replay the spot traces: goodput, and what is lost to what (needs no libtorch)
-	$(CARGO) build --release --locked -p varuna
+	$(CARGO) build --release --locked -p varuna -p varuna-published
 	python3 bench/replay.py
 
 clean: ## Remove build outputs (libtorch and datasets stay)

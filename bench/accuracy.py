@@ -1,4 +1,7 @@
-"""`make accuracy`, the local part: gpt2-tiny is profiled on this machine, run under nine plans, predicted for each.
+"""`make accuracy`: predicted against measured steps, on steps that nothing was fitted on.
+
+First the published steps of another framework. Then this machine's own: gpt2-tiny is profiled, run under nine plans, predicted
+for each.
 
 The profile's factor on compute is fitted on every second plan and judged by the others. Workers beyond the cores take turns:
 that is modelled, not fitted. A machine whose cores are shared with strangers is slow in stretches of minutes, by a quarter here: all
@@ -10,13 +13,12 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import DATA, ROOT, VARUNA, Run, median, publish
+from common import DATA, ROOT, VARUNA, Run, calibrated_profile, median, publish
 
 # (workers, depth, micro-batch size): even places are fitted on, odd ones judged.
 PLANS = [(1, 1, 1), (1, 1, 4), (2, 1, 2), (2, 2, 1), (2, 2, 2), (2, 1, 4), (3, 3, 1), (4, 2, 2), (4, 4, 1)]
@@ -72,12 +74,27 @@ def as_usual(run, factor):
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def per_cent(share):
+    return f"{100 * share:.2f}"
+
+
+def published(scratch):
+    """RESULT lines of the published steps."""
+    found = calibrated_profile(VARUNA.parent, scratch / "published.json")
+    judged = sum(1 for row in found["rows"] if not row["fitted"])
+    print(f"published steps: {len(found['rows'])}, of which {judged} judge; docs/internals/planner.md has the table")
+    for name, share in [("median", "medianError"), ("worst", "worstError"), ("regret_mean", "meanRegret")]:
+        print(f"RESULT accuracy.published_{name}_pct {per_cent(found[share])}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=9, help="of each run")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each plan")
     parser.add_argument("--repeats", type=int, default=4)
     arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="varuna-accuracy-") as scratch:
+        published(Path(scratch))
     print(f"load before: {os.getloadavg()[0]:.2f}", flush=True)
     with contextlib.ExitStack() as open_runs:
         scratch = Path(open_runs.enter_context(tempfile.TemporaryDirectory(prefix="varuna-accuracy-")))
@@ -112,24 +129,26 @@ def main():
             as_usual(run, usual / around)
             taken[place] += seconds(run)
         chosen = [word for _, run, _ in runs for word in ("--run", run.folder)]
-        said = command("plan", "calibrate", "--profile", profile, *chosen, "--results", "accuracy.local")
-    rows = re.findall(r"^run +(\S+) +(\d+) +([\d.]+) +([\d.]+) +([-+][\d.]+) %(  fitted)?$", said, re.M)
-    assert len(rows) == len(PLANS), said
-    compute = re.search(r"compute x ([\d.]+)", said)[1]
+        found = json.loads(command("plan", "calibrate", "--profile", profile, *chosen, "--json"))
+    assert len(found["runs"]) == len(PLANS), found
     lines = []
-    for (plan, micro_batch, measured, predicted, error, fitted), took in zip(rows, map(sorted, taken)):
+    for row, took in zip(found["runs"], map(sorted, taken)):
         low, high = took[len(took) // 4], took[3 * (len(took) - 1) // 4]
         quartiles = f"{low * 1e3:.0f} - {high * 1e3:.0f}"
-        role = "fitted" if fitted else "**judged**"
-        lines.append(f"| {plan} | {micro_batch} | {measured} ({quartiles}) | {predicted} | {error} % | {role} |")
-    results = dict(re.findall(r"^RESULT (\S+) (\S+)$", said, re.M))
+        role = "fitted" if row["fitted"] else "**judged**"
+        measured, predicted, error = row["measuredMs"], row["predictedMs"], 100 * row["error"]
+        cells = f"{measured:.1f} ({quartiles}) | {predicted:.1f} | {error:+.1f} % | {role}"
+        lines.append(f"| {row['plan']} | {row['microBatchSize']} | {cells} |")
+    median_pct, worst_pct = per_cent(found["medianError"]), per_cent(found["worstError"])
+    results = {"accuracy.local_median_pct": median_pct, "accuracy.local_worst_pct": worst_pct}
+    fitted = sum(row["fitted"] for row in found["runs"])
     body = f"""
 | plan | micro-batch | measured step, ms (quartiles) | predicted, ms | error | |
 |---|---|---|---|---|---|
 {chr(10).join(lines)}
 
 Steps as on the machine at its usual pace, by the reference beside each run: its step took {usual * 1e3:.0f} ms in the median, {min(references) * 1e3:.0f} to {max(references) * 1e3:.0f}.
-Judged: median error **{results["accuracy.local_median_pct"]} %**, worst {results["accuracy.local_worst_pct"]} %; compute x {compute} fitted on {sum(1 for r in rows if r[5])} plans.
+Judged: median error **{median_pct} %**, worst {worst_pct} %; compute x {found["calibration"]["compute"]:.4f} fitted on {fitted} plans.
 {os.cpu_count()} cores; load at the end {os.getloadavg()[0]:.1f}. Medians over {arguments.rounds * (arguments.steps - 3)} steps.
 """
     publish("accuracy", body, results, model=MODEL)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(PEERS))
 import shape  # noqa: E402  (lies with the PyTorch programs)
 
 VARUNA = ROOT / "target/release/varuna"
+MEASURED = ROOT / "bench/data/measured"
 DATA = ROOT / ".cache/data/kjv"
 # The first steps of each side warm up.
 WARM_UP = 2
@@ -156,6 +157,14 @@ def percentile(values, p):
     """The smallest value that at least p percent of all do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * p // 100) - 1)]
+
+
+def calibrated_profile(programs, path):
+    """Writes the profile of the published table, calibrated by its measured steps; what the calibration found."""
+    command = [programs / "varuna-published", "calibrate", "--profile", MEASURED / "gpt-1.5b-v100-published.json"]
+    command += ["--links", MEASURED / "p2p-10gbps.csv", "--measured", MEASURED / "gpt-1.5b-v100-10gbps.csv"]
+    done = subprocess.run([*command, "--output", path, "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
 
 
 def tokens_per_second(seconds):

@@ -1,23 +1,41 @@
-"""`make replay`: both spot traces, with and without notice; the table of docs/guides/replay.md, and RESULT lines."""
+"""`make replay`: both spot traces, with and without notice; the table of docs/guides/replay.md, and RESULT lines.
+
+`varuna-published` first makes a calibrated profile of the published table; `varuna replay` plans with it.
+"""
 
 import argparse
 import json
 import subprocess
+import tempfile
 from pathlib import Path
+
+from common import calibrated_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "bench/data"
+JOB = DATA / "gpt2-1.5b.yaml"
 TRACES = [("p3", "aws-p3-spot", "Bamboo p3, 11.4 h"), ("v100", "aws-v100-16node", "SkyPilot V100, 11 days")]
 SEEDS = 5
 
 
-def replay(binary, trace, notice, picture):
-    measured = DATA / "measured"
-    command = [binary, "replay", DATA / f"traces/{trace}.csv", "--job", DATA / "gpt2-1.5b.yaml", "--json", "--seeds", str(SEEDS)]
-    command += ["--profile", measured / "gpt-1.5b-v100-profile.json", "--links", measured / "p2p-10gbps.csv"]
-    command += ["--measured", measured / "gpt-1.5b-v100-10gbps.csv", "--svg", picture]
-    command += ["--noticed"] if notice else []
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+def output(*command):
+    """What a command prints with --json."""
+    done = subprocess.run([*map(str, command), "--json"], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+def trace_file(trace):
+    return DATA / f"traces/{trace}.csv"
+
+
+def replay(programs, trace, profile, notice, picture):
+    options = ["--job", JOB, "--profile", profile, "--seeds", SEEDS, "--svg", picture] + ["--noticed"] * notice
+    return output(programs / "varuna", "replay", trace_file(trace), *options)
+
+
+def restarts(programs, trace, profile):
+    """The restart-based systems on a trace."""
+    return output(programs / "varuna-published", "restarts", trace_file(trace), "--job", JOB, "--profile", profile)
 
 
 def row(name, notice, report):
@@ -34,9 +52,16 @@ def row(name, notice, report):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--binary", type=Path, default=ROOT / "target/release/varuna")
-    binary = parser.parse_args().binary
+    parser.add_argument("--programs", type=Path, default=ROOT / "target/release", help="their folder")
+    programs = parser.parse_args().programs
     (ROOT / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="varuna-replay-") as scratch:
+        profile = Path(scratch) / "calibrated.json"
+        calibrated_profile(programs, profile)
+        report(programs, profile)
+
+
+def report(programs, profile):
     lines = [
         "| trace | notice | goodput, %, mean of five seeds (range) | transfer | choice | rollback | detect, plan, connect "
         "| unfinished | other | changes |",
@@ -46,11 +71,11 @@ def main():
     for short, trace, name in TRACES:
         for notice in (False, True):
             suffix = "_noticed" if notice else ""
-            report = replay(binary, trace, notice, ROOT / f"runs/replay-{short}{suffix}.svg")
-            mean, line = row(name, "120 s" if notice else "none", report)
+            found = replay(programs, trace, profile, notice, ROOT / f"runs/replay-{short}{suffix}.svg")
+            mean, line = row(name, "120 s" if notice else "none", found)
             lines.append(line)
             results[f"replay.{short}{suffix}_goodput_pct"] = f"{mean:.2f}"
-            peers[short] = report["restarts"]
+        peers[short] = restarts(programs, trace, profile)
     lines += ["", "Losses in per cent of the ideal, first seed. The restart-based systems of the last section on the same traces:", ""]
     lines += ["| system | p3: at once / patient, % | V100: at once / patient, % |", "|---|---|---|"]
     for p3, v100 in zip(peers["p3"], peers["v100"]):

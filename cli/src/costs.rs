@@ -4,7 +4,6 @@ use crate::failure::Failure;
 use crate::io::read;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
-use varuna_plan::calibrate::{calibrate, read_measured};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
 use varuna_plan::{CostPlanner, Costs};
@@ -21,10 +20,6 @@ pub(crate) struct CostSource {
     /// Replace the profile's link times by this table: a CSV file with the columns bytes,us.
     #[arg(long, value_name = "FILE", requires = "profile")]
     links: Option<PathBuf>,
-    /// Calibrate the profile by this table of measured steps: a CSV file with the columns data_parallel,
-    /// pipeline_parallel,step_ms.
-    #[arg(long, value_name = "FILE", requires = "profile")]
-    measured: Option<PathBuf>,
 }
 
 impl CostSource {
@@ -38,27 +33,11 @@ impl CostSource {
             *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
         }
         if let Some(path) = &self.profile {
-            planner.costs = self.profiled(path, job)?;
+            let profile = read_profile(path, self.links.as_deref())?;
+            planner.costs = varuna_api::measured_costs(&profile, job)
+                .map_err(|why| Failure::Input(format!("{}: {why}", path.display())))?;
         }
         Ok(planner)
-    }
-
-    fn profiled(&self, path: &Path, job: &Job) -> Result<Costs, Failure> {
-        let profile = read_profile(path, self.links.as_deref())?;
-        let other_model = |why: String| Failure::Input(format!("{}: {why}", path.display()));
-        let costs = varuna_api::measured_costs(&profile, job).map_err(other_model)?;
-        let Some(table) = &self.measured else {
-            return Ok(costs);
-        };
-        let file = table.display().to_string();
-        let rows = read_measured(&file, &read(table)?).map_err(|e| Failure::Input(e.to_string()))?;
-        let batch = profile
-            .global_batch_size
-            .unwrap_or(job.training.global_batch_size);
-        let micro_batch = profile.segments[0].rows[0].micro_batch_size;
-        let fitted = calibrate(&profile.costs(), &rows, batch, micro_batch, false)
-            .map_err(|e| Failure::Input(format!("{file}: {e}")))?;
-        varuna_api::costs_for(job, &fitted.costs).map_err(other_model)
     }
 }
 

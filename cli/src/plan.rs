@@ -5,7 +5,7 @@ mod gantt;
 mod sweep;
 mod table;
 
-use crate::costs::{CostSource, read_profile};
+use crate::costs::CostSource;
 use crate::failure::Failure;
 use crate::io::{print, print_json, read, write};
 use crate::job;
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Fit a profile to measured steps: on every second row, judged by the others.
+    /// Fit a profile to the steps of runs: on every second run, judged by the others.
     Calibrate(calibrate::Arguments),
 }
 

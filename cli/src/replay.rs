@@ -8,7 +8,7 @@ use crate::io::{print, print_json, read, write};
 use crate::job;
 use std::path::PathBuf;
 use varuna_api::Job;
-use varuna_sim::replay::{Ideal, RecoveryParts, Report, Restarted, Setup, Trace, replay, restarts, text};
+use varuna_sim::replay::{RecoveryParts, Report, Setup, Trace, replay, text};
 
 /// The measured parts of a reconfiguration that are used where no file is named.
 const PARTS: (&str, &str) = (
@@ -61,7 +61,6 @@ struct Document<'a> {
     report: &'a Report,
     /// One for each seed, in the order of the seeds; the report is of the first.
     goodput_by_seed: &'a [f64],
-    restarts: &'a [Restarted],
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -77,14 +76,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let trace = Trace::read(&trace_name, &csv, arguments.seed.wrapping_add(offset)).map_err(input)?;
         goodputs.push(replay(&trace, &setup).map_err(refused)?.goodput);
     }
-    let costs = &setup.planner.costs;
-    let ideal = Ideal::new(
-        &setup.planner,
-        costs.layout(),
-        setup.global_batch_size,
-        trace.most(),
-    );
-    let restarts = restarts(&trace, &ideal);
     if let Some(path) = &arguments.svg {
         let name = arguments.trace.file_stem().unwrap_or_default().to_string_lossy();
         write(path, chart::draw(&format!("{} on {name}", job.name), &report)?)?;
@@ -93,10 +84,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return print_json(&Document {
             report: &report,
             goodput_by_seed: &goodputs,
-            restarts: &restarts,
         });
     }
-    print(&text(&report, &restarts));
+    print(&text(&report));
     if goodputs.len() > 1 {
         #[expect(clippy::cast_precision_loss, reason = "a few seeds")]
         let mean = goodputs.iter().sum::<f64>() / goodputs.len() as f64;

@@ -166,6 +166,14 @@ fn nothing_but_the_worker_links_libtorch() {
 }
 
 #[test]
+fn nothing_is_built_on_the_code_that_reproduces_other_systems() {
+    for (name, reached) in &needs() {
+        let reproduces = reached.contains("varuna-published");
+        assert_eq!(reproduces, name == "varuna-published", "{name}");
+    }
+}
+
+#[test]
 fn unsafe_code_is_allowed_in_the_torch_crate_alone() {
     // Written so that this file does not contain what it looks for.
     let permits = ["allow(unsafe", "expect(unsafe"].map(|p| format!("{p}_code"));

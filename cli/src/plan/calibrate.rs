@@ -1,130 +1,175 @@
-//! `varuna plan calibrate`: fits a profile to measured steps.
+//! `varuna plan calibrate`: fits a profile to the steps of runs.
 
-mod runs;
-
-use super::{read, read_profile, write};
+use crate::costs::read_profile;
 use crate::failure::Failure;
-use std::path::PathBuf;
-use varuna_plan::Runtime;
-use varuna_plan::calibrate::{Calibrated, MeasuredRow, calibrate, read_measured};
+use crate::io::{print, print_json, read, to_json, write};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use varuna_plan::calibrate::{Calibrated, JudgedRun, MeasuredRun, calibrate};
+use varuna_plan::{Generation, Shape};
 
-/// Fits two constants (compute, transfers) on every second row of a table of measured steps and judges them by the others.
+/// The first steps of a generation warm up.
+const WARM_UP: usize = 2;
+
+/// Fit two constants (compute, transfers) on every second of several runs and judge them by the others.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The profile: this project's format, or the compact one of published tables.
+    /// The profile (see varuna profile).
     #[arg(long)]
     profile: PathBuf,
-    /// Measured steps: columns `data_parallel`, `pipeline_parallel`, `step_ms` and, if known, `samples_per_s`.
-    #[arg(long, required_unless_present = "run")]
-    measured: Option<PathBuf>,
-    /// A folder of a run on this kind of device, in place of a table; several: this option several times. Its last plan and
-    /// the median step of that plan count.
-    #[arg(long, conflicts_with = "measured")]
+    /// A folder of a run on this kind of device; give this option several times. Of each run the last plan counts, with its
+    /// median step.
+    #[arg(long, required = true)]
     run: Vec<PathBuf>,
     /// Message times `bytes,us` in place of the profile's links.
     #[arg(long)]
     links: Option<PathBuf>,
-    /// Samples in a step [default: the profile's, or what the table's rates say].
-    #[arg(long)]
-    batch: Option<u64>,
-    /// Samples in a micro-batch [default: the smallest of the profile].
-    #[arg(long)]
-    micro_batch: Option<u32>,
-    /// Writes the calibrated profile into this file.
+    /// Write the calibrated profile to this file.
     #[arg(long, short)]
     output: Option<PathBuf>,
-    /// Ends with RESULT lines of this name.
-    #[arg(long, hide = true)]
-    results: Option<String>,
+    /// Print the constants and all runs as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is needed of a line of `metrics.jsonl`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Step {
+    generation: Generation,
+    time_ms: u64,
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let bad = |why: String| Failure::Input(why);
     let mut profile = read_profile(&arguments.profile, arguments.links.as_deref())?;
-    let Some(measured) = &arguments.measured else {
-        return runs::run(arguments, profile);
-    };
-    let file = measured.display().to_string();
-    let rows = read_measured(&file, &read(measured)?).map_err(|e| bad(e.to_string()))?;
-    let batch = arguments
-        .batch
-        .or(profile.global_batch_size)
-        .or_else(|| batch_of(&rows));
-    let batch = batch.filter(|b| *b > 0).ok_or_else(|| {
-        bad(format!(
-            "{file}: no batch size: the profile names none and samples_per_s gives none; use --batch"
-        ))
-    })?;
-    let smallest = profile.segments[0].rows[0].micro_batch_size;
-    let micro_batch = arguments.micro_batch.unwrap_or(smallest).max(1);
-    let costs = profile.costs();
-    let found = calibrate(&costs, &rows, batch, micro_batch, profile.runtime_is_known)
-        .map_err(|e| bad(format!("{file}: {e}")))?;
-    print!("{}", table(&found));
-    if let Some(path) = &arguments.output {
-        profile.runtime = found.costs.runtime;
-        profile.calibration = Some(found.costs.calibration);
-        for (segment, costs) in profile.segments.iter_mut().zip(&found.costs.segments) {
-            segment.input_bytes = costs.input_bytes;
+    let mut plans: Vec<Measured> = Vec::new();
+    for folder in &arguments.run {
+        let run = measured(folder)?;
+        match plans.iter_mut().find(|p| p.shape.same_work(&run.shape)) {
+            Some(plan) => plan.took_ms.extend(run.took_ms),
+            None => plans.push(run),
         }
-        profile.element_bytes = found.costs.device.element_bytes;
-        let text = serde_json::to_string_pretty(&profile).map_err(|e| Failure::Internal(e.to_string()))?;
-        write(path, &text)?;
     }
-    if let Some(name) = &arguments.results {
-        println!("RESULT {name}_median_pct {:.2}", found.median_error * 100.0);
-        println!("RESULT {name}_worst_pct {:.2}", found.worst_error * 100.0);
-        println!("RESULT {name}_regret_mean_pct {:.2}", found.mean_regret * 100.0);
+    let runs: Vec<MeasuredRun> = plans.into_iter().map(Measured::median).collect();
+    let found = calibrate(&[profile.costs()], &runs).map_err(|e| Failure::Input(e.to_string()))?;
+    if let Some(path) = &arguments.output {
+        profile.calibration = Some(found.costs.calibration);
+        write(path, to_json(&profile)?)?;
     }
+    if arguments.json {
+        return print_json(&document(&found));
+    }
+    print(&table(&found));
     Ok(())
 }
 
-/// The batch that steps and rates amount to, where all rows agree within half a sample.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a batch is a small positive number"
-)]
-fn batch_of(rows: &[MeasuredRow]) -> Option<u64> {
-    let batches: Option<Vec<f64>> = rows
+/// The plan that a run ended with, and the times between two of its commits.
+struct Measured {
+    name: String,
+    shape: Shape,
+    /// At least one.
+    took_ms: Vec<u64>,
+}
+
+impl Measured {
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of one step")]
+    fn median(mut self) -> MeasuredRun {
+        self.took_ms.sort_unstable();
+        MeasuredRun {
+            name: self.name,
+            shape: self.shape,
+            step_ms: self.took_ms[self.took_ms.len() / 2] as f64,
+        }
+    }
+}
+
+fn measured(folder: &Path) -> Result<Measured, Failure> {
+    let file = folder.join("metrics.jsonl");
+    let text = read(&file)?;
+    let steps: Vec<Step> = text
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
+        .enumerate()
+        .map(|(i, line)| {
+            let wrong = |e| Failure::Input(format!("{}: line {}: {e}", file.display(), i + 1));
+            serde_json::from_str(line).map_err(wrong)
+        })
+        .collect::<Result<_, _>>()?;
+    let last = steps.last().map_or(Generation(0), |s| s.generation);
+    let of_last: Vec<&Step> = steps
         .iter()
-        .map(|r| Some(r.step_ms / 1e3 * r.samples_per_s?))
+        .filter(|s| s.generation == last)
+        .skip(WARM_UP)
         .collect();
-    let batches = batches?;
-    let first = batches.first()?.round();
-    (first >= 1.0 && batches.iter().all(|b| (b - first).abs() < 0.5)).then_some(first as u64)
+    let took_ms: Vec<u64> = of_last
+        .windows(2)
+        .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms))
+        .collect();
+    if took_ms.iter().all(|ms| *ms == 0) {
+        return Err(Failure::Input(format!(
+            "{}: generation {last} has {} steps, at least {} are needed",
+            file.display(),
+            of_last.len() + WARM_UP.min(steps.len()),
+            WARM_UP + 2
+        )));
+    }
+    let plan = folder.join(format!("plans/g{:06}.json", last.0));
+    let shape: Shape = serde_json::from_str(&read(&plan)?)
+        .map_err(|e| Failure::Input(format!("{}: not a plan: {e}", plan.display())))?;
+    let named = folder.file_name().unwrap_or(folder.as_os_str());
+    Ok(Measured {
+        name: named.to_string_lossy().into_owned(),
+        shape,
+        took_ms,
+    })
+}
+
+/// What `--json` prints.
+fn document(found: &Calibrated) -> Value {
+    let run = |judged: &JudgedRun| {
+        json!({
+            "name": judged.run.name,
+            "plan": judged.run.shape.summary(),
+            "microBatchSize": judged.run.shape.micro_batch_size,
+            "measuredMs": judged.run.step_ms,
+            "predictedMs": judged.predicted_ms,
+            "error": judged.error(),
+            "fitted": judged.fitted,
+        })
+    };
+    json!({
+        "calibration": found.costs.calibration,
+        "runs": found.runs.iter().map(run).collect::<Vec<_>>(),
+        "medianError": found.median_error,
+        "worstError": found.worst_error,
+    })
 }
 
 fn table(found: &Calibrated) -> String {
-    let moves = match found.costs.runtime {
-        Runtime::Overlapped => "sends beside compute",
-        Runtime::Rendezvous => "sends wait for receives",
-    };
     let calibration = found.costs.calibration;
     let mut text = format!(
-        "compute x {:.4}, transfers x {:.4}; {moves}, {} bytes an element\n\n   D    P  measured, ms  predicted, ms   error\n",
-        calibration.compute, calibration.transfer, found.costs.device.element_bytes
+        "compute x {:.4}, transfers x {:.4}\n\nrun                      plan       micro-batch  measured, ms  predicted, ms   error\n",
+        calibration.compute, calibration.transfer
     );
-    for row in &found.rows {
+    for judged in &found.runs {
         text.push_str(&format!(
-            "{:>4} {:>4} {:>13.1} {:>14.1} {:>+6.1} %{}\n",
-            row.row.data_parallel,
-            row.row.pipeline_parallel,
-            row.row.step_ms,
-            row.predicted_ms,
-            row.error() * 100.0,
-            if row.fitted { "  fitted" } else { "" }
+            "{:<24} {:<10} {:>11} {:>13.1} {:>14.1} {:>+6.1} %{}\n",
+            judged.run.name,
+            judged.run.shape.summary(),
+            judged.run.shape.micro_batch_size,
+            judged.run.step_ms,
+            judged.predicted_ms,
+            judged.error() * 100.0,
+            if judged.fitted { "  fitted" } else { "" }
         ));
     }
-    let fitted = found.rows.iter().filter(|r| r.fitted).count();
+    let fitted = found.runs.iter().filter(|r| r.fitted).count();
     text.push_str(&format!(
-        "\nfitted on {fitted} rows; of the other {}: median error {:.2} %, worst {:.2} %\n\
-         choosing a plan by these predictions costs {:.2} % on average, {:.2} % at worst\n",
-        found.rows.len() - fitted,
+        "\nfitted on {fitted} runs; of the other {}: median error {:.2} %, worst {:.2} %\n",
+        found.runs.len() - fitted,
         found.median_error * 100.0,
         found.worst_error * 100.0,
-        found.mean_regret * 100.0,
-        found.worst_regret * 100.0
     ));
     text
 }

@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use varuna_plan::predict::Spread;
-use varuna_plan::schedule::paper::{self, PaperKind, PartTimes, generate};
 use varuna_plan::{
     Costs, Explained, PlanRequest, Recompute, RunnerUp, ScheduleKind, ScheduleSpec, Shape, schedule,
 };
@@ -76,7 +75,6 @@ pub(super) fn text(explained: &Explained, request: &PlanRequest, noisy: Spread, 
     pipelines(&mut text, explained, costs);
     spares(&mut text, shape);
     runners_up(&mut text, explained);
-    on_paper(&mut text, shape, costs);
     text
 }
 
@@ -165,40 +163,6 @@ fn runners_up(text: &mut String, explained: &Explained) {
     }
     if explained.runners_up.is_empty() {
         let _ = writeln!(text, "  none: no other plan comes near");
-    }
-}
-
-/// The simulated time of the first pipeline under schedules that the worker does not implement.
-fn on_paper(text: &mut String, shape: &Shape, costs: &Costs) {
-    let plain = shape.schedule.kind.chunks() == 1;
-    let Some(pipeline) = shape.pipelines.first().filter(|p| plain && p.stages.len() > 1) else {
-        return;
-    };
-    let (m, stages) = (shape.micro_batch_size, pipeline.stages.len());
-    let n = u32::try_from(pipeline.micro_batches(m)).unwrap_or(u32::MAX);
-    let slowest = pipeline.stages.iter().map(|s| s.segments);
-    let slowest = slowest.max_by(|a, b| costs.backward_ms(*a, m).total_cmp(&costs.backward_ms(*b, m)));
-    let Some(slowest) = slowest else { return };
-    let _ = writeln!(
-        text,
-        "simulated only (the worker refuses them), if all stages were as slow as the slowest:"
-    );
-    let times = PartTimes {
-        forward_ms: costs.forward_ms(slowest, m),
-        input_ms: costs.backward_ms(slowest, m) / 2.0,
-        weight_ms: costs.backward_ms(slowest, m) / 2.0,
-        transfer_ms: costs.transfer_ms(1, m),
-    };
-    for kind in [PaperKind::OneForwardOneBackward, PaperKind::ZeroBubbleH1] {
-        let lists: Vec<_> = (0..stages).map(|s| generate(kind, stages, s, n)).collect();
-        if let Ok(ends) = paper::run(&lists, kind, n, times) {
-            let name = kind.to_string();
-            let _ = writeln!(
-                text,
-                "  {name:<32} {:>9.1} ms",
-                ends.into_iter().fold(0.0, f64::max)
-            );
-        }
     }
 }
 

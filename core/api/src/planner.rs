@@ -5,11 +5,8 @@ use varuna_plan::cost::{Costs, Device};
 use varuna_plan::profile::Profile;
 use varuna_plan::{Constraints, CostPlanner};
 
-/// Costs for a job's model. Costs of whole blocks are divided into those of their halves.
-///
-/// # Errors
-/// They are of another model; the error is a sentence.
-pub fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
+/// Costs for a job's model; those of whole blocks are divided into those of their halves. The error is a sentence.
+fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
     let (has, wants) = (costs.layout(), job.model.layout());
     let tied = |tied| if tied { " and a tied weight" } else { "" };
     let model = job.model.spec();

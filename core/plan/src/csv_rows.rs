@@ -5,26 +5,29 @@ use serde::de::DeserializeOwned;
 
 /// A row that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RowError {
+pub struct RowError {
     /// Counts from 1; the header is line 1.
-    pub(crate) line: u64,
+    pub line: u64,
     /// The column; none where the row has another number of columns than the header.
-    pub(crate) column: Option<String>,
+    pub column: Option<String>,
     /// The text of the cell.
-    pub(crate) found: String,
+    pub found: String,
 }
 
-/// A row, its line and its values.
-pub(crate) struct Row<T> {
-    pub(crate) line: u64,
-    pub(crate) values: T,
+/// A row of a table.
+pub struct Row<T> {
+    /// Counts from 1; the header is line 1.
+    pub line: u64,
+    /// The cells as a value.
+    pub values: T,
     headers: StringRecord,
     cells: StringRecord,
 }
 
 impl<T> Row<T> {
     /// The text of a column.
-    pub(crate) fn cell(&self, column: &str) -> &str {
+    #[must_use]
+    pub fn cell(&self, column: &str) -> &str {
         let at = self.headers.iter().position(|header| header == column);
         at.and_then(|at| self.cells.get(at)).unwrap_or_default()
     }
@@ -34,7 +37,7 @@ impl<T> Row<T> {
 ///
 /// # Errors
 /// The first row that is no `T`.
-pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
     let headers = reader.headers().cloned().unwrap_or_default();
     let mut rows = Vec::new();

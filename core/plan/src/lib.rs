@@ -7,7 +7,7 @@
 pub mod calibrate;
 pub mod check;
 pub mod cost;
-mod csv_rows;
+pub mod csv_rows;
 pub mod device;
 pub mod document;
 pub mod ids;

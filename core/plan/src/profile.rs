@@ -3,7 +3,6 @@
 //! Reading is strict: what is missing, negative, not a number or unknown is an error that names the file and the field.
 
 mod error;
-mod published;
 mod read;
 
 pub use error::ProfileError;
@@ -109,9 +108,6 @@ pub struct Profile {
     pub source: Source,
     /// How tensors move in the runtime that it was made for.
     pub runtime: Runtime,
-    /// Whether the document says so itself; published tables do not, and a calibration then chooses.
-    #[serde(skip)]
-    pub runtime_is_known: bool,
     /// Bytes of an activation or gradient element on the wire.
     pub element_bytes: u64,
     /// Samples in a step of the runs that it belongs to, where known.
@@ -136,8 +132,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Reads a profile: this format, or the compact one of published tables ("embedding", "block", "head"; units in the
-    /// file). `links` is the name and the text of a table `bytes,us` that takes the place of the file's links.
+    /// Reads a profile. `links` is the name and the text of a table `bytes,us` that takes the place of the file's links.
     ///
     /// # Errors
     /// The first thing that is wrong, with `file` and the field.
@@ -147,10 +142,6 @@ impl Profile {
         let links = links
             .map(|(file, text)| read::link_table(file, text))
             .transpose()?;
-        if value.get("segments").is_some_and(Value::is_object) {
-            let table: published::Table = error::deserialize(file, &value)?;
-            return table.profile(links, &check);
-        }
         if let Value::Object(fields) = &mut value {
             // For people.
             fields.remove("units");
@@ -159,8 +150,7 @@ impl Profile {
                 fields.insert("links".into(), rows.collect());
             }
         }
-        let mut profile: Profile = error::deserialize(file, &value)?;
-        profile.runtime_is_known = true;
+        let profile: Profile = error::deserialize(file, &value)?;
         read::validate(&profile, &check)?;
         Ok(profile)
     }
@@ -204,7 +194,6 @@ impl Profile {
             device,
             source: Source::Estimated,
             runtime: costs.runtime,
-            runtime_is_known: true,
             element_bytes: costs.device.element_bytes,
             global_batch_size: None,
             tied_parameters: costs.tied_parameters,
@@ -289,7 +278,7 @@ impl Profile {
     /// # Errors
     /// The first difference, as a sentence that names the field.
     pub fn check_parameters(&self, parameters: &[u64], tied: u64) -> Result<(), String> {
-        // Published tables count a few vectors differently, and estimates are of no job.
+        // Tables that others published count a few vectors differently, and estimates are of no job.
         if self.measured.is_none() {
             return Ok(());
         }

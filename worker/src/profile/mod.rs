@@ -211,7 +211,6 @@ fn assemble(
         device: "cpu".into(),
         source: Source::Measured,
         runtime: varuna_plan::Runtime::Overlapped,
-        runtime_is_known: true,
         element_bytes: 4,
         global_batch_size: None,
         tied_parameters: estimate.tied_parameters,

@@ -87,37 +87,12 @@ fn nan_is_no_json_and_its_place_is_named() {
     assert!(why.starts_with("p.json: line 1, column 1"), "{why}");
 }
 
-const PUBLISHED: &str = r#"{"model": {"layers": 2, "hidden": 8, "sequence_length": 4}, "device": "d", "micro_batch_size": 1,
-    "global_batch_size": 16, "network": "10 Gb/s between nodes",
-    "units": {"forward": "ms", "backward": "ms", "optimizer": "ms", "activations": "bytes", "parameters": "count"},
-    "segments": {"embedding": {"forward": 1, "backward": 2, "optimizer": 3, "activations": 10, "parameters": 50},
-                 "block": {"forward": 4, "backward": 5, "optimizer": 6, "activations": 20, "parameters": 60},
-                 "head": {"forward": 7, "backward": 8, "optimizer": 9, "activations": 30, "parameters": 55}}}"#;
-
 #[test]
-fn a_published_table_repeats_its_block_and_ties_its_ends() {
-    let profile = Profile::read("t.json", PUBLISHED, None).unwrap();
-    assert_eq!(profile.segments.len(), 4);
-    assert_eq!((profile.tied_parameters, profile.segments[0].parameters), (50, 0));
-    assert_eq!(profile.segments[3].parameters, 5);
-    let costs = profile.costs();
-    assert!((costs.device.bytes_per_s / 1.25e9 - 1.0).abs() < 1e-3);
-    assert!((costs.device.latency_ms - 0.14).abs() < 1e-3);
+fn a_link_table_takes_the_place_of_the_links_and_is_read_strictly() {
+    let profile = json(&estimate()).to_string();
     let links = Some(("l.csv", "bytes,us\n1,50\n1000000,1000\n"));
-    let profile = Profile::read("t.json", PUBLISHED, links).unwrap();
-    assert!((profile.costs().device.bytes_per_s / 1e9 - 1.0).abs() < 1e-9);
-    for (wrong, place) in [
-        ("\"ms\", \"backward\"", "\"us\", \"backward\""),
-        ("\"forward\": 4", "\"forward\": -4"),
-    ] {
-        let text = PUBLISHED.replace(wrong, place);
-        let why = Profile::read("t.json", &text, None).unwrap_err().to_string();
-        assert!(why.starts_with("t.json: ") && why.contains("forward"), "{why}");
-    }
-}
-
-#[test]
-fn a_link_table_is_read_strictly() {
+    let read = Profile::read("p.json", &profile, links).unwrap();
+    assert!((read.costs().device.bytes_per_s / 1e9 - 1.0).abs() < 1e-9);
     for (text, place) in [
         ("", "line 1"),
         ("bytes,us\n", "line 2"),
@@ -125,7 +100,7 @@ fn a_link_table_is_read_strictly() {
         ("bytes,us\n4,NaN\n", "line 2, us"),
         ("bytes,us\n4\n", "line 2, us"),
     ] {
-        let why = Profile::read("t.json", PUBLISHED, Some(("l.csv", text)))
+        let why = Profile::read("p.json", &profile, Some(("l.csv", text)))
             .unwrap_err()
             .to_string();
         assert!(why.starts_with(&format!("l.csv: {place} is")), "{text:?}: {why}");

@@ -7,7 +7,6 @@
 pub mod check;
 mod instruction;
 mod interleaved;
-pub mod paper;
 mod text;
 
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};

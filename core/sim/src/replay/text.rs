@@ -1,15 +1,14 @@
 //! The report as text for a terminal.
 
 use crate::replay::report::{Report, Why};
-use crate::replay::restart::Restarted;
 use std::fmt::Write;
 
 /// Reconfigurations that are listed; the rest is only counted.
 const SHOWN: usize = 12;
 
-/// Goodput, losses, reconfigurations, and the comparison with restart-based systems.
+/// Goodput, losses, reconfigurations.
 #[must_use]
-pub fn text(report: &Report, restarts: &[Restarted]) -> String {
+pub fn text(report: &Report) -> String {
     let mut out = String::new();
     let hours = report.seconds / 3600.0;
     let notice = if report.notice_s > 0.0 {
@@ -41,23 +40,6 @@ pub fn text(report: &Report, restarts: &[Restarted]) -> String {
         let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.label(), loss.percent);
     }
     reconfigurations(&mut out, report);
-    if !restarts.is_empty() {
-        out.push_str(
-            "published costs of restart-based systems on the same trace (a model, docs/guides/replay.md):\n",
-        );
-        for r in restarts {
-            let _ = writeln!(
-                out,
-                "  {:34} {:5.1} s / {:5.1} s / {:5.1} s  goodput {:5.1} %, patient {:5.1} %",
-                r.name,
-                r.shrink_s,
-                r.grow_s,
-                r.again_s,
-                r.goodput * 100.0,
-                r.patient * 100.0
-            );
-        }
-    }
     out
 }
 

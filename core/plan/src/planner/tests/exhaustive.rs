@@ -133,5 +133,5 @@ fn plans_come_within_a_hundredth_of_the_best_composition_there_is() {
             assert!(best.0 / ours >= 0.99, "{said}");
         }
     }
-    println!("RESULT any_n.vs_best_min_pct {:.2}", least * 100.0);
+    println!("against every composition: at least {:.2} %", least * 100.0);
 }

@@ -394,4 +394,4 @@ impl Host<Replay<'_>> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -5,7 +5,7 @@ use varuna_plan::cost::{Costs, Device};
 use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
 
 /// A model of six segments whose step on two workers takes about a second.
-pub(crate) fn planner(most: u32) -> CostPlanner {
+fn planner(most: u32) -> CostPlanner {
     let sizes = Model {
         layers: 6,
         hidden_size: 512,
@@ -138,7 +138,7 @@ fn the_same_trace_gives_the_same_bytes() {
 /// After a change that is meant, put what the test prints into the file.
 #[test]
 fn a_small_trace_reads_like_this() {
-    let found = crate::replay::text(&replay(&trace(CALM), &setup()).unwrap(), &[]);
+    let found = crate::replay::text(&replay(&trace(CALM), &setup()).unwrap());
     assert_eq!(found, include_str!("tests/small.txt"), "\n{found}");
 }
 

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use varuna_model::{Model, gpt2};
-use varuna_plan::calibrate::Grid;
 use varuna_plan::cost::SegmentKind;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
@@ -13,6 +12,7 @@ use varuna_plan::{
     Calibration, Constraints, CostPlanner, Costs, PlanRequest, Planner, Recompute, ScheduleKind,
     ScheduleSpec, SegmentRange, Shape, Speeds, Topology, WorkerId, WorkerInfo, predict,
 };
+use varuna_published::grid::Grid;
 
 fn planner(costs: Costs, micro: Option<u32>, min_depth: u32, memory: Option<u64>) -> CostPlanner {
     CostPlanner {
@@ -52,8 +52,8 @@ fn plan(planner: &CostPlanner, workers: u64, batch: u64) -> Option<Shape> {
 
 /// GPT-2 1.5B as it was measured on V100s at 10 Gb/s, calibrated on those measurements.
 fn gpt2_1_5b() -> Costs {
-    let profile = include_str!("../../../bench/data/measured/gpt-1.5b-v100-profile.json");
-    let links = include_str!("../../../bench/data/measured/p2p-10gbps.csv");
+    let profile = include_str!("../../data/measured/gpt-1.5b-v100-profile.json");
+    let links = include_str!("../../data/measured/p2p-10gbps.csv");
     let mut costs = Profile::read("profile", profile, Some(("links", links)))
         .unwrap()
         .costs();
@@ -185,6 +185,6 @@ fn plans_beat_varunas_rule_at_every_size_and_never_fall() {
         against_varuna("gpt2-8.3b", &large, 512),
     ];
     let mean = f64::midpoint(means[0], means[1]);
-    println!("RESULT any_n.vs_varuna_mean {mean:.4}");
+    println!("against Varuna's rule: mean {mean:.4}");
     assert!(mean >= 1.1, "{means:?}");
 }

@@ -1,12 +1,12 @@
 //! Systems that restart the job at a change, on the same trace and against the same ideal: a model of published costs, not a
 //! run of those systems (`docs/guides/replay.md` names the sources).
 
-use crate::replay::ideal::Ideal;
-use crate::replay::trace::Trace;
 use serde::Serialize;
+use varuna_sim::replay::{Ideal, Trace};
 
 /// The published cost of a change.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct RestartSystem {
     /// Its name.
     pub name: &'static str,
@@ -42,14 +42,9 @@ pub const SYSTEMS: [RestartSystem; 7] = [
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Restarted {
-    /// Its name.
-    pub name: &'static str,
-    /// Nothing is trained for so long after nodes left, seconds.
-    pub shrink_s: f64,
-    /// Likewise after nodes came, seconds.
-    pub grow_s: f64,
-    /// Training that is done again at each change, seconds.
-    pub again_s: f64,
+    /// The system, with its costs.
+    #[serde(flatten)]
+    pub system: RestartSystem,
     /// Trained / ideal when every change is taken up at once.
     pub goodput: f64,
     /// Trained / ideal when nodes that came wait until a change repays itself, the better of the two.
@@ -62,10 +57,7 @@ pub fn restarts(trace: &Trace, ideal: &Ideal) -> Vec<Restarted> {
     let of = |s: &RestartSystem| {
         let greedy = goodput(trace, ideal, s, false);
         Restarted {
-            name: s.name,
-            shrink_s: s.shrink_s,
-            grow_s: s.grow_s,
-            again_s: s.again_s,
+            system: *s,
             goodput: greedy,
             patient: greedy.max(goodput(trace, ideal, s, true)),
         }
@@ -104,19 +96,45 @@ fn goodput(trace: &Trace, ideal: &Ideal, system: &RestartSystem, patient: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_plan::Layout;
+    use varuna_model::{Model, gpt2};
+    use varuna_plan::{Constraints, CostPlanner, Costs, Device, Recompute, ScheduleKind, ScheduleSpec};
+
+    /// Pipelines of at least two workers.
+    fn planner() -> CostPlanner {
+        let sizes = Model {
+            layers: 6,
+            hidden_size: 512,
+            sequence_length: 256,
+            vocabulary_size: 8192,
+            ..gpt2::SMALL
+        };
+        CostPlanner {
+            costs: Costs::estimate(&sizes.spec(), Device::CPU_CORE),
+            constraints: Constraints {
+                min_workers: 2,
+                max_workers: 6,
+                micro_batch_size: Some(1),
+                min_depth: 2,
+                max_depth: None,
+                schedules: vec![ScheduleSpec {
+                    kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+                    recompute: Recompute::None,
+                }],
+                device_memory_bytes: None,
+            },
+        }
+    }
 
     #[test]
     fn a_restart_costs_its_pause_at_each_change_and_patience_saves_some() {
-        let mut planner = crate::replay::world::tests::planner(6);
-        planner.constraints.max_depth = None;
+        let planner = planner();
         let text = "time_s,event,node\n0,add,a\n0,add,b\n100,add,c\n130,remove,c\n200,remove,a\n";
         let trace = Trace::read("t.csv", text, 1).unwrap();
-        let layout: Layout = planner.costs.layout();
-        let ideal = Ideal::new(&planner, layout, 32, trace.most());
+        let ideal = Ideal::new(&planner, planner.costs.layout(), 32, trace.most());
         let slow = system("slow", 20.0, 20.0, 0.0);
         let whole = ideal.rate(2) * 170.0 + ideal.rate(3) * 30.0;
         let greedy = (ideal.rate(2) * (80.0 + 50.0) + ideal.rate(3) * 10.0) / whole;
+        assert!(ideal.rate(3) > ideal.rate(2) && ideal.rate(2) > 0.0);
         assert!((goodput(&trace, &ideal, &slow, false) - greedy).abs() < 1e-9);
         assert!(goodput(&trace, &ideal, &slow, true) > greedy);
     }

@@ -1,7 +1,7 @@
 //! Tables of measured steps.
 
-use crate::csv_rows;
 use serde::Deserialize;
+use varuna_plan::csv_rows;
 
 /// One plan that was run.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,10 +1,11 @@
-//! Schedules that are simulated only: zero-bubble H1.
+//! Schedules of papers that no plan can name ([`varuna_plan::ScheduleKind`] has none of them): zero-bubble H1.
 //!
-//! They exist to say what such an order would bring. No plan can name them ([`crate::ScheduleKind`] has none of them), so no
-//! worker is ever told to run one: the engine has no backward in two parts.
+//! They are generated, checked and simulated to say what such an order would bring. No worker is ever told to run one: the
+//! engine has no backward in two parts.
 
 use std::collections::VecDeque;
 use std::fmt;
+use varuna_plan::{Costs, Shape};
 
 /// A part of a micro-batch's work on a stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -171,6 +172,38 @@ pub fn run(
         }
         None => Ok(free),
     }
+}
+
+/// What the first pipeline of a plan would take under each kind, milliseconds, if all of its stages were as slow as the slowest.
+/// Nothing for pipelines of one stage and for interleaved ones.
+#[must_use]
+pub fn compare(shape: &Shape, costs: &Costs) -> Vec<(PaperKind, f64)> {
+    let plain = shape.schedule.kind.chunks() == 1;
+    let Some(pipeline) = shape.pipelines.first().filter(|p| plain && p.stages.len() > 1) else {
+        return Vec::new();
+    };
+    let (m, stages) = (shape.micro_batch_size, pipeline.stages.len());
+    let n = u32::try_from(pipeline.micro_batches(m)).unwrap_or(u32::MAX);
+    let ranges = pipeline.stages.iter().map(|s| s.segments);
+    let slowest = ranges.max_by(|a, b| costs.backward_ms(*a, m).total_cmp(&costs.backward_ms(*b, m)));
+    let Some(slowest) = slowest else {
+        return Vec::new();
+    };
+    let times = PartTimes {
+        forward_ms: costs.forward_ms(slowest, m),
+        input_ms: costs.backward_ms(slowest, m) / 2.0,
+        weight_ms: costs.backward_ms(slowest, m) / 2.0,
+        transfer_ms: costs.transfer_ms(1, m),
+    };
+    let took = |kind| {
+        let lists: Vec<_> = (0..stages).map(|s| generate(kind, stages, s, n)).collect();
+        let ends = run(&lists, kind, n, times).ok()?;
+        Some((kind, ends.into_iter().fold(0.0, f64::max)))
+    };
+    [PaperKind::OneForwardOneBackward, PaperKind::ZeroBubbleH1]
+        .into_iter()
+        .filter_map(took)
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,86 @@
+//! `varuna plan calibrate`: a profile that is wrong by a factor is put right by the runs that show it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+use varuna_model::gpt2;
+use varuna_plan::profile::Profile;
+use varuna_plan::{Costs, Device};
+
+const JOB: &str = "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {name: calibrate}
+spec:
+  model: {preset: gpt2-tiny}
+  data: {path: not-read}
+  training: {globalBatchSize: 8, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
+  elasticity: {maxWorkers: 8}
+";
+
+/// What the command prints as JSON.
+fn json_of(arguments: &[&Path]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_varuna"));
+    let output = command.args(arguments).arg("--json").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file("job.yaml"), JOB).unwrap();
+    let model = gpt2::preset("gpt2-tiny").unwrap();
+    let costs = Costs::estimate(&model.spec(), Device::CPU_CORE);
+    let profile = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu-core".into());
+    std::fs::write(file("profile.json"), serde_json::to_string(&profile).unwrap()).unwrap();
+
+    let [job, profile, fitted] = ["job.yaml", "profile.json", "fitted.json"].map(file);
+    let runs = ["1", "2", "3"].map(|workers| {
+        let plan = json_of(&[
+            "plan".as_ref(),
+            &job,
+            "--profile".as_ref(),
+            &profile,
+            "-n".as_ref(),
+            workers.as_ref(),
+        ]);
+        let run = file(&format!("run-{workers}"));
+        std::fs::create_dir_all(run.join("plans")).unwrap();
+        std::fs::write(run.join("plans/g000001.json"), plan.to_string()).unwrap();
+        let step_ms = 2.0 * plan["predicted"]["stepMs"].as_f64().unwrap();
+        let metrics = (0..8).map(|i| {
+            let time_ms = f64::from(i) * step_ms;
+            format!("{{\"generation\": 1, \"timeMs\": {time_ms:.0}}}\n")
+        });
+        std::fs::write(run.join("metrics.jsonl"), metrics.collect::<String>()).unwrap();
+        run
+    });
+    let mut arguments: Vec<&Path> = vec![
+        "plan".as_ref(),
+        "calibrate".as_ref(),
+        "--profile".as_ref(),
+        &profile,
+    ];
+    arguments.extend(["-o".as_ref(), fitted.as_path()]);
+    for run in &runs {
+        arguments.extend(["--run".as_ref(), run.as_path()]);
+    }
+    let found = json_of(&arguments);
+    let compute = found["calibration"]["compute"].as_f64().unwrap();
+    assert!((1.9..2.2).contains(&compute), "{found}");
+    let fitted_on: Vec<_> = found["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| &run["fitted"])
+        .collect();
+    assert_eq!(fitted_on, [false, true, false], "{found}");
+    assert!(found["worstError"].as_f64().unwrap() < 0.05, "{found}");
+    let text = std::fs::read_to_string(fitted).unwrap();
+    let written = Profile::read("fitted", &text, None).unwrap();
+    assert_eq!(json!(written.calibration), found["calibration"]);
+}
