@@ -95,7 +95,7 @@ impl DemoRun {
         }
         let _ = write!(
             text,
-            "  steps {}  lost {}  longest gap {:.2} s (median step {:.2} s)  loss {:.3} -> {:.3}\n  picture: {}\n\n",
+            "  steps {}  lost {}  longest gap {:.2} s (median step {:.2} s)  loss {:.3} -> {:.3}\n  picture: {}\n",
             last.step,
             self.steps_lost(),
             self.longest_gap_s(),
@@ -103,14 +103,6 @@ impl DemoRun {
             first.loss,
             last.loss,
             svg.display()
-        );
-        let _ = write!(
-            text,
-            "RESULT demo.steps_lost {}\nRESULT demo.longest_gap_s {:.3}\nRESULT demo.loss_first {:.4}\nRESULT demo.loss_last {:.4}\n",
-            self.steps_lost(),
-            self.longest_gap_s(),
-            first.loss,
-            last.loss
         );
         text
     }

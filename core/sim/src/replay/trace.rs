@@ -2,6 +2,7 @@
 
 use crate::rng::Rng;
 use std::collections::BTreeSet;
+use varuna_plan::csv_rows;
 
 /// Longer traces are refused: nanoseconds must not overflow.
 const SECONDS_MAX: f64 = 1e9;
@@ -33,7 +34,7 @@ pub struct TraceError {
     /// As the caller named it.
     pub file: String,
     /// From 1.
-    pub line: usize,
+    pub line: u64,
     /// Column.
     pub field: &'static str,
     /// What is wrong with it, and what is allowed.
@@ -54,8 +55,7 @@ impl Trace {
             present: BTreeSet::new(),
             moments: Vec::new(),
         };
-        let mut lines = text.lines();
-        let header = lines.next().unwrap_or("").trim();
+        let header = text.lines().next().unwrap_or("").trim();
         let named = match header {
             "time_s,event,node" => true,
             "time_s,nodes" => false,
@@ -64,24 +64,23 @@ impl Trace {
                 return Err(reader.error("header", why));
             }
         };
+        let rows = csv_rows::read::<Vec<String>>(text).map_err(|wrong| TraceError {
+            file: file.to_owned(),
+            line: wrong.line,
+            field: "row",
+            why: format!("is {:?}, it must have the columns {header}", wrong.found),
+        })?;
         let mut rng = Rng(seed);
         let mut born = 0;
-        for line in lines {
-            reader.line += 1;
-            if line.trim().is_empty() {
-                continue;
-            }
-            let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-            let columns = if named { 3 } else { 2 };
-            if cells.len() != columns {
-                let why = format!("has {} columns, the header has {columns}", cells.len());
-                return Err(reader.error("row", why));
-            }
-            reader.moment(cells[0])?;
+        for row in rows {
+            reader.line = row.line;
+            // Every row has as many cells as the header.
+            let cells = &row.values;
+            reader.moment(&cells[0])?;
             if named {
-                reader.event(cells[1], cells[2])?;
+                reader.event(&cells[1], &cells[2])?;
             } else {
-                reader.count(cells[1], &mut rng, &mut born)?;
+                reader.count(&cells[1], &mut rng, &mut born)?;
             }
         }
         if reader.moments.len() < 2 {
@@ -131,7 +130,7 @@ impl Trace {
 
 struct Reader<'a> {
     file: &'a str,
-    line: usize,
+    line: u64,
     present: BTreeSet<String>,
     moments: Vec<Moment>,
 }
@@ -291,7 +290,7 @@ mod tests {
             ),
             (
                 "time_s,nodes\n0,1,2\n",
-                "line 2: row has 3 columns, the header has 2",
+                "line 2: row is \"0,1,2\", it must have the columns time_s,nodes",
             ),
             (
                 "time_s,event,node\n0,add,a\n1,remove,a\n2,remove,a\n",
