@@ -204,7 +204,7 @@ fn files_stay_short() {
         let code = if test_file {
             0
         } else {
-            lines_before_tests(&text).unwrap_or(all)
+            lines_before_tests(text).unwrap_or(all)
         };
         if all > LINES_MAX {
             wrong.push(format!("{name}: {all} lines, {LINES_MAX} at most: split it"));
