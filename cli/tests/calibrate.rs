@@ -54,7 +54,11 @@ fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
         let step_ms = 2.0 * plan["predicted"]["stepMs"].as_f64().unwrap();
         let metrics = (0..8).map(|i| {
             let time_ms = f64::from(i) * step_ms;
-            format!("{{\"generation\": 1, \"timeMs\": {time_ms:.0}}}\n")
+            format!(
+                "{{\"step\": {i}, \"generation\": 1, \"timeMs\": {time_ms:.0}, \"loss\": 1, \"gradientNorm\": 1, \
+                 \"overflow\": false, \"workers\": 1, \"plan\": \"P1xD1\", \"tokens\": 1, \"stepMs\": 1, \
+                 \"state\": {{\"run_gen\": 1, \"step\": {i}, \"chain\": \"0000000000000000\"}}}}\n"
+            )
         });
         std::fs::write(run.join("metrics.jsonl"), metrics.collect::<String>()).unwrap();
         run
@@ -80,7 +84,19 @@ fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
         .collect();
     assert_eq!(fitted_on, [false, true, false], "{found}");
     assert!(found["worstError"].as_f64().unwrap() < 0.05, "{found}");
-    let text = std::fs::read_to_string(fitted).unwrap();
+    let text = std::fs::read_to_string(&fitted).unwrap();
     let written = Profile::read("fitted", &text, None).unwrap();
     assert_eq!(json!(written.calibration), found["calibration"]);
+
+    let other = gpt2::preset("gpt2-small").unwrap();
+    let costs = Costs::estimate(&other.spec(), Device::CPU_CORE);
+    let other = Profile::of_costs(&costs, "gpt2-small".into(), "cpu-core".into());
+    std::fs::write(&profile, serde_json::to_string(&other).unwrap()).unwrap();
+    let refused = Command::new(env!("CARGO_BIN_EXE_varuna"))
+        .args(&arguments)
+        .output()
+        .unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{why}");
+    assert!(why.contains("run-1: not of the profile's model"), "{why}");
 }

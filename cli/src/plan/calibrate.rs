@@ -3,11 +3,12 @@
 use crate::costs::read_profile;
 use crate::failure::Failure;
 use crate::io::{print, print_json, read, to_json, write};
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_plan::calibrate::{Calibrated, JudgedRun, MeasuredRun, calibrate};
-use varuna_plan::{Generation, Shape};
+use varuna_plan::check::{PlanError, check_shape};
+use varuna_plan::{Costs, Generation, Shape, WorkerId};
+use varuna_run_folder::{Metric, RunFiles};
 
 /// The first steps of a generation warm up.
 const WARM_UP: usize = 2;
@@ -33,26 +34,22 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What is needed of a line of `metrics.jsonl`.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Step {
-    generation: Generation,
-    time_ms: u64,
-}
-
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut profile = read_profile(&arguments.profile, arguments.links.as_deref())?;
     let mut plans: Vec<Measured> = Vec::new();
+    let costs = profile.costs();
     for folder in &arguments.run {
         let run = measured(folder)?;
+        check(&run.shape, &costs).map_err(|why| {
+            Failure::Input(format!("{}: not of the profile's model: {why}", folder.display()))
+        })?;
         match plans.iter_mut().find(|p| p.shape.same_work(&run.shape)) {
             Some(plan) => plan.took_ms.extend(run.took_ms),
             None => plans.push(run),
         }
     }
     let runs: Vec<MeasuredRun> = plans.into_iter().map(Measured::median).collect();
-    let found = calibrate(&[profile.costs()], &runs).map_err(|e| Failure::Input(e.to_string()))?;
+    let found = calibrate(&[costs], &runs).map_err(|e| Failure::Input(e.to_string()))?;
     if let Some(path) = &arguments.output {
         profile.calibration = Some(found.costs.calibration);
         write(path, to_json(&profile)?)?;
@@ -85,19 +82,10 @@ impl Measured {
 }
 
 fn measured(folder: &Path) -> Result<Measured, Failure> {
-    let file = folder.join("metrics.jsonl");
-    let text = read(&file)?;
-    let steps: Vec<Step> = text
-        .split_inclusive('\n')
-        .filter(|line| line.ends_with('\n'))
-        .enumerate()
-        .map(|(i, line)| {
-            let wrong = |e| Failure::Input(format!("{}: line {}: {e}", file.display(), i + 1));
-            serde_json::from_str(line).map_err(wrong)
-        })
-        .collect::<Result<_, _>>()?;
+    let files = RunFiles::new(folder);
+    let steps = files.metrics().map_err(|e| Failure::Input(e.to_string()))?;
     let last = steps.last().map_or(Generation(0), |s| s.generation);
-    let of_last: Vec<&Step> = steps
+    let of_last: Vec<&Metric> = steps
         .iter()
         .filter(|s| s.generation == last)
         .skip(WARM_UP)
@@ -109,12 +97,12 @@ fn measured(folder: &Path) -> Result<Measured, Failure> {
     if took_ms.iter().all(|ms| *ms == 0) {
         return Err(Failure::Input(format!(
             "{}: generation {last} has {} steps, at least {} are needed",
-            file.display(),
+            files.metrics_path().display(),
             of_last.len() + WARM_UP.min(steps.len()),
             WARM_UP + 2
         )));
     }
-    let plan = folder.join(format!("plans/g{:06}.json", last.0));
+    let plan = files.plan_path(last);
     let shape: Shape = serde_json::from_str(&read(&plan)?)
         .map_err(|e| Failure::Input(format!("{}: not a plan: {e}", plan.display())))?;
     let named = folder.file_name().unwrap_or(folder.as_os_str());
@@ -123,6 +111,14 @@ fn measured(folder: &Path) -> Result<Measured, Failure> {
         shape,
         took_ms,
     })
+}
+
+/// The plan may be of another model, or of rubbish.
+fn check(shape: &Shape, costs: &Costs) -> Result<(), PlanError> {
+    let batch = shape.pipelines.iter().map(|p| p.samples.end).max();
+    let spares = shape.spares.iter().map(|spare| spare.worker);
+    let workers: Vec<WorkerId> = shape.members().into_iter().chain(spares).collect();
+    check_shape(shape, &costs.layout(), batch.unwrap_or(0), &workers)
 }
 
 /// What `--json` prints.
