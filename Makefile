@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim nightly lint fmt demo data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
+.PHONY: stores help setup build release test core sim nightly lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -22,7 +22,7 @@ release: setup ## Build everything, optimised
 stores: setup
 	@scripts/setup-stores.sh
 
-test: build stores data ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
+test: build stores test-data ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	scripts/setup-kube.sh
 	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster
 	$(MAKE) e2e-quick
@@ -50,8 +50,15 @@ lint: setup ## Check the format, clippy and the documentation without any warnin
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
+# $(call dataset,PROGRAM): makes the dataset of the examples with this program.
+dataset = @test -e .cache/data/kjv.idx || $(1) data build --tokenizer byte --output .cache/data/kjv examples/data/text/kjv.txt.gz
+
 data: release ## Make the dataset of the examples
-	@test -e .cache/data/kjv.idx || target/release/varuna data build --tokenizer byte --output .cache/data/kjv examples/data/text/kjv.txt.gz
+	$(call dataset,target/release/varuna)
+
+# Tests run the programs of the dev profile; they need no release build.
+test-data: build
+	$(call dataset,target/debug/varuna)
 
 demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
 	target/release/varuna-demo --run-dir $(RUN_DIR)
@@ -78,7 +85,7 @@ images: release ## Build the images of operator and worker as OCI archives in .c
 	images/build.sh
 
 # The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
-e2e-quick: build data
+e2e-quick: build test-data
 	scripts/setup-kube.sh
 	scripts/setup-nodes.sh
 	@if [ "$$(id -u)" = 0 ]; then BINARIES=target/debug images/build.sh --text; fi
@@ -93,7 +100,7 @@ bench-operator: release data ## The operator: from a signal to the plan and the 
 	scripts/setup-kube.sh
 	python3 bench/operator.py
 
-test-kube: build data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
+test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
 	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test operator --test training
 
