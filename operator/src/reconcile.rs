@@ -4,7 +4,8 @@ use crate::cluster::observe;
 use crate::cluster::publish::{publish, publish_event};
 use crate::context::Context;
 use crate::decide::{
-    Credentials, Decision, EventNote, Observed, ObservedJob, PodVerdict, Report, decide, report,
+    Credentials, Decision, EventNote, Observed, ObservedJob, PodVerdict, Report, decide, deletion_events,
+    report,
 };
 use crate::error::{DEADLINE, Error};
 use crate::resource::{job_ref, resource};
@@ -42,7 +43,11 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
     };
     let job = &observed.job;
     let decision = decide(&observed);
-    match carry_out(&object, &observed, &decision, context).await {
+    let carried_out = carry_out(&object, &observed, &decision, context).await;
+    for note in deletion_events(&decision) {
+        publish_event(&context.recorder, job, &note).await;
+    }
+    match carried_out {
         Ok(()) => context.backoff.succeeded(job, &observed.failures),
         Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
         Err(error) => return Err(error),

@@ -15,7 +15,7 @@ pub(super) fn events(
     after: &Status,
 ) -> Vec<EventNote> {
     let before = &observed.job.status;
-    let mut events = deleted_pods(decision);
+    let mut events = Vec::new();
     let mut note = |warning, reason, text: String| {
         events.push(EventNote {
             warning,
@@ -47,8 +47,10 @@ pub(super) fn events(
     events
 }
 
-/// Pods that are deleted because of their node or a preemption.
-fn deleted_pods(decision: &Decision<'_>) -> Vec<EventNote> {
+/// Pods that are deleted because of their node or a preemption. Only the reconciliation that deletes them knows why: its caller
+/// publishes these whatever else fails.
+#[must_use]
+pub fn deletion_events(decision: &Decision<'_>) -> Vec<EventNote> {
     let deleted = decision.delete.iter().filter_map(|deletion| {
         let judged = decision.pods.iter().find(|p| p.pod.name == deletion.name)?;
         let reason = match judged.verdict {

@@ -20,6 +20,7 @@ mod suspend;
 mod worker_notices;
 
 pub use decision::{CoordinatorGoal, Decision, EventNote, JobOutcome, PodDeletion, Progress, Report};
+pub use events::deletion_events;
 pub use observed::{
     ContainerEnd, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode, ObservedPod,
     ObservedRun, PodPhase, RunEnd, Settings,

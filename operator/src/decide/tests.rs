@@ -155,6 +155,7 @@ struct Decided {
 fn decide(observed: &Observed) -> Decided {
     let decision = super::decide(observed);
     let report = report(observed, &decision, &observed.failures);
+    let events = [deletion_events(&decision), report.events].concat();
     Decided {
         objects: decision.objects,
         create: decision.create,
@@ -162,7 +163,7 @@ fn decide(observed: &Observed) -> Decided {
         coordinator: decision.coordinator,
         notices: decision.notices,
         status: report.status,
-        events: report.events,
+        events,
         reconcile_in: report.reconcile_in,
     }
 }
