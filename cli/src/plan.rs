@@ -9,7 +9,6 @@ use crate::costs::CostSource;
 use crate::failure::Failure;
 use crate::io::{print, print_json, read, write};
 use crate::job;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
@@ -148,26 +147,13 @@ impl Query<'_> {
             )));
         }
         let ids: Vec<WorkerId> = (1..=workers).map(WorkerId).collect();
-        let worker = |id: &WorkerId| WorkerInfo {
-            id: *id,
-            memory_bytes: None,
-            speed: 1.0,
-            node: node(id.0),
-        };
-        let layout = self.job.model.layout();
-        let mut held = BTreeMap::new();
+        let worker = |id: &WorkerId| WorkerInfo::nominal(*id, node(id.0));
+        let infos = ids.iter().map(worker).collect();
+        let batch = self.job.training.global_batch_size;
+        let mut request = PlanRequest::first(infos, self.job.model.layout(), batch);
         if let Some(parent) = &self.parent {
-            let stages = parent.pipelines.iter().flat_map(|p| &p.stages);
-            held.extend(stages.map(|s| (s.worker, layout.units_of(s.segments))));
+            request = request.after(parent.clone());
         }
-        let request = PlanRequest {
-            workers: ids.iter().map(worker).collect(),
-            layout,
-            global_batch_size: self.job.training.global_batch_size,
-            parent: self.parent.clone(),
-            held,
-            horizon_ms: None,
-        };
         let explained = self.planner.explain(&request);
         let explained = explained.map_err(|why| Failure::Input(why.to_string()))?;
         check_shape(&explained.shape, &request.layout, request.global_batch_size, &ids)

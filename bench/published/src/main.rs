@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use varuna_api::{Job, measured_costs, parse_job, planner_with};
@@ -260,20 +259,9 @@ fn compare_restarts(trace: &Path, job: &JobCosts, seed: u64, json: bool) -> Resu
 
 fn compare_schedules(job: &JobCosts, workers: u64) -> Result<()> {
     let (job, planner) = job.planner()?;
-    let worker = |id| WorkerInfo {
-        id: WorkerId(id),
-        memory_bytes: None,
-        speed: 1.0,
-        node: String::new(),
-    };
-    let request = PlanRequest {
-        workers: (1..=workers).map(worker).collect(),
-        layout: planner.costs.layout(),
-        global_batch_size: job.training.global_batch_size,
-        parent: None,
-        held: BTreeMap::new(),
-        horizon_ms: None,
-    };
+    let workers = (1..=workers).map(|id| WorkerInfo::nominal(WorkerId(id), ""));
+    let batch = job.training.global_batch_size;
+    let request = PlanRequest::first(workers.collect(), planner.costs.layout(), batch);
     let shape = planner.plan(&request)?;
     println!(
         "plan {}, its first pipeline as if all stages were as slow as the slowest:",

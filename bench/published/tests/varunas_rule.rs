@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(clippy::cast_precision_loss, reason = "counts are small")]
 
-use std::collections::BTreeMap;
 use varuna_model::{Model, gpt2};
 use varuna_plan::cost::SegmentKind;
 use varuna_plan::device::DeviceKind;
@@ -33,20 +32,8 @@ fn planner(costs: Costs, micro: Option<u32>, min_depth: u32, memory: Option<u64>
 }
 
 fn plan(planner: &CostPlanner, workers: u64, batch: u64) -> Option<Shape> {
-    let worker = |i| WorkerInfo {
-        id: WorkerId(i),
-        memory_bytes: None,
-        speed: 1.0,
-        node: String::new(),
-    };
-    let request = PlanRequest {
-        workers: (1..=workers).map(worker).collect(),
-        layout: planner.costs.layout(),
-        global_batch_size: batch,
-        parent: None,
-        held: BTreeMap::new(),
-        horizon_ms: None,
-    };
+    let workers = (1..=workers).map(|id| WorkerInfo::nominal(WorkerId(id), ""));
+    let request = PlanRequest::first(workers.collect(), planner.costs.layout(), batch);
     planner.plan(&request).ok()
 }
 

@@ -4,7 +4,6 @@
 #![expect(missing_docs, reason = "criterion's macros make undocumented functions")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use std::collections::BTreeMap;
 use std::hint::black_box;
 use varuna_model::{Model, gpt2};
 use varuna_plan::device::DeviceKind;
@@ -44,32 +43,16 @@ fn planner(segments: u32) -> CostPlanner {
 
 /// So many workers, eight to a node, and 4 samples for each.
 fn request(planner: &CostPlanner, workers: u64) -> PlanRequest {
-    PlanRequest {
-        workers: (1..=workers)
-            .map(|i| WorkerInfo {
-                id: WorkerId(i),
-                memory_bytes: None,
-                speed: 1.0,
-                node: format!("node-{:05}", i / 8),
-            })
-            .collect(),
-        layout: planner.costs.layout(),
-        global_batch_size: workers * 4,
-        parent: None,
-        held: BTreeMap::new(),
-        horizon_ms: None,
-    }
+    let worker = |i| WorkerInfo::nominal(WorkerId(i), format!("node-{:05}", i / 8));
+    let all = (1..=workers).map(worker).collect();
+    PlanRequest::first(all, planner.costs.layout(), workers * 4)
 }
 
 /// The same after one worker of a running plan is gone.
 fn after_a_loss(planner: &CostPlanner, workers: u64) -> PlanRequest {
-    let mut request = request(planner, workers);
+    let request = request(planner, workers);
     let shape = planner.plan(&request).expect("a plan exists");
-    let held = shape.pipelines.iter().flat_map(|p| &p.stages);
-    request.held = held
-        .map(|s| (s.worker, request.layout.units_of(s.segments)))
-        .collect();
-    request.parent = Some(shape);
+    let mut request = request.after(shape);
     request.workers.remove(0);
     request
 }

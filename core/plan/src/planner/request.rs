@@ -2,7 +2,7 @@
 
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
-use crate::layout::Layout;
+use crate::layout::{Layout, SegmentRange};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,6 +17,19 @@ pub struct WorkerInfo {
     pub speed: f64,
     /// The node it runs on.
     pub node: String,
+}
+
+impl WorkerInfo {
+    /// A worker of nominal speed on this node, its memory not known.
+    #[must_use]
+    pub fn nominal(id: WorkerId, node: impl Into<String>) -> WorkerInfo {
+        WorkerInfo {
+            id,
+            memory_bytes: None,
+            speed: 1.0,
+            node: node.into(),
+        }
+    }
 }
 
 /// A question to the planner.
@@ -35,6 +48,39 @@ pub struct PlanRequest {
     /// Expected time until other workers will be there, milliseconds: plans are judged by what they train until then, the way
     /// there included. None: for ever.
     pub horizon_ms: Option<f64>,
+}
+
+impl PlanRequest {
+    /// The first plan of a run, to last for ever.
+    #[must_use]
+    pub fn first(workers: Vec<WorkerInfo>, layout: Layout, global_batch_size: u64) -> PlanRequest {
+        PlanRequest {
+            workers,
+            layout,
+            global_batch_size,
+            parent: None,
+            held: BTreeMap::new(),
+            horizon_ms: None,
+        }
+    }
+
+    /// The same with `shape` in force, its members holding what it gave them.
+    #[must_use]
+    pub fn after(self, shape: Shape) -> PlanRequest {
+        let mut segments: BTreeMap<WorkerId, Vec<SegmentRange>> = BTreeMap::new();
+        for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
+            segments.entry(stage.worker).or_default().push(stage.segments);
+        }
+        let units = |ranges: &Vec<SegmentRange>| {
+            let held = |unit: &Unit| ranges.iter().any(|r| self.layout.stage_holds(*r, *unit));
+            self.layout.all_units().filter(held).collect()
+        };
+        PlanRequest {
+            held: segments.iter().map(|(w, r)| (*w, units(r))).collect(),
+            parent: Some(shape),
+            ..self
+        }
+    }
 }
 
 /// No plan exists; the text is for the user.

@@ -55,23 +55,9 @@ fn planner_of(layers: u32, min_depth: u32, memory: Option<u64>) -> CostPlanner {
 }
 
 fn request(planner: &CostPlanner, count: u64, batch: u64) -> PlanRequest {
-    let workers = (1..=count)
-        .map(|i| WorkerInfo {
-            id: WorkerId(i * 7919),
-            memory_bytes: None,
-            speed: 1.0,
-            node: "n".into(),
-        })
-        .collect();
-    let layout = planner.costs.layout();
-    PlanRequest {
-        workers,
-        layout,
-        global_batch_size: batch,
-        parent: None,
-        held: BTreeMap::new(),
-        horizon_ms: None,
-    }
+    let worker = |i| WorkerInfo::nominal(WorkerId(i * 7919), "n");
+    let workers = (1..=count).map(worker).collect();
+    PlanRequest::first(workers, planner.costs.layout(), batch)
 }
 
 fn ids(request: &PlanRequest) -> Vec<WorkerId> {
@@ -380,23 +366,12 @@ proptest! {
 #[test]
 fn the_shorter_a_plan_lasts_the_less_it_may_move() {
     let planner = planner(2, None);
-    let mut request = request(&planner, 9, 32);
+    let request = request(&planner, 9, 32);
     let before = planner.plan(&request).unwrap();
-    let held = before
-        .members()
-        .into_iter()
-        .map(|w| (w, before.units(&request.layout, w)));
-    request.held = held.collect();
-    request.parent = Some(before);
-    let newcomer = |i| WorkerInfo {
-        id: WorkerId(i),
-        memory_bytes: None,
-        speed: 1.0,
-        node: "n".into(),
-    };
+    let mut request = request.after(before);
     let mut less = 0;
     for more in 100..104 {
-        request.workers.push(newcomer(more));
+        request.workers.push(WorkerInfo::nominal(WorkerId(more), "n"));
         let move_ms = |horizon_ms| {
             let shape = planner.plan(&PlanRequest {
                 horizon_ms,

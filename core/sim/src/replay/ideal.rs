@@ -1,6 +1,5 @@
 //! What goodput is measured against: at each moment the fastest plan for the workers there, at no cost of change.
 
-use std::collections::BTreeMap;
 use varuna_plan::{CostPlanner, Layout, PlanRequest, WorkerId, WorkerInfo};
 
 /// Best throughput by number of workers.
@@ -18,20 +17,9 @@ impl Ideal {
     pub fn new(planner: &CostPlanner, layout: Layout, global_batch_size: u64, most: usize) -> Ideal {
         let mut rates = vec![0.0f64];
         for n in 1..=most {
-            let worker = |id: u64| WorkerInfo {
-                id: WorkerId(id),
-                memory_bytes: None,
-                speed: 1.0,
-                node: format!("node{id}"),
-            };
-            let request = PlanRequest {
-                workers: (1..=n as u64).map(worker).collect(),
-                layout,
-                global_batch_size,
-                parent: None,
-                held: BTreeMap::new(),
-                horizon_ms: None,
-            };
+            let worker = |id: u64| WorkerInfo::nominal(WorkerId(id), format!("node{id}"));
+            let workers = (1..=n as u64).map(worker).collect();
+            let request = PlanRequest::first(workers, layout, global_batch_size);
             let found = planner.explain(&request).ok().map(|e| {
                 let others = e.runners_up.iter().map(|r| r.step_ms);
                 others.fold(e.shape.predicted.step_ms, f64::min)

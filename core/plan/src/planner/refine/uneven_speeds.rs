@@ -181,18 +181,13 @@ mod tests {
 
     fn request(planner: &CostPlanner, speeds: &[f64], parent: Option<Shape>) -> PlanRequest {
         let worker = |(id, speed): (u64, &f64)| WorkerInfo {
-            id: WorkerId(id),
-            memory_bytes: None,
             speed: *speed,
-            node: String::new(),
+            ..WorkerInfo::nominal(WorkerId(id), "")
         };
+        let workers = (1..).zip(speeds).map(worker).collect();
         PlanRequest {
-            workers: (1..).zip(speeds).map(worker).collect(),
-            layout: planner.costs.layout(),
-            global_batch_size: 24,
             parent,
-            held: BTreeMap::new(),
-            horizon_ms: None,
+            ..PlanRequest::first(workers, planner.costs.layout(), 24)
         }
     }
 

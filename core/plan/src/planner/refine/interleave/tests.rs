@@ -49,34 +49,13 @@ fn both() -> Vec<ScheduleSpec> {
 }
 
 fn request(planner: &CostPlanner, count: u64, batch: u64) -> PlanRequest {
-    let worker = |id: u64| WorkerInfo {
-        id: WorkerId(id * 7919),
-        memory_bytes: None,
-        speed: 1.0,
-        node: id.to_string(),
-    };
-    PlanRequest {
-        workers: (1..=count).map(worker).collect(),
-        layout: planner.costs.layout(),
-        global_batch_size: batch,
-        parent: None,
-        held: BTreeMap::new(),
-        horizon_ms: None,
-    }
+    let worker = |id: u64| WorkerInfo::nominal(WorkerId(id * 7919), id.to_string());
+    let workers = (1..=count).map(worker).collect();
+    PlanRequest::first(workers, planner.costs.layout(), batch)
 }
 
 fn chunks(shape: &Shape) -> usize {
     shape.schedule.kind.chunks()
-}
-
-/// The shape in force, and what its workers hold.
-fn in_force(request: &PlanRequest, shape: &Shape) -> PlanRequest {
-    let units = |w: WorkerId| (w, shape.units(&request.layout, w));
-    PlanRequest {
-        parent: Some(shape.clone()),
-        held: shape.members().into_iter().map(units).collect(),
-        ..request.clone()
-    }
 }
 
 #[test]
@@ -206,7 +185,7 @@ proptest! {
             prop_assert_eq!(check::check(&specs, &lists(&specs, n), n, &most), Ok(()));
         }
         // Asked again it stays; without one of its workers it is a sound plan again.
-        let again = in_force(&asked, &shape);
+        let again = asked.clone().after(shape.clone());
         prop_assert_eq!(with.plan(&again), Ok(shape));
         let mut fewer = again;
         fewer.workers.remove(gone % fewer.workers.len());
