@@ -85,6 +85,13 @@ impl Backlog {
         }
     }
 
+    /// A state waits that is not in upload.
+    fn is_full(&self) -> bool {
+        self.waiting
+            .iter()
+            .any(|(id, batch)| !batch.is_empty() && !self.uploading.contains_key(id))
+    }
+
     fn newer_waits(&self, id: StateId) -> bool {
         self.waiting
             .last_key_value()
@@ -129,6 +136,12 @@ impl Checkpoints {
             inner,
             _background: Arc::new(background),
         })
+    }
+
+    /// A state waits for the upload of an earlier one: another one would take its place.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.inner.backlog.lock().is_full()
     }
 
     /// Copies a unit's state out and uploads it in the background.
@@ -324,8 +337,10 @@ mod tests {
             backlog.admit(id(step));
             backlog.add(id(step), Unit(0), state(1.0));
             backlog.add(id(step), Unit(1), state(1.0));
+            assert!(backlog.is_full());
             if step == 1 {
                 assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+                assert!(!backlog.is_full());
             }
         }
         assert_eq!(

@@ -1,28 +1,75 @@
 //! The job's dataset as the engine's source of samples.
 
 use crate::engine::{SampleError, Samples};
-use varuna_dataset::TokenDataset;
+use backon::{BlockingRetryable, ExponentialBuilder};
+use std::time::Duration;
+use varuna_dataset::{DataError, TokenDataset};
 
 /// Implements [`Samples`] for a token dataset.
 pub struct DatasetSamples(pub TokenDataset);
 
-fn at_sample(index: u64) -> impl FnOnce(varuna_dataset::DataError) -> SampleError {
-    move |error| SampleError {
+/// Pauses between reads of a sample that fails: a network file system may be away for a moment. A step has several seconds.
+const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_times(5);
+
+/// Reads a sample, again where the file system fails.
+fn read(index: u64, read: impl FnMut() -> Result<(), DataError>) -> Result<(), SampleError> {
+    let done = read
+        .retry(BACKOFF)
+        .when(|error| matches!(error, DataError::Io { .. }));
+    let done = done.notify(|error, pause| tracing::warn!(%error, index, ?pause, "reads a sample again"));
+    done.call().map_err(|error| SampleError {
         index,
         why: error.to_string(),
-    }
+    })
 }
 
 impl Samples for DatasetSamples {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-        self.0.train(index, tokens).map_err(at_sample(index))
+        read(index, || self.0.train(index, tokens))
     }
 
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-        self.0.held_out(index, tokens).map_err(at_sample(index))
+        read(index, || self.0.held_out(index, tokens))
     }
 
     fn held_out_len(&self) -> u64 {
         self.0.held_out_len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    fn io_error() -> DataError {
+        DataError::Io {
+            action: "read",
+            path: "tokens.bin".into(),
+            source: io::Error::other("the server is away"),
+        }
+    }
+
+    #[test]
+    fn a_read_that_fails_for_a_moment_is_repeated_and_one_that_cannot_succeed_is_not() {
+        let mut tries = 0;
+        let read_later = || {
+            tries += 1;
+            if tries < 3 { Err(io_error()) } else { Ok(()) }
+        };
+        assert_eq!(read(7, read_later), Ok(()));
+        let mut tries = 0;
+        let malformed = || {
+            tries += 1;
+            Err(DataError::Argument {
+                what: "index",
+                value: "7".into(),
+                allowed: "less".into(),
+            })
+        };
+        assert!(read(7, malformed).is_err());
+        assert_eq!(tries, 1);
     }
 }

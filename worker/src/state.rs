@@ -32,16 +32,39 @@ pub struct UnitSnapshot {
 }
 
 impl UnitSnapshot {
+    /// Optimizer steps applied.
+    #[must_use]
+    pub fn adam_steps(&self) -> u64 {
+        self.adam_steps
+    }
+
+    /// Elements of the whole state.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.parts.iter().map(|p| p.as_ref().len()).sum()
+    }
+
+    /// Copies the elements of the state from `start` to `end` out, as far as there are some.
+    #[must_use]
+    pub fn range(&self, start: usize, end: usize) -> Vec<f32> {
+        let mut data = Vec::with_capacity(end.saturating_sub(start));
+        let mut first = 0;
+        for part in &self.parts {
+            let part = part.as_ref();
+            let from = start.saturating_sub(first).min(part.len());
+            let to = end.saturating_sub(first).min(part.len());
+            data.extend_from_slice(&part[from..to.max(from)]);
+            first += part.len();
+        }
+        data
+    }
+
     /// Copies the state out.
     #[must_use]
     pub fn copy(self) -> UnitState {
-        let mut data = Vec::with_capacity(self.parts.iter().map(|p| p.as_ref().len()).sum());
-        for part in &self.parts {
-            data.extend_from_slice(part.as_ref());
-        }
         UnitState {
             adam_steps: self.adam_steps,
-            data,
+            data: self.range(0, self.elements()),
         }
     }
 }

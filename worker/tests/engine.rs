@@ -4,10 +4,11 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, engine, later, plan, shape, single};
+use common::{Case, engine, engine_with, later, plan, shape, single};
 use std::time::Instant;
 use varuna_plan::{Decision, Plan, StateId, Step, Unit, WorkerId};
-use varuna_worker::engine::{Engine, EngineError};
+use varuna_worker::agent::engine_thread::{self, Command, Event};
+use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
 use varuna_worker::transport::{LinkError, Tag};
 
@@ -214,4 +215,65 @@ fn a_step_needs_a_stage_and_the_state_of_its_units() {
         partial.export(Unit(3)).unwrap_err(),
         EngineError::NotHeld(Unit(3))
     );
+}
+
+/// Data that cannot be thought of.
+struct Panicking;
+
+impl Samples for Panicking {
+    fn train(&self, index: u64, _tokens: &mut [i64]) -> Result<(), SampleError> {
+        panic!("sample {index} is unthinkable")
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_panic_in_the_engines_thread_is_told_and_not_waited_for() {
+    let case = Case::default();
+    let plan = plan(&case, &single(&case));
+    let mut engine = engine_with(&case, ONE, Panicking);
+    for unit in plan.units(ONE) {
+        engine.initialise(unit).unwrap();
+    }
+    let (events, told) = std::sync::mpsc::channel();
+    let emit = move |event| drop(events.send(event));
+    let commands = engine_thread::start(engine, emit).unwrap();
+    let run = Command::Run {
+        plan: std::sync::Arc::new(plan),
+        step: Step(0),
+        deadline: std::time::Duration::from_secs(60),
+        link: LocalMesh::new(&[ONE]).link(ONE),
+    };
+    commands.send(run).unwrap();
+    let event = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    let Event::Fatal(EngineError::Panicked(why)) = event else {
+        panic!("another event");
+    };
+    assert_eq!(why, "sample 0 is unthinkable");
+}
+
+#[test]
+fn a_snapshot_reads_any_part_of_a_state() {
+    let case = Case::default();
+    let plan = plan(&case, &single(&case));
+    let engine = initialised(&case, ONE, &plan);
+    for unit in engine.held() {
+        let whole = engine.export(unit).unwrap().data;
+        let snapshot = engine.snapshot(unit).unwrap();
+        assert_eq!(snapshot.elements(), whole.len());
+        let third = whole.len() / 3;
+        for (start, end) in [
+            (0, 1),
+            (third - 1, third + 1),
+            (1, 2 * third + 1),
+            (whole.len(), whole.len()),
+        ] {
+            assert_eq!(snapshot.range(start, end), whole[start..end]);
+        }
+    }
 }

@@ -88,7 +88,7 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
         adam_steps: 9,
         elements: big.len() as u64,
     };
-    a.mesh.send_state(G, b.id, header, big.clone());
+    a.mesh.send_state(G, b.id, header, Box::new(big.clone()));
     a.link()
         .send(b.id, activation(1), vec![1.0, 2.0], later())
         .unwrap();
@@ -98,6 +98,7 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
         owned: vec![],
         armed: Generation(0),
         save: true,
+        store_busy: false,
     });
     a.mesh.send_message(G, b.id, &message);
     assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![]));

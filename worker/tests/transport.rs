@@ -151,7 +151,8 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
             adam_steps: u64::from(unit),
             elements: *size as u64,
         };
-        a.mesh.send_state(G, b.id, header, vec![unit as f32; *size]);
+        a.mesh
+            .send_state(G, b.id, header, Box::new(vec![unit as f32; *size]));
     }
     // A tensor overtakes them.
     a.link().send(b.id, activation(0), vec![7.0], later()).unwrap();

@@ -1,6 +1,7 @@
 //! How a job trains, with every default resolved.
 
 use serde::{Deserialize, Serialize};
+use varuna_plan::EvaluationSteps;
 
 /// Everything that fixes the numbers of a run besides the model and the data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -18,6 +19,18 @@ pub struct Training {
     pub learning_rate: LearningRate,
     /// Evaluation on the held-out split, where wanted.
     pub evaluation: Option<Evaluation>,
+}
+
+impl Training {
+    /// The steps that begin with an evaluation, for their deadlines.
+    #[must_use]
+    pub fn evaluation_steps(&self) -> Option<EvaluationSteps> {
+        let batches = |samples: u64| samples.div_ceil(self.global_batch_size.max(1));
+        self.evaluation.as_ref().map(|e| EvaluationSteps {
+            interval_steps: e.interval_steps,
+            batches: u32::try_from(batches(e.samples)).unwrap_or(u32::MAX),
+        })
+    }
 }
 
 /// AdamW (Loshchilov & Hutter 2019).

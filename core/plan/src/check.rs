@@ -432,7 +432,7 @@ mod tests {
                 .map(|w| (w, "host:1".into()))
                 .collect(),
             shape,
-            deadline_ns: 1,
+            deadline: crate::deadline::StepDeadline::of_ms(1),
             relay: false,
             secret: String::new(),
             evidence: Vec::new(),

@@ -1,5 +1,6 @@
 //! The plan document: immutable, numbered, persisted before anyone is told of it.
 
+use crate::deadline::StepDeadline;
 use crate::ids::{Generation, Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use crate::state::{Decision, StateId};
@@ -310,8 +311,8 @@ pub struct Plan {
     pub sources: Vec<Vec<WorkerId>>,
     /// Where members and sources listen for peers (`host:port`).
     pub addresses: BTreeMap<WorkerId, String>,
-    /// A member that sees no commit for this long suspects a hang (nanoseconds).
-    pub deadline_ns: u64,
+    /// How long a step may take: a member that sees no commit for longer suspects a hang.
+    pub deadline: StepDeadline,
     /// Some links are known bad: sources also put their units into the store, targets also look there.
     pub relay: bool,
     /// Opens connections of this generation; 32 hex digits. Never logged.

@@ -68,10 +68,10 @@ macro_rules! number {
             }
         }
         impl $name {
-            /// The following number.
+            /// The following number; the greatest one has none.
             #[must_use]
             pub fn next(self) -> Self {
-                Self(self.0 + 1)
+                Self(self.0.saturating_add(1))
             }
         }
     };

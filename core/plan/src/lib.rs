@@ -8,6 +8,7 @@ pub mod calibrate;
 pub mod check;
 pub mod cost;
 pub mod csv_rows;
+pub mod deadline;
 pub mod device;
 pub mod document;
 pub mod ids;
@@ -19,6 +20,7 @@ pub mod schedule;
 pub mod state;
 
 pub use cost::{Calibration, Costs, Device, Runtime};
+pub use deadline::{EvaluationSteps, StepDeadline};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{Recompute, ScheduleKind};
 pub use ids::{Generation, Step, Unit, WorkerId};

@@ -14,6 +14,17 @@ pub struct StateId {
     pub chain: Chain,
 }
 
+impl StateId {
+    /// No run has more steps or generations; a greater number comes from a damaged name or message.
+    pub const NUMBER_MAX: u64 = 1 << 48;
+
+    /// Whether its numbers are such that a run can have.
+    #[must_use]
+    pub fn is_possible(&self) -> bool {
+        self.step.0 <= StateId::NUMBER_MAX && self.run_gen.0 <= StateId::NUMBER_MAX
+    }
+}
+
 /// A 64-bit hash, serialized as 16 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Chain(pub u64);
@@ -102,11 +113,13 @@ impl Decision {
         let loss: f64 = parts.iter().map(|p| p.loss).sum();
         let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
         let overflow = parts.iter().any(|p| p.overflow);
+        // Which NaN it is depends on the order in which hardware met several of them.
+        let bits = |x: f64| if x.is_nan() { f64::NAN } else { x }.to_bits();
         let chain = [
             run_gen.0,
             parent.step.0,
-            norm2.to_bits(),
-            loss.to_bits(),
+            bits(norm2),
+            bits(loss),
             u64::from(overflow),
         ]
         .into_iter()

@@ -101,6 +101,9 @@ pub struct Inventory {
     pub decision: Option<Decision>,
 }
 
+/// Commits in one answer to [`Order::Tell`].
+pub const TOLD_AT_ONCE: usize = 256;
+
 /// Worker to coordinator.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Report {
@@ -117,10 +120,17 @@ pub enum Report {
     },
     /// The answer to a fence.
     Inventory(Inventory),
-    /// A step was committed by this worker (for progress, loss and metrics; the protocol itself lives on Status).
+    /// A step was committed (for loss and metrics; the protocol itself lives on Status). Told by one member of the generation.
     Committed {
         /// The decision that was applied.
         decision: Decision,
+    },
+    /// The answer to [`Order::Tell`].
+    Commits {
+        /// As in the order.
+        after: Step,
+        /// The commits beyond it that this worker knows, oldest first, no more than [`TOLD_AT_ONCE`].
+        decisions: Vec<Decision>,
     },
 }
 
@@ -149,6 +159,11 @@ pub enum Order {
         /// The generation.
         generation: Generation,
     },
+    /// Tell the commits beyond this step: the coordinator was away, or did not hear of them.
+    Tell {
+        /// The last step that it knows.
+        after: Step,
+    },
     /// End of the run, or of a drained worker: exit with success.
     Release,
 }
@@ -166,6 +181,10 @@ pub struct Norms {
     /// any of them commits: so all put the same state.
     #[serde(default)]
     pub save: bool,
+    /// This member's store has not taken an earlier checkpoint yet. If any member says so, all leave the one out that would be
+    /// due: one that only some of them made would never be complete.
+    #[serde(default)]
+    pub store_busy: bool,
 }
 
 /// Worker to worker, on a connection that belongs to one generation; tensors travel in the data plane.

@@ -78,31 +78,31 @@ mutants! {
     /// Roll-forward applies without the reduced norm.
     ForgetNorm => unit_tests_and_seeds("b", 0),
     /// Go as soon as one member is ready; members obey.
-    GoEarly => seeds("bfg", 0),
+    GoEarly => unit_tests_and_seeds("bfg", 0),
     /// The plan is sent before it is persisted.
     SendBeforePersist => unit_tests_and_seeds("a", 0),
     /// The record is written without compare-and-swap.
     BlindWrite => seeds("a", 0),
     /// The next generation counts from the plan in force, not from the highest ever persisted.
-    ReuseGeneration => seeds("a", 0),
+    ReuseGeneration => unit_tests_and_seeds("a", 0),
     /// Prepared gradients are ignored: resume where all units are held, even when someone committed further.
     RollBackPrepared => unit_tests_and_seeds("c", 0),
     /// Roll forward only if a survivor committed.
-    OnlyIfSurvivorCommitted => unit_tests_and_seeds("c", 0),
+    OnlyIfSurvivorCommitted => unit_tests_and_seeds("c", 400),
     /// A persisted decision to finish a step is not remembered at the next recovery.
-    ForgetPersistedDecision => unit_tests_and_seeds("c", 0),
+    ForgetPersistedDecision => UNIT_TESTS,
     /// A state is known by its step alone.
-    StepIsIdentity => seeds("b", 8200),
+    StepIsIdentity => UNIT_TESTS,
     /// A fence interrupts the optimizer.
     TornApply => unit_tests_and_seeds("b", 0),
     /// Units that the new plan takes away are freed when the plan is accepted.
-    FreeBeforeGo => seeds("c", 0),
+    FreeBeforeGo => seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 3600),
+    ShardsWithoutGeneration => seeds("b", 7600),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
-    SwitchAlone => unit_tests_and_seeds("g", 400),
+    SwitchAlone => UNIT_TESTS,
     /// An armed plan is dropped without a fence.
     CancelAfterArm => unit_tests_and_seeds("g", 0),
     /// Workers leave after their last commit.
@@ -110,7 +110,7 @@ mutants! {
     /// Links that failed are forgotten: the same plan again.
     ForgetBadLinks => unit_tests_and_seeds("f", 0),
     /// No way round a dead link between a target and its only source.
-    NoRelay => unit_tests_and_seeds("f", 400),
+    NoRelay => UNIT_TESTS,
     /// A member does not note that it has put in its norm.
     NormNotNoted => UNIT_TESTS,
     /// A step is committed although norms of units are missing.
@@ -198,7 +198,7 @@ mutants! {
     /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
     RollForwardFromAnyState => NOBODY,
     /// Committed steps are given up without waiting for their holders.
-    GiveUpStepsAtOnce => NOBODY,
+    GiveUpStepsAtOnce => UNIT_TESTS,
     /// A recovery does not wait for answers that may still come.
     RecoverWithoutWaiting => UNIT_TESTS,
     /// The answer to an earlier fence counts.
@@ -218,13 +218,13 @@ mutants! {
     /// A write that failed counts as done.
     FailedWriteCounts => unit_tests_and_seeds("a", 0),
     /// A member that is ready in another generation counts as ready.
-    ReadyInAnyGeneration => seeds("g", 2_800),
+    ReadyInAnyGeneration => UNIT_TESTS,
     /// A member at the last step counts as finished, whatever its generation.
     FinishedInAnyGeneration => NOBODY,
     /// A member at the last step counts as finished, whatever its phase.
     FinishedInAnyPhase => NOBODY,
     /// A member that was fenced past the generation does not end it.
-    IgnoreFencedMember => NOBODY,
+    IgnoreFencedMember => UNIT_TESTS,
     /// A member that is silent does not end the generation.
     IgnoreSilentMember => NOBODY,
     /// A member that is based in the next generation does not show that the switch was decided.
@@ -233,6 +233,48 @@ mutants! {
     CancelUnknownChange => NOBODY,
     /// Progress does not reset the count of generations that failed.
     NeverResetFailedGenerations => UNIT_TESTS,
+    /// A joiner of a switch takes the state of a shard that an earlier plan asked for as its base.
+    LearnBaseFromStore => UNIT_TESTS,
+    /// A unit is sent to a peer again while it is on its way there.
+    ServeTwice => UNIT_TESTS,
+    /// All units that were asked for are sent at once.
+    ServeAllAtOnce => UNIT_TESTS,
+    /// A member waits for ever for an engine that does not stop.
+    WaitForStuckEngine => UNIT_TESTS,
+    /// A member waits for ever for a coordinator.
+    StayWithoutCoordinator => UNIT_TESTS,
+    /// A checkpoint is made although some member's store is busy.
+    SaveIntoBusyStore => UNIT_TESTS,
+    /// Workers that end again and again are planned with as if they were sound.
+    NoQuarantine => UNIT_TESTS,
+    /// A run is given up while the last checkpoint may still be on its way.
+    GiveUpBeforeUploads => UNIT_TESTS,
+    /// State is given up although its holders are connected and may still answer.
+    GiveUpOnConnected => UNIT_TESTS,
+    /// A coordinator gives a run up without knowing that no other has taken over.
+    GiveUpUnconfirmed => UNIT_TESTS,
+    /// A member does not say whom it cannot reach for a planned change.
+    HideDeadLinkOfChange => UNIT_TESTS,
+    /// A restore trusts a list of checkpoints that the store did not confirm.
+    TrustOldListing => UNIT_TESTS,
+    /// A step is published before those that precede it.
+    PublishEarlySteps => UNIT_TESTS,
+    /// A worker whose fence was lost stays in an older generation.
+    LeaveOlderGeneration => UNIT_TESTS,
+    /// A pending change counts as a commit.
+    PendingChangeIsProgress => UNIT_TESTS,
+    /// A run without a checkpoint is given up before a restore would be.
+    GiveUpBeforeRestore => UNIT_TESTS,
+    /// Generations that never ran count as fruitless.
+    CountUnrunGenerations => UNIT_TESTS,
+    /// A step that a silent worker may have committed is not waited for.
+    IgnoreUndecidedStep => UNIT_TESTS,
+    /// A suspicion that comes while a new coordinator settles is lost.
+    ForgetSuspicionWhileSettling => UNIT_TESTS,
+    /// A recovery from memory waits for a store that never answered.
+    WaitForSilentStore => UNIT_TESTS,
+    /// Workers that have gone are never forgotten.
+    KeepGoneWorkers => UNIT_TESTS,
     /// The deadline does not grow with generations that fail.
     DeadlineNeverGrows => UNIT_TESTS,
     /// A recovery plans with workers that did not answer.
@@ -268,7 +310,7 @@ mutants! {
     /// A write that succeeds after Stop is not noted.
     ForgetWriteAtStop => NOBODY,
     /// An inventory does not show that its worker was fenced.
-    InventoryProvesNoFence => NOBODY,
+    InventoryProvesNoFence => UNIT_TESTS,
     /// The answer to an earlier write counts as the answer to the present one.
     AnyAnswerIsOfThisWrite => NOBODY,
     /// A change is proposed while a member is silent.

@@ -6,9 +6,11 @@
 
 use varuna_plan::state::{Chain, UnitNorm, mix};
 use varuna_plan::{
-    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
-    ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
+    Base, Decision, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange,
+    ScheduleKind, ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, StepDeadline, Unit,
+    WorkerId,
 };
+use varuna_protocol::ExitReason;
 use varuna_protocol::{
     CoordinatorEffect, Event, Inventory, MemberEffect, Norms, Order, Outcome, PeerMessage, Phase, Prepared,
     Ran, Record, Report, Status,
@@ -53,6 +55,13 @@ impl EffectsDigest {
 
 trait Digest {
     fn digest(&self, d: &mut EffectsDigest);
+}
+
+impl Digest for std::time::Duration {
+    fn digest(&self, d: &mut EffectsDigest) {
+        d.add(&self.as_secs());
+        d.add(&self.subsec_nanos());
+    }
 }
 
 impl Digest for u64 {
@@ -124,14 +133,16 @@ structs! {
     Prediction { step_ms, bubble, move_ms, calibrated },
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
-        generation, parent, base, layout, shape, sources, addresses, deadline_ns, relay, secret, evidence; reason
+        generation, parent, base, layout, shape, sources, addresses, deadline, relay, secret, evidence; reason
     },
+    StepDeadline { step_ns, doublings, evaluation },
+    EvaluationSteps { interval_steps, batches },
     Record { version, term, highest, plan, next, done },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },
-    Norms { step, owned, armed, save },
+    Norms { step, owned, armed, save, store_busy },
 }
 
 impl Digest for str {
@@ -218,16 +229,24 @@ enums! {
         4 Save { after },
         5 Go { generation },
         6 Release,
+        7 Tell { after },
     }
     Report {
         1 Status(status),
         2 Suspect { generation, about, link },
         3 Inventory(inventory),
         4 Committed { decision },
+        5 Commits { after, decisions },
     }
     PeerMessage {
         1 Norm(norms),
         2 Fetch { unit },
+    }
+    ExitReason {
+        1 Released,
+        2 Finished,
+        3 Orphaned,
+        4 EngineStuck,
     }
     Outcome {
         1 Done,
@@ -250,14 +269,15 @@ enums! {
         4 Send { generation, to, message },
         5 Serve { generation, to, unit, id, decision },
         6 Report(report),
-        7 Load { id, unit },
+        7 Load { generation, id, unit },
         8 Adopt { unit, id },
-        9 Run { plan, step },
+        9 Run { plan, step, deadline },
         10 Abort,
         11 Apply { decision, units },
         12 Free { keep },
         13 Put { id, unit },
-        14 Exit,
+        14 Exit(reason),
+        15 StopServing { generation },
     }
     Event {
         1 TookOver { term },

@@ -8,6 +8,7 @@ use varuna_plan::{
     Constraints, CostPlanner, Costs, Device, Generation, Plan, Recompute, ScheduleKind, ScheduleSpec,
     SegmentRange, StateId, Step, WorkerId,
 };
+use varuna_protocol::Listing;
 use varuna_protocol::coordinator::{
     CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Observed, Timing,
 };
@@ -87,6 +88,7 @@ impl Rig {
             min_workers: 1,
             timing: Timing::model(),
             expected_workers: None,
+            evaluation: None,
             final_checkpoint: false,
             save_every: None,
             published: None,
@@ -148,7 +150,9 @@ impl Rig {
                     self.put(CoordinatorInput::Record(record));
                 }
                 CoordinatorEffect::ListCheckpoints => {
-                    self.put(CoordinatorInput::Checkpoints(vec![StateId::INITIAL]));
+                    self.put(CoordinatorInput::Checkpoints(Listing::fresh(vec![
+                        StateId::INITIAL,
+                    ])));
                 }
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Send { .. } | CoordinatorEffect::Finish(_) => {}

@@ -22,7 +22,7 @@ pub fn parse_folder(name: &str) -> Option<StateId> {
         chain: Chain(chain),
     };
     // Only one spelling is accepted: two names must never mean one state.
-    (parts.next().is_none() && folder_name(id) == name).then_some(id)
+    (parts.next().is_none() && folder_name(id) == name && id.is_possible()).then_some(id)
 }
 
 /// `segment-007`, or `tied` for the weight that the first and the last segment share.
@@ -50,7 +50,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn folder_names_name_one_state_each(step: u64, run_gen: u64, chain: u64) {
+        fn folder_names_name_one_state_each(
+            step in 0..=StateId::NUMBER_MAX,
+            run_gen in 0..=StateId::NUMBER_MAX,
+            chain: u64,
+        ) {
             let id = StateId { run_gen: Generation(run_gen), step: Step(step), chain: Chain(chain) };
             prop_assert_eq!(parse_folder(&folder_name(id)), Some(id));
         }
@@ -69,6 +73,8 @@ mod tests {
             "step-7-g1-00000000000000ab",
             "step-00000007-g01-00000000000000ab",
             "step-00000007-g1-AB",
+            "step-00000007-g18446744073709551615-00000000000000ab",
+            "step-18446744073709551615-g1-00000000000000ab",
             "",
         ] {
             assert_eq!(parse_folder(name), None, "{name}");

@@ -7,7 +7,8 @@ use crate::store_watcher::StoreWatcher;
 use crate::view::CheckpointHealth;
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
-use varuna_plan::{StateId, Step};
+use varuna_plan::Step;
+use varuna_protocol::Listing;
 use varuna_run_folder::{CheckpointEvent, CheckpointStatus};
 
 /// Checkpoints are stale when the newest is older than this many save intervals: one may be on its way to the store, and one may
@@ -88,8 +89,11 @@ impl Checkpoints {
     }
 
     /// The states that can be resumed from; none while it is not known whether there are any.
-    pub(crate) fn usable(&self) -> Option<Vec<StateId>> {
-        self.listing.answered.then(|| self.listing.usable.clone())
+    pub(crate) fn usable(&self) -> Option<Listing> {
+        self.listing.answered.then(|| Listing {
+            complete: self.listing.usable.clone(),
+            fresh: self.listing.failing.is_none(),
+        })
     }
 
     /// Takes that another run has the location; returns what changed.

@@ -17,7 +17,7 @@ use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
 use varuna_plan::{Base, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Order, Time};
+use varuna_protocol::{Coordinator, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, Hello, Upward, Welcome};
 
@@ -81,7 +81,6 @@ impl Driver {
                 _ = ticks.tick() => self.feed(CoordinatorInput::Tick),
             }
             let ended = self.outcome.is_some();
-            self.publisher.publish_overdue_steps(ended);
             if self.publisher.view_due() || ended {
                 self.publish(ended);
             }
@@ -256,7 +255,11 @@ impl Driver {
             CoordinatorEffect::ListCheckpoints => match self.checkpoints.watcher() {
                 Some(watcher) => watcher.list_now(),
                 // Without a store, the state that every worker can make from the seed is the only checkpoint.
-                None => return Some(CoordinatorInput::Checkpoints(vec![StateId::INITIAL])),
+                None => {
+                    return Some(CoordinatorInput::Checkpoints(Listing::fresh(vec![
+                        StateId::INITIAL,
+                    ])));
+                }
             },
             CoordinatorEffect::Event(event) => {
                 let snapshot = self.machine.snapshot();
@@ -303,6 +306,7 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
         global_batch_size: job.training.global_batch_size,
         last_step: Step(job.training.steps),
         min_workers: job.elasticity.min_workers as usize,
+        evaluation: job.training.evaluation_steps(),
         timing: options.timing,
         expected_workers: options.expected_workers,
         final_checkpoint: options.checkpoints.is_some(),

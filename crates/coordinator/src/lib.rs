@@ -22,7 +22,6 @@ pub mod location_lease;
 mod options;
 mod publisher;
 mod record_client;
-mod reorder_buffer;
 mod serve;
 mod server;
 mod status;

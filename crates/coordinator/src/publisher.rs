@@ -1,7 +1,6 @@
 //! What people and tools see of a run: the run folder, the log, and the view of the process around the coordinator.
 
 use crate::event_text::EventText;
-use crate::reorder_buffer::ReorderBuffer;
 use crate::view::{CheckpointHealth, View};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,7 +23,6 @@ type Marks = (u64, Option<u64>, Option<StateId>);
 pub(crate) struct Publisher {
     folder: RunFolder,
     tokens_per_step: u64,
-    steps: ReorderBuffer,
     last_commit: Instant,
     text: EventText,
     last_message: u64,
@@ -41,7 +39,6 @@ impl Publisher {
     pub(crate) fn new(folder: RunFolder, job: &Job, watchers: watch::Sender<View>) -> Publisher {
         let now = Instant::now();
         Publisher {
-            steps: ReorderBuffer::after(folder.last_metric().map_or(Step(0), |m| m.step)),
             folder,
             tokens_per_step: job.training.global_batch_size * u64::from(job.model.sequence_length),
             last_commit: now,
@@ -93,8 +90,8 @@ impl Publisher {
                 state: id,
             };
             self.last_commit = Instant::now();
-            let due = self.steps.offer(self.last_commit, metric);
-            self.publish_steps(due);
+            self.folder.append_metric(metric.clone());
+            self.view.metric = Some(metric);
             return;
         }
         let mut steps_lost = None;
@@ -104,8 +101,6 @@ impl Publisher {
         {
             let reached = self.folder.last_metric().map_or(Step(0), |m| m.step);
             steps_lost = Some(reached.0.saturating_sub(base.step.0));
-            // Steps after the base are run, and published, once more.
-            self.steps = ReorderBuffer::after(base.step);
         }
         let text = self.text.sentence(at, &event, steps_lost.unwrap_or(0));
         self.log(LoggedEvent::Protocol(event), steps_lost, text, snapshot);
@@ -115,23 +110,6 @@ impl Publisher {
     pub(crate) fn checkpoint_event(&mut self, event: CheckpointEvent, snapshot: &Snapshot) {
         let text = crate::event_text::of_checkpoint(&event);
         self.log(LoggedEvent::Checkpoint(event), None, text, snapshot);
-    }
-
-    /// Publishes the steps that have waited long enough for those before them; at the end, all.
-    pub(crate) fn publish_overdue_steps(&mut self, ended: bool) {
-        let due = if ended {
-            self.steps.rest()
-        } else {
-            self.steps.overdue(Instant::now())
-        };
-        self.publish_steps(due);
-    }
-
-    fn publish_steps(&mut self, due: Vec<Metric>) {
-        for metric in due {
-            self.folder.append_metric(metric.clone());
-            self.view.metric = Some(metric);
-        }
     }
 
     fn add_to_view(&mut self, at: Duration, event: &Event) {

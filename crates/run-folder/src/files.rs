@@ -126,12 +126,19 @@ impl RunFiles {
         document(self.status_path())
     }
 
-    /// The committed steps, in the order of their publication.
+    /// The committed steps in order. Steps that were given up and run again are in the file twice; here the last line counts.
     ///
     /// # Errors
     /// There is no such file, or a complete line holds something else.
     pub fn metrics(&self) -> Result<Vec<Metric>, ReadError> {
-        lines(self.metrics_path())
+        let mut history: Vec<Metric> = Vec::new();
+        for metric in lines::<Metric>(self.metrics_path())? {
+            while history.last().is_some_and(|last| last.step >= metric.step) {
+                history.pop();
+            }
+            history.push(metric);
+        }
+        Ok(history)
     }
 
     /// The event log.

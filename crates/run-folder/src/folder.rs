@@ -109,9 +109,9 @@ impl RunFolder {
         self.log_failure("events.jsonl", result);
     }
 
-    /// Publishes a committed step, unless it was published before.
+    /// Publishes a committed step, unless it was published before. One that is run again after steps were given up is a new one.
     pub fn append_metric(&mut self, metric: Metric) {
-        if self.last.as_ref().is_some_and(|last| metric.step <= last.step) {
+        if self.last.as_ref().is_some_and(|last| metric.state <= last.state) {
             return;
         }
         let result = append_line(&mut self.metrics, &metric);
@@ -278,8 +278,20 @@ mod tests {
         assert_eq!(second.last_metric().map(|m| m.step), Some(Step(3)));
         second.append_metric(metric(3));
         second.append_metric(metric(4));
-        let steps: Vec<u64> = read().iter().map(|m| m.step.0).collect();
-        assert_eq!(steps, [1, 2, 3, 4]);
+        let steps = || -> Vec<u64> { read().iter().map(|m| m.step.0).collect() };
+        assert_eq!(steps(), [1, 2, 3, 4]);
+        // Steps 3 and 4 were given up, and 3 is run again.
+        let again = Metric {
+            loss: 0.5,
+            state: StateId {
+                run_gen: Generation(2),
+                ..metric(3).state
+            },
+            ..metric(3)
+        };
+        second.append_metric(again);
+        assert_eq!(steps(), [1, 2, 3]);
+        assert_eq!(read()[2].loss.to_bits(), 0.5f64.to_bits());
     }
 
     #[test]

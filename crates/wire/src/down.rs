@@ -94,6 +94,7 @@ impl Downward {
                 generation: generation(g.generation, "Go")?,
             }),
             Wire::Save(s) => Downward::Order(Order::Save { after: Step(s.after) }),
+            Wire::Tell(t) => Downward::Order(Order::Tell { after: Step(t.after) }),
             Wire::Release(v1::Release {}) => Downward::Order(Order::Release),
         };
         Ok((down.term, meaning))
@@ -113,6 +114,7 @@ fn order_to_wire(order: &Order) -> Wire {
             generation: generation.0,
         }),
         Order::Save { after } => Wire::Save(v1::Save { after: after.0 }),
+        Order::Tell { after } => Wire::Tell(v1::Tell { after: after.0 }),
         Order::Release => Wire::Release(v1::Release {}),
     }
 }

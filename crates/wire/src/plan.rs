@@ -8,8 +8,8 @@ use v1::plan::Base as WireBase;
 use v1::schedule::Kind as WireKind;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::{
-    Base, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange, Shape,
-    Spare, Stage, WorkerId,
+    Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec,
+    SegmentRange, Shape, Spare, Stage, StepDeadline, WorkerId,
 };
 
 pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
@@ -48,7 +48,7 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
             })
             .collect(),
         addresses: plan.addresses.iter().map(address).collect(),
-        deadline_ns: plan.deadline_ns,
+        deadline: Some(deadline_to_wire(plan.deadline)),
         relay: plan.relay,
         secret: plan.secret.clone(),
         evidence: ids_to_wire(&plan.evidence),
@@ -164,7 +164,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         },
         sources: plan.sources.into_iter().map(|s| read_ids(s.workers)).collect(),
         addresses,
-        deadline_ns: plan.deadline_ns,
+        deadline: read_deadline(need(plan.deadline, M, "deadline")?),
         relay: plan.relay,
         secret: plan.secret,
         evidence: read_ids(plan.evidence),
@@ -179,7 +179,7 @@ fn read_ids(workers: Vec<u64>) -> Vec<WorkerId> {
 fn read_base(base: WireBase) -> Result<Base, WireError> {
     Ok(match base {
         WireBase::Fixed(fixed) => Base::Fixed {
-            id: read_id(need(fixed.id, "FixedBase", "id")?),
+            id: read_id(need(fixed.id, "FixedBase", "id")?)?,
             decision: fixed.decision.map(read_decision).transpose()?,
             checkpoint: fixed.checkpoint,
         },
@@ -238,4 +238,26 @@ fn read_schedule(schedule: v1::Schedule) -> Result<ScheduleSpec, WireError> {
         kind,
         recompute: recompute.ok_or_else(|| WireError::value(M, "recompute", 0, "1 to 3"))?,
     })
+}
+
+fn deadline_to_wire(deadline: StepDeadline) -> v1::StepDeadline {
+    v1::StepDeadline {
+        step_ns: deadline.step_ns,
+        doublings: deadline.doublings,
+        evaluation: deadline.evaluation.map(|e| v1::EvaluationSteps {
+            interval_steps: e.interval_steps,
+            batches: e.batches,
+        }),
+    }
+}
+
+fn read_deadline(deadline: v1::StepDeadline) -> StepDeadline {
+    StepDeadline {
+        step_ns: deadline.step_ns,
+        doublings: deadline.doublings,
+        evaluation: deadline.evaluation.map(|e| EvaluationSteps {
+            interval_steps: e.interval_steps,
+            batches: e.batches,
+        }),
+    }
 }

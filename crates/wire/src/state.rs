@@ -13,12 +13,25 @@ pub(crate) fn id_to_wire(id: StateId) -> v1::StateId {
     }
 }
 
-pub(crate) fn read_id(id: v1::StateId) -> StateId {
-    StateId {
+pub(crate) fn read_id(id: v1::StateId) -> Result<StateId, WireError> {
+    let id = StateId {
         run_gen: Generation(id.run_gen),
         step: Step(id.step),
         chain: Chain(id.chain),
+    };
+    if id.is_possible() {
+        Ok(id)
+    } else {
+        let found = format!("step {} of generation {}", id.step, id.run_gen);
+        Err(WireError::value("StateId", "step", found, "numbers up to 2^48"))
     }
+}
+
+/// A step that was run in a generation.
+pub(crate) fn read_run(run_gen: u64, step: u64) -> Result<(Generation, Step), WireError> {
+    let chain = 0;
+    let id = read_id(v1::StateId { run_gen, step, chain })?;
+    Ok((id.run_gen, id.step))
 }
 
 pub(crate) fn decision_to_wire(decision: &Decision) -> v1::Decision {
@@ -36,8 +49,8 @@ pub(crate) fn decision_to_wire(decision: &Decision) -> v1::Decision {
 pub(crate) fn read_decision(decision: v1::Decision) -> Result<Decision, WireError> {
     const M: &str = "Decision";
     let (parent, id) = (
-        read_id(need(decision.parent, M, "parent")?),
-        read_id(need(decision.id, M, "id")?),
+        read_id(need(decision.parent, M, "parent")?)?,
+        read_id(need(decision.id, M, "id")?)?,
     );
     // A decision is always one step long; anything else would break the order of states.
     if parent.step.0.checked_add(1) != Some(id.step.0) {

@@ -2,12 +2,13 @@
 
 use crate::error::{WireError, need};
 use crate::metrics::{self, StepMetrics};
-use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id};
+use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id, read_run};
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
 use std::collections::BTreeMap;
 use v1::up::Message as Wire;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
+use varuna_protocol::message::TOLD_AT_ONCE;
 use varuna_protocol::{Inventory, Phase, Prepared, Ran, Report, Status};
 
 /// How a worker introduces itself.
@@ -79,6 +80,7 @@ impl Upward {
             Wire::Committed(c) => Upward::Report(Report::Committed {
                 decision: read_decision(need(c.decision, "Committed", "decision")?)?,
             }),
+            Wire::Commits(c) => Upward::Report(read_commits(c)?),
             Wire::Metrics(metrics) => Upward::Metrics(metrics::read(&metrics)),
         })
     }
@@ -184,7 +186,24 @@ fn report_to_wire(report: &Report) -> Wire {
         Report::Committed { decision } => Wire::Committed(v1::Committed {
             decision: Some(decision_to_wire(decision)),
         }),
+        Report::Commits { after, decisions } => Wire::Commits(v1::Commits {
+            after: after.0,
+            decisions: decisions.iter().map(decision_to_wire).collect(),
+        }),
     }
+}
+
+fn read_commits(commits: v1::Commits) -> Result<Report, WireError> {
+    if commits.decisions.len() > TOLD_AT_ONCE {
+        let found = format!("{} decisions", commits.decisions.len());
+        return Err(WireError::value("Commits", "decisions", found, "256 at most"));
+    }
+    let decisions: Result<Vec<Decision>, WireError> =
+        commits.decisions.into_iter().map(read_decision).collect();
+    Ok(Report::Commits {
+        after: Step(commits.after),
+        decisions: decisions?,
+    })
 }
 
 fn status_to_wire(status: &Status) -> v1::WorkerStatus {
@@ -213,7 +232,7 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
         connected: status.connected,
         next: Generation(status.next),
         next_connected: status.next_connected,
-        at: read_id(need(status.at, M, "at")?),
+        at: read_id(need(status.at, M, "at")?)?,
         draining: status.draining,
     })
 }
@@ -278,7 +297,7 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
     const ONCE: &str = "each unit at most once";
     let mut units = BTreeMap::new();
     for held in inventory.units {
-        let id = read_id(need(held.id, "HeldUnit", "id")?);
+        let id = read_id(need(held.id, "HeldUnit", "id")?)?;
         if units.insert(Unit(held.unit), id).is_some() {
             return Err(WireError::value(
                 M,
@@ -291,9 +310,10 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
     let mut prepared = BTreeMap::new();
     for p in inventory.prepared {
         let norm = need(p.norm, "PreparedUnit", "norm")?;
+        let (run_gen, step) = read_run(p.run_gen, p.step)?;
         let entry = Prepared {
-            run_gen: Generation(p.run_gen),
-            step: Step(p.step),
+            run_gen,
+            step,
             norm: UnitNorm {
                 norm2: need(norm.norm2, "UnitNorm", "norm2")?,
                 overflow: norm.overflow,
@@ -314,11 +334,16 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
         upto: Generation(inventory.upto),
         units,
         prepared,
-        ran: inventory.ran.map(|r| Ran {
-            generation: Generation(r.generation),
-            step: Step(r.step),
-            norm_put_in: r.norm_put_in,
-        }),
+        ran: inventory.ran.map(read_ran).transpose()?,
         decision: inventory.decision.map(read_decision).transpose()?,
+    })
+}
+
+fn read_ran(ran: v1::Ran) -> Result<Ran, WireError> {
+    let (generation, step) = read_run(ran.generation, ran.step)?;
+    Ok(Ran {
+        generation,
+        step,
+        norm_put_in: ran.norm_put_in,
     })
 }

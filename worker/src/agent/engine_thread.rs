@@ -7,13 +7,15 @@
 use crate::engine::{Engine, EngineError, Lap, StepTimings};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
-/// Commands that may wait for the engine: a handful of orders and one entry for each unit of a transfer.
+/// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
 
 /// Commands to the engine, carried out one after the other.
@@ -31,6 +33,7 @@ pub enum Command {
     Run {
         plan: Arc<Plan>,
         step: Step,
+        deadline: Duration,
         link: Arc<dyn Link>,
     },
     /// Confirm that nothing runs any more. Answer: [`Event::Stopped`].
@@ -41,7 +44,7 @@ pub enum Command {
     Free { keep: Vec<Unit> },
     /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
     Snapshot { unit: Unit, id: StateId },
-    /// Copy a unit's state out for a peer. Answer: [`Event::Exported`].
+    /// Give read access to a unit's state for a peer. Answer: [`Event::Exported`].
     Export {
         to: WorkerId,
         generation: Generation,
@@ -80,14 +83,14 @@ pub enum Event {
         id: StateId,
         snapshot: UnitSnapshot,
     },
-    /// A copy for a peer.
+    /// For a peer.
     Exported {
         to: WorkerId,
         generation: Generation,
         unit: Unit,
         id: StateId,
         decision: Option<Decision>,
-        state: UnitState,
+        snapshot: UnitSnapshot,
     },
     /// The engine cannot go on. The process must end, since its state cannot be trusted.
     Fatal(EngineError),
@@ -100,11 +103,21 @@ pub fn start(engine: Engine, emit: impl Fn(Event) + Send + 'static) -> std::io::
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),
-            emit,
+            emit: &emit,
         };
-        thread.serve(&inbox);
+        // The process must end: a worker whose engine is gone would never answer a fence.
+        let served = catch_unwind(AssertUnwindSafe(|| thread.serve(&inbox)));
+        if let Err(panic) = served {
+            emit(Event::Fatal(EngineError::Panicked(panic_message(&*panic))));
+        }
     })?;
     Ok(commands)
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("for a reason that it did not say").to_owned()
 }
 
 struct Thread<T> {
@@ -138,7 +151,12 @@ impl<T: Fn(Event)> Thread<T> {
                 self.prepared.retain(|(u, _)| *u != unit);
                 Event::Loaded { unit, id }
             }
-            Command::Run { plan, step, link } => self.run(&plan, step, &link)?,
+            Command::Run {
+                plan,
+                step,
+                deadline,
+                link,
+            } => self.run(&plan, step, Instant::now() + deadline, &link)?,
             Command::Quiesce => Event::Stopped {
                 prepared: self.prepared.clone(),
             },
@@ -167,25 +185,27 @@ impl<T: Fn(Event)> Thread<T> {
                 unit,
                 id,
                 decision,
-            } => {
-                let state = self.engine.export(unit)?;
-                Event::Exported {
-                    to,
-                    generation,
-                    unit,
-                    id,
-                    decision,
-                    state,
-                }
-            }
+            } => Event::Exported {
+                to,
+                generation,
+                unit,
+                id,
+                decision,
+                snapshot: self.engine.snapshot(unit)?,
+            },
         };
         (self.emit)(event);
         Ok(())
     }
 
-    fn run(&mut self, plan: &Plan, step: Step, link: &Arc<dyn Link>) -> Result<Event, EngineError> {
+    fn run(
+        &mut self,
+        plan: &Plan,
+        step: Step,
+        deadline: Instant,
+        link: &Arc<dyn Link>,
+    ) -> Result<Event, EngineError> {
         self.prepared.clear();
-        let deadline = Instant::now() + Duration::from_nanos(plan.deadline_ns);
         match self.engine.run_step(plan, step, link, deadline) {
             Ok(report) => {
                 self.prepared.clone_from(&report.prepared);

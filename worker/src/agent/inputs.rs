@@ -3,12 +3,14 @@
 use super::engine_thread::Event;
 use super::uplink::UplinkEvent;
 use super::{Agent, AgentError, StoreEvent};
+use crate::checkpoints::Checkpoints;
 use crate::engine::{Lap, Work};
 use crate::state::UnitState;
 use crate::transport::tcp::PeerEvent;
 use crate::transport::tcp::frame::StateHeader;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use varuna_plan::{StateId, Unit};
 use varuna_protocol::MemberInput;
 use varuna_wire::{SegmentTimes, StepMetrics, Upward};
 
@@ -52,6 +54,7 @@ impl Agent {
                     generation,
                     step,
                     units,
+                    store_busy: self.checkpoints.as_ref().is_some_and(Checkpoints::is_busy),
                 }
             }
             Event::StepFailed {
@@ -73,17 +76,16 @@ impl Agent {
                 unit,
                 id,
                 decision,
-                state,
+                snapshot,
             } => {
-                let UnitState { adam_steps, data } = state;
                 let header = StateHeader {
                     unit,
                     id,
                     decision,
-                    adam_steps,
-                    elements: data.len() as u64,
+                    adam_steps: snapshot.adam_steps(),
+                    elements: snapshot.elements() as u64,
                 };
-                self.mesh.send_state(generation, to, header, data);
+                self.mesh.send_state(generation, to, header, Box::new(snapshot));
                 return Ok(());
             }
             Event::Snapshot { unit, id, snapshot } => {
@@ -142,6 +144,7 @@ impl Agent {
                 from,
                 unit,
             },
+            PeerEvent::StateSent { generation, to, unit } => MemberInput::Served { generation, to, unit },
             PeerEvent::State {
                 generation,
                 from,
@@ -155,14 +158,14 @@ impl Agent {
                     adam_steps,
                     ..
                 } = header;
-                self.staged.insert((unit, id), UnitState { adam_steps, data });
-                MemberInput::Fetched {
+                let fetched = MemberInput::Fetched {
                     generation,
                     from,
                     unit,
                     id,
                     decision,
-                }
+                };
+                return self.feed_unit(unit, id, UnitState { adam_steps, data }, fetched);
             }
             PeerEvent::Refused {
                 generation,
@@ -177,15 +180,23 @@ impl Agent {
     }
 
     pub(super) fn on_store_event(&mut self, event: StoreEvent) -> Result<(), AgentError> {
-        let generation = self.member.generation();
+        // The read was begun once, but may have been asked for again by a later generation: what it brings is for that one.
+        let key = match &event {
+            StoreEvent::Progress(unit, id)
+            | StoreEvent::Failed(unit, id, _)
+            | StoreEvent::Loaded(unit, id, _) => (*id, *unit),
+        };
+        let Some(generation) = self.loading.get(&key).copied() else {
+            return Ok(());
+        };
         match event {
-            StoreEvent::Progress(unit) => self.feed(MemberInput::FetchProgress {
+            StoreEvent::Progress(unit, _) => self.feed(MemberInput::FetchProgress {
                 generation,
                 from: self.me,
                 unit,
             }),
-            StoreEvent::Failed(unit, id, refused) => {
-                self.loading.remove(&(id, unit));
+            StoreEvent::Failed(unit, _, refused) => {
+                self.loading.remove(&key);
                 if !refused {
                     return Ok(());
                 }
@@ -196,17 +207,31 @@ impl Agent {
                 })
             }
             StoreEvent::Loaded(unit, id, state) => {
-                self.loading.remove(&(id, unit));
-                self.staged.insert((unit, id), state);
-                self.feed(MemberInput::Fetched {
+                self.loading.remove(&key);
+                let fetched = MemberInput::Fetched {
                     generation,
                     from: self.me,
                     unit,
                     id,
                     decision: None,
-                })
+                };
+                self.feed_unit(unit, id, state, fetched)
             }
         }
+    }
+
+    /// Offers a unit to the member, which adopts it at once or never.
+    fn feed_unit(
+        &mut self,
+        unit: Unit,
+        id: StateId,
+        state: UnitState,
+        fetched: MemberInput,
+    ) -> Result<(), AgentError> {
+        self.staged = Some((unit, id, state));
+        let fed = self.feed(fetched);
+        self.staged = None;
+        fed
     }
 
     pub(super) fn on_coordinator_event(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
@@ -221,7 +246,7 @@ impl Agent {
             }
             UplinkEvent::Down => {
                 self.attached = false;
-                Ok(())
+                self.feed(MemberInput::StreamDown)
             }
             UplinkEvent::Order { term, order } => self.feed(MemberInput::Order { term, order }),
             UplinkEvent::Refused(reason) => Err(AgentError::Refused(reason)),

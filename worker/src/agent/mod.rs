@@ -13,21 +13,19 @@ use crate::state::UnitState;
 use crate::transport::Link;
 use crate::transport::tcp::{Mesh, PeerEvent};
 use engine_thread::{Command, Event};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
-use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput};
+use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput};
 use varuna_protocol::{Report, Time};
 use varuna_wire::Upward;
 
 /// How often the state machine sees the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// A worker that trains nothing ends after this time without a coordinator, to free its resources.
-const ORPHAN: Duration = Duration::from_secs(30 * 60);
 
 /// Why a worker ends before it is released.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +43,13 @@ pub enum AgentError {
     #[error("the coordinator refused this worker: {0}")]
     Refused(String),
     /// No coordinator was found for a long time.
-    #[error("no coordinator for {} minutes, and nothing to train: this worker ends", ORPHAN.as_secs() / 60)]
+    #[error(
+        "no coordinator for a long time, and nothing was committed meanwhile: this worker ends, to free its resources"
+    )]
     Orphan,
+    /// The engine was told to stop and does not.
+    #[error("the engine does not stop: this worker ends, since nobody can tell what it does")]
+    EngineStuck,
     /// The coordinator runs another job now.
     #[error("the coordinator runs another job now (was {before}, is {now})")]
     OtherJob {
@@ -70,7 +73,7 @@ pub enum AgentEvent {
 /// Progress of reading one unit from the checkpoint store.
 pub enum StoreEvent {
     /// A part of it arrived.
-    Progress(Unit),
+    Progress(Unit, StateId),
     /// All of it is here.
     Loaded(Unit, StateId, UnitState),
     /// It could not be read. True: no other try can succeed.
@@ -103,22 +106,23 @@ struct Agent {
     engine: SyncSender<Command>,
     mesh: Mesh,
     checkpoints: Option<Checkpoints>,
-    /// Units that are being read from the store.
-    loading: BTreeSet<(StateId, Unit)>,
+    /// Units that are being read from the store, and the generation that asked for them last.
+    loading: BTreeMap<(StateId, Unit), Generation>,
     events: Sender<AgentEvent>,
     reports: Sender<Upward>,
     attached: bool,
     job_hash: String,
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
-    /// Units that arrived and wait until the member adopts them.
-    staged: BTreeMap<(Unit, StateId), UnitState>,
+    /// The unit that has arrived, while the member decides whether to adopt it.
+    staged: Option<(Unit, StateId, UnitState)>,
+    /// Commands for which the engine's queue had no room.
+    overflow: VecDeque<Command>,
     timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
     samples: u64,
     tokens_per_sample: u64,
     start: Instant,
-    last_attached: Instant,
-    released: bool,
+    exit: Option<ExitReason>,
 }
 
 /// Runs the worker until it is released.
@@ -139,24 +143,30 @@ pub async fn run(parts: AgentParts, mut drain: Receiver<()>) -> Result<(), Agent
         engine,
         mesh: parts.mesh,
         checkpoints: parts.checkpoints,
-        loading: BTreeSet::new(),
+        loading: BTreeMap::new(),
         events,
         reports,
         attached: true,
         job_hash: parts.job_hash,
         running: None,
-        staged: BTreeMap::new(),
+        staged: None,
+        overflow: VecDeque::new(),
         timings: None,
         samples: 0,
         tokens_per_sample: parts.tokens_per_sample,
         start: Instant::now(),
-        last_attached: Instant::now(),
-        released: false,
+        exit: None,
     };
     agent.feed(MemberInput::Stream)?;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    while !agent.released {
+    loop {
+        match agent.exit {
+            None => {}
+            Some(ExitReason::Released | ExitReason::Finished) => return Ok(()),
+            Some(ExitReason::Orphaned) => return Err(AgentError::Orphan),
+            Some(ExitReason::EngineStuck) => return Err(AgentError::EngineStuck),
+        }
         tokio::select! {
             event = inbox.recv() => match event {
                 Some(AgentEvent::Engine(event)) => agent.on_engine_event(event)?,
@@ -166,10 +176,9 @@ pub async fn run(parts: AgentParts, mut drain: Receiver<()>) -> Result<(), Agent
             },
             Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,
             Some(()) = drain.recv() => agent.feed(MemberInput::Drain)?,
-            _ = ticks.tick() => agent.tick()?,
+            _ = ticks.tick() => agent.feed(MemberInput::Tick)?,
         }
     }
-    Ok(())
 }
 
 impl Agent {
@@ -177,17 +186,13 @@ impl Agent {
         Time(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    fn tick(&mut self) -> Result<(), AgentError> {
-        if self.attached {
-            self.last_attached = Instant::now();
-        } else if self.running.is_none() && self.last_attached.elapsed() > ORPHAN {
-            return Err(AgentError::Orphan);
-        }
-        self.feed(MemberInput::Tick)
-    }
-
     /// Gives one input to the state machine and carries out the effects in order, and those of the inputs that they cause.
     fn feed(&mut self, input: MemberInput) -> Result<(), AgentError> {
+        while let Some(command) = self.overflow.pop_front() {
+            if !self.offer(command)? {
+                break;
+            }
+        }
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let mut effects = Vec::new();
@@ -199,9 +204,28 @@ impl Agent {
         Ok(())
     }
 
-    fn command(&self, command: Command) -> Result<(), AgentError> {
-        // A full queue means an engine that is stuck; waiting for it here would hide that from the coordinator.
-        self.engine.try_send(command).map_err(|_| AgentError::EngineGone)
+    /// Gives the engine a command after those that wait. What may wait is bounded: the member has one unit on its way to each
+    /// peer, takes over each of its units once, and runs one step.
+    fn command(&mut self, command: Command) -> Result<(), AgentError> {
+        if self.overflow.is_empty() {
+            self.offer(command).map(drop)
+        } else {
+            self.overflow.push_back(command);
+            Ok(())
+        }
+    }
+
+    /// False: the engine's queue is full, and the command waits as the first one. Waiting here would hide a stuck engine from the
+    /// coordinator.
+    fn offer(&mut self, command: Command) -> Result<bool, AgentError> {
+        match self.engine.try_send(command) {
+            Ok(()) => Ok(true),
+            Err(TrySendError::Full(command)) => {
+                self.overflow.push_front(command);
+                Ok(false)
+            }
+            Err(TrySendError::Disconnected(_)) => Err(AgentError::EngineGone),
+        }
     }
 
     fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
@@ -237,17 +261,20 @@ impl Agent {
             MemberEffect::Load {
                 id: StateId::INITIAL,
                 unit,
+                ..
             } => self.command(Command::Initialise { unit })?,
-            MemberEffect::Load { id, unit } => self.read(id, unit),
+            MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
             MemberEffect::Put { id, unit } if self.checkpoints.is_some() => {
                 self.command(Command::Snapshot { unit, id })?;
             }
             MemberEffect::Put { .. } => {}
-            MemberEffect::Adopt { unit, id } => match self.staged.remove(&(unit, id)) {
-                Some(state) => self.command(Command::Adopt { unit, id, state })?,
-                None => tracing::error!(%unit, %id, "the member adopts a unit that has not arrived"),
+            MemberEffect::Adopt { unit, id } => match self.staged.take() {
+                Some((u, i, state)) if (u, i) == (unit, id) => {
+                    self.command(Command::Adopt { unit, id, state })?
+                }
+                _ => tracing::error!(%unit, %id, "the member adopts a unit that has not arrived"),
             },
-            MemberEffect::Run { plan, step } => return self.run_step(plan, step),
+            MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
             MemberEffect::Abort => {
                 if let Some(link) = self.running.take() {
                     link.abort();
@@ -255,28 +282,26 @@ impl Agent {
                 self.command(Command::Quiesce)?;
             }
             MemberEffect::Apply { decision, units } => self.command(Command::Apply { decision, units })?,
-            MemberEffect::Free { keep } => {
-                self.staged.clear();
-                self.command(Command::Free { keep })?;
-            }
-            MemberEffect::Exit => self.released = true,
+            MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
+            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
+            MemberEffect::Exit(reason) => self.exit = Some(reason),
         }
         Ok(None)
     }
 
     /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.
-    fn read(&mut self, id: StateId, unit: Unit) {
+    fn read(&mut self, generation: Generation, id: StateId, unit: Unit) {
         let Some(checkpoints) = self.checkpoints.clone() else {
             tracing::error!(%id, %unit, "cannot read a unit from a checkpoint: the job has no spec.checkpoint");
             return;
         };
-        if !self.loading.insert((id, unit)) {
+        if self.loading.insert((id, unit), generation).is_some() {
             return;
         }
         let events = self.events.clone();
         tokio::spawn(async move {
             // A full queue holds progress enough; a closed one means that the agent has ended.
-            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit))));
+            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
             let read = checkpoints.load(unit, id, progress).await;
             let event = match read {
                 Ok(state) => StoreEvent::Loaded(unit, id, state),
@@ -293,6 +318,7 @@ impl Agent {
         &mut self,
         plan: Arc<varuna_plan::Plan>,
         step: varuna_plan::Step,
+        deadline: Duration,
     ) -> Result<Option<MemberInput>, AgentError> {
         let generation = plan.generation;
         let Some(link) = self.mesh.link(generation) else {
@@ -306,7 +332,12 @@ impl Agent {
             .place(self.me)
             .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
         self.running = Some(Arc::clone(&link));
-        self.command(Command::Run { plan, step, link })?;
+        self.command(Command::Run {
+            plan,
+            step,
+            deadline,
+            link,
+        })?;
         Ok(None)
     }
 

@@ -76,6 +76,9 @@ pub enum EngineError {
     /// A buffer is still with the reduction, or with whoever reads it.
     #[error("a buffer of unit {0} is still lent out")]
     Leased(Unit),
+    /// The engine's thread panicked; this is a defect of this program.
+    #[error("the engine's thread panicked: {0}")]
+    Panicked(String),
     /// The reduction's thread did not start.
     #[error("cannot start the reduction's thread: {0}")]
     Thread(String),

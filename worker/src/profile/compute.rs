@@ -163,7 +163,7 @@ impl Bench {
             },
             sources: vec![Vec::new(); layout.units()],
             addresses: BTreeMap::new(),
-            deadline_ns: 0,
+            deadline: varuna_plan::StepDeadline::of_ms(0),
             relay: false,
             secret: String::new(),
             evidence: Vec::new(),

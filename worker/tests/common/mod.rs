@@ -174,7 +174,7 @@ pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
         shape: shape.clone(),
         sources: vec![vec![]; layout.units()],
         addresses: shape.members().iter().map(|w| (*w, String::new())).collect(),
-        deadline_ns: 0,
+        deadline: varuna_plan::StepDeadline::of_ms(0),
         relay: false,
         secret: String::new(),
         evidence: vec![],
@@ -186,11 +186,16 @@ pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
 
 /// An engine without state.
 pub(crate) fn engine(case: &Case, me: WorkerId) -> Engine {
+    engine_with(case, me, Counting)
+}
+
+/// An engine without state, on other data.
+pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'static) -> Engine {
     Engine::new(EngineConfig {
         me,
         model: case.model(),
         training: case.training(),
-        samples: Arc::new(Counting),
+        samples: Arc::new(samples),
     })
 }
 

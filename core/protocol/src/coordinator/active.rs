@@ -8,7 +8,6 @@ use super::turn::{Next, Turn};
 use crate::message::{Order, Phase, Status, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 use varuna_plan::{Generation, Plan, WorkerId};
 
 /// What is known of the plan in force and of the change under way. It is kept through a recovery and through writes: a refused
@@ -29,8 +28,12 @@ pub(super) struct Active {
     pub(super) change_after: Time,
     /// Workers that were there when a change was last thought about.
     pub(super) considered: Option<BTreeSet<WorkerId>>,
-    /// Came while the record was being written.
+    /// Came while the record was being written, or while a new coordinator settled.
     pub(super) suspicion: Option<(Generation, String)>,
+    /// Changes in a row that were cancelled because connecting took too long: the next one has more time.
+    pub(super) slow_changes: u32,
+    /// Why the change under way cannot succeed.
+    pub(super) cancel_because: Option<String>,
     /// When the store is listed again for the last step's checkpoint.
     pub(super) list_at: Time,
 }
@@ -47,6 +50,16 @@ impl Active {
     /// Go was sent to the generation's members.
     pub(super) fn is_running(&self, generation: Generation) -> bool {
         self.go_sent == generation
+    }
+
+    /// Nobody can be armed for this change yet, and this coordinator knows it.
+    pub(super) fn may_cancel(&self, generation: Generation) -> bool {
+        self.armed != generation && (self.proposed == generation || bug!(CancelUnknownChange))
+    }
+
+    /// The last generation whose members were told to go.
+    pub(super) fn running(&self) -> Generation {
+        self.go_sent
     }
 
     /// Goes on with a plan that an earlier coordinator left.
@@ -71,18 +84,23 @@ impl Active {
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
         let broken = self.suspected_here(shared);
         let broken = broken.or_else(|| broken_off(shared, turn.now, &target));
+        fence_older_generations(shared, turn, &target);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);
         }
         let finished = has_finished(shared, &target);
-        let patience = Duration::from_nanos(target.deadline_ns) * 4;
+        let patience = shared.progress.step_deadline(&target).saturating_mul(4);
         let running = self.is_running(target.generation);
         let stalled = !bug!(NoStallDetection) && turn.now > shared.progress.at.after(patience);
         if running && !finished && stalled {
             return Next::Recover("no step was committed for four deadlines".into());
         }
-        if finished {
+        let untold = shared.ask_for_commits(&target.members(), turn);
+        if finished && !untold {
             return self.finish(shared, turn);
+        }
+        if finished {
+            return Next::Stay;
         }
         if running {
             shared.order_checkpoint(&target, turn);
@@ -102,7 +120,7 @@ impl Active {
         }
     }
 
-    /// A suspicion that came while the record was being written.
+    /// A suspicion that had to wait.
     fn suspected_here(&mut self, shared: &Shared) -> Option<String> {
         let (generation, because) = self.suspicion.take()?;
         let here = shared.record.plans().any(|p| p.generation == generation);
@@ -148,18 +166,31 @@ impl Active {
         let early = bug!(GoEarly) && some_ready;
         if first && !early && !ready {
             let timing = &shared.config.timing;
-            let deadline = Duration::from_nanos(target.deadline_ns) + timing.launch;
+            let deadline = shared.progress.step_deadline(target) + timing.launch;
             let late = !bug!(NoLaunchDeadline) && turn.now > self.planned_at.after(deadline);
             return late.then(|| format!("generation {generation} did not start in time"));
         }
         if first {
             self.go_sent = generation;
             self.change_after = turn.now.after(shared.config.timing.change_delay);
-            shared.generation_runs(turn.now);
+            shared.generation_runs(target, turn.now);
             turn.event(Event::Running { generation });
         }
         tell_go(shared, turn, target, first, early);
         None
+    }
+}
+
+/// A worker whose fence was lost with its stream is left in an older generation. It is told to stop: before it has, it can take
+/// part in nothing else.
+fn fence_older_generations(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan) {
+    let in_force = shared.record.generation();
+    for (to, status) in shared.roster.statuses() {
+        let older = status.generation > Generation(0) && status.generation < in_force;
+        if older && !target.involves(to) && !bug!(LeaveOlderGeneration) {
+            let upto = status.generation;
+            shared.outbox.order(turn, to, Order::Fence { upto });
+        }
     }
 }
 

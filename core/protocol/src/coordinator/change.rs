@@ -13,6 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Infeasible, Plan, WorkerId};
 
+/// The time for connecting doubles so often at most.
+const SLOW_CHANGES: u32 = 4;
+
 /// How far those who take part in a planned change are.
 struct Readiness {
     /// All are connected to each other.
@@ -84,6 +87,7 @@ impl Active {
         let Readiness { ready, lost, dead } = connect(shared, turn, plan, next);
         if bug!(ArmUnconnected) || ready || self.armed == generation {
             self.armed = generation;
+            self.slow_changes = 0;
             for to in plan.members() {
                 shared.outbox.order(turn, to, Order::Arm { generation });
             }
@@ -91,24 +95,29 @@ impl Active {
         let timing = &shared.config.timing;
         let hasty = bug!(CancelAfterArm);
         // once somebody may be armed, or where an earlier coordinator may have armed, only a fence ends it
-        let own = bug!(CancelUnknownChange) || self.proposed == generation;
-        let may_cancel = (self.armed != generation && own) || hasty;
+        let may_cancel = self.may_cancel(generation) || hasty;
         let patience = if hasty {
             Duration::from_millis(60)
         } else {
-            timing.connect_next
+            timing.connect_next * (1 << self.slow_changes.min(SLOW_CHANGES))
         };
         let late = turn.now > self.planned_at.after(patience);
-        let step = Duration::from_nanos(plan.deadline_ns); // the switch waits for a commit
-        if may_cancel && (lost || late) {
+        let step = shared.progress.step_deadline(plan); // the switch waits for a commit
+        let cannot = self.cancel_because.take();
+        if may_cancel && (lost || late || cannot.is_some()) {
             self.change_after = turn.now.after(timing.change_delay * 3);
             self.considered = None;
-            let because = if lost {
-                "a member of it is gone or will go"
-            } else {
-                "connecting took too long"
-            };
-            let because = because.to_owned();
+            if !lost && cannot.is_none() {
+                self.slow_changes += 1;
+            }
+            let because = cannot.unwrap_or_else(|| {
+                let why = if lost {
+                    "a member of it is gone or will go"
+                } else {
+                    "connecting took too long"
+                };
+                why.to_owned()
+            });
             turn.event(Event::Cancelled { generation, because });
             return Next::Write(shared.record.with_next(None));
         }

@@ -2,7 +2,7 @@
 
 use crate::message::{Order, Record, Report};
 use std::time::Duration;
-use varuna_plan::{Layout, StateId, Step, WorkerId};
+use varuna_plan::{EvaluationSteps, Layout, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
 use super::speeds::Observed;
@@ -43,8 +43,6 @@ pub struct Timing {
     pub bad_link: Duration,
     /// The least deadline of a step.
     pub deadline_floor: Duration,
-    /// The deadline of a step doubles with each failed generation up to this power of two.
-    pub deadline_doublings: u32,
     /// Pause before the next planned change, after Go and after a cancelled one.
     pub change_delay: Duration,
     /// Interval at which a plan for a possible loss is prepared while nothing else happens; zero: never.
@@ -73,7 +71,6 @@ impl Default for Timing {
             launch: ms(60_000),
             bad_link: ms(120_000),
             deadline_floor: ms(4_000),
-            deadline_doublings: 5,
             change_delay: ms(300),
             prepare_plans_every: ms(100),
             stay: ms(1_800_000),
@@ -103,7 +100,6 @@ impl Timing {
             launch: ms(1_500),
             bad_link: ms(6_000),
             deadline_floor: ms(400),
-            deadline_doublings: 5,
             change_delay: ms(60),
             prepare_plans_every: Duration::ZERO,
             stay: ms(1_800_000),
@@ -124,9 +120,12 @@ pub struct CoordinatorConfig {
     pub min_workers: usize,
     /// How many workers were started with the run, where that is known: the first plan waits no longer than for these.
     pub expected_workers: Option<usize>,
+    /// Which steps begin with an evaluation.
+    pub evaluation: Option<EvaluationSteps>,
     /// Deadlines.
     pub timing: Timing,
-    /// The run is done only when a complete checkpoint of the last step exists; else when its members report that step.
+    /// There is a store: the run is done only when a complete checkpoint of the last step exists; else when its members report
+    /// that step.
     pub final_checkpoint: bool,
     /// The newest checkpoint becomes no older than this (where steps are committed and the store takes them).
     pub save_every: Option<Duration>,
@@ -151,6 +150,26 @@ pub struct Hello {
     pub speed: f64,
 }
 
+/// The complete checkpoints in the store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listing {
+    /// Their states.
+    pub complete: Vec<StateId>,
+    /// The store has just said so. Otherwise it did not answer, and this is what it said before: there may be newer ones.
+    pub fresh: bool,
+}
+
+impl Listing {
+    /// What the store has just said.
+    #[must_use]
+    pub fn fresh(complete: Vec<StateId>) -> Self {
+        Self {
+            complete,
+            fresh: true,
+        }
+    }
+}
+
 /// What may happen to a coordinator. Only a worker's newest stream may be passed on.
 #[derive(Clone, PartialEq, Debug)]
 pub enum CoordinatorInput {
@@ -165,8 +184,8 @@ pub enum CoordinatorInput {
         /// What was to be written.
         record: Record,
     },
-    /// The answer to ListCheckpoints: states of complete checkpoints.
-    Checkpoints(Vec<StateId>),
+    /// The answer to ListCheckpoints.
+    Checkpoints(Listing),
     /// A worker's stream came up, in place of an earlier one.
     StreamUp {
         /// The worker.

@@ -18,6 +18,7 @@ mod outbox;
 mod planning;
 mod prepared_plans;
 mod progress;
+mod quarantine;
 mod record;
 mod recovery;
 mod reports;
@@ -33,7 +34,7 @@ mod tests;
 mod turn;
 mod view;
 
-pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Timing};
+pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, Timing};
 pub use event::{Event, Outcome, RunView, Snapshot, WorkerView};
 pub use run_mode::RunMode;
 pub use speeds::Observed;
@@ -106,15 +107,16 @@ impl Coordinator {
             }
             CoordinatorInput::Record(record) => return mode.read(record, shared, turn),
             CoordinatorInput::Written { ok, record } => return mode.written(ok, record, shared, turn),
-            CoordinatorInput::Checkpoints(list) => {
-                shared.checkpoints.note_generations(&list);
+            CoordinatorInput::Checkpoints(listing) => {
+                let list = &listing.complete;
+                shared.checkpoints.note_generations(list);
                 let last = |c: &varuna_plan::StateId| c.step >= shared.config.last_step;
                 if mode.is_open() && !bug!(IgnoreFinalCheckpoint) && list.iter().any(last) {
                     return mode.write(shared.record.with_done(), shared, turn);
                 }
-                shared.checkpoints.listed(turn.now, &list);
+                shared.checkpoints.listed(turn.now, list);
                 if let Mode::Collecting(collecting) = &mut mode {
-                    collecting.checkpoints = Some(list);
+                    collecting.take_listing(turn.now, listing);
                 }
             }
             CoordinatorInput::StreamUp { from, hello } => {

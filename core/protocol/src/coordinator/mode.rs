@@ -11,7 +11,7 @@ use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
 use crate::message::{Record, Report};
-use varuna_plan::{Generation, WorkerId};
+use varuna_plan::{Generation, Unit, WorkerId};
 
 pub(super) enum Mode {
     /// Reads the record, to write its own term into it.
@@ -35,6 +35,9 @@ pub(super) enum Mode {
 /// Waits for a write.
 pub(super) struct Persisting {
     write: WriteAttempt,
+    /// The run is given up once the write is done, for want of the state of these units: the write shows that no other
+    /// coordinator has taken over.
+    given_up: Option<Vec<Unit>>,
     /// What goes on once the write is done, or has failed.
     active: Active,
 }
@@ -94,10 +97,14 @@ impl Mode {
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
                 Step::Wait => Mode::Collecting(collecting),
                 Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                Step::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
                 Step::GiveUp(units) => {
-                    turn.event(Event::Lost { units: units.clone() });
-                    shared.release_all(turn);
-                    finish(Outcome::StateLost { units }, turn)
+                    let write = shared.record.write(shared.record.stored.clone(), turn);
+                    Mode::Persisting(Persisting {
+                        write,
+                        given_up: Some(units),
+                        active: collecting.into_interrupted(),
+                    })
                 }
             },
             Mode::Ending(mut ending) => match ending.step(shared, turn) {
@@ -129,7 +136,11 @@ impl Mode {
             Mode::Starting(starting) => {
                 let write = shared.record.take_over(record, turn);
                 let active = starting.into_active();
-                Mode::TakingOver(Persisting { write, active })
+                Mode::TakingOver(Persisting {
+                    write,
+                    given_up: None,
+                    active,
+                })
             }
             _ if shared.record.is_superseded(&record) => {
                 turn.event(Event::Deposed { by_term: record.term });
@@ -145,7 +156,7 @@ impl Mode {
             // A refused write may have happened all the same: the store says.
             Mode::Persisting(persisting) if persisting.write.refused => {
                 if persisting.write.wrote(&record) {
-                    return persisted(persisting.active, record, shared, turn);
+                    return persisted(persisting, record, shared, turn);
                 }
                 let mut active = persisting.active;
                 shared.record.stored = record;
@@ -183,7 +194,7 @@ impl Mode {
         }
         match self {
             Mode::TakingOver(taking) => taken_over(taking.active, record, shared, turn),
-            Mode::Persisting(persisting) => persisted(persisting.active, record, shared, turn),
+            Mode::Persisting(persisting) => persisted(persisting, record, shared, turn),
             mode => mode,
         }
     }
@@ -197,7 +208,7 @@ impl Mode {
         turn: &mut Turn<'_>,
     ) -> Mode {
         // without a Hello nobody could plan with it, or send it anything
-        if !shared.roster.heard(from, turn.now) {
+        if !shared.heard(from, turn) {
             return self;
         }
         match report {
@@ -217,6 +228,7 @@ impl Mode {
                 link,
             } => return self.suspicion(from, generation, (about, link), shared, turn),
             Report::Committed { decision } => shared.publish(decision, turn),
+            Report::Commits { after, decisions } => shared.commits(after, decisions, turn),
         }
         self
     }
@@ -231,9 +243,12 @@ impl Mode {
         turn: &mut Turn<'_>,
     ) -> Mode {
         let here = shared.record.plans().any(|p| p.generation == generation);
-        if !here || !matches!(self, Mode::Active(_) | Mode::Persisting(_)) {
+        let settling = matches!(self, Mode::Settling(_)) && !bug!(ForgetSuspicionWhileSettling);
+        if !here || !(settling || matches!(self, Mode::Active(_) | Mode::Persisting(_))) {
             return self;
         }
+        let next = shared.record.stored.next.as_ref();
+        let of_change = next.is_some_and(|n| n.generation == generation);
         if link && about != from && !bug!(ForgetBadLinks) {
             let until = turn.now.after(shared.config.timing.bad_link);
             shared.bad_links.mark(turn.now, from, about, until);
@@ -245,10 +260,18 @@ impl Mode {
             (false, true) => format!("{who} is stuck"),
         };
         match self {
+            Mode::Active(mut active) if of_change && active.may_cancel(generation) => {
+                active.cancel_because = Some(because);
+                Mode::Active(active)
+            }
             Mode::Active(active) => recover(active, because, shared, turn),
             Mode::Persisting(mut persisting) => {
                 persisting.active.suspicion = Some((generation, because)); // looked at once the write is done
                 Mode::Persisting(persisting)
+            }
+            Mode::Settling(mut settling) => {
+                settling.active.suspicion = Some((generation, because));
+                Mode::Settling(settling)
             }
             mode => mode,
         }
@@ -268,7 +291,11 @@ fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<
         }
     }
     let write = shared.record.write(record, turn);
-    Mode::Persisting(Persisting { write, active })
+    Mode::Persisting(Persisting {
+        write,
+        given_up: None,
+        active,
+    })
 }
 
 /// The record has this coordinator's term.
@@ -286,11 +313,17 @@ fn taken_over(active: Active, record: Record, shared: &mut Shared, turn: &mut Tu
 }
 
 /// The record is written.
-fn persisted(mut active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    let Persisting {
+        mut active, given_up, ..
+    } = persisting;
     if record.highest != shared.record.stored.highest {
         active.planned_at = turn.now;
     }
     let before = std::mem::replace(&mut shared.record.stored, record);
+    if let Some(units) = given_up {
+        return give_up(units, shared, turn);
+    }
     if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
         shared.progress.at = turn.now; // a planned change must never postpone the detection of a death
     }
@@ -306,6 +339,13 @@ fn go_on(active: Active, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
         return Mode::Ending(Ending::new(Outcome::Done, turn.now));
     }
     Mode::Active(active).step(shared, turn)
+}
+
+/// Nothing is left of these units.
+fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    turn.event(Event::Lost { units: units.clone() });
+    shared.release_all(turn);
+    finish(Outcome::StateLost { units }, turn)
 }
 
 fn finish(outcome: Outcome, turn: &mut Turn<'_>) -> Mode {

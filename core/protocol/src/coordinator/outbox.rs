@@ -4,7 +4,7 @@ use super::turn::Turn;
 use crate::message::{Order, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use varuna_plan::{Generation, WorkerId};
+use varuna_plan::WorkerId;
 
 /// Orders of one kind to one worker are repeated on a clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -12,6 +12,7 @@ pub(super) enum OrderKind {
     Prepare,
     Arm,
     Save,
+    Tell,
     Go,
     Fence,
     Release,
@@ -20,7 +21,8 @@ pub(super) enum OrderKind {
 /// Which order was last sent to whom, and when.
 pub(super) struct Outbox {
     repeat: Duration,
-    sent: BTreeMap<(WorkerId, OrderKind), (Generation, Time)>,
+    /// With the number that the order carries.
+    sent: BTreeMap<(WorkerId, OrderKind), (u64, Time)>,
 }
 
 impl Outbox {
@@ -34,19 +36,20 @@ impl Outbox {
 
     /// Sends the order, unless it was sent a short while ago.
     pub(super) fn order(&mut self, turn: &mut Turn<'_>, to: WorkerId, order: Order) {
-        let (kind, generation) = match &order {
-            Order::Prepare(plan) => (OrderKind::Prepare, plan.generation),
-            Order::Arm { generation } => (OrderKind::Arm, *generation),
-            Order::Save { .. } => (OrderKind::Save, Generation(0)),
-            Order::Go { generation } => (OrderKind::Go, *generation),
-            Order::Fence { upto } => (OrderKind::Fence, *upto),
-            Order::Release => (OrderKind::Release, Generation(0)),
+        let (kind, number) = match &order {
+            Order::Prepare(plan) => (OrderKind::Prepare, plan.generation.0),
+            Order::Arm { generation } => (OrderKind::Arm, generation.0),
+            Order::Save { .. } => (OrderKind::Save, 0),
+            Order::Tell { after } => (OrderKind::Tell, after.0),
+            Order::Go { generation } => (OrderKind::Go, generation.0),
+            Order::Fence { upto } => (OrderKind::Fence, upto.0),
+            Order::Release => (OrderKind::Release, 0),
         };
         let sent = self.sent.get(&(to, kind));
-        if sent.is_some_and(|(g, at)| *g == generation && turn.now < at.after(self.repeat)) {
+        if sent.is_some_and(|(n, at)| *n == number && turn.now < at.after(self.repeat)) {
             return;
         }
-        self.sent.insert((to, kind), (generation, turn.now));
+        self.sent.insert((to, kind), (number, turn.now));
         turn.send(to, order);
     }
 

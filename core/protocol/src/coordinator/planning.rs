@@ -5,7 +5,7 @@ use crate::message::Time;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::{Base, Generation, Plan, PlanRequest, Shape, Unit, WorkerId, WorkerInfo};
+use varuna_plan::{Base, Generation, Plan, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo};
 
 /// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
 const SWITCH_MS: f64 = 100.0;
@@ -13,9 +13,13 @@ const SWITCH_MS: f64 = 100.0;
 const LEAST_GAIN: f64 = 0.002;
 
 impl Shared {
-    /// Workers that may be planned with: those behind bad links left out, no more than the job may use, present members first.
+    /// Workers that may be planned with: those in quarantine and behind bad links left out, no more than the job may use, present members first.
     pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
-        let mut pool = self.bad_links.eligible(now, from, self.config.min_workers);
+        let least = self.config.min_workers;
+        let sound = |w: &&WorkerId| !self.quarantine.has(now, &self.roster.name(**w));
+        let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();
+        let from = if sound.len() < least { from } else { &sound };
+        let mut pool = self.bad_links.eligible(now, from, least);
         if let Some(most) = self.max_workers {
             let plan = self.record.stored.plan.as_ref();
             pool.sort_by_key(|w| (!plan.is_some_and(|p| p.has(*w)), *w));
@@ -85,7 +89,11 @@ impl Shared {
             parent: self.record.generation(),
             base,
             layout: self.config.layout,
-            deadline_ns: self.deadline_ns(&shape),
+            deadline: StepDeadline {
+                step_ns: self.deadline_ns(&shape),
+                doublings: 0,
+                evaluation: self.config.evaluation,
+            },
             sources,
             addresses: involved.iter().filter_map(address).collect(),
             relay: false,

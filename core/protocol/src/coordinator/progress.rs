@@ -3,7 +3,8 @@
 use crate::message::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use varuna_plan::{Decision, StateId, Step};
+use varuna_plan::deadline::RecentSteps;
+use varuna_plan::{Decision, Generation, Plan, StateId, Step};
 
 /// Steps that are remembered for late reports.
 const KEPT: usize = 10_000;
@@ -15,6 +16,43 @@ pub(super) struct Progress {
     /// When there last was some: a greater state, a recovery's plan, or Go.
     pub(super) at: Time,
     pub(super) commits: Commits,
+    /// What the last steps of this generation took.
+    recent: (Generation, RecentSteps),
+    untold: Untold,
+}
+
+/// Commits that the coordinator knows of, but was not told: it was away, or a report was lost.
+#[derive(Default)]
+pub(super) struct Untold {
+    since: Option<Time>,
+    /// Workers that were asked and did not know the next one.
+    misses: usize,
+}
+
+/// So many workers are asked for a commit before it is left out.
+const ASKED_FOR_COMMIT: usize = 3;
+
+/// Generations in a row that ran and committed nothing: the deadline of steps grows with them.
+#[derive(Default)]
+pub(super) struct FruitlessGenerations {
+    pub(super) generations: u32,
+    /// The last one that was counted.
+    last: Generation,
+}
+
+impl FruitlessGenerations {
+    /// The generation that runs is about to be fenced. One that never ran, as a member died while it was loading, shows nothing.
+    pub(super) fn note(&mut self, running: Generation, progress: &Progress) {
+        let newest = progress
+            .commits
+            .last
+            .map_or(progress.best, |(id, _)| id.max(progress.best));
+        let uncounted = running > self.last || bug!(CountUnrunGenerations);
+        if uncounted && newest.run_gen < running {
+            self.last = running;
+            self.generations = self.generations.saturating_add(1);
+        }
+    }
 }
 
 impl Progress {
@@ -24,6 +62,66 @@ impl Progress {
             best: StateId::INITIAL,
             at: Time(0),
             commits: Commits::after(published),
+            recent: (Generation(0), RecentSteps::default()),
+            untold: Untold::default(),
+        }
+    }
+
+    /// Whether the decision is to be published now, for the first time.
+    pub(super) fn publishes(&mut self, now: Time, decision: &Decision) -> bool {
+        !self.commits.is_early(decision) && self.commits.first(now, decision)
+    }
+
+    /// Since when commits are known of that were not told, and how many workers did not know them.
+    pub(super) fn untold(&mut self, now: Time) -> Option<(Time, usize)> {
+        if self.best.step <= self.commits.step() {
+            self.untold = Untold::default();
+            return None;
+        }
+        let since = *self.untold.since.get_or_insert(now);
+        Some((since, self.untold.misses))
+    }
+
+    /// Takes what a worker told beyond `after`; returns what is to be published.
+    pub(super) fn take_told(&mut self, now: Time, after: Step, told: Vec<Decision>) -> Vec<Decision> {
+        if after != self.commits.step() {
+            return Vec::new(); // of an earlier order
+        }
+        let next = told.first().is_some_and(|d| d.id.step == after.next());
+        if !next {
+            self.untold.misses += 1;
+            if self.untold.misses < ASKED_FOR_COMMIT {
+                return Vec::new();
+            }
+            if told.is_empty() {
+                self.commits.before = Some(self.best);
+                self.commits.last = None;
+            }
+        }
+        self.untold.misses = 0;
+        let mut told = told;
+        told.retain(|d| self.commits.first(now, d));
+        told
+    }
+
+    /// How long the plan's present step may take.
+    pub(super) fn step_deadline(&self, plan: &Plan) -> Duration {
+        let none = RecentSteps::default();
+        let (generation, recent) = &self.recent;
+        let here = *generation == plan.generation;
+        plan.deadline.of(self.step(), if here { recent } else { &none })
+    }
+
+    /// A commit was told for the first time; `plan`: the one in force.
+    pub(super) fn note_step_time(&mut self, plan: &Plan) {
+        let Some((id, _)) = self.commits.last.filter(|(id, _)| id.run_gen == plan.generation) else {
+            return;
+        };
+        if self.recent.0 != plan.generation {
+            self.recent = (plan.generation, RecentSteps::default());
+        }
+        if let (Some(took), Some(step)) = (self.commits.took, id.step.0.checked_sub(1)) {
+            self.recent.1.note(&plan.deadline, Step(step), took);
         }
     }
 
@@ -62,8 +160,13 @@ impl Commits {
         }
     }
 
+    /// Whether steps lie between the last one that was published and this one: it is published after them.
+    fn is_early(&self, decision: &Decision) -> bool {
+        decision.id.step > self.step().next() && !bug!(PublishEarlySteps)
+    }
+
     /// Whether this is the first report of the decision's state, and worth telling.
-    pub(super) fn first(&mut self, now: Time, decision: &Decision) -> bool {
+    fn first(&mut self, now: Time, decision: &Decision) -> bool {
         let id = decision.id;
         let published_before = self.before.is_some_and(|b| id.step <= b.step && id <= b);
         let published = self.newest.get(&id.step).is_some_and(|t| id <= *t);
@@ -86,6 +189,8 @@ impl Commits {
         if let Some((last, at)) = self.last
             && last == decision.parent
             && last.run_gen == decision.id.run_gen
+            && decision.eval_loss.is_none()
+        // a step that began with an evaluation says nothing of others
         {
             let took = now.since(at);
             self.took = Some(took);
@@ -106,7 +211,7 @@ impl Commits {
         self.before.is_some_and(|b| b != StateId::INITIAL) || !self.newest.is_empty()
     }
     /// The step that was published last.
-    fn step(&self) -> Step {
+    pub(super) fn step(&self) -> Step {
         let before = self.before.map_or(Step(0), |b| b.step);
         self.last.map_or(before, |(id, _)| id.step)
     }

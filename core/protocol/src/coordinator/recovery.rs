@@ -1,14 +1,16 @@
 //! Recovery: fence, collect inventories, decide where to resume, plan.
 
 use super::active::Active;
-use super::config::CoordinatorEffect;
+use super::config::{CoordinatorEffect, Listing};
 use super::event::Event;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Inventory, Order, Record, Time};
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_plan::{Base, Infeasible, StateId, Unit, WorkerId};
+use std::time::Duration;
+use varuna_plan::deadline::MOST_DOUBLINGS;
+use varuna_plan::{Base, Infeasible, Plan, StateId, Unit, WorkerId};
 
 /// What a recovery comes to.
 pub(super) enum Step {
@@ -20,12 +22,17 @@ pub(super) enum Step {
     GiveUp(Vec<Unit>),
 }
 
+/// A worker that is connected but does not answer is waited for so many times as long as one that is not.
+const SILENT: u32 = 4;
+
 /// All workers were told to stop; their inventories are waited for.
 pub(super) struct Collecting {
     since: Time,
     pub(super) answers: BTreeMap<WorkerId, Inventory>,
-    /// States of complete checkpoints, once the store was listed.
-    pub(super) checkpoints: Option<Vec<StateId>>,
+    /// Complete checkpoints, once the store was listed.
+    listing: Option<Listing>,
+    /// When the store last confirmed them.
+    confirmed_at: Time,
     ask_at: Time,
     /// What was in force: a write that is refused goes back to it.
     interrupted: Active,
@@ -45,7 +52,7 @@ impl Collecting {
         }
         interrupted.suspicion = None;
         shared.problem = None;
-        shared.failed_generations += 1;
+        shared.fruitless.note(interrupted.running(), &shared.progress);
         for to in shared.roster.connected() {
             turn.send(to, Order::Fence { upto });
         }
@@ -53,10 +60,20 @@ impl Collecting {
         Self {
             since: turn.now,
             answers: BTreeMap::new(),
-            checkpoints: None,
+            listing: None,
+            confirmed_at: Time(0),
             ask_at: turn.now.after(shared.config.timing.ask_again),
             interrupted,
         }
+    }
+
+    /// What the store said. Once it has answered in this recovery, a later failure to answer takes nothing away.
+    pub(super) fn take_listing(&mut self, now: Time, listing: Listing) {
+        if listing.fresh {
+            self.confirmed_at = now;
+        }
+        let fresh = listing.fresh || self.listing.as_ref().is_some_and(|l| l.fresh);
+        self.listing = Some(Listing { fresh, ..listing });
     }
 
     /// Back to what was in force. The store was listed a moment ago: not again before it is due.
@@ -66,15 +83,14 @@ impl Collecting {
     }
 
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
-        let timing = shared.config.timing;
         self.ask_again(shared, turn);
         let missing = self.missing(shared);
-        let heard = missing.iter().all(|w| shared.roster.is_disconnected(*w));
+        let gone = missing.iter().all(|w| shared.roster.is_disconnected(*w));
         let Some(checkpoints) = self.usable_checkpoints(shared) else {
             return Step::Wait;
         };
-        let waited = |long| turn.now >= self.since.after(long);
-        if !bug!(RecoverWithoutWaiting) && !heard && !waited(timing.collect) {
+        let collected = turn.now >= self.since.after(shared.config.timing.collect);
+        if !bug!(RecoverWithoutWaiting) && !gone && !collected {
             return Step::Wait;
         }
         let evidence = Evidence {
@@ -83,27 +99,59 @@ impl Collecting {
             persisted: shared.record.decision(),
             checkpoints: &checkpoints,
         };
-        let Some(resume) = evidence.resume() else {
-            let long_gone = |w: &WorkerId| {
-                let down = shared
-                    .roster
-                    .disconnected_at(*w)
-                    .after(timing.grace.max(timing.lost));
-                let gone = shared.roster.has_ended(*w) || turn.now > down;
-                shared.roster.is_disconnected(*w) && gone
-            };
-            let all_gone = !missing.is_empty() && missing.iter().all(long_gone);
-            if all_gone || waited(timing.restore.max(timing.lost)) {
-                return Step::GiveUp(evidence.uncovered());
+        match evidence.resume() {
+            Some(resume) if self.may_resume(&resume, &missing, shared, turn.now) => {
+                self.recover(resume, missing, shared, turn)
             }
-            return Step::Wait;
-        };
-        let ended = missing.iter().all(|w| shared.roster.has_ended(*w));
-        let may_go_back = ended || waited(timing.restore) || bug!(GiveUpStepsAtOnce);
-        if !resume.tip && !may_go_back {
-            return Step::Wait;
+            None if self.may_give_up(missing, shared, turn.now) => Step::GiveUp(evidence.uncovered()),
+            _ => Step::Wait,
         }
-        self.recover(resume, missing, shared, turn)
+    }
+
+    /// What is in memory and nothing newer is known of can be resumed from at once. Steps are given up only after a while; so is
+    /// what the store may have since it last answered.
+    fn may_resume(&self, resume: &Resume, missing: &[WorkerId], shared: &Shared, now: Time) -> bool {
+        let ended = missing.iter().all(|w| shared.roster.has_ended(*w)) || bug!(GiveUpStepsAtOnce);
+        let waited = now >= self.since.after(self.patience(missing, shared));
+        let newest = resume.tip || ended || waited;
+        let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;
+        newest && confirmed && (self.listing.is_some() || !resume.checkpoint)
+    }
+
+    /// Only by what the store says now, and when all who may hold state are gone for long: also those whom no plan names any more.
+    fn may_give_up(&self, mut missing: Vec<WorkerId>, shared: &Shared, now: Time) -> bool {
+        let answered = |w: &WorkerId| self.answers.contains_key(w);
+        missing.extend(shared.roster.workers.keys().filter(|w| !answered(w)));
+        let timing = &shared.config.timing;
+        let away = if bug!(GiveUpBeforeRestore) {
+            timing.grace
+        } else {
+            timing.restore.max(timing.grace).max(timing.lost)
+        };
+        let long_gone = |w: &WorkerId| {
+            let down = shared.roster.disconnected_at(*w).after(away);
+            shared.roster.is_disconnected(*w) && (shared.roster.has_ended(*w) || now > down)
+        };
+        let all_gone = !missing.is_empty() && missing.iter().all(long_gone);
+        let longest = (timing.restore * SILENT).max(timing.lost);
+        let waited = now >= self.since.after(longest) || bug!(GiveUpOnConnected);
+        // What the last ones put may still be on its way to the store.
+        let put = shared.config.final_checkpoint && !bug!(GiveUpBeforeUploads);
+        let all_gone = all_gone && (!put || now >= self.since.after(timing.restore));
+        let just_now = now <= self.confirmed_at.after(timing.ask_again * 3) || bug!(TrustOldListing);
+        self.is_listing_fresh() && just_now && (all_gone || waited)
+    }
+
+    /// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand
+    /// takes its time.
+    fn patience(&self, missing: &[WorkerId], shared: &Shared) -> Duration {
+        let connected = |w: &WorkerId| shared.roster.status(*w).is_some() && !bug!(GiveUpOnConnected);
+        let restore = shared.config.timing.restore;
+        restore * if missing.iter().any(connected) { SILENT } else { 1 }
+    }
+
+    fn is_listing_fresh(&self) -> bool {
+        bug!(TrustOldListing) || self.listing.as_ref().is_some_and(|l| l.fresh)
     }
 
     /// Fences and the list of checkpoints are asked for on a clock.
@@ -133,8 +181,12 @@ impl Collecting {
     }
 
     /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed.
+    /// None while the store was not listed: before the first plan, whose number must be greater than those in the store.
     fn usable_checkpoints(&self, shared: &Shared) -> Option<Vec<StateId>> {
-        let mut list = self.checkpoints.clone()?;
+        let planned = shared.record.stored.plan.is_some() && !bug!(WaitForSilentStore);
+        let Some(mut list) = self.listing.as_ref().map(|l| l.complete.clone()) else {
+            return planned.then(Vec::new);
+        };
         let initial = |base: &Base| {
             matches!(
                 base,
@@ -144,7 +196,11 @@ impl Collecting {
                 }
             )
         };
-        let moved = shared.record.plans().any(|p| !initial(&p.base));
+        // A pending change proves no commit: its switch rides on one, and who has switched reports it.
+        let counts = |p: &&std::sync::Arc<Plan>| {
+            bug!(PendingChangeIsProgress) || p.generation == shared.record.generation()
+        };
+        let moved = shared.record.plans().filter(counts).any(|p| !initial(&p.base));
         let held = self.answers.values().flat_map(|i| i.units.values());
         let held = held.into_iter().any(|id| *id != StateId::INITIAL);
         let nothing_committed = !moved && !held && !shared.progress.is_known();
@@ -191,7 +247,7 @@ impl Collecting {
             checkpoint: resume.checkpoint,
         };
         let mut plan = shared.document(base, shape, resume.sources, reason);
-        plan.deadline_ns = plan.deadline_ns.saturating_mul(1 << doublings(shared));
+        plan.deadline.doublings = doublings(shared);
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         self.interrupted.considered = Some(pool.into_iter().collect());
@@ -231,11 +287,14 @@ impl Collecting {
     }
 }
 
-/// How often the deadline of a step doubles. The fence that led here has been counted.
+/// How often the deadline of a step doubles.
 fn doublings(shared: &Shared) -> u32 {
-    let failed = shared.failed_generations.saturating_sub(1);
-    let most = shared.config.timing.deadline_doublings;
-    failed.min(if bug!(DeadlineNeverGrows) { 0 } else { most })
+    let most = if bug!(DeadlineNeverGrows) {
+        0
+    } else {
+        MOST_DOUBLINGS
+    };
+    shared.fruitless.generations.min(most)
 }
 
 /// Why there is another plan, for people.

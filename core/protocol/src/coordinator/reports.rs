@@ -5,8 +5,8 @@ use super::event::Event;
 use super::roster::Worker;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::{Inventory, Phase, Record, Status};
-use varuna_plan::{Base, Decision, Generation, WorkerId};
+use crate::message::{Inventory, Order, Phase, Record, Status, Time};
+use varuna_plan::{Base, Decision, Generation, Step, WorkerId};
 
 impl Shared {
     /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
@@ -26,6 +26,17 @@ impl Shared {
         for id in silent {
             self.lose_stream(id, turn);
         }
+        self.forget_gone();
+    }
+
+    /// Workers that went are of no use any more, unless a plan in the record names them.
+    fn forget_gone(&mut self) {
+        let record = &self.record;
+        let is_needed = |id| bug!(KeepGoneWorkers) || record.plans().any(|p| p.involves(id));
+        for worker in self.roster.forget_gone(is_needed) {
+            self.outbox.forget(worker);
+            self.speeds.forget(worker);
+        }
     }
 
     pub(super) fn stream_up(&mut self, from: WorkerId, hello: Hello, turn: &mut Turn<'_>) {
@@ -43,8 +54,19 @@ impl Shared {
     pub(super) fn lose_stream(&mut self, from: WorkerId, turn: &mut Turn<'_>) {
         let name = self.roster.name(from);
         if self.roster.disconnect(from, turn.now) {
+            self.judge_end(from, &name, turn.now);
             turn.event(Event::WorkerLost { worker: from, name });
         }
+    }
+
+    /// A member that ends within its first steps may do so again and again.
+    fn judge_end(&mut self, worker: WorkerId, name: &str, now: Time) {
+        if !self.record.plans().any(|p| p.has(worker)) {
+            return;
+        }
+        let first = self.roster.get(worker).and_then(|w| w.first_step);
+        let lived = first.map_or(0, |first| self.progress.step().0.saturating_sub(first.0));
+        self.quarantine.ended(now, name, lived);
     }
 
     /// Somebody else has seen that the worker will go.
@@ -66,21 +88,26 @@ impl Shared {
         turn.event(Event::WorkerDraining { worker, name });
     }
 
-    /// A worker's level.
-    pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
-        let Some(worker) = self.roster.workers.get_mut(&from) else {
-            return;
-        };
-        let drains = status.draining && !worker.is_draining();
-        let back = !std::mem::replace(&mut worker.connected, true);
-        worker.status = Some(status);
-        if let Some(Hello { name, address, .. }) = worker.hello.as_ref().filter(|_| back) {
+    /// A worker said something; false where it never said Hello.
+    pub(super) fn heard(&mut self, from: WorkerId, turn: &mut Turn<'_>) -> bool {
+        let back = self.roster.heard(from, turn.now);
+        if let Some(Hello { name, address, .. }) = self.roster.hello(from).filter(|_| back == Some(true)) {
             turn.event(Event::WorkerJoined {
                 worker: from,
                 name: name.clone(),
                 address: address.clone(),
             });
         }
+        back.is_some()
+    }
+
+    /// A worker's level.
+    pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
+        let Some(worker) = self.roster.workers.get_mut(&from) else {
+            return;
+        };
+        let drains = status.draining && !worker.is_draining();
+        worker.status = Some(status);
         if drains {
             self.will_go(from, turn);
         }
@@ -89,7 +116,7 @@ impl Shared {
             self.progress.best = status.at;
             self.progress.at = turn.now;
             if !bug!(NeverResetFailedGenerations) {
-                self.failed_generations = 0;
+                self.fruitless.generations = 0;
             }
         }
     }
@@ -111,18 +138,50 @@ impl Shared {
 
     /// A commit, the first time that it is heard of.
     pub(super) fn publish(&mut self, decision: Decision, turn: &mut Turn<'_>) {
-        if self.progress.commits.first(turn.now, &decision) {
-            turn.event(Event::Committed {
-                id: decision.id,
-                generation: decision.id.run_gen,
-                step: decision.id.step,
-                loss: decision.loss,
-                eval_loss: decision.eval_loss,
-                gradient_norm: decision.norm2.sqrt(),
-                overflow: decision.overflow,
-            });
-            self.compare_step_time(decision.id.run_gen, turn);
+        if self.progress.publishes(turn.now, &decision) {
+            self.tell_of_commit(&decision, turn);
         }
+    }
+
+    /// The answer to Tell.
+    pub(super) fn commits(&mut self, after: Step, decisions: Vec<Decision>, turn: &mut Turn<'_>) {
+        for decision in self.progress.take_told(turn.now, after, decisions) {
+            self.tell_of_commit(&decision, turn);
+        }
+    }
+
+    /// Asks for commits that were not told. True while an answer is worth waiting for.
+    pub(super) fn ask_for_commits(&mut self, members: &[WorkerId], turn: &mut Turn<'_>) -> bool {
+        let timing = self.config.timing;
+        let Some((since, misses)) = self.progress.untold(turn.now) else {
+            return false;
+        };
+        if turn.now < since.after(timing.repeat) {
+            return true; // they are on their way
+        }
+        let after = self.progress.commits.step();
+        let knows = |w: &&WorkerId| self.roster.status(**w).is_some_and(|s| s.at.step > after);
+        let knowing: Vec<WorkerId> = members.iter().filter(knows).copied().collect();
+        if let Some(to) = knowing.get(misses % knowing.len().max(1)) {
+            self.outbox.order(turn, *to, Order::Tell { after });
+        }
+        turn.now < since.after(timing.settle)
+    }
+
+    fn tell_of_commit(&mut self, decision: &Decision, turn: &mut Turn<'_>) {
+        turn.event(Event::Committed {
+            id: decision.id,
+            generation: decision.id.run_gen,
+            step: decision.id.step,
+            loss: decision.loss,
+            eval_loss: decision.eval_loss,
+            gradient_norm: decision.norm2.sqrt(),
+            overflow: decision.overflow,
+        });
+        if let Some(plan) = self.record.stored.plan.as_ref() {
+            self.progress.note_step_time(plan);
+        }
+        self.compare_step_time(decision.id.run_gen, turn);
     }
 
     /// Events for what a write changed.

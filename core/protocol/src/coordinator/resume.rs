@@ -27,13 +27,25 @@ pub(super) struct Resume {
     pub(super) tip: bool,
 }
 
+/// What is known of an interrupted step.
+enum Finish {
+    /// It can be finished, and has to be: somebody may have.
+    Decided(Decision),
+    /// Nobody committed it.
+    Never,
+    /// Who did not answer may have committed it.
+    Unknown,
+}
+
 impl Evidence<'_> {
-    /// All decisions known: of commits, of the persisted plan, and those that the answers let us compute.
-    fn decisions(&self) -> Vec<Decision> {
+    /// All decisions known: of commits, of the persisted plan, and those that the answers let us compute. Besides, the steps
+    /// that somebody else may have committed, though the answers do not decide them.
+    fn decisions(&self) -> (Vec<Decision>, Vec<(Generation, Step)>) {
         let mut decisions: Vec<Decision> = self.answers.values().filter_map(|i| i.decision).collect();
         if !bug!(ForgetDecisionOfPlan) {
             decisions.extend(self.persisted);
         }
+        let mut undecided = Vec::new();
         let mut reached: BTreeSet<StateId> = self.held().collect();
         reached.extend(decisions.iter().map(|d| d.id));
         let ran = self.answers.values().filter_map(|i| i.ran);
@@ -46,21 +58,26 @@ impl Evidence<'_> {
             if committed || bug!(OnlyIfSurvivorCommitted) || bug!(RollBackPrepared) {
                 continue;
             }
-            if let Some(decision) = self.finish(generation, step) {
-                reached.insert(decision.id);
-                decisions.push(decision);
+            match self.finish(generation, step) {
+                Finish::Decided(decision) => {
+                    reached.insert(decision.id);
+                    decisions.push(decision);
+                }
+                Finish::Unknown => undecided.push((generation, step.next())),
+                Finish::Never => {}
             }
         }
-        decisions
+        (decisions, undecided)
     }
 
     fn held(&self) -> impl Iterator<Item = StateId> {
         self.answers.values().flat_map(|i| i.units.values().copied())
     }
 
-    /// The decision of an interrupted step. None if a worker that ran it had neither put in its norm (then nobody committed by
-    /// himself) nor is prepared all the same (then finishing costs nothing), or if the prepared units do not make up the model.
-    fn finish(&self, generation: Generation, step: Step) -> Option<Decision> {
+    /// The decision of an interrupted step. There is none if a worker that ran it had neither put in its norm (then nobody
+    /// committed by himself) nor is prepared all the same (then finishing costs nothing). It is not known if the prepared units do
+    /// not make up the model.
+    fn finish(&self, generation: Generation, step: Step) -> Finish {
         let here = |i: &&Inventory| {
             i.ran
                 .is_some_and(|r| (r.generation, r.step) == (generation, step))
@@ -75,7 +92,7 @@ impl Evidence<'_> {
             put_in || (!i.units.is_empty() && i.units.keys().all(|u| prepared(i, u)))
         };
         if !bug!(FinishUnpreparedStep) && !answers.iter().all(ready) {
-            return None;
+            return Finish::Never;
         }
         let mut parts: BTreeMap<Unit, UnitNorm> = BTreeMap::new();
         let mut parent = None;
@@ -89,15 +106,17 @@ impl Evidence<'_> {
             }
         }
         if !parts.keys().copied().eq(self.layout.all_units()) {
-            return None;
+            return Finish::Unknown;
         }
         let parts: Vec<UnitNorm> = parts.into_values().collect();
-        parent.map(|parent| Decision::conclude(parent, generation, &parts, None))
+        parent.map_or(Finish::Unknown, |parent| {
+            Finish::Decided(Decision::conclude(parent, generation, &parts, None))
+        })
     }
 
     /// The greatest state that is held, was decided, or lies in a checkpoint, and covers all units.
     pub(super) fn resume(&self) -> Option<Resume> {
-        let decisions = self.decisions();
+        let (decisions, undecided) = self.decisions();
         let mut known = self.known(&decisions);
         let tip = known.last().copied();
         known.extend(self.checkpoints.iter().copied());
@@ -115,7 +134,10 @@ impl Evidence<'_> {
                 .collect();
             let checkpoint = sources.iter().any(Vec::is_empty);
             let whole = bug!(ResumeUncovered) || !checkpoint || self.checkpoints.contains(id);
-            let tip = tip.is_none_or(|t| t <= *id);
+            let beyond = |(generation, step): &(Generation, Step)| {
+                (*generation, *step) > (id.run_gen, id.step) && !bug!(IgnoreUndecidedStep)
+            };
+            let tip = tip.is_none_or(|t| t <= *id) && !undecided.iter().any(beyond);
             whole.then_some(Resume {
                 id: *id,
                 decision,
@@ -136,7 +158,7 @@ impl Evidence<'_> {
 
     /// The units that nobody has at the newest state known.
     pub(super) fn uncovered(&self) -> Vec<Unit> {
-        let decisions = self.decisions();
+        let (decisions, _) = self.decisions();
         let Some(tip) = self.known(&decisions).last().copied() else {
             return self.layout.all_units().collect();
         };

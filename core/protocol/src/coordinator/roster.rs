@@ -4,7 +4,10 @@ use super::churn::Churn;
 use super::config::Hello;
 use crate::message::{Status, Time};
 use std::collections::BTreeMap;
-use varuna_plan::WorkerId;
+use varuna_plan::{Step, WorkerId};
+
+/// Workers that went are remembered for people: so many, and up to twice as many until the older ones are forgotten.
+const GONE_MAX: usize = 128;
 
 /// What is known of one worker.
 #[derive(Default)]
@@ -19,6 +22,8 @@ pub(super) struct Worker {
     pub(super) process_ended: bool,
     /// Somebody else has seen that it will go.
     pub(super) has_notice: bool,
+    /// The step from which it first trained.
+    pub(super) first_step: Option<Step>,
 }
 
 impl Worker {
@@ -28,7 +33,7 @@ impl Worker {
     }
 }
 
-/// All workers that were ever there.
+/// All workers that are there, and the last of those that were.
 pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) churn: Churn,
@@ -100,10 +105,19 @@ impl Roster {
         self.get(id).is_some_and(|w| w.process_ended)
     }
 
-    /// Notes that the worker said something; false where it never said Hello.
-    pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> bool {
-        let known = self.workers.get_mut(&id).filter(|w| w.hello.is_some());
-        known.map(|w| w.heard_at = now).is_some()
+    /// Notes that the worker said something: a stream that was silent for too long lives after all. None where it never said
+    /// Hello; true where it was thought to be gone.
+    pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> Option<bool> {
+        let worker = self.workers.get_mut(&id).filter(|w| w.hello.is_some())?;
+        worker.heard_at = now;
+        Some(!std::mem::replace(&mut worker.connected, true))
+    }
+
+    /// It trains from this step on, if it did not before.
+    pub(super) fn trains_from(&mut self, id: WorkerId, step: Step) {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.first_step.get_or_insert(step);
+        }
     }
 
     /// Its stream came up; true where it was down.
@@ -128,6 +142,22 @@ impl Roster {
         worker.disconnected_at = now;
         self.churn.observe(now);
         true
+    }
+
+    /// Forgets workers that went, but for the last ones and those that are needed; returns whom.
+    pub(super) fn forget_gone(&mut self, is_needed: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
+        let gone = self.workers.iter().filter(|(_, w)| !w.connected);
+        if gone.clone().count() < 2 * GONE_MAX {
+            return Vec::new();
+        }
+        let gone = gone.filter(|(id, _)| !is_needed(**id));
+        let mut gone: Vec<(Time, WorkerId)> = gone.map(|(id, w)| (w.disconnected_at, *id)).collect();
+        gone.sort_unstable();
+        gone.truncate(gone.len().saturating_sub(GONE_MAX));
+        for (_, id) in &gone {
+            self.workers.remove(id);
+        }
+        gone.into_iter().map(|(_, id)| id).collect()
     }
 
     /// It never comes back.

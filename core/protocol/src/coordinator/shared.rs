@@ -7,7 +7,8 @@ use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::Event;
 use super::outbox::Outbox;
 use super::prepared_plans::PreparedPlans;
-use super::progress::Progress;
+use super::progress::{FruitlessGenerations, Progress};
+use super::quarantine::Quarantine;
 use super::record::RecordKeeper;
 use super::roster::Roster;
 use super::speeds::Speeds;
@@ -31,8 +32,8 @@ pub(super) struct Shared {
     pub(super) speeds: Speeds,
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
-    /// Generations in a row that were fenced without progress: the deadline grows with them.
-    pub(super) failed_generations: u32,
+    pub(super) quarantine: Quarantine,
+    pub(super) fruitless: FruitlessGenerations,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
     /// The problem that was reported last.
@@ -55,7 +56,8 @@ impl Shared {
             speeds: Speeds::default(),
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),
-            failed_generations: 0,
+            quarantine: Quarantine::default(),
+            fruitless: FruitlessGenerations::default(),
             enough_since: None,
             problem: None,
             ticked_at: Time(0),
@@ -72,7 +74,11 @@ impl Shared {
     }
 
     /// A generation was told to go.
-    pub(super) fn generation_runs(&mut self, now: Time) {
+    pub(super) fn generation_runs(&mut self, plan: &Plan, now: Time) {
+        let step = self.progress.step();
+        for worker in plan.members() {
+            self.roster.trains_from(worker, step);
+        }
         self.progress.at = now;
         self.problem = None;
         self.roster.churn.begin_generation(now, self.config.timing.stay);

@@ -1,7 +1,7 @@
 mod ahead;
 mod checkpoints;
-mod known_defects;
 mod resuming;
+mod reviewed;
 
 use super::*;
 use crate::message::{Inventory, Order, Phase, Prepared, Ran, Report, Status};
@@ -59,6 +59,15 @@ impl Planner for Wide {
 }
 
 /// A coordinator, its store, and workers that say what the test makes them say.
+/// How the store answers when it is asked for its checkpoints.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Now,
+    /// It does not; somebody remembers what it said before.
+    FromMemory,
+    Never,
+}
+
 struct Rig {
     machine: Coordinator,
     now: Time,
@@ -70,6 +79,7 @@ struct Rig {
     sent: Vec<(WorkerId, Order)>,
     /// What the store shows.
     complete: Vec<StateId>,
+    listing: Answer,
     events: Vec<Event>,
     finished: Option<Outcome>,
 }
@@ -88,6 +98,7 @@ fn config() -> CoordinatorConfig {
         min_workers: 1,
         timing: Timing::model(),
         expected_workers: None,
+        evaluation: None,
         final_checkpoint: false,
         save_every: None,
         published: None,
@@ -106,6 +117,7 @@ impl Rig {
             written: None,
             sent: vec![],
             complete: vec![StateId::INITIAL],
+            listing: Answer::Now,
             events: vec![],
             finished: None,
         };
@@ -134,7 +146,10 @@ impl Rig {
                 CoordinatorEffect::ListCheckpoints => {
                     // the initial state does not count once a step was committed, whoever lists it
                     let complete = self.complete.clone();
-                    self.put(CoordinatorInput::Checkpoints(complete));
+                    let fresh = self.listing == Answer::Now;
+                    if self.listing != Answer::Never {
+                        self.put(CoordinatorInput::Checkpoints(Listing { complete, fresh }));
+                    }
                 }
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Finish(outcome) => self.finished = Some(outcome),
@@ -149,14 +164,26 @@ impl Rig {
         }
     }
 
+    /// The worker is heard all the while; it trains nothing.
+    fn wait_with(&mut self, from: WorkerId, ms: u64) {
+        for _ in 0..ms.div_ceil(100) {
+            self.wait(100);
+            self.say(from, Report::Status(idle()));
+        }
+    }
+
     fn say(&mut self, from: WorkerId, report: Report) {
         self.put(CoordinatorInput::Report { from, report });
     }
 
     fn join(&mut self, from: WorkerId) {
+        self.join_as(from, &format!("w{}", from.0));
+    }
+
+    fn join_as(&mut self, from: WorkerId, name: &str) {
         let hello = Hello {
             address: format!("{from}:1"),
-            name: format!("w{}", from.0),
+            name: name.to_owned(),
             node: String::new(),
             memory_bytes: None,
             speed: 1.0,
@@ -435,9 +462,9 @@ fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_
     rig.say(A, suspect(1, B));
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.answer(A, &[(Unit(1), state(1, 4))]);
-    rig.wait(200);
+    rig.wait_with(A, 600);
     assert_eq!(rig.finished, None);
-    rig.wait(200);
+    rig.wait_with(A, 200);
     assert_eq!(rig.finished, Some(Outcome::StateLost { units: vec![Unit(0)] }));
     assert!(rig.events.contains(&Event::Lost { units: vec![Unit(0)] }));
     assert_eq!(rig.store.highest, Generation(1), "no plan was made of it");
@@ -637,7 +664,9 @@ fn the_run_is_done_when_all_members_run_at_the_last_step_and_ends_when_all_are_g
     rig.status(A, 1, Phase::Running, state(1, 10));
     assert!(!rig.store.done);
     rig.status(B, 1, Phase::Running, state(1, 10));
-    assert!(rig.store.done);
+    assert!(!rig.store.done, "the last steps are asked for");
+    rig.wait(250);
+    assert!(rig.store.done, "but not for ever");
     rig.wait(10);
     assert!(rig.sent.contains(&(A, Order::Release)) && rig.sent.contains(&(B, Order::Release)));
     rig.put(CoordinatorInput::StreamDown { from: A });
@@ -662,7 +691,7 @@ fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
 fn the_deadline_follows_the_observed_step_and_doubles_with_failed_generations() {
     let mut rig = Rig::training(&[A, B]);
     rig.machine.shared.config.last_step = Step(100);
-    assert_eq!(rig.plan().deadline_ns, 400_000_000, "the floor");
+    assert_eq!(rig.plan().deadline.step_ns, 400_000_000, "the floor");
     for step in 1..30 {
         rig.wait(300);
         let (parent, id, norm2, loss) = (state(1, step - 1), state(1, step), 1.0, 1.0);
@@ -685,9 +714,21 @@ fn the_deadline_follows_the_observed_step_and_doubles_with_failed_generations() 
         for w in [A, B] {
             rig.answer(w, &[(Unit(0), state(1, 29)), (Unit(1), state(1, 29))]);
         }
-        deadlines.push(rig.plan().deadline_ns / 1_000_000);
+        let deadline = rig.plan().deadline;
+        deadlines.push((deadline.step_ns / 1_000_000, deadline.doublings));
+        for phase in [Phase::Ready, Phase::Running] {
+            for w in [A, B] {
+                rig.status(w, generation + 1, phase, state(1, 29));
+            }
+        }
     }
-    assert_eq!(deadlines, vec![1_200, 2_400, 4_800]);
+    assert_eq!(deadlines, vec![(1_200, 0), (1_200, 1), (1_200, 2)]);
+    rig.status(A, 4, Phase::Running, state(4, 30));
+    rig.say(A, suspect(4, B));
+    for w in [A, B] {
+        rig.answer(w, &[(Unit(0), state(4, 30)), (Unit(1), state(4, 30))]);
+    }
+    assert_eq!(rig.plan().deadline.doublings, 0, "a commit begins anew");
 }
 
 #[test]
@@ -722,4 +763,21 @@ fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
     assert!(lost(&rig));
     let range = SegmentRange { start: 0, end: 2 };
     assert_eq!(rig.machine.snapshot().workers[0].segments, [range]);
+}
+
+#[test]
+fn a_member_that_was_ready_in_another_generation_is_not_told_to_go() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(A, suspect(1, B));
+    for w in [A, B] {
+        rig.answer(w, &[(Unit(0), state(1, 4)), (Unit(1), state(1, 4))]);
+    }
+    assert_eq!(rig.plan().generation, Generation(2));
+    let goes = |rig: &Rig| rig.sent.iter().any(|(_, o)| matches!(o, Order::Go { .. }));
+    rig.sent.clear();
+    rig.status(A, 1, Phase::Ready, state(1, 4));
+    rig.status(B, 2, Phase::Ready, state(1, 4));
+    assert!(!goes(&rig));
+    rig.status(A, 2, Phase::Ready, state(1, 4));
+    assert!(goes(&rig));
 }

@@ -2,10 +2,12 @@
 
 use super::holdings::Holdings;
 use super::norm_exchange::NormExchange;
+use super::serving::Serving;
 use super::transfers::Transfers;
 use crate::message::{Phase, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use varuna_plan::deadline::RecentSteps;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 
 /// How far a worker is in its plan.
@@ -27,9 +29,11 @@ pub(super) struct InPlan {
     pub(super) base: Option<StateId>,
     /// Workers that accepted this worker's connection.
     pub(super) peers: BTreeSet<WorkerId>,
-    /// Units that peers asked for and did not get yet.
-    pub(super) asks: BTreeSet<(WorkerId, Unit)>,
+    /// State for peers.
+    pub(super) serving: Serving,
     pub(super) norms: NormExchange,
+    /// What its last steps took.
+    pub(super) recent: RecentSteps,
     /// When something last moved.
     pub(super) progress_at: Time,
     /// The generation that a planned change left; its connections stay open until Go.
@@ -51,8 +55,9 @@ impl InPlan {
             stage,
             base,
             peers: BTreeSet::new(),
-            asks: BTreeSet::new(),
+            serving: Serving::default(),
             norms: NormExchange::default(),
+            recent: RecentSteps::default(),
             progress_at: now,
             left: None,
         }
@@ -85,8 +90,7 @@ impl InPlan {
 
     /// Who this worker waits for while it loads: a member that is not connected, or the source of the first unit that is lacking.
     pub(super) fn hanging_on(&self, me: WorkerId, holdings: &Holdings) -> Option<WorkerId> {
-        let unmet = |w: &WorkerId| *w != me && !self.peers.contains(w);
-        if let Some(unmet) = self.plan.members().into_iter().find(unmet) {
+        if let Some(unmet) = self.unmet(me) {
             return Some(unmet);
         }
         let unit = self.lacking(me, holdings).first().copied()?;
@@ -95,6 +99,11 @@ impl InPlan {
             _ => None,
         };
         asked.or_else(|| sources(me, &self.plan, unit).first().copied())
+    }
+
+    /// A member of the plan that is not connected.
+    pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
+        unmet(me, &self.plan, &self.peers)
     }
 
     /// The units of this worker that are not at the base.
@@ -109,30 +118,43 @@ impl InPlan {
 pub(super) struct PlannedChange {
     pub(super) plan: Arc<Plan>,
     pub(super) peers: BTreeSet<WorkerId>,
-    pub(super) asks: BTreeSet<(WorkerId, Unit)>,
+    pub(super) serving: Serving,
     /// Its number goes into the norm exchange.
     pub(super) armed: bool,
+    /// Since when peers are being connected; none once somebody was suspected.
+    pub(super) suspect_at: Option<Time>,
 }
 
 impl PlannedChange {
-    pub(super) fn to(plan: Arc<Plan>) -> Self {
+    pub(super) fn to(now: Time, plan: Arc<Plan>) -> Self {
         Self {
             plan,
             peers: BTreeSet::new(),
-            asks: BTreeSet::new(),
+            serving: Serving::default(),
             armed: false,
+            suspect_at: Some(now),
         }
     }
 
     pub(super) fn is_connected(&self, me: WorkerId) -> bool {
         all_connected(me, &self.plan, &self.peers)
     }
+
+    /// A member of it that is not connected.
+    pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
+        unmet(me, &self.plan, &self.peers)
+    }
 }
 
 /// All members of the plan are connected.
 fn all_connected(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> bool {
-    let mut members = plan.members().into_iter();
-    !plan.has(me) || members.all(|w| w == me || peers.contains(&w))
+    unmet(me, plan, peers).is_none()
+}
+
+/// A member of the plan that is not connected to this one.
+fn unmet(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> Option<WorkerId> {
+    let unmet = |w: &WorkerId| *w != me && !peers.contains(w);
+    plan.members().into_iter().find(unmet).filter(|_| plan.has(me))
 }
 
 /// Who else can give the unit, best first.

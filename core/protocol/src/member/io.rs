@@ -15,6 +15,12 @@ pub struct MemberTiming {
     pub connect_deadline: Duration,
     /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,
+    /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it.
+    pub engine: Duration,
+    /// How long a member that has reached the last step waits for a coordinator that is gone.
+    pub finished: Duration,
+    /// How long a member that commits nothing waits for a coordinator that is gone.
+    pub orphan: Duration,
 }
 
 impl Default for MemberTiming {
@@ -23,6 +29,9 @@ impl Default for MemberTiming {
             heartbeat: Duration::from_secs(1),
             connect_deadline: Duration::from_secs(2),
             fetch_retry: Duration::from_millis(700),
+            engine: Duration::from_secs(60),
+            finished: Duration::from_secs(10 * 60),
+            orphan: Duration::from_secs(30 * 60),
         }
     }
 }
@@ -49,6 +58,8 @@ pub enum MemberInput {
     Tick,
     /// A new stream to a coordinator is up.
     Stream,
+    /// The stream to the coordinator has ended.
+    StreamDown,
     /// From the newest stream.
     Order {
         /// The coordinator's term; orders of a lower term than the greatest seen are ignored.
@@ -80,7 +91,7 @@ pub enum MemberInput {
         message: PeerMessage,
     },
     /// A whole unit lies staged under `(unit, id)`, from a peer or (`from` = this worker) from the store. The member answers
-    /// with [`MemberEffect::Adopt`] or ignores it; what was not adopted may be dropped at the next `Free` or `Disconnect`.
+    /// at once with [`MemberEffect::Adopt`]; what it does not adopt is to be dropped.
     Fetched {
         /// Of the plan it was asked for.
         generation: Generation,
@@ -111,6 +122,15 @@ pub enum MemberInput {
         /// Which unit.
         unit: Unit,
     },
+    /// A unit's state, see [`MemberEffect::Serve`], was sent to the end.
+    Served {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+    },
     /// Engine: every unit of mine is reduced for the step.
     Prepared {
         /// Of the plan that was run.
@@ -119,6 +139,8 @@ pub enum MemberInput {
         step: Step,
         /// All units of this worker.
         units: Vec<(Unit, UnitNorm)>,
+        /// The store has not taken this worker's last checkpoint yet.
+        store_busy: bool,
     },
     /// Engine, the answer to Abort: nothing runs; these units of the interrupted step are completely reduced.
     Stopped {
@@ -176,7 +198,8 @@ pub enum MemberEffect {
         /// The message.
         message: PeerMessage,
     },
-    /// Send my copy of the unit, as it is now, over the data plane.
+    /// Send my copy of the unit, as it is now, over the data plane. At most one at a time to each peer. Answer: Served, unless the
+    /// connection is closed.
     Serve {
         /// Of which generation.
         generation: Generation,
@@ -189,11 +212,18 @@ pub enum MemberEffect {
         /// Travels with it.
         decision: Option<Decision>,
     },
+    /// Send no more state in this generation: the engine is about to change it.
+    StopServing {
+        /// Which one.
+        generation: Generation,
+    },
     /// To the coordinator; dropped while no stream is up.
     Report(Report),
     /// `StateId::INITIAL`: the engine makes the unit from the job's seed and answers Loaded, always. Otherwise: stage the shard
-    /// from the store and answer Fetched with `from` = this worker, or never. Repeated while it is lacking.
+    /// from the store and answer Fetched with `from` = this worker and this generation, or never. Repeated while it is lacking.
     Load {
+        /// Of the plan that needs it.
+        generation: Generation,
         /// The state.
         id: StateId,
         /// Which unit.
@@ -212,6 +242,8 @@ pub enum MemberEffect {
         plan: Arc<Plan>,
         /// Steps committed.
         step: Step,
+        /// How long it may take.
+        deadline: Duration,
     },
     /// Engine: stop the running step now. Answer: Stopped, always.
     Abort,
@@ -234,6 +266,19 @@ pub enum MemberEffect {
         /// Which unit.
         unit: Unit,
     },
-    /// End the process with success.
-    Exit,
+    /// End the process.
+    Exit(ExitReason),
+}
+
+/// Why a worker's process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExitReason {
+    /// The coordinator let it go.
+    Released,
+    /// The run has reached its last step, and no coordinator came to say so.
+    Finished,
+    /// Nothing was committed and no coordinator was found for a long time.
+    Orphaned,
+    /// The engine does not stop: what it does is not known.
+    EngineStuck,
 }

@@ -33,7 +33,7 @@ impl Member {
     ) {
         let entered = InPlan {
             peers: change.peers,
-            asks: change.asks,
+            serving: change.serving,
             left: Some(self.generation()),
             ..InPlan::enter(now, self.config.id, change.plan, Some(base))
         };
@@ -47,6 +47,7 @@ impl Member {
             effects.push(MemberEffect::Free { keep: mine });
         }
         self.current = Some(entered);
+        self.advanced_at = now;
         self.relay(effects);
         self.serve(effects);
         self.load(now, effects);
@@ -85,6 +86,7 @@ impl Member {
         } else if let Some(current) = self.current_in(generation)
             && current.peers.insert(peer)
         {
+            current.progress_at = now;
             self.serve(effects);
             self.load(now, effects);
             self.tell(effects);
@@ -93,6 +95,7 @@ impl Member {
 
     pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
         if let Some(change) = self.change_to(generation) {
+            change.serving.lose(peer);
             if change.peers.remove(&peer) {
                 self.tell(effects);
             }
@@ -103,6 +106,7 @@ impl Member {
             return;
         };
         current.peers.remove(&peer);
+        current.serving.lose(peer);
         // a source may leave as soon as Go is given, which it may hear before this worker does
         let needed = match current.stage {
             Stage::Running => current.plan.has(peer) && !finished,
@@ -127,7 +131,7 @@ impl Member {
     pub(super) fn load(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let Some(current) = &self.current else { return };
-        if current.phase() != Phase::Loading || self.engine != Engine::Idle || self.waiting.fence.is_some() {
+        if current.phase() != Phase::Loading || self.engine != Engine::Idle || self.waiting.has_fence() {
             return;
         }
         let lacking = current.lacking(me, &self.holdings);
@@ -148,6 +152,7 @@ impl Member {
     fn obtain(&mut self, now: Time, unit: Unit, effects: &mut Vec<MemberEffect>) {
         let retry = self.config.timing.fetch_retry;
         let Some(current) = &mut self.current else { return };
+        let generation = current.plan.generation;
         let Stage::Loading(transfers) = &mut current.stage else {
             return;
         };
@@ -155,18 +160,18 @@ impl Member {
         if let Base::Fixed { id, .. } = current.plan.base {
             if id == StateId::INITIAL {
                 self.replace(unit, id);
-                effects.push(MemberEffect::Load { id, unit });
+                effects.push(MemberEffect::Load { generation, id, unit });
                 return;
             }
             if (current.plan.relay || sources.is_empty()) && transfers.ask_store(now, retry, unit) {
-                effects.push(MemberEffect::Load { id, unit });
+                effects.push(MemberEffect::Load { generation, id, unit });
             }
         }
         sources.retain(|w| current.peers.contains(w));
         let based = current.base.is_some();
         if let Some(to) = transfers.ask_peer(now, retry, unit, &sources, based) {
             effects.push(MemberEffect::Send {
-                generation: current.plan.generation,
+                generation,
                 to,
                 message: PeerMessage::Fetch { unit },
             });
@@ -222,19 +227,22 @@ impl Member {
     pub(super) fn fetched(
         &mut self,
         now: Time,
+        from: WorkerId,
         unit: Unit,
-        id: StateId,
-        decision: Option<Decision>,
+        (id, decision): (StateId, Option<Decision>),
         effects: &mut Vec<MemberEffect>,
     ) {
-        let fenced = self.waiting.fence.is_some() && !bug!(AdoptBeforeFence);
+        let fenced = self.waiting.has_fence() && !bug!(AdoptBeforeFence);
         let open = self.phase() == Phase::Loading && self.engine == Engine::Idle && !fenced;
         if !open || !self.wants(unit) {
             return;
         }
         let Some(current) = &mut self.current else { return };
-        // a joiner learns the base of a switch from its first source
+        // a joiner learns the base of a switch from its first source; the store was not asked for it
         let first = current.base.is_none();
+        if first && from == self.config.id && !bug!(LearnBaseFromStore) {
+            return;
+        }
         let base = *current.base.get_or_insert(id);
         if bug!(AdoptAnyState) || same(base, id) {
             current.progress_at = now;
@@ -281,15 +289,15 @@ impl Member {
         effects: &mut Vec<MemberEffect>,
     ) {
         let me = self.config.id;
-        let present = self.current.iter_mut().map(|c| (&c.plan, &mut c.asks));
-        let next = self.change.iter_mut().map(|c| (&c.plan, &mut c.asks));
+        let present = self.current.iter_mut().map(|c| (&c.plan, &mut c.serving));
+        let next = self.change.iter_mut().map(|c| (&c.plan, &mut c.serving));
         let mut plans = present.chain(next);
-        let Some((plan, asks)) = plans.find(|(plan, _)| plan.generation == generation) else {
+        let Some((plan, serving)) = plans.find(|(plan, _)| plan.generation == generation) else {
             return;
         };
         let sources = plan.sources.get(unit.index());
         if plan.has(from) && sources.is_some_and(|s| s.contains(&me)) {
-            asks.insert((from, unit));
+            serving.ask(from, unit);
             self.serve(effects);
         }
     }
@@ -303,20 +311,35 @@ impl Member {
         }
         let generation = current.generation();
         let (peers, base, holdings) = (&current.peers, current.base, &self.holdings);
-        current.asks.retain(|(to, unit)| {
-            if !peers.contains(to) || !(bug!(ServeAnyState) || holdings.is_at(*unit, base)) {
-                return true;
-            }
-            if let Some(id) = holdings.units.get(unit).copied() {
+        let can = |to: WorkerId, unit: Unit| {
+            let held =
+                holdings.is_at(unit, base) || (bug!(ServeAnyState) && holdings.units.contains_key(&unit));
+            peers.contains(&to) && held
+        };
+        for (to, unit) in current.serving.next(can) {
+            if let Some(id) = holdings.units.get(&unit).copied() {
                 effects.push(MemberEffect::Serve {
                     generation,
-                    to: *to,
-                    unit: *unit,
+                    to,
+                    unit,
                     id,
                     decision: holdings.decision,
                 });
             }
-            false
-        });
+        }
+    }
+
+    /// A unit was sent to the end: the next one may follow it.
+    pub(super) fn served(
+        &mut self,
+        generation: Generation,
+        to: WorkerId,
+        unit: Unit,
+        effects: &mut Vec<MemberEffect>,
+    ) {
+        if let Some(current) = self.current_in(generation) {
+            current.serving.sent(to, unit);
+            self.serve(effects);
+        }
     }
 }

@@ -1,12 +1,11 @@
 //! What a member keeps from one plan to the next besides its state: checkpoints that are due, orders that wait, commits to retell.
 
-use super::io::MemberEffect;
-use crate::message::Report;
+use crate::message::{Report, TOLD_AT_ONCE, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use varuna_plan::{Decision, Generation, Plan, Step};
 
-/// Commits that are told again on a new stream, so that a coordinator that was away misses none.
+/// Commits that can still be told, so that a coordinator that was away misses none.
 const HISTORY: usize = 4096;
 
 /// The last commits.
@@ -16,27 +15,57 @@ pub(super) struct History {
 }
 
 impl History {
+    /// A step that was given up is followed by another one of the same number.
     pub(super) fn push(&mut self, decision: Decision) {
+        while self
+            .commits
+            .back()
+            .is_some_and(|last| last.id.step >= decision.id.step)
+        {
+            self.commits.pop_back();
+        }
         if self.commits.len() == HISTORY {
             self.commits.pop_front();
         }
         self.commits.push_back(decision);
     }
 
-    pub(super) fn reports(&self) -> impl Iterator<Item = MemberEffect> {
-        let commits = self.commits.iter().copied();
-        commits.map(|decision| MemberEffect::Report(Report::Committed { decision }))
+    /// Those beyond a step, oldest first.
+    pub(super) fn after(&self, step: Step) -> Report {
+        let beyond = self.commits.iter().filter(|d| d.id.step > step);
+        Report::Commits {
+            after: step,
+            decisions: beyond.take(TOLD_AT_ONCE).copied().collect(),
+        }
     }
 }
 
 /// Orders that wait until nothing runs.
 #[derive(Default)]
 pub(super) struct Waiting {
-    pub(super) fence: Option<Generation>,
+    /// The greatest one, and since when one waits.
+    fence: Option<(Generation, Time)>,
     pub(super) plan: Option<Arc<Plan>>,
 }
 
 impl Waiting {
+    pub(super) fn put_fence(&mut self, now: Time, upto: Generation) {
+        let (before, since) = self.fence.unwrap_or((upto, now));
+        self.fence = Some((before.max(upto), since));
+    }
+
+    pub(super) fn take_fence(&mut self) -> Option<Generation> {
+        self.fence.take().map(|(upto, _)| upto)
+    }
+
+    pub(super) fn has_fence(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    pub(super) fn fence_since(&self) -> Option<Time> {
+        self.fence.map(|(_, since)| since)
+    }
+
     pub(super) fn is_any(&self) -> bool {
         self.fence.is_some() || self.plan.is_some()
     }

@@ -11,12 +11,13 @@ mod loading;
 mod memory;
 mod norm_exchange;
 mod orders;
+mod serving;
 mod step;
 #[cfg(test)]
 mod tests;
 mod transfers;
 
-pub use io::{MemberConfig, MemberEffect, MemberInput, MemberTiming};
+pub use io::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming};
 
 use crate::message::{Phase, Prepared, Report, Status, Time};
 use holdings::Holdings;
@@ -24,7 +25,6 @@ use in_plan::{InPlan, PlannedChange};
 use memory::{Checkpoints, History, Waiting};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
 /// What the engine is busy with.
@@ -74,6 +74,10 @@ pub struct Member {
     draining: bool,
     exited: bool,
     heartbeat_at: Time,
+    /// Since when there is no stream to a coordinator.
+    stream_lost_at: Option<Time>,
+    /// When a step was last committed, or a plan entered.
+    advanced_at: Time,
 }
 
 impl Member {
@@ -96,6 +100,8 @@ impl Member {
             draining: false,
             exited: false,
             heartbeat_at: Time(0),
+            stream_lost_at: None,
+            advanced_at: Time(0),
         }
     }
 
@@ -192,9 +198,10 @@ impl Member {
         match input {
             MemberInput::Tick => self.tick(now, effects),
             MemberInput::Stream => {
-                effects.extend(self.history.reports());
+                self.stream_lost_at = None;
                 self.tell(effects);
             }
+            MemberInput::StreamDown => self.stream_lost_at = self.stream_lost_at.or(Some(now)),
             MemberInput::Order { term, order } => {
                 if term >= self.term || bug!(ObeyLowerTerm) {
                     self.term = term;
@@ -212,13 +219,13 @@ impl Member {
             }
             MemberInput::Fetched {
                 generation,
+                from,
                 unit,
                 id,
                 decision,
-                ..
             } => {
                 if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) {
-                    self.fetched(now, unit, id, decision, effects);
+                    self.fetched(now, from, unit, (id, decision), effects);
                 }
             }
             MemberInput::FetchProgress {
@@ -236,12 +243,14 @@ impl Member {
                 self.fetch_failed(now, from, unit, effects)
             }
             MemberInput::FetchFailed { .. } => {}
+            MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
             MemberInput::Prepared {
                 generation,
                 step,
                 units,
+                store_busy,
             } => {
-                self.on_prepared(generation, step, &units, effects);
+                self.on_prepared(generation, step, &units, store_busy, effects);
             }
             MemberInput::Stopped { prepared } => self.on_stopped(now, &prepared, effects),
             MemberInput::Applied { id } => self.on_applied(now, id, effects),
@@ -261,19 +270,64 @@ impl Member {
             self.tell(effects);
         }
         self.watch(now, effects);
+        self.watch_change(now, effects);
+        if let Some(reason) = self.why_to_exit(now) {
+            self.exit(reason, effects);
+        }
+    }
+
+    /// Why the process has to end by itself: nobody else would end it.
+    fn why_to_exit(&self, now: Time) -> Option<ExitReason> {
+        let timing = self.config.timing;
+        let stuck = |since: Time| now > since.after(timing.engine);
+        if self.waiting.fence_since().is_some_and(stuck) && !bug!(WaitForStuckEngine) {
+            return Some(ExitReason::EngineStuck);
+        }
+        let alone_since = self.stream_lost_at?.max(self.advanced_at);
+        if bug!(StayWithoutCoordinator) {
+            None
+        } else if self.finished() && now > alone_since.after(timing.finished) {
+            Some(ExitReason::Finished)
+        } else if now > alone_since.after(timing.orphan) {
+            Some(ExitReason::Orphaned)
+        } else {
+            None
+        }
+    }
+
+    /// Names a peer of the planned change that cannot be reached, once: else the same change would be proposed again and again.
+    fn watch_change(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
+        let (me, deadline) = (self.config.id, self.config.timing.connect_deadline);
+        let Some(change) = self.change.as_mut().filter(|_| !bug!(HideDeadLinkOfChange)) else {
+            return;
+        };
+        let late = change.suspect_at.is_some_and(|since| now > since.after(deadline));
+        if let Some(about) = change.unmet(me).filter(|_| late) {
+            change.suspect_at = None;
+            effects.push(MemberEffect::Report(Report::Suspect {
+                generation: change.plan.generation,
+                about,
+                link: true,
+            }));
+        }
     }
 
     /// Suspects somebody where nothing moves. Who is dead is found by a fence, never by an accusation.
     fn watch(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
-        let (me, finished) = (self.config.id, self.finished());
+        let (me, at, finished) = (self.config.id, self.at.step, self.finished());
         let applying = matches!(self.engine, Engine::Applying { .. });
         let Some(current) = self.current.as_mut().filter(|_| !bug!(MemberReportsNoHang)) else {
             return;
         };
         let loading = current.phase() == Phase::Loading;
         let (waits, deadline) = match current.phase() {
-            Phase::Loading => (current.base.is_some(), self.config.timing.connect_deadline),
-            Phase::Running => (!finished, Duration::from_nanos(current.plan.deadline_ns)),
+            // Before the switch of its plan nobody can send it state, but all can be reached.
+            Phase::Loading => {
+                let waits =
+                    current.base.is_some() || (current.unmet(me).is_some() && !bug!(HideDeadLinkOfChange));
+                (waits, self.config.timing.connect_deadline)
+            }
+            Phase::Running => (!finished, current.plan.deadline.of(at, &current.recent)),
             _ => return,
         };
         if !waits || applying || now <= current.progress_at.after(deadline) {

@@ -5,6 +5,15 @@ use std::collections::BTreeMap;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
+/// What some member said of a step: all members know it before any of them commits, so all do the same.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Said {
+    /// A checkpoint of the state that it leads to is wanted.
+    pub(super) save: bool,
+    /// A store has not taken an earlier checkpoint yet.
+    pub(super) store_busy: bool,
+}
+
 /// What members of a plan have said of the present step and of the next one.
 #[derive(Default)]
 pub(super) struct NormExchange {
@@ -39,11 +48,15 @@ impl NormExchange {
         Some(Decision::conclude(at, plan.generation, &parts, switch))
     }
 
-    /// The step is committed; true where some member wanted a checkpoint of the state that it leads to.
-    pub(super) fn committed(&mut self, parent: Step) -> bool {
-        let wanted = self.norms.iter().any(|((step, _), n)| *step == parent && n.save);
+    /// The step is committed; what some member said of it.
+    pub(super) fn committed(&mut self, parent: Step) -> Said {
+        let here = self.norms.iter().filter(|((step, _), _)| *step == parent);
+        let said = here.fold(Said::default(), |said, (_, n)| Said {
+            save: said.save || n.save,
+            store_busy: said.store_busy || n.store_busy,
+        });
         self.norms.retain(|(step, _), _| *step > parent);
-        wanted
+        said
     }
 
     #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The coordinator's orders: fence, prepare, arm, go, release.
 
 use super::in_plan::{PlannedChange, Stage};
-use super::{Engine, Member, MemberEffect};
+use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Order, Phase, Report, Time};
 use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit};
@@ -19,17 +19,18 @@ impl Member {
             }
             Order::Save { after } => self.checkpoints.want(after),
             Order::Go { generation } => self.go(now, generation, effects),
+            Order::Tell { after } => effects.push(MemberEffect::Report(self.history.after(after))),
             Order::Release => {
                 if matches!(self.phase(), Phase::Idle | Phase::Source) || self.finished() {
-                    self.exit(effects);
+                    self.exit(ExitReason::Released, effects);
                 }
             }
         }
     }
 
-    pub(super) fn exit(&mut self, effects: &mut Vec<MemberEffect>) {
+    pub(super) fn exit(&mut self, reason: ExitReason, effects: &mut Vec<MemberEffect>) {
         self.exited = true;
-        effects.push(MemberEffect::Exit);
+        effects.push(MemberEffect::Exit(reason));
     }
 
     fn fence(&mut self, now: Time, upto: Generation, effects: &mut Vec<MemberEffect>) {
@@ -49,7 +50,7 @@ impl Member {
             effects.push(MemberEffect::Abort);
             self.engine = Engine::Idle;
         }
-        self.waiting.fence = self.waiting.fence.max(Some(upto));
+        self.waiting.put_fence(now, upto);
         self.stop_step(effects);
         self.settle(now, effects);
     }
@@ -72,7 +73,7 @@ impl Member {
         if self.busy() {
             return;
         }
-        if let Some(upto) = self.waiting.fence.take() {
+        if let Some(upto) = self.waiting.take_fence() {
             if !bug!(ForgetFence) {
                 self.fenced = self.fenced.max(upto);
             }
@@ -120,7 +121,7 @@ impl Member {
                 self.drop_change(effects);
                 effects.push(MemberEffect::Accepted(plan.clone()));
                 self.dial(&plan, effects);
-                self.change = Some(PlannedChange::to(plan));
+                self.change = Some(PlannedChange::to(now, plan));
             }
             Base::AtSwitch { .. } => {
                 // a joiner; one that still trains or serves elsewhere first has to hear how that ended
@@ -199,9 +200,12 @@ impl Member {
         let (generation, base) = (current.generation(), current.base);
         let mine = current.plan.units(self.config.id);
         let left = current.left.take();
-        current.asks.clear();
+        if current.serving.stop() {
+            effects.push(MemberEffect::StopServing { generation });
+        }
         current.stage = Stage::Running;
         current.progress_at = now;
+        self.advanced_at = now;
         self.free(&mine, effects);
         if let Some(generation) = left {
             effects.push(MemberEffect::Disconnect { generation });

@@ -1,6 +1,7 @@
 //! A step: run, prepared, the norm exchange, apply, commit.
 
-use super::{Engine, Member, MemberEffect};
+use super::norm_exchange::Said;
+use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Norms, PeerMessage, Phase, Ran, Report, Time};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
@@ -10,11 +11,12 @@ impl Member {
         let Some(current) = &self.current else { return };
         if current.phase() == Phase::Running && !self.finished() && self.engine == Engine::Idle {
             let (plan, step) = (current.plan.clone(), self.at.step);
+            let deadline = plan.deadline.of(step, &current.recent);
             self.engine = Engine::Running {
                 generation: plan.generation,
                 step,
             };
-            effects.push(MemberEffect::Run { plan, step });
+            effects.push(MemberEffect::Run { plan, step, deadline });
         }
     }
 
@@ -23,6 +25,7 @@ impl Member {
         generation: Generation,
         step: Step,
         units: &[(Unit, UnitNorm)],
+        store_busy: bool,
         effects: &mut Vec<MemberEffect>,
     ) {
         // an engine that is being stopped says the same again with Stopped
@@ -44,6 +47,7 @@ impl Member {
             owned: units.iter().copied().filter(|(u, _)| owns(*u)).collect(),
             armed,
             save: self.checkpoints.is_wanted(),
+            store_busy,
         };
         for to in current.plan.members().into_iter().filter(|w| *w != me) {
             let message = PeerMessage::Norm(norms.clone());
@@ -129,10 +133,23 @@ impl Member {
         let (decision, commit) = (*decision, *commit);
         self.holdings.applied(units, decision);
         self.engine = Engine::Idle;
+        if let Some(current) = self.current.as_mut().filter(|_| commit) {
+            let took = now.since(current.progress_at);
+            let deadline = current.plan.deadline;
+            current.recent.note(&deadline, decision.parent.step, took);
+        }
         self.note_progress(now);
         self.history.push(decision);
-        effects.push(MemberEffect::Report(Report::Committed { decision }));
         if commit {
+            self.advanced_at = now;
+            // One tells it; the coordinator asks the others for what it did not hear.
+            let teller = self
+                .current
+                .as_ref()
+                .and_then(|c| c.plan.members().first().copied());
+            if teller == Some(self.config.id) {
+                effects.push(MemberEffect::Report(Report::Committed { decision }));
+            }
             self.committed(now, decision, effects);
         } else {
             self.settle(now, effects);
@@ -149,13 +166,16 @@ impl Member {
             self.holdings.prepared.clear();
         }
         let current = self.current.as_mut();
-        let wanted = current.is_some_and(|c| c.norms.committed(decision.parent.step));
-        let due = |n: u64| wanted || decision.id.step.0.is_multiple_of(n.max(1)) || self.finished();
+        let said = current.map(|c| c.norms.committed(decision.parent.step));
+        let Said { save, store_busy } = said.unwrap_or_default();
+        let busy = store_busy && !bug!(SaveIntoBusyStore);
+        let regular = |n: u64| decision.id.step.0.is_multiple_of(n.max(1));
+        let due = |n: u64| self.finished() || (!busy && (save || regular(n)));
         if self.config.checkpoint_every.is_some_and(due) {
             self.put_held(effects);
         }
         if bug!(ExitAtEnd) && self.finished() {
-            return self.exit(effects);
+            return self.exit(ExitReason::Released, effects);
         }
         if self.waiting.is_any() && !bug!(RunOnAfterFence) {
             return self.settle(now, effects);

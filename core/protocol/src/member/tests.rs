@@ -1,11 +1,12 @@
-mod known_defects;
+mod reviewed;
 
 use super::*;
 use crate::message::{Norms, Order, PeerMessage, Ran};
+use std::time::Duration;
 use varuna_plan::Layout;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Base, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec};
-use varuna_plan::{SegmentRange, Shape, Stage};
+use varuna_plan::{SegmentRange, Shape, Stage, StepDeadline};
 
 const ME: WorkerId = WorkerId(1);
 const PEER: WorkerId = WorkerId(2);
@@ -49,7 +50,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
             .iter()
             .map(|w| (*w, format!("{w}:1")))
             .collect(),
-        deadline_ns: 1_000_000_000,
+        deadline: StepDeadline::of_ms(1_000),
         relay: false,
         secret: String::new(),
         evidence: vec![],
@@ -148,6 +149,7 @@ impl Rig {
             generation,
             step,
             units: Rig::units(),
+            store_busy: false,
         })
     }
 
@@ -158,6 +160,7 @@ impl Rig {
     fn peer_norms(&mut self, step: u64, armed: u64, save: bool) -> Vec<MemberEffect> {
         let norms = Norms {
             save,
+            store_busy: false,
             step: Step(step),
             owned: vec![],
             armed: Generation(armed),
@@ -224,7 +227,6 @@ fn a_fence_waits_for_the_optimizer_and_the_step_counts() {
     let inventory = inventory(&effects).unwrap();
     assert_eq!(inventory.units[&Unit(0)], decision.id);
     assert_eq!(inventory.decision, Some(decision));
-    assert!(effects.contains(&MemberEffect::Report(Report::Committed { decision })));
     assert!(!effects.iter().any(|e| matches!(e, MemberEffect::Run { .. })));
 }
 
@@ -254,8 +256,7 @@ fn a_prepared_worker_rolls_forward_by_the_plans_decision() {
         &[ME],
     )));
     assert_eq!(apply(&effects), Some(decision));
-    let effects = rig.put(MemberInput::Applied { id: decision.id });
-    assert!(effects.contains(&MemberEffect::Report(Report::Committed { decision })));
+    rig.put(MemberInput::Applied { id: decision.id });
     assert_eq!(rig.member.status().phase, Phase::Ready);
     assert_eq!(rig.member.held()[&Unit(1)], decision.id);
 }
@@ -522,17 +523,72 @@ fn a_step_that_fails_by_itself_is_suspected_and_still_aborted_by_the_fence() {
 }
 
 #[test]
-fn a_new_stream_hears_of_every_commit() {
+fn the_first_member_tells_each_commit_and_everyone_what_is_asked_for() {
     let mut rig = Rig::running();
-    let mut decisions = vec![];
+    let mut commits = vec![];
     for step in 0..3 {
         rig.prepare(step);
         let decision = apply(&rig.peer_norm(step, 0)).unwrap();
-        rig.put(MemberInput::Applied { id: decision.id });
-        decisions.push(MemberEffect::Report(Report::Committed { decision }));
+        let effects = rig.put(MemberInput::Applied { id: decision.id });
+        let told = MemberEffect::Report(Report::Committed { decision });
+        assert_eq!(effects.contains(&told), ME < PEER);
+        commits.push(decision);
     }
-    let effects = rig.put(MemberInput::Stream);
-    assert_eq!(effects[..3], decisions);
+    let told = |rig: &mut Rig, step: u64| {
+        let after = Step(step);
+        let effects = rig.order(Order::Tell { after });
+        let [MemberEffect::Report(Report::Commits { decisions, .. })] = effects.as_slice() else {
+            panic!("{effects:?}");
+        };
+        decisions.clone()
+    };
+    assert_eq!(told(&mut rig, 0), commits);
+    assert_eq!(told(&mut rig, 1), commits[1..]);
+    assert_eq!(told(&mut rig, 3), []);
+}
+
+/// Why the member ends when the clock goes on by so much.
+fn exit_after(rig: &mut Rig, time: Duration) -> Option<ExitReason> {
+    rig.now = rig.now.after(time);
+    let effects = rig.put(MemberInput::Tick);
+    effects.into_iter().find_map(|e| match e {
+        MemberEffect::Exit(reason) => Some(reason),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_worker_whose_engine_does_not_stop_ends() {
+    let mut rig = Rig::running();
+    rig.order(FENCE);
+    assert_eq!(exit_after(&mut rig, Duration::from_secs(50)), None);
+    rig.order(FENCE);
+    assert_eq!(
+        exit_after(&mut rig, Duration::from_secs(15)),
+        Some(ExitReason::EngineStuck)
+    );
+}
+
+#[test]
+fn a_worker_without_a_coordinator_ends_once_nothing_is_committed_for_long() {
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+    let mut rig = Rig::running();
+    rig.put(MemberInput::StreamDown);
+    assert_eq!(exit_after(&mut rig, minutes(20)), None);
+    rig.prepare(0);
+    let decision = apply(&rig.peer_norm(0, 0)).unwrap();
+    rig.put(MemberInput::Applied { id: decision.id });
+    assert_eq!(exit_after(&mut rig, minutes(29)), None, "it trains on");
+    rig.put(MemberInput::Stream);
+    assert_eq!(exit_after(&mut rig, minutes(100)), None, "there is one");
+    rig.put(MemberInput::StreamDown);
+    assert_eq!(exit_after(&mut rig, minutes(29)), None);
+    let mut finished = Rig::running();
+    finished.member.at.step = finished.member.config.last_step;
+    finished.put(MemberInput::StreamDown);
+    assert_eq!(exit_after(&mut finished, minutes(9)), None);
+    assert_eq!(exit_after(&mut finished, minutes(2)), Some(ExitReason::Finished));
+    assert_eq!(exit_after(&mut rig, minutes(2)), Some(ExitReason::Orphaned));
 }
 
 #[test]
@@ -548,7 +604,10 @@ fn a_worker_that_trains_is_not_released_and_lower_terms_are_not_obeyed() {
     );
     rig.order(FENCE);
     rig.put(MemberInput::Stopped { prepared: vec![] });
-    assert_eq!(rig.order(Order::Release), vec![MemberEffect::Exit]);
+    assert_eq!(
+        rig.order(Order::Release),
+        vec![MemberEffect::Exit(ExitReason::Released)]
+    );
     assert_eq!(rig.put(MemberInput::Tick), vec![]);
 }
 
@@ -609,4 +668,65 @@ fn one_members_request_makes_all_put_the_same_state_once() {
     assert!(said && put == [(Unit(0), Step(4))], "{put:?}");
     rig.order(Order::Save { after: Step(3) });
     assert_eq!(step(&mut rig, 4, false), (false, vec![]));
+}
+
+#[test]
+fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy() {
+    let mut rig = Rig::running();
+    rig.member.config.checkpoint_every = Some(1);
+    rig.prepare(0);
+    let busy = Norms {
+        step: Step(0),
+        owned: vec![],
+        armed: Generation(0),
+        save: true,
+        store_busy: true,
+    };
+    let decision = apply(&rig.put(MemberInput::Peer {
+        generation: Generation(1),
+        from: PEER,
+        message: PeerMessage::Norm(busy),
+    }));
+    let effects = rig.put(MemberInput::Applied {
+        id: decision.unwrap().id,
+    });
+    let puts = |effects: &[MemberEffect]| effects.iter().any(|e| matches!(e, MemberEffect::Put { .. }));
+    assert!(!puts(&effects));
+    let (_, put) = step(&mut rig, 1, false);
+    assert_eq!(put, [(Unit(0), Step(2))]);
+    let effects = rig.put(MemberInput::Prepared {
+        generation: Generation(1),
+        step: Step(2),
+        units: Rig::units(),
+        store_busy: true,
+    });
+    let said = |e: &MemberEffect| matches!(e, MemberEffect::Send { message: PeerMessage::Norm(n), .. } if n.store_busy);
+    assert!(effects.iter().any(said));
+}
+
+#[test]
+fn a_state_of_the_same_step_but_another_generation_is_not_the_base() {
+    let mut rig = Rig::running();
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    let other = StateId {
+        chain: varuna_plan::state::Chain(99),
+        ..StateId::INITIAL
+    };
+    rig.order(Order::Prepare(plan(2, fixed(other, None), &[ME, PEER], &[PEER])));
+    let effects = rig.put(MemberInput::Connected {
+        generation: Generation(2),
+        peer: PEER,
+    });
+    let fetches = |e: &&MemberEffect| {
+        matches!(
+            e,
+            MemberEffect::Send {
+                message: PeerMessage::Fetch { .. },
+                ..
+            }
+        )
+    };
+    assert_eq!(effects.iter().filter(fetches).count(), 2, "{effects:?}");
+    assert_eq!(rig.member.status().phase, Phase::Loading);
 }

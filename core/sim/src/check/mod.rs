@@ -1,4 +1,4 @@
-//! The checker: invariants (a) to (g) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (j) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
@@ -9,12 +9,12 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use varuna_plan::{Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Base, Generation, Plan, StateId, Step, Unit, WorkerId};
 
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `a`..`g`.
+    /// `a`..`j`.
     pub invariant: char,
     /// What was seen.
     pub seen: String,
@@ -43,6 +43,15 @@ impl Checker {
     /// The greatest state of a step that anybody ever had.
     pub(crate) fn newest_at(&self, step: Step) -> Option<StateId> {
         self.at_step.values().rev().find(|id| id.step == step).copied()
+    }
+
+    /// Somebody committed a step, or a plan that was persisted says how to finish one.
+    pub(crate) fn anything_committed(&self) -> bool {
+        let initial = |p: &Arc<Plan>| match p.base {
+            Base::Fixed { id, .. } => id == StateId::INITIAL,
+            Base::AtSwitch { .. } => true,
+        };
+        self.top.is_some_and(|top| top != StateId::INITIAL) || !self.plans.values().all(initial)
     }
 
     /// The history of a state goes back to the first step, one step at a time (d).

@@ -79,10 +79,6 @@ impl<W> Members<W> {
         (self.first..).map(WorkerId).zip(&self.all)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut MemberHost<W>> {
-        self.all.iter_mut()
-    }
-
     /// Ids of those that fit.
     pub(crate) fn ids(&self, fits: impl Fn(&MemberHost<W>) -> bool) -> Vec<WorkerId> {
         let found = self.iter().filter(|(_, w)| fits(w));

@@ -1,9 +1,11 @@
 //! Faults: those drawn in advance, and those that hit whoever has just done something that matters.
 
 use super::network::{Ms, Node};
+use super::unreliable::{KINDS, Unreliable};
 use super::{Result, Schedule, Timer, Worker};
 use crate::host::{Channel, Event, Host, MemberHost, Message};
 use crate::rng::Rng;
+use std::collections::BTreeSet;
 use varuna_plan::WorkerId;
 use varuna_plan::state::mix;
 use varuna_protocol::{CoordinatorInput, MemberInput};
@@ -21,6 +23,17 @@ pub(crate) enum Fault {
     Join,
     Drain,
     StoreCut,
+    /// A worker is cut off, and does not notice.
+    Isolate,
+    LoseNode,
+    Grow,
+    CrashLoop,
+    /// Somebody says that a worker will go.
+    Announce,
+    Save,
+    LimitWorkers,
+    /// The user stops the run, and takes it up again.
+    Stop,
 }
 
 #[derive(Default)]
@@ -33,11 +46,23 @@ pub(super) struct Faults {
     pub(super) hits_loading: bool,
     /// Only joins happen: no recovery may be needed.
     pub(super) only_joins: bool,
+    /// Planned changes that were cancelled when all was quiet again.
+    pub(super) cancelled_since: u32,
+    /// Which of the drawn faults happen: all, or those of these numbers.
+    pub(super) only: Option<BTreeSet<usize>>,
+    /// How many were drawn.
+    pub(super) drawn: usize,
 }
 
 /// Lives, and has no notice that it will go.
 fn stays(m: &MemberHost<Worker>) -> bool {
-    m.alive && !m.machine.status().draining
+    m.alive && !m.machine.status().draining && m.local.crash_loop.is_none()
+}
+
+impl Faults {
+    fn happens(&self, number: usize) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(&number))
+    }
 }
 
 impl Host<Schedule> {
@@ -49,13 +74,11 @@ impl Host<Schedule> {
         self.env.faults.only_joins = quiet && self.env.rng.chance(30);
         if self.env.faults.only_joins {
             for _ in 0..self.env.rng.range(1, 4) {
-                let at = self.env.rng.range(20, span);
-                self.at(at, Timer::Fault(Fault::Join));
+                self.draw_fault(span, Fault::Join);
             }
         } else {
             for _ in 0..count {
-                let at = self.env.rng.range(20, span);
-                let fault = match self.env.rng.below(22) {
+                let fault = match self.env.rng.below(31) {
                     0..4 => Fault::Crash,
                     4..6 => Fault::Pause,
                     6..9 => Fault::Block,
@@ -66,20 +89,49 @@ impl Host<Schedule> {
                     15 => Fault::PauseCoordinator,
                     16..19 => Fault::Join,
                     19..21 => Fault::Drain,
-                    _ => Fault::StoreCut,
+                    21 => Fault::StoreCut,
+                    22..24 => Fault::Isolate,
+                    24 => Fault::LoseNode,
+                    25 => Fault::Grow,
+                    26 => Fault::CrashLoop,
+                    27 => Fault::Announce,
+                    28 => Fault::Save,
+                    29 => Fault::LimitWorkers,
+                    _ => Fault::Stop,
                 };
-                self.at(at, Timer::Fault(fault));
+                self.draw_fault(span, fault);
             }
+            self.draw_unreliable();
         }
         let mut own = Rng(mix(seed, 1234));
         self.env.faults.hits_loading = !self.env.faults.only_joins && own.chance(16);
         if self.env.faults.hits_loading {
             for _ in 0..own.range(1, 4) {
                 let at = own.range(20, span);
-                self.at(at, Timer::Fault(Fault::Pause));
+                self.schedule_fault(at, Fault::Pause, own.draw());
             }
         }
         self.at(span + 1, Timer::EndFaults);
+    }
+
+    fn draw_fault(&mut self, span: Ms, fault: Fault) {
+        let at = self.env.rng.range(20, span);
+        let seed = self.env.rng.draw();
+        self.schedule_fault(at, fault, seed);
+    }
+
+    fn schedule_fault(&mut self, at: Ms, fault: Fault, seed: u64) {
+        let number = self.env.faults.drawn;
+        self.env.faults.drawn += 1;
+        self.at(at, Timer::Fault(fault, number, seed));
+    }
+
+    fn draw_unreliable(&mut self) {
+        let mut rng = Rng(self.env.rng.draw());
+        let first = self.env.faults.drawn;
+        self.env.faults.drawn += KINDS;
+        let faults = &self.env.faults;
+        self.env.unreliable = Unreliable::draw(&mut rng, |kind| faults.happens(first + kind));
     }
 
     /// Perhaps hits a worker that has just committed, accepted, freed, or (`loaded`) rolled forward or fetched.
@@ -113,12 +165,23 @@ impl Host<Schedule> {
         self.members.ids(|_| true)
     }
 
-    fn pick_worker(&mut self) -> Option<WorkerId> {
+    pub(super) fn pick_worker(&mut self) -> Option<WorkerId> {
         let live = self.members.ids(|m| m.alive);
         self.env.rng.pick(&live)
     }
 
-    pub(super) fn fault(&mut self, fault: Fault) -> Result {
+    /// A fault happens. What it draws is its own, so that without it the others stay what they are.
+    pub(super) fn fault(&mut self, fault: Fault, number: usize, seed: u64) -> Result {
+        if !self.env.faults.happens(number) {
+            return Ok(());
+        }
+        let others = std::mem::replace(&mut self.env.rng, Rng(seed));
+        let done = self.inject(fault);
+        self.env.rng = others;
+        done
+    }
+
+    fn inject(&mut self, fault: Fault) -> Result {
         self.env.stats.faults += 1;
         if self.env.print {
             println!("{:6} FAULT {fault:?}", self.now());
@@ -170,6 +233,17 @@ impl Host<Schedule> {
                     .blocked
                     .insert((Node::Coordinator(c), Node::Store), long);
             }
+            Fault::Isolate => return self.isolate(w, long),
+            Fault::LoseNode => self.lose_node(),
+            Fault::Grow => self.grow(),
+            Fault::CrashLoop => self.begin_crash_loop(),
+            Fault::Announce => self.announce(w, c),
+            Fault::Save => return self.coordinator(c, CoordinatorInput::Save),
+            Fault::LimitWorkers => {
+                let most = usize::try_from(self.env.rng.range(1, 6)).ok();
+                return self.coordinator(c, CoordinatorInput::MaxWorkers(most));
+            }
+            Fault::Stop => return self.coordinator(c, CoordinatorInput::Stop),
         }
         Ok(())
     }
@@ -279,14 +353,13 @@ impl Host<Schedule> {
     pub(super) fn end_faults(&mut self) {
         let now = self.now();
         self.env.faults.ended_at = Some(now);
-        self.env.network.blocked.clear();
-        for worker in self.members.iter_mut() {
-            worker.paused = worker.paused.min(now);
-        }
-        for coordinator in &mut self.coordinators {
-            coordinator.paused = coordinator.paused.min(now);
-        }
+        self.env.unreliable = Unreliable::default();
         let last = self.newest_coordinator().unwrap_or(0);
+        self.after_random(
+            1,
+            60,
+            Event::Coordinator(last, CoordinatorInput::MaxWorkers(None)),
+        );
         for c in 0..last {
             if self.coordinators[c].alive && self.env.rng.chance(50) {
                 self.stop_coordinator(c);

@@ -1,9 +1,12 @@
 //! The checker's world: what happens next, and to whom.
 
 mod faults;
+mod job;
 mod network;
+mod outages;
 mod stats;
 mod store;
+mod unreliable;
 mod workers;
 
 pub use stats::Stats;
@@ -14,12 +17,14 @@ use crate::engine::Engine;
 use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::rng::Rng;
 use faults::{Fault, Faults};
+use job::Job;
 use network::{Data, Ms, Network};
+use outages::CrashLoop;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 use store::Store;
+use unreliable::Unreliable;
 use varuna_plan::state::mix;
-use varuna_plan::{Generation, Layout, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Generation, StateId, Unit, WorkerId};
 use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, Mutant, Record};
 
 type Result = std::result::Result<(), Violation>;
@@ -28,8 +33,10 @@ type Result = std::result::Result<(), Violation>;
 const BATCH: u64 = 8;
 /// After the faults stop the job must end within so many milliseconds of the world.
 const PATIENCE: Ms = 40_000;
+/// ... and so many for each step: one that is evaluated, over a slow network.
+const STEP_MAX: Ms = 2_000;
 /// ... and events.
-const EVENTS: u64 = 500_000;
+const EVENTS: u64 = 1_000_000;
 
 /// What happens later.
 #[derive(Debug)]
@@ -41,13 +48,21 @@ pub(crate) enum Timer {
     Stop(WorkerId),
     Applied(WorkerId, StateId),
     Adopted(WorkerId, Unit, StateId),
+    /// A unit's state was sent to a peer.
+    Served(WorkerId, Generation, WorkerId, Unit),
+    /// The next of so many parts of a state.
+    Part(Link, Data, u64),
+    ComeBack(CrashLoop),
     Write(usize, u64, Box<Record>),
+    /// A write that was reported as failed reaches the store.
+    LateWrite(u64, Box<Record>),
     Read(usize),
     List(usize),
     PutShard(StateId, Unit, u64),
     GetShard(WorkerId, Generation, StateId, Unit),
     ShardStaged(WorkerId, Generation, Unit, StateId, u64),
-    Fault(Fault),
+    /// A fault, its number, and what its details are drawn from.
+    Fault(Fault, usize, u64),
     Kill(WorkerId),
     NewCoordinator,
     EndFaults,
@@ -64,25 +79,8 @@ pub(crate) struct Worker {
     engine: Engine,
     /// Numbers the engine's runs, so that a late event of an older one is ignored.
     runs: u64,
-}
-
-/// The job that is run.
-struct Job {
-    layout: Layout,
-    /// Most segments that one worker can hold.
-    worker_segments: u32,
-    last_step: Step,
-    checkpoint_every: u64,
-    /// Checkpoints are also made by the clock.
-    save_every: Option<Duration>,
-    /// The job needs a checkpoint of its last step.
-    final_checkpoint: bool,
-}
-
-impl Job {
-    fn min_workers(&self) -> usize {
-        self.layout.segments.div_ceil(self.worker_segments) as usize
-    }
+    /// It dies in its first step.
+    crash_loop: Option<CrashLoop>,
 }
 
 /// One schedule of delays and faults, drawn from a seed.
@@ -93,9 +91,12 @@ pub(crate) struct Schedule {
     network: Network,
     store: Store,
     faults: Faults,
+    unreliable: Unreliable,
     checker: Checker,
     hash: u64,
     effects: EffectsDigest,
+    /// The run was given up, with reason.
+    lost: bool,
     /// Prints every delivered message.
     print: bool,
     stats: Stats,
@@ -128,10 +129,14 @@ impl Environment for Schedule {
         host.reachable_coordinator(worker)
     }
 
-    fn hello(_: &Host<Self>, worker: WorkerId) -> Hello {
+    fn hello(host: &Host<Self>, worker: WorkerId) -> Hello {
+        let name = match host.members[worker].local.crash_loop {
+            Some(CrashLoop { number, .. }) => format!("unsound-{number}"),
+            None => format!("w{}", worker.0),
+        };
         Hello {
             address: format!("worker-{}:1", worker.0),
-            name: format!("w{}", worker.0),
+            name,
             node: String::new(),
             memory_bytes: None,
             speed: 1.0,
@@ -141,6 +146,11 @@ impl Environment for Schedule {
     fn send(host: &mut Host<Self>, channel: Channel, message: Message<Data>) {
         match channel {
             Channel::Peer(from, to, generation) => host.send_peer(from, to, generation, message),
+            Channel::Up(..) if matches!(message, Message::Report(_)) => {
+                if !host.env.rng.chance(host.env.unreliable.reports) {
+                    host.transmit(channel, message);
+                }
+            }
             _ => host.transmit(channel, message),
         }
     }
@@ -164,10 +174,16 @@ impl Environment for Schedule {
     fn event(host: &mut Host<Self>, event: Timer) -> Result {
         match event {
             Timer::Deliver(channel) => return host.arrive(channel),
-            Timer::Compute(w, _) | Timer::Stop(w) | Timer::Applied(w, _) | Timer::Adopted(w, ..) => {
+            Timer::Compute(w, _)
+            | Timer::Stop(w)
+            | Timer::Applied(w, _)
+            | Timer::Adopted(w, ..)
+            | Timer::Served(w, ..) => {
                 return host.engine_event(w, event);
             }
-            Timer::Fault(fault) => return host.fault(fault),
+            Timer::Fault(fault, number, seed) => return host.fault(fault, number, seed),
+            Timer::Part(link, state, parts) => host.send_part(link, state, parts),
+            Timer::ComeBack(crash_loop) => host.start_worker(Some(crash_loop)),
             Timer::Kill(w) => host.kill(w),
             Timer::NewCoordinator => host.add_coordinator_process(),
             Timer::EndFaults => host.end_faults(),
@@ -210,19 +226,7 @@ impl World {
 
     fn build(seed: u64, mutant: Option<Mutant>) -> Self {
         let mut rng = Rng(mix(seed, 99));
-        let segments = small(rng.range(2, 4));
-        let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
-        let job = Job {
-            layout: Layout {
-                segments,
-                tied: rng.chance(50),
-            },
-            worker_segments,
-            last_step: Step(rng.range(4, 16)),
-            checkpoint_every: rng.range(1, 6),
-            final_checkpoint: rng.chance(75),
-            save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
-        };
+        let job = Job::draw(&mut rng, seed);
         let workers = rng.range(2, 6).max(job.min_workers() as u64);
         let network = Network {
             slow_percent: rng.pick(&[0, 3, 10]).unwrap_or(0),
@@ -237,11 +241,16 @@ impl World {
                 record: Record::default(),
                 shards: BTreeMap::new(),
                 manifests: BTreeSet::from([StateId::INITIAL]),
+                completed_at: BTreeMap::new(),
+                listed: vec![StateId::INITIAL],
+                damaged: BTreeSet::new(),
             },
             faults: Faults::default(),
+            unreliable: Unreliable::default(),
             checker: Checker::default(),
             hash: seed,
             effects: EffectsDigest::default(),
+            lost: false,
             print: false,
             stats: Stats::default(),
         });
@@ -268,8 +277,12 @@ impl World {
                 env.stats.done = 1;
                 return self.finish();
             }
+            if env.lost {
+                env.stats.lost = 1;
+                return Ok(());
+            }
             if let Some(ended) = env.faults.ended_at
-                && (now > ended + PATIENCE || env.stats.events > EVENTS)
+                && (now > ended + PATIENCE + env.job.last_step.0 * STEP_MAX || env.stats.events > EVENTS)
             {
                 let seen = format!("no end {} ms after the faults stopped", now - ended);
                 return broken('f', seen);
@@ -369,10 +382,12 @@ impl World {
                 coordinator.machine.snapshot().run.mode
             );
         }
+        println!("blocked {:?}", env.network.blocked);
         for (id, w) in members.iter().filter(|(_, w)| w.alive) {
             println!(
-                "worker {id} to {:?} {:?} {:?}",
+                "worker {id} to {:?}, paused until {}: {:?} {:?}",
                 w.coordinator,
+                w.paused,
                 w.machine.status(),
                 w.machine.held()
             );
@@ -387,8 +402,4 @@ use varuna_protocol::with_mutant;
 #[cfg(not(feature = "mutants"))]
 fn with_mutant(_: Option<Mutant>, run: impl FnOnce()) {
     run();
-}
-
-fn small(n: u64) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
 }

@@ -19,6 +19,10 @@ pub struct Stats {
     pub faults: u64,
     /// Jobs that ended.
     pub done: u64,
+    /// Jobs that were given up because nothing was left of some unit.
+    pub lost: u64,
+    /// Planned changes that were cancelled.
+    pub cancelled: u64,
     /// Longest time from the end of the faults to the end of the job, in milliseconds of the world.
     pub recovery_max: u64,
 }
@@ -34,6 +38,8 @@ impl Stats {
         self.commits += other.commits;
         self.faults += other.faults;
         self.done += other.done;
+        self.lost += other.lost;
+        self.cancelled += other.cancelled;
         self.recovery_max = self.recovery_max.max(other.recovery_max);
     }
 }

@@ -2,23 +2,36 @@
 
 use super::network::Node;
 use super::{BATCH, Result, Schedule, Timer};
-use crate::check::broken;
+use crate::check::{Violation, broken};
 use crate::host::{Event, Host, Process};
 use crate::planner::RandomPlanner;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::state::Chain;
-use varuna_plan::{Base, Generation, Plan, StateId, Unit};
+use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
+use varuna_protocol::Listing;
 use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, MemberInput, Mutant, Outcome,
     Record, Timing,
 };
+
+/// Who could be reached for so many milliseconds has been asked, and has answered.
+const REACHED: u64 = 400;
+/// Milliseconds after the faults from which on all is quiet.
+const SETTLED: u64 = 3_000;
+/// So many cancelled changes are chance: workers of crash loops, a link that stays cut.
+const CANCELLED_MAX: u32 = 8;
 
 pub(super) struct Store {
     pub(super) record: Record,
     pub(super) shards: BTreeMap<(StateId, Unit), u64>,
     /// Complete checkpoints.
     pub(super) manifests: BTreeSet<StateId>,
+    pub(super) completed_at: BTreeMap<StateId, u64>,
+    /// What a list that is not fresh shows.
+    pub(super) listed: Vec<StateId>,
+    /// Checkpoints that were found damaged.
+    pub(super) damaged: BTreeSet<StateId>,
 }
 
 impl Host<Schedule> {
@@ -33,13 +46,18 @@ impl Host<Schedule> {
             min_workers: self.env.job.min_workers(),
             timing: Timing::model(),
             expected_workers: None,
+            evaluation: self.env.job.evaluation,
             final_checkpoint: self.env.job.final_checkpoint,
             save_every: self.env.job.save_every,
             published: None,
             secret_seed,
         };
         let planner = Box::new(RandomPlanner::new(seed, self.env.job.worker_segments));
-        let c = self.add_coordinator(Coordinator::new(config, planner).may_begin_anew());
+        let mut machine = Coordinator::new(config, planner);
+        if self.env.job.may_begin_anew {
+            machine = machine.may_begin_anew();
+        }
+        let c = self.add_coordinator(machine);
         self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
     }
 
@@ -58,10 +76,20 @@ impl Host<Schedule> {
                 if self.env.print {
                     println!("{:6} coordinator {c}: {event:?}", self.now());
                 }
+                if matches!(event, varuna_protocol::Event::Cancelled { .. }) {
+                    return self.count_cancelled();
+                }
             }
             CoordinatorEffect::Finish(Outcome::StateLost { units }) => {
-                let seen = format!("state of {units:?} given up, with a checkpoint in the store");
-                return broken('f', seen);
+                self.check_given_up(c, &units)?;
+                self.env.lost = true;
+            }
+            // A run that was stopped is taken up again, by other workers.
+            CoordinatorEffect::Finish(Outcome::Stopped) => {
+                self.stop_coordinator(c);
+                for _ in 0..self.env.job.min_workers() {
+                    self.add_worker();
+                }
             }
             // its process ends: workers see the stream close and look for the newest coordinator
             CoordinatorEffect::Finish(_) => self.stop_coordinator(c),
@@ -79,14 +107,18 @@ impl Host<Schedule> {
         }
         match event {
             Timer::Write(c, expect, record) => {
-                let ok = self.env.store.record.version == expect || self.env.has(Mutant::BlindWrite);
-                if ok {
-                    self.check_persisted(&record)?;
-                    self.env.store.record = *record.clone();
+                let unclear = self.env.rng.chance(self.env.unreliable.writes);
+                let late = unclear && self.env.rng.chance(50);
+                if late {
+                    self.after_random(5, 300, Timer::LateWrite(expect, record.clone()));
                 }
+                let ok = !late && self.swap_record(expect, &record)?;
+                let ok = ok && !unclear;
                 let written = CoordinatorInput::Written { ok, record: *record };
                 self.after_random(1, 15, Event::Coordinator(c, written));
             }
+            Timer::LateWrite(expect, record) => drop(self.swap_record(expect, &record)?),
+            Timer::Read(_) if self.env.rng.chance(self.env.unreliable.reads) => {}
             Timer::Read(c) => {
                 let record = CoordinatorInput::Record(self.env.store.record.clone());
                 self.after_random(1, 10, Event::Coordinator(c, record));
@@ -96,11 +128,27 @@ impl Host<Schedule> {
                     self.at(until + 1, event);
                     return Ok(());
                 }
-                let list = self.env.store.manifests.iter().copied().collect();
-                return self.coordinator(c, CoordinatorInput::Checkpoints(list));
+                let fresh = !self.env.rng.chance(self.env.unreliable.listings);
+                if fresh {
+                    self.env.store.listed = self.env.store.manifests.iter().copied().collect();
+                }
+                let complete = self.env.store.listed.clone();
+                return self.coordinator(c, CoordinatorInput::Checkpoints(Listing { complete, fresh }));
             }
             Timer::PutShard(id, unit, bits) => self.put(id, unit, bits),
             Timer::GetShard(w, generation, id, unit) => {
+                if id != StateId::INITIAL && self.env.rng.chance(self.env.unreliable.shards) {
+                    self.env.store.damaged.insert(id);
+                    self.env.store.manifests.remove(&id);
+                }
+                if self.env.store.damaged.contains(&id) {
+                    let failed = MemberInput::FetchFailed {
+                        generation,
+                        from: w,
+                        unit,
+                    };
+                    return self.member(w, failed);
+                }
                 let newest = self.env.has(Mutant::NewestByEach);
                 let manifests = self.env.store.manifests.iter();
                 let found = manifests.max_by_key(|m| m.step).filter(|_| newest);
@@ -142,9 +190,101 @@ impl Host<Schedule> {
         let key = self.shard_key(id);
         self.env.store.shards.insert((key, unit), bits);
         let mut units = self.env.job.layout.all_units();
-        if units.all(|u| self.env.store.shards.contains_key(&(key, u))) {
+        let whole = units.all(|u| self.env.store.shards.contains_key(&(key, u)));
+        if whole && !self.env.store.damaged.contains(&id) {
             self.env.store.manifests.insert(id); // conditional, contents follow from the id
+            let now = self.now();
+            self.env.store.completed_at.entry(id).or_insert(now);
         }
+    }
+
+    /// Compare-and-swap.
+    fn swap_record(&mut self, expect: u64, record: &Record) -> std::result::Result<bool, Violation> {
+        let ok = self.env.store.record.version == expect || self.env.has(Mutant::BlindWrite);
+        if ok {
+            self.check_persisted(record)?;
+            self.env.store.record = record.clone();
+        }
+        Ok(ok)
+    }
+
+    /// (j): a run is not given up while a checkpoint is left, or workers that can be heard, for a while, hold the whole model.
+    fn check_given_up(&self, c: usize, units: &[Unit]) -> Result {
+        let since = |id: &&StateId| {
+            self.env
+                .store
+                .completed_at
+                .get(id)
+                .is_some_and(|at| at + REACHED < self.now())
+        };
+        let mut saved = self
+            .env
+            .store
+            .manifests
+            .iter()
+            .filter(|id| **id != StateId::INITIAL);
+        let saved = saved.find(since);
+        if let Some(id) = saved {
+            return broken('j', format!("state of {units:?} given up, {id} is in the store"));
+        }
+        if !self.env.checker.anything_committed() {
+            return broken(
+                'j',
+                format!("state of {units:?} given up before anything was committed"),
+            );
+        }
+        let heard = |w: &WorkerId| {
+            let member = self.members.alive(*w).filter(|m| m.paused + REACHED < self.now());
+            let stream = self.coordinators[c].streams.get(w).copied();
+            let blocked = &self.env.network.blocked;
+            let reached = |link| {
+                blocked
+                    .get(&link)
+                    .is_none_or(|until| until + REACHED < self.now())
+            };
+            let (here, there) = (Node::Worker(*w), Node::Coordinator(c));
+            member.is_some_and(|m| stream == Some(m.stream))
+                && reached((here, there))
+                && reached((there, here))
+        };
+        let heard: Vec<WorkerId> = self.members.ids(|_| true).into_iter().filter(heard).collect();
+        let states: BTreeSet<StateId> = heard
+            .iter()
+            .flat_map(|w| self.members[*w].machine.held().values().copied())
+            .collect();
+        let holds = |unit: Unit, id: StateId| {
+            heard
+                .iter()
+                .any(|w| self.members[*w].machine.held().get(&unit) == Some(&id))
+        };
+        let whole = |id: &&StateId| self.env.job.layout.all_units().all(|u| holds(u, **id));
+        match states.iter().find(whole) {
+            Some(id) => broken(
+                'j',
+                format!("state of {units:?} given up, {id} is held by {heard:?}"),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// (h): some time after the faults planned changes succeed.
+    fn count_cancelled(&mut self) -> Result {
+        self.env.stats.cancelled += 1;
+        let settled = self
+            .env
+            .faults
+            .ended_at
+            .is_some_and(|at| self.now() > at + SETTLED);
+        if settled {
+            self.env.faults.cancelled_since += 1;
+            if self.env.faults.cancelled_since > CANCELLED_MAX {
+                return broken(
+                    'h',
+                    format!("{CANCELLED_MAX} planned changes were cancelled long after the faults"),
+                );
+            }
+        }
+        Ok(())
     }
 
     fn check_persisted(&mut self, record: &Record) -> Result {

@@ -1,31 +1,46 @@
 //! Workers: what members ask of engines and the store, and the engines' time.
 
 use super::network::Data;
+use super::outages::CrashLoop;
 use super::{BATCH, Result, Schedule, Timer, Worker};
 use crate::engine::{Engine, Held, Output, initial_bits};
-use crate::host::{Event, Host, Process};
+use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
 use varuna_plan::{StateId, Unit, WorkerId};
 use varuna_protocol::{MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
 impl Host<Schedule> {
     pub(super) fn add_worker(&mut self) {
+        self.start_worker(None);
+    }
+
+    pub(super) fn start_worker(&mut self, crash_loop: Option<CrashLoop>) {
         let id = self.members.next_id();
         let ms = Duration::from_millis;
         let config = MemberConfig {
             id,
             layout: self.env.job.layout,
             last_step: self.env.job.last_step,
-            checkpoint_every: Some(self.env.job.checkpoint_every),
+            checkpoint_every: self
+                .env
+                .job
+                .final_checkpoint
+                .then_some(self.env.job.checkpoint_every),
             timing: MemberTiming {
                 heartbeat: ms(100),
                 connect_deadline: ms(400),
                 fetch_retry: ms(60),
+                ..MemberTiming::default()
             },
         };
         let mut engine = Engine::default();
         engine.any_generation = self.env.has(Mutant::SkipFenceCheck);
-        self.members.start(config, Worker { engine, runs: 0 });
+        let worker = Worker {
+            engine,
+            runs: 0,
+            crash_loop,
+        };
+        self.members.start(config, worker);
         self.after_random(1, 30, Event::OpenStream(id));
         self.after_random(1, 25, Event::Tick(Process::Worker(id)));
     }
@@ -48,14 +63,15 @@ impl Host<Schedule> {
                 decision,
             } => {
                 if let Some(Held { bits, .. }) = engine.held.get(&unit).copied() {
-                    self.send_data(w, to, generation, Data::StateBegins { unit });
                     let state = Data::State {
                         unit,
                         id,
                         bits,
                         decision,
                     };
-                    self.send_data(w, to, generation, state);
+                    let slow = self.env.rng.chance(self.env.unreliable.transfers);
+                    let parts = if slow { self.env.rng.range(2, 12) } else { 1 };
+                    self.send_part((w, to, generation), state, parts);
                 }
             }
             MemberEffect::Put { id, unit } => {
@@ -64,10 +80,26 @@ impl Host<Schedule> {
                     self.after_random(5, far, Timer::PutShard(id, unit, held.bits));
                 }
             }
-            MemberEffect::Exit => self.crash(w),
+            MemberEffect::Exit(_) => self.crash(w),
             engine => self.command(w, engine),
         }
         Ok(())
+    }
+
+    /// Sends a part of a state, and what is left of it later.
+    pub(super) fn send_part(&mut self, link: Link, state: Data, parts: u64) {
+        let (w, to, generation) = link;
+        let Data::State { unit, .. } = state else { return };
+        if !self.members[w].alive || !self.members[w].open.contains(&generation) {
+            return;
+        }
+        self.send_data(w, to, generation, Data::StateBegins { unit });
+        if parts > 1 {
+            self.after_random(40, 60, Timer::Part(link, state, parts - 1));
+        } else {
+            self.send_data(w, to, generation, state);
+            self.after_random(1, 8, Timer::Served(w, generation, to, unit));
+        }
     }
 
     /// Engines answer in their own time, and in order.
@@ -75,11 +107,16 @@ impl Host<Schedule> {
         let worker = &mut self.members[w];
         let engine = &mut worker.local.engine;
         match effect {
-            MemberEffect::Run { plan, step } => {
+            MemberEffect::Run { plan, step, .. } => {
                 engine.start(plan, step);
                 worker.local.runs += 1;
                 let run = worker.local.runs;
-                self.after_random(0, 3, Timer::Compute(w, run));
+                let evaluation = self.env.job.evaluation.filter(|e| e.has(step));
+                // Nearly as long as the deadline allows.
+                let longest = evaluation.map_or(0, |e| u64::from(e.batches) * 350);
+                let evaluated = self.env.rng.range(0, longest);
+                self.after_random(evaluated, evaluated + 3, Timer::Compute(w, run));
+                self.crash_again(w);
             }
             MemberEffect::Abort => {
                 engine.tear();
@@ -94,12 +131,12 @@ impl Host<Schedule> {
             MemberEffect::Load {
                 id: id @ StateId::INITIAL,
                 unit,
+                ..
             } => {
                 engine.staged.insert((unit, id), initial_bits(unit));
                 self.after_random(1, 6, Timer::Adopted(w, unit, id));
             }
-            MemberEffect::Load { id, unit } => {
-                let generation = worker.machine.generation();
+            MemberEffect::Load { generation, id, unit } => {
                 self.after_random(1, 40, Timer::GetShard(w, generation, id, unit));
             }
             MemberEffect::Adopt { unit, id } => self.after_random(1, 6, Timer::Adopted(w, unit, id)),
@@ -136,6 +173,9 @@ impl Host<Schedule> {
                 self.member(w, MemberInput::Stopped { prepared })
             }
             Timer::Applied(_, id) => self.applied(w, id),
+            Timer::Served(_, generation, to, unit) => {
+                self.member(w, MemberInput::Served { generation, to, unit })
+            }
             Timer::Adopted(_, unit, id) => {
                 if let Some(bits) = engine.staged.remove(&(unit, id)) {
                     engine.held.insert(unit, Held { id, bits });
@@ -201,6 +241,7 @@ impl Host<Schedule> {
                         generation,
                         step,
                         units,
+                        store_busy: false,
                     };
                     self.member(w, prepared)?;
                 }

@@ -4,6 +4,7 @@ use crate::draw::{Draw, INPUTS, LAYOUT};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
+use varuna_protocol::Listing;
 use varuna_protocol::coordinator::{Observed, Timing};
 use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Inventory, Phase, Prepared,
@@ -25,6 +26,7 @@ pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
             prepare_plans_every: Duration::from_millis(50 * draw.below(2)),
             ..Timing::model()
         },
+        evaluation: None,
         final_checkpoint: draw.chance(50),
         save_every: draw.chance(50).then(|| Duration::from_millis(100)),
         published: draw.chance(20).then(|| draw.state()),
@@ -55,7 +57,8 @@ pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
                 }
                 CoordinatorEffect::ReadRecord => answers.push(CoordinatorInput::Record(store.clone())),
                 CoordinatorEffect::ListCheckpoints if draw.chance(80) => {
-                    answers.push(CoordinatorInput::Checkpoints(vec![StateId::INITIAL]));
+                    let listing = Listing::fresh(vec![StateId::INITIAL]);
+                    answers.push(CoordinatorInput::Checkpoints(listing));
                 }
                 _ => {}
             }
@@ -107,8 +110,9 @@ impl Draw {
             10..=12 => CoordinatorInput::MaxWorkers(Some(self.below(4) as usize)),
             13 => CoordinatorInput::MaxWorkers(None),
             14..=18 => {
-                let list = (0..self.below(3)).map(|_| self.state()).collect();
-                CoordinatorInput::Checkpoints(list)
+                let complete = (0..self.below(3)).map(|_| self.state()).collect();
+                let fresh = self.chance(50);
+                CoordinatorInput::Checkpoints(Listing { complete, fresh })
             }
             19 => CoordinatorInput::TimeSkipped(Duration::from_secs(self.below(100))),
             20 if self.chance(30) => CoordinatorInput::Stop,
@@ -155,7 +159,11 @@ impl Draw {
                 about: self.worker(),
                 link: self.chance(50),
             },
-            8..=10 => self.inventory(store.highest),
+            8 | 9 => self.inventory(store.highest),
+            10 => Report::Commits {
+                after: Step(self.number()),
+                decisions: (0..self.below(3)).map(|_| self.decision()).collect(),
+            },
             _ => Report::Committed {
                 decision: self.decision(),
             },

@@ -28,6 +28,7 @@ pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
             heartbeat: ms(10),
             connect_deadline: ms(40),
             fetch_retry: ms(6),
+            ..MemberTiming::default()
         },
     });
     let mut digest = EffectsDigest::default();
@@ -53,6 +54,7 @@ impl Draw {
             MemberEffect::Load {
                 id: id @ StateId::INITIAL,
                 unit,
+                ..
             }
             | MemberEffect::Adopt { unit, id } => Some(MemberInput::Loaded { unit, id }),
             MemberEffect::Abort => {
@@ -62,12 +64,13 @@ impl Draw {
                 Some(MemberInput::Stopped { prepared })
             }
             MemberEffect::Apply { decision, .. } => Some(MemberInput::Applied { id: decision.id }),
-            MemberEffect::Run { plan, step } if self.chance(90) => {
+            MemberEffect::Run { plan, step, .. } if self.chance(90) => {
                 let units = plan.units(ME).into_iter().map(|u| (u, self.norm())).collect();
                 Some(MemberInput::Prepared {
                     generation: plan.generation,
                     step,
                     units,
+                    store_busy: self.chance(10),
                 })
             }
             _ => None,
@@ -125,6 +128,12 @@ impl Draw {
                 unit,
             },
             _ if self.chance(10) => MemberInput::Drain,
+            _ if self.chance(10) => MemberInput::StreamDown,
+            _ if self.chance(40) => MemberInput::Served {
+                generation,
+                to: from,
+                unit,
+            },
             _ => MemberInput::StepFailed {
                 generation,
                 about: self.chance(50).then_some(from),
@@ -141,6 +150,9 @@ impl Draw {
             },
             5..=9 => Order::Go { generation },
             10 if self.chance(5) => Order::Release,
+            10 if self.chance(30) => Order::Tell {
+                after: Step(self.number()),
+            },
             _ => Order::Prepare(Arc::new(self.plan(member))),
         }
     }
@@ -164,6 +176,7 @@ impl Draw {
                 Generation(0)
             },
             save: self.chance(20),
+            store_busy: self.chance(5),
         })
     }
 
@@ -221,7 +234,7 @@ impl Draw {
                 predicted: Prediction::default(),
             },
             addresses: (1..5).map(|w| (WorkerId(w), "a:1".to_owned())).collect(),
-            deadline_ns: 50_000_000,
+            deadline: varuna_plan::StepDeadline::of_ms(50),
             relay: self.chance(30),
             secret: String::new(),
             evidence: Vec::new(),

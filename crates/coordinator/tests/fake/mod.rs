@@ -303,6 +303,7 @@ impl Worker {
                 generation: plan.generation,
                 step,
                 units,
+                store_busy: false,
             });
         }
     }
@@ -374,6 +375,7 @@ impl Worker {
                         input,
                     },
                 );
+                return vec![MemberInput::Served { generation, to, unit }];
             }
             MemberEffect::Report(report) => {
                 if let Some(up) = &self.up {
@@ -383,6 +385,7 @@ impl Worker {
             MemberEffect::Load {
                 id: StateId::INITIAL,
                 unit,
+                ..
             } => {
                 self.held.insert(unit, u64::from(unit.0));
                 return vec![MemberInput::Loaded {
@@ -390,7 +393,7 @@ impl Worker {
                     id: StateId::INITIAL,
                 }];
             }
-            MemberEffect::Load { .. } | MemberEffect::Put { .. } => {}
+            MemberEffect::Load { .. } | MemberEffect::Put { .. } | MemberEffect::StopServing { .. } => {}
             MemberEffect::Adopt { unit, id } => {
                 let bits = self
                     .staged
@@ -400,7 +403,7 @@ impl Worker {
                 self.net.agree(id, unit, bits);
                 return vec![MemberInput::Loaded { unit, id }];
             }
-            MemberEffect::Run { plan, step } => {
+            MemberEffect::Run { plan, step, .. } => {
                 self.running = Some((tokio::time::Instant::now() + STEP, plan, step));
             }
             MemberEffect::Abort => {
@@ -412,7 +415,7 @@ impl Worker {
                 self.held.retain(|unit, _| keep.contains(unit));
                 self.staged.clear();
             }
-            MemberEffect::Exit => self.released = true,
+            MemberEffect::Exit(_) => self.released = true,
         }
         vec![]
     }

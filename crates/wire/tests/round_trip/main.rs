@@ -37,7 +37,7 @@ fn small_plan() -> Plan {
         },
         sources: vec![],
         addresses: BTreeMap::new(),
-        deadline_ns: 1,
+        deadline: varuna_plan::StepDeadline::of_ms(1),
         relay: false,
         secret: String::new(),
         evidence: vec![],

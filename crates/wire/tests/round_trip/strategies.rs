@@ -5,8 +5,8 @@ use std::sync::Arc;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
-    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
-    Shape, Spare, Stage, StateId, Step, Unit, WorkerId,
+    Base, Decision, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, SampleRange,
+    ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, WorkerView};
 use varuna_protocol::{Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
@@ -25,7 +25,8 @@ pub(crate) fn generation() -> impl Strategy<Value = Generation> {
 }
 
 pub(crate) fn state_id() -> impl Strategy<Value = StateId> {
-    (any::<u64>(), 0..u64::MAX - 1, any::<u64>()).prop_map(|(g, s, c)| StateId {
+    let most = StateId::NUMBER_MAX;
+    (0..=most, 0..most, any::<u64>()).prop_map(|(g, s, c)| StateId {
         run_gen: Generation(g),
         step: Step(s),
         chain: Chain(c),
@@ -90,22 +91,25 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
 
 pub(crate) fn prepared() -> impl Strategy<Value = Prepared> {
     let norm = (real(), any::<bool>(), real(), proptest::option::of(real()));
-    (any::<u64>(), any::<u64>(), norm).prop_map(|(g, s, (norm2, overflow, loss, eval_loss))| Prepared {
-        run_gen: Generation(g),
-        step: Step(s),
-        norm: UnitNorm {
-            norm2,
-            overflow,
-            loss,
-            eval_loss,
+    (0..=StateId::NUMBER_MAX, 0..=StateId::NUMBER_MAX, norm).prop_map(
+        |(g, s, (norm2, overflow, loss, eval_loss))| Prepared {
+            run_gen: Generation(g),
+            step: Step(s),
+            norm: UnitNorm {
+                norm2,
+                overflow,
+                loss,
+                eval_loss,
+            },
         },
-    })
+    )
 }
 
 pub(crate) fn inventory() -> impl Strategy<Value = Inventory> {
     let units = proptest::collection::btree_map(any::<u32>().prop_map(Unit), state_id(), 0..8);
     let prepared = proptest::collection::btree_map(any::<u32>().prop_map(Unit), prepared(), 0..8);
-    let ran = proptest::option::of(any::<(u64, u64, bool)>());
+    let most = StateId::NUMBER_MAX;
+    let ran = proptest::option::of((0..=most, 0..=most, any::<bool>()));
     (
         any::<u64>(),
         units,
@@ -185,6 +189,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
 }
 
 pub(crate) fn upward() -> impl Strategy<Value = Upward> {
+    let commits = (any::<u64>(), proptest::collection::vec(decision(), 0..4));
     let suspect = (any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(g, about, link)| Report::Suspect {
         generation: Generation(g),
         about: WorkerId(about),
@@ -196,6 +201,10 @@ pub(crate) fn upward() -> impl Strategy<Value = Upward> {
         suspect.prop_map(Upward::Report),
         inventory().prop_map(|i| Upward::Report(Report::Inventory(i))),
         decision().prop_map(|decision| Upward::Report(Report::Committed { decision })),
+        commits.prop_map(|(after, decisions)| Upward::Report(Report::Commits {
+            after: Step(after),
+            decisions
+        })),
         metrics().prop_map(Upward::Metrics),
     ]
 }
@@ -279,7 +288,17 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let worker = || any::<u64>().prop_map(WorkerId);
     let workers = || proptest::collection::vec(worker(), 0..4);
     let addresses = proptest::collection::btree_map(worker(), "[a-z]{1,5}:[1-9]", 0..4);
-    let numbers = (generation(), any::<(u64, u64, bool)>());
+    let evaluation = any::<(u64, u32)>().prop_map(|(interval_steps, batches)| EvaluationSteps {
+        interval_steps,
+        batches,
+    });
+    let deadline = (any::<u64>(), any::<u32>(), proptest::option::of(evaluation));
+    let deadline = deadline.prop_map(|(step_ns, doublings, evaluation)| StepDeadline {
+        step_ns,
+        doublings,
+        evaluation,
+    });
+    let numbers = (generation(), (any::<u64>(), deadline, any::<bool>()));
     let layout = any::<(u32, bool)>().prop_map(|(segments, tied)| Layout { segments, tied });
     (
         numbers,
@@ -293,7 +312,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     )
         .prop_map(
             |(
-                (generation, (parent, deadline_ns, relay)),
+                (generation, (parent, deadline, relay)),
                 base,
                 layout,
                 shape,
@@ -310,7 +329,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     shape,
                     sources,
                     addresses,
-                    deadline_ns,
+                    deadline,
                     relay,
                     secret: texts.0,
                     evidence,
@@ -327,6 +346,7 @@ pub(crate) fn order() -> impl Strategy<Value = Order> {
         generation().prop_map(|generation| Order::Arm { generation }),
         generation().prop_map(|generation| Order::Go { generation }),
         any::<u64>().prop_map(|after| Order::Save { after: Step(after) }),
+        any::<u64>().prop_map(|after| Order::Tell { after: Step(after) }),
         Just(Order::Release),
     ]
 }

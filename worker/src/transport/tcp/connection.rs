@@ -11,7 +11,7 @@ use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use varuna_plan::WorkerId;
+use varuna_plan::{Generation, WorkerId};
 
 /// How long a peer may take to send or answer a hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
@@ -177,7 +177,7 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
 }
 
 /// Dials until the peer accepts, then waits for the end of the connection.
-pub(super) fn dial_loop(shared: &Shared, open: &Arc<Open>, peer: WorkerId, address: &str) {
+pub(super) fn dial_loop(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, address: &str) {
     let generation = open.generation;
     let mut backoff = BACKOFF.build();
     loop {
@@ -242,17 +242,17 @@ fn connect(address: &str) -> io::Result<TcpStream> {
 }
 
 /// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more.
-fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStream) {
+fn watch(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStream) {
     let generation = open.generation;
     if !open.keep(&socket) {
         return;
     }
     let queue = Arc::new(Queue::default());
     let started = socket.try_clone().and_then(|writer| {
-        let queue = Arc::clone(&queue);
+        let (own, queue) = (Arc::clone(shared), Arc::clone(&queue));
         std::thread::Builder::new()
             .name("peer-out".into())
-            .spawn(move || send_frames(&queue, writer))
+            .spawn(move || send_frames(&own, (generation, peer), &queue, writer))
     });
     match started {
         Ok(_) => {
@@ -267,10 +267,14 @@ fn watch(shared: &Shared, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStrea
     report_loss(shared, open, peer);
 }
 
-fn send_frames(queue: &Queue, mut socket: TcpStream) {
-    while let Some(frame) = queue.pop() {
+fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut socket: TcpStream) {
+    let (generation, to) = to;
+    while let Some((frame, sent)) = queue.pop() {
         if frame.write(&mut socket).is_err() {
             break;
+        }
+        if let Some(unit) = sent {
+            (shared.emit)(PeerEvent::StateSent { generation, to, unit });
         }
     }
     queue.close();

@@ -10,6 +10,7 @@ mod queue;
 
 use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
+use crate::state::UnitSnapshot;
 use connection::{accept_loop, dial_loop};
 use frame::{Frame, StateHeader};
 use parking_lot::{Condvar, Mutex};
@@ -41,6 +42,12 @@ pub enum PeerEvent {
     StateProgress {
         generation: Generation,
         from: WorkerId,
+        unit: Unit,
+    },
+    /// A state was sent to the end.
+    StateSent {
+        generation: Generation,
+        to: WorkerId,
         unit: Unit,
     },
     /// A complete state has arrived.
@@ -256,24 +263,65 @@ impl Mesh {
         }
     }
 
-    /// Sends a unit's state in parts of 1 MiB, after all urgent frames and earlier states. Without a connection it is dropped.
-    /// `header.elements` is set to the length of `data`.
-    pub fn send_state(&self, generation: Generation, to: WorkerId, header: StateHeader, data: Vec<f32>) {
+    /// Drops the states of a generation that are not sent to the end. The receiver drops what it has of them.
+    pub fn stop_states(&self, generation: Generation) {
+        if let Some(open) = self.shared.open(generation) {
+            for queue in open.peers.lock().outgoing.values() {
+                queue.drop_states();
+            }
+        }
+    }
+
+    /// Sends a unit's state in parts of 1 MiB, after all urgent frames and earlier states; [`PeerEvent::StateSent`] follows.
+    /// Without a connection it is dropped. `header.elements` is set to the length of the state.
+    pub fn send_state(
+        &self,
+        generation: Generation,
+        to: WorkerId,
+        header: StateHeader,
+        state: Box<dyn StateSource>,
+    ) {
         let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
             return;
         };
         let header = StateHeader {
-            elements: data.len() as u64,
+            elements: state.elements() as u64,
             ..header
         };
         match postcard::to_stdvec(&header) {
             Ok(encoded) => {
-                if !queue.push_state(encoded, header, data) {
+                if !queue.push_state(encoded, header, state) {
                     tracing::error!(%to, unit = %header.unit, "too many states wait for this peer; one is dropped");
                 }
             }
             Err(error) => tracing::error!(%error, "cannot encode the header of a state"),
         }
+    }
+}
+
+/// A state that is read part by part while it is sent. It must not change meanwhile.
+pub trait StateSource: Send {
+    /// How many elements it has.
+    fn elements(&self) -> usize;
+    /// A copy of some of them.
+    fn range(&self, start: usize, end: usize) -> Vec<f32>;
+}
+
+impl StateSource for Vec<f32> {
+    fn elements(&self) -> usize {
+        self.len()
+    }
+    fn range(&self, start: usize, end: usize) -> Vec<f32> {
+        self[start..end].to_vec()
+    }
+}
+
+impl StateSource for UnitSnapshot {
+    fn elements(&self) -> usize {
+        UnitSnapshot::elements(self)
+    }
+    fn range(&self, start: usize, end: usize) -> Vec<f32> {
+        UnitSnapshot::range(self, start, end)
     }
 }
 

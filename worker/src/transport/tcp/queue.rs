@@ -1,15 +1,17 @@
 //! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of state transfers. Transfers are
 //! sent one after another, since the receiver assembles one state at a time.
 
+use super::StateSource;
 use super::frame::{Frame, StateHeader};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
+use varuna_plan::Unit;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
-/// Transfers that may wait: more than a model has units.
-const TRANSFERS_MAX: usize = 4096;
+/// Transfers that may wait: the protocol has one on its way to each peer; those of a closed generation may overlap.
+const TRANSFERS_MAX: usize = 64;
 /// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
 const PART: usize = 1 << 18;
 
@@ -25,7 +27,7 @@ pub(super) enum QueueError {
 /// One unit's state that is being sent.
 struct Transfer {
     header: StateHeader,
-    data: Vec<f32>,
+    state: Box<dyn StateSource>,
     /// Elements sent so far, after the header.
     sent: usize,
 }
@@ -40,22 +42,24 @@ struct State {
 }
 
 impl State {
-    /// The next frame of the first transfer.
-    fn next_part(&mut self) -> Option<Frame> {
+    /// The next frame of the first transfer; with its unit, if it is the last one.
+    fn next_part(&mut self) -> Option<(Frame, Option<Unit>)> {
         let (header, transfer) = self.transfers.front_mut()?;
         let frame = match header.take() {
             Some(encoded) => Frame::State(encoded),
             None => {
-                let end = transfer.data.len().min(transfer.sent + PART);
-                let part = transfer.data[transfer.sent..end].to_vec();
+                let end = transfer.state.elements().min(transfer.sent + PART);
+                let part = transfer.state.range(transfer.sent, end);
                 transfer.sent = end;
                 Frame::Part(transfer.header.unit, transfer.header.id.step, part)
             }
         };
-        if transfer.sent == transfer.data.len() {
+        let unit = transfer.header.unit;
+        let whole = transfer.sent == transfer.state.elements();
+        if whole {
             self.transfers.pop_front();
         }
-        Some(frame)
+        Some((frame, whole.then_some(unit)))
     }
 }
 
@@ -95,20 +99,25 @@ impl Queue {
     }
 
     /// Adds a transfer after those that wait. False: there are too many.
-    pub(super) fn push_state(&self, encoded: Vec<u8>, header: StateHeader, data: Vec<f32>) -> bool {
-        let mut state = self.state.lock();
-        if state.closed {
+    pub(super) fn push_state(
+        &self,
+        encoded: Vec<u8>,
+        header: StateHeader,
+        state: Box<dyn StateSource>,
+    ) -> bool {
+        let mut own = self.state.lock();
+        if own.closed {
             // Like a message it is dropped: the receiver learns that the connection is closed.
             return true;
         }
-        if state.transfers.len() >= TRANSFERS_MAX {
+        if own.transfers.len() >= TRANSFERS_MAX {
             return false;
         }
-        state.transfers.push_back((
+        own.transfers.push_back((
             Some(encoded),
             Transfer {
                 header,
-                data,
+                state,
                 sent: 0,
             },
         ));
@@ -116,8 +125,13 @@ impl Queue {
         true
     }
 
-    /// The next frame; `None` once the connection is closed.
-    pub(super) fn pop(&self) -> Option<Frame> {
+    /// Drops the states that are not sent to the end.
+    pub(super) fn drop_states(&self) {
+        self.state.lock().transfers.clear();
+    }
+
+    /// The next frame, with the unit if it is the last one of a state; `None` once the connection is closed.
+    pub(super) fn pop(&self) -> Option<(Frame, Option<Unit>)> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -126,10 +140,10 @@ impl Queue {
             if let Some(frame) = state.urgent.pop_front() {
                 state.urgent_bytes -= frame.bytes();
                 self.changed.notify_all();
-                return Some(frame);
+                return Some((frame, None));
             }
-            if let Some(frame) = state.next_part() {
-                return Some(frame);
+            if let Some(part) = state.next_part() {
+                return Some(part);
             }
             self.changed.wait(&mut state);
         }
@@ -151,6 +165,10 @@ mod tests {
     use std::time::Duration;
     use varuna_plan::{StateId, Step, Unit};
 
+    fn frame(queue: &Queue) -> Option<Frame> {
+        queue.pop().map(|(frame, _)| frame)
+    }
+
     fn transfer(queue: &Queue, unit: u32, elements: usize) {
         let (id, data) = (StateId::INITIAL, vec![unit as f32; elements]);
         let header = StateHeader {
@@ -160,7 +178,7 @@ mod tests {
             adam_steps: 0,
             elements: elements as u64,
         };
-        assert!(queue.push_state(vec![u8::try_from(unit).unwrap()], header, data));
+        assert!(queue.push_state(vec![u8::try_from(unit).unwrap()], header, Box::new(data)));
     }
 
     #[test]
@@ -169,14 +187,17 @@ mod tests {
         transfer(&queue, 1, PART + 1);
         transfer(&queue, 2, 0);
         transfer(&queue, 3, 1);
-        assert_eq!(queue.pop(), Some(Frame::State(vec![1])));
+        assert_eq!(frame(&queue), Some(Frame::State(vec![1])));
         queue.push_message(vec![9]);
-        assert_eq!(queue.pop(), Some(Frame::Message(vec![9])));
-        assert_eq!(queue.pop(), Some(Frame::Part(Unit(1), Step(0), vec![1.0; PART])));
-        assert_eq!(queue.pop(), Some(Frame::Part(Unit(1), Step(0), vec![1.0])));
-        assert_eq!(queue.pop(), Some(Frame::State(vec![2])));
-        assert_eq!(queue.pop(), Some(Frame::State(vec![3])));
-        assert_eq!(queue.pop(), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
+        assert_eq!(frame(&queue), Some(Frame::Message(vec![9])));
+        assert_eq!(
+            frame(&queue),
+            Some(Frame::Part(Unit(1), Step(0), vec![1.0; PART]))
+        );
+        assert_eq!(frame(&queue), Some(Frame::Part(Unit(1), Step(0), vec![1.0])));
+        assert_eq!(frame(&queue), Some(Frame::State(vec![2])));
+        assert_eq!(frame(&queue), Some(Frame::State(vec![3])));
+        assert_eq!(frame(&queue), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
     }
 
     #[test]
@@ -187,10 +208,10 @@ mod tests {
         transfer(&queue, 1, BYTES_MAX / 2);
         assert_eq!(queue.push(tensor(), soon()), Ok(()));
         assert_eq!(queue.push(tensor(), soon()), Err(QueueError::Deadline));
-        assert!(queue.pop().is_some());
+        assert!(frame(&queue).is_some());
         assert_eq!(queue.push(tensor(), soon()), Ok(()));
         queue.close();
         assert_eq!(queue.push(tensor(), soon()), Err(QueueError::Closed));
-        assert_eq!(queue.pop(), None);
+        assert_eq!(frame(&queue), None);
     }
 }

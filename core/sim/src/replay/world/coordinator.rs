@@ -9,6 +9,7 @@ use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
 use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Shape, StateId};
+use varuna_protocol::Listing;
 use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Timing};
 
 /// The planner. A coordinator below its minimum asks at every tick; for no more workers than were too few before, the answer
@@ -44,6 +45,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
+        evaluation: None,
         final_checkpoint: false,
         save_every: None,
         published: None,
@@ -91,9 +93,10 @@ impl Host<Replay<'_>> {
                 (delay, CoordinatorInput::Written { ok, record })
             }
             CoordinatorEffect::ReadRecord => (latency, CoordinatorInput::Record(self.env.record.clone())),
-            CoordinatorEffect::ListCheckpoints => {
-                (latency, CoordinatorInput::Checkpoints(self.checkpoints()))
-            }
+            CoordinatorEffect::ListCheckpoints => (
+                latency,
+                CoordinatorInput::Checkpoints(Listing::fresh(self.checkpoints())),
+            ),
             CoordinatorEffect::Event(event) => {
                 self.account_for(&event);
                 return Ok(());

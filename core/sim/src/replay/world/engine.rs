@@ -11,7 +11,7 @@ impl Host<Replay<'_>> {
     /// What the engine does, and the store for it.
     pub(super) fn command(&mut self, w: WorkerId, effect: MemberEffect) -> Result {
         match effect {
-            MemberEffect::Run { plan, step } => {
+            MemberEffect::Run { plan, step, .. } => {
                 let generation = plan.generation;
                 if let Some(worker) = self.members.alive_mut(w) {
                     worker.local.job = Some((generation, step));
@@ -51,13 +51,10 @@ impl Host<Replay<'_>> {
                 }
                 self.after(0, Timer::Answer(w, MemberInput::Applied { id }));
             }
-            MemberEffect::Load { id, unit } if id == StateId::INITIAL => {
+            MemberEffect::Load { id, unit, .. } if id == StateId::INITIAL => {
                 self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
-            MemberEffect::Load { id, unit } => {
-                let Some(generation) = self.members.alive(w).map(|x| x.machine.generation()) else {
-                    return Ok(());
-                };
+            MemberEffect::Load { generation, id, unit } => {
                 let route = (generation, None, w);
                 // the store's client asks for a shard once
                 if self.env.saved.contains_key(&id) && !self.env.transfers.carries(&route, unit) {
@@ -105,6 +102,7 @@ impl Host<Replay<'_>> {
                 generation,
                 step,
                 units,
+                store_busy: false,
             };
             self.member(w, prepared)?;
         }
@@ -135,6 +133,14 @@ impl Host<Replay<'_>> {
             self.member(to, progress)?;
         }
         for ((generation, from, to), parcel) in whole {
+            if let Some(source) = from {
+                let served = MemberInput::Served {
+                    generation,
+                    to,
+                    unit: parcel.unit,
+                };
+                self.member(source, served)?;
+            }
             let from = from.unwrap_or(to);
             if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
                 entry.moved_bytes += self

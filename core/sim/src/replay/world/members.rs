@@ -166,7 +166,7 @@ impl Host<Replay<'_>> {
                     .send(self.now(), (generation, Some(w), to), parcel);
                 self.wake();
             }
-            MemberEffect::Exit => self.end_worker(w, latency),
+            MemberEffect::Exit(_) => self.end_worker(w, latency),
             engine => return self.command(w, engine),
         }
         Ok(())

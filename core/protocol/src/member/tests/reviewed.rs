@@ -1,7 +1,6 @@
-//! What a member should do and does not do yet. Each is a schedule that a review found.
+//! Schedules that an outside review found: state that was copied to death, or became the base of the wrong plan.
 
 use super::*;
-use crate::known_defect;
 
 fn serves(effects: &[MemberEffect]) -> usize {
     let serve = |e: &&MemberEffect| matches!(e, MemberEffect::Serve { .. });
@@ -21,7 +20,7 @@ fn wide_plan(generation: u64, base: Base, layout: Layout, members: &[WorkerId]) 
 
 /// What the only holder of 26 units does at the switch to a plan with fifteen more workers, which have asked for all of them,
 /// and when one of them asks again while the first copies are on their way.
-fn growth() -> (Vec<MemberEffect>, Vec<MemberEffect>) {
+fn growth() -> (Rig, Vec<MemberEffect>, Vec<MemberEffect>) {
     let layout = Layout {
         segments: 26,
         tied: false,
@@ -70,24 +69,49 @@ fn growth() -> (Vec<MemberEffect>, Vec<MemberEffect>) {
         generation: Generation(1),
         step: Step(0),
         units,
+        store_busy: false,
     });
     let id = apply(&effects).unwrap().id;
     let at_switch = rig.put(MemberInput::Applied { id });
     assert_eq!(rig.member.generation(), generation);
-    (at_switch, rig.put(fetch(everyone[1], Unit(0))))
+    let again = rig.put(fetch(everyone[1], Unit(0)));
+    (rig, at_switch, again)
 }
 
 #[test]
 fn not_all_units_are_sent_to_everybody_at_once() {
-    let (at_switch, _) = growth();
-    assert!(serves(&at_switch) > 0);
-    known_defect(serves(&at_switch) <= 64);
+    let (mut rig, at_switch, _) = growth();
+    assert_eq!(
+        serves(&at_switch),
+        15,
+        "one unit is on its way to each of fifteen peers"
+    );
+    let (to, generation) = (WorkerId(3), Generation(2));
+    let sent = |unit| MemberInput::Served {
+        generation,
+        to,
+        unit: Unit(unit),
+    };
+    let next = rig.put(sent(0));
+    let follows =
+        |e: &MemberEffect| matches!(e, MemberEffect::Serve { to: t, unit: Unit(1), .. } if *t == to);
+    assert!(next.len() == 1 && follows(&next[0]), "{next:?}");
+    assert_eq!(rig.put(sent(0)), [], "told twice");
 }
 
 #[test]
 fn a_unit_that_is_on_its_way_is_not_sent_once_more() {
-    let (_, again) = growth();
-    known_defect(serves(&again) == 0);
+    let (mut rig, _, again) = growth();
+    assert_eq!(serves(&again), 0);
+    let next = rig.put(MemberInput::Served {
+        generation: Generation(2),
+        to: WorkerId(2),
+        unit: Unit(0),
+    });
+    assert!(
+        matches!(next[..], [MemberEffect::Serve { unit: Unit(1), .. }]),
+        "{next:?}"
+    );
 }
 
 #[test]
@@ -103,8 +127,11 @@ fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch()
         *checkpoint = true;
     }
     let effects = rig.order(Order::Prepare(Arc::new(restore)));
-    let asked = |e: &MemberEffect| matches!(e, MemberEffect::Load { .. });
-    assert!(effects.iter().any(asked));
+    let asked_by = |e: &MemberEffect| match e {
+        MemberEffect::Load { generation, .. } => Some(*generation),
+        _ => None,
+    };
+    assert_eq!(effects.iter().find_map(asked_by), Some(Generation(2)));
     rig.order(Order::Fence { upto: Generation(2) });
     let from = Generation(3);
     rig.order(Order::Prepare(plan(
@@ -119,7 +146,7 @@ fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch()
         peer: PEER,
     });
     assert!(!rig.member.status().based);
-    // The slow read ends now; the agent gives it the number of the present plan.
+    // The slow read ends now, whatever number it is given.
     rig.put(MemberInput::Fetched {
         generation,
         from: ME,
@@ -127,5 +154,35 @@ fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch()
         id: old,
         decision: None,
     });
-    known_defect(!rig.member.status().based);
+    assert!(!rig.member.status().based);
+}
+
+#[test]
+fn a_peer_that_cannot_be_reached_for_a_planned_change_is_named_once() {
+    let mut rig = Rig::running();
+    let (generation, from) = (Generation(2), Generation(1));
+    let third = WorkerId(3);
+    rig.order(Order::Prepare(plan(
+        2,
+        Base::AtSwitch { from },
+        &[ME, PEER, third],
+        &[ME],
+    )));
+    rig.put(MemberInput::Connected {
+        generation,
+        peer: PEER,
+    });
+    let suspect = MemberEffect::Report(Report::Suspect {
+        generation,
+        about: third,
+        link: true,
+    });
+    let named = |rig: &mut Rig, after: Duration| {
+        rig.now = rig.now.after(after);
+        rig.put(MemberInput::Tick).contains(&suspect)
+    };
+    let deadline = rig.member.config.timing.connect_deadline;
+    assert!(!named(&mut rig, deadline / 2));
+    assert!(named(&mut rig, deadline));
+    assert!(!named(&mut rig, deadline));
 }

@@ -1,0 +1,173 @@
+//! How long a step may take before its workers are thought to hang.
+
+use crate::ids::Step;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A generation's first steps, whose deadline may be longer: caches are cold, and what they take is not known yet.
+const FIRST_STEPS: usize = 8;
+/// A step may take so many times what the slowest of the last ones took.
+const OF_RECENT: u32 = 4;
+
+/// The deadline of a plan's steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StepDeadline {
+    /// A step without an evaluation, nanoseconds.
+    pub step_ns: u64,
+    /// The deadline of the generation's first steps is doubled this many times: generations before it committed nothing.
+    pub doublings: u32,
+    /// Which steps begin with an evaluation.
+    pub evaluation: Option<EvaluationSteps>,
+}
+
+/// Steps that begin with an evaluation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EvaluationSteps {
+    /// Every step that is a multiple of this.
+    pub interval_steps: u64,
+    /// Evaluated samples in units of the global batch, rounded up.
+    pub batches: u32,
+}
+
+impl EvaluationSteps {
+    /// Whether the step that follows `step` committed ones begins with an evaluation.
+    #[must_use]
+    pub fn has(&self, step: Step) -> bool {
+        step.0.is_multiple_of(self.interval_steps.max(1))
+    }
+}
+
+impl StepDeadline {
+    /// The same for all steps, milliseconds.
+    #[must_use]
+    pub const fn of_ms(ms: u64) -> Self {
+        Self {
+            step_ns: ms * 1_000_000,
+            doublings: 0,
+            evaluation: None,
+        }
+    }
+
+    /// The deadline of the step that follows `step` committed ones, after those of the same generation that `recent` saw.
+    #[must_use]
+    pub fn of(&self, step: Step, recent: &RecentSteps) -> Duration {
+        let doubled = |n: u32| {
+            self.step_ns
+                .saturating_mul(1u64.checked_shl(n).unwrap_or(u64::MAX))
+        };
+        let ns = match recent.slowest() {
+            None => doubled(self.doublings),
+            // Never longer than for a generation after as many fruitless ones as count.
+            Some(slowest) => {
+                let observed = slowest.saturating_mul(OF_RECENT);
+                let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
+                observed.clamp(self.step_ns, doubled(MOST_DOUBLINGS))
+            }
+        };
+        let evaluated = self.evaluation.filter(|e| e.has(step));
+        let batches = evaluated.map_or(0, |e| e.batches);
+        Duration::from_nanos(ns.saturating_mul(1 + u64::from(batches)))
+    }
+}
+
+/// More doublings than this do not count.
+pub const MOST_DOUBLINGS: u32 = 5;
+
+/// What the last steps of a generation took, those without an evaluation.
+#[derive(Clone, Debug, Default)]
+pub struct RecentSteps {
+    took: VecDeque<Duration>,
+}
+
+impl RecentSteps {
+    /// The step that followed `step` committed ones was committed.
+    pub fn note(&mut self, deadline: &StepDeadline, step: Step, took: Duration) {
+        if deadline.evaluation.is_some_and(|e| e.has(step)) {
+            return;
+        }
+        if self.took.len() == FIRST_STEPS {
+            self.took.pop_front();
+        }
+        self.took.push_back(took);
+    }
+
+    /// None during the first steps.
+    fn slowest(&self) -> Option<Duration> {
+        let enough = self.took.len() == FIRST_STEPS;
+        self.took.iter().copied().max().filter(|_| enough)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn deadline(doublings: u32) -> StepDeadline {
+        StepDeadline {
+            step_ns: 100_000_000,
+            doublings,
+            evaluation: Some(EvaluationSteps {
+                interval_steps: 100,
+                batches: 3,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_doubled_deadline_comes_back_after_a_few_commits() {
+        let deadline = deadline(3);
+        let mut recent = RecentSteps::default();
+        assert_eq!(deadline.of(Step(1), &recent), MS * 800);
+        for step in 1..=8 {
+            assert_eq!(deadline.of(Step(step), &recent), MS * 800);
+            recent.note(&deadline, Step(step), MS * 20);
+        }
+        assert_eq!(deadline.of(Step(9), &recent), MS * 100);
+    }
+
+    #[test]
+    fn steps_that_are_slower_than_expected_have_time_but_not_without_end() {
+        let deadline = deadline(0);
+        let mut recent = RecentSteps::default();
+        for step in 1..=7 {
+            recent.note(&deadline, Step(step), MS * 20);
+        }
+        recent.note(&deadline, Step(8), MS * 90);
+        assert_eq!(deadline.of(Step(9), &recent), MS * 360);
+        recent.note(&deadline, Step(9), MS * 1_000_000);
+        assert_eq!(deadline.of(Step(10), &recent), MS * 3_200);
+    }
+
+    #[test]
+    fn an_evaluation_has_time_of_its_own_and_says_nothing_of_other_steps() {
+        let deadline = deadline(0);
+        let mut recent = RecentSteps::default();
+        assert_eq!(deadline.of(Step(100), &recent), MS * 400);
+        for step in 101..=107 {
+            recent.note(&deadline, Step(step), MS * 20);
+        }
+        recent.note(&deadline, Step(200), MS * 390);
+        assert_eq!(recent.slowest(), None);
+        recent.note(&deadline, Step(201), MS * 20);
+        assert_eq!(deadline.of(Step(202), &recent), MS * 100);
+    }
+
+    #[test]
+    fn no_number_overflows() {
+        let deadline = StepDeadline {
+            step_ns: u64::MAX,
+            doublings: u32::MAX,
+            evaluation: Some(EvaluationSteps {
+                interval_steps: 0,
+                batches: u32::MAX,
+            }),
+        };
+        let endless = Duration::from_nanos(u64::MAX);
+        assert_eq!(deadline.of(Step(u64::MAX), &RecentSteps::default()), endless);
+    }
+}

@@ -1,0 +1,477 @@
+//! Schedules that an outside review found: each ended a run, stopped it, or held it up for no reason.
+
+use super::*;
+
+const C: WorkerId = WorkerId(3);
+
+/// Both units are at the state everywhere.
+fn all_at(id: StateId) -> [(Unit, StateId); 2] {
+    [(Unit(0), id), (Unit(1), id)]
+}
+
+fn is_fence(order: &Order) -> bool {
+    matches!(order, Order::Fence { .. })
+}
+
+#[test]
+fn a_worker_that_is_left_in_an_older_generation_is_told_to_stop() {
+    let mut rig = Rig::training(&[A, B, C]);
+    let here = state(1, 4);
+    for w in [A, B, C] {
+        rig.status(w, 1, Phase::Running, here);
+    }
+    // C is cut off: its fence is lost with its stream.
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    rig.say(A, suspect(1, C));
+    for w in [A, B] {
+        rig.answer(w, &all_at(here));
+    }
+    assert_eq!(rig.plan().members(), [A, B]);
+    for phase in [Phase::Ready, Phase::Running] {
+        for w in [A, B] {
+            rig.status(w, 2, phase, here);
+        }
+    }
+    rig.wait(200);
+    rig.sent.clear();
+    rig.join(C);
+    rig.status(C, 1, Phase::Running, here);
+    rig.wait(300);
+    let stopped = rig.sent.iter().any(|(to, order)| *to == C && is_fence(order));
+    assert!(stopped);
+}
+
+#[test]
+fn a_pending_change_does_not_end_a_run_that_has_committed_nothing() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.join(C);
+    rig.wait(20);
+    assert!(rig.store.next.is_some());
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
+    rig.answer(A, &[(Unit(0), StateId::INITIAL)]);
+    rig.answer(C, &[]);
+    rig.wait(400);
+    assert!(rig.finished.is_none());
+}
+
+#[test]
+fn a_run_is_not_given_up_before_the_time_that_a_restore_waits() {
+    let timing = Timing {
+        gather: Duration::from_millis(10),
+        ..Timing::default()
+    };
+    let config = CoordinatorConfig { timing, ..config() };
+    let mut rig = Rig::training_with(config, &[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.wait(100);
+    let start = rig.now;
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let mut fenced = false;
+    while rig.finished.is_none() && rig.now.since(start) < timing.restore {
+        rig.wait(100);
+        if fenced {
+            rig.answer(A, &[(Unit(1), state(1, 4))]);
+        } else {
+            rig.status(A, 1, Phase::Running, state(1, 4));
+        }
+        fenced = rig.sent.iter().any(|(_, order)| is_fence(order));
+    }
+    assert!(fenced);
+    assert!(rig.finished.is_none());
+}
+
+#[test]
+fn writes_that_fail_do_not_make_the_deadline_longer() {
+    let deadline = |failures: usize| {
+        let mut rig = Rig::training(&[A, B]);
+        rig.say(A, suspect(1, B));
+        let answer = |rig: &mut Rig| {
+            for w in [A, B] {
+                rig.answer(w, &all_at(state(1, 4)));
+            }
+            rig.wait(200);
+        };
+        rig.manual = true;
+        for _ in 0..failures {
+            answer(&mut rig);
+            let record = rig.written.clone().unwrap();
+            rig.put(CoordinatorInput::Written { ok: false, record });
+        }
+        rig.manual = false;
+        answer(&mut rig);
+        assert!(rig.plan().generation > Generation(1));
+        rig.plan().deadline
+    };
+    assert_eq!(deadline(5), deadline(0));
+}
+
+#[test]
+fn deaths_while_loading_do_not_make_the_deadline_longer() {
+    let ids: Vec<WorkerId> = (1..=7).map(WorkerId).collect();
+    let mut rig = Rig::training(&ids);
+    let here = state(1, 4);
+    for w in &ids {
+        rig.status(*w, 1, Phase::Running, here);
+    }
+    let mut deadlines = Vec::new();
+    for (dead, left) in (1..).zip(&ids[..6]).map(|(k, dead)| (*dead, &ids[k..])) {
+        rig.say(left[0], suspect(rig.store.highest.0, dead));
+        rig.put(CoordinatorInput::ProcessEnded { worker: dead });
+        for w in left {
+            rig.answer(*w, &all_at(here));
+        }
+        rig.wait(20);
+        deadlines.push(rig.plan().deadline);
+    }
+    assert_eq!(rig.plan().members(), ids[6..]);
+    assert_eq!(deadlines.first(), deadlines.last());
+}
+
+#[test]
+fn workers_that_have_ended_are_forgotten_some_day() {
+    let mut rig = Rig::training(&[A, B]);
+    for worker in (1_000..3_000).map(WorkerId) {
+        rig.join(worker);
+        rig.put(CoordinatorInput::ProcessEnded { worker });
+    }
+    rig.wait(10);
+    assert!(rig.machine.snapshot().workers.len() < 300);
+}
+
+#[test]
+fn the_greatest_numbers_that_a_worker_or_a_store_can_show_do_no_harm() {
+    let ran = std::panic::catch_unwind(|| {
+        let mut rig = Rig::training(&[A, B]);
+        rig.say(A, suspect(1, B));
+        rig.say(
+            A,
+            Report::Inventory(Inventory {
+                upto: Generation(1),
+                units: [(Unit(0), state(1, 4))].into(),
+                prepared: BTreeMap::new(),
+                ran: Some(Ran {
+                    generation: Generation(1),
+                    step: Step(u64::MAX),
+                    norm_put_in: true,
+                }),
+                decision: None,
+            }),
+        );
+        rig.wait(400);
+    });
+    assert!(ran.is_ok());
+    let stored = std::panic::catch_unwind(|| {
+        let mut rig = Rig::training(&[A, B]);
+        rig.complete = vec![state(u64::MAX, 3)];
+        rig.say(A, suspect(1, B));
+        rig.put(CoordinatorInput::StreamDown { from: B });
+        rig.answer(A, &all_at(state(1, 4)));
+        rig.wait(1_000);
+    });
+    assert!(stored.is_ok());
+}
+
+#[test]
+fn a_suspicion_that_comes_while_a_new_coordinator_settles_is_not_lost() {
+    let store = Rig::training(&[A, B]).store;
+    let mut rig = Rig::with(config(), store);
+    let running = |rig: &mut Rig, w| rig.status(w, 1, Phase::Running, state(1, 4));
+    rig.join(A);
+    running(&mut rig, A);
+    rig.say(A, suspect(1, B));
+    rig.join(B);
+    running(&mut rig, B);
+    for _ in 0..30 {
+        for w in [A, B] {
+            running(&mut rig, w);
+        }
+        rig.wait(10);
+    }
+    assert!(rig.sent.iter().any(|(_, order)| is_fence(order)));
+}
+
+#[test]
+fn a_step_that_a_silent_worker_may_have_committed_is_waited_for() {
+    let mut rig = Rig::training(&[A, B]);
+    let here = state(1, 4);
+    rig.complete = vec![here];
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, here);
+    }
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let start = rig.now;
+    let step = Step(4);
+    let run_gen = Generation(1);
+    let prepared = Prepared {
+        run_gen,
+        step,
+        norm: norm(1.0),
+    };
+    // A has put in its norm, so B may have committed step 5.
+    rig.say(
+        A,
+        Report::Inventory(Inventory {
+            upto: Generation(1),
+            units: [(Unit(0), here)].into(),
+            prepared: [(Unit(0), prepared)].into(),
+            ran: Some(Ran {
+                generation: run_gen,
+                step,
+                norm_put_in: true,
+            }),
+            decision: None,
+        }),
+    );
+    while rig.store.highest == Generation(1) && rig.now.since(start) < Duration::from_secs(5) {
+        rig.wait_with(A, 10);
+    }
+    assert!(rig.store.highest > Generation(1));
+    assert!(rig.now.since(start) >= Timing::model().restore);
+}
+
+#[test]
+fn a_recovery_from_memory_does_not_wait_for_a_store_that_never_answered() {
+    let store = Rig::training(&[A, B]).store;
+    let recovered = |holders: &[WorkerId]| {
+        let mut rig = Rig::with(config(), store.clone());
+        rig.listing = Answer::Never;
+        for w in [A, B] {
+            rig.join(w);
+            rig.status(w, 1, Phase::Running, state(1, 4));
+        }
+        rig.say(A, suspect(1, B));
+        for w in [A, B] {
+            let held = if holders.contains(&w) {
+                &all_at(state(1, 4))[..]
+            } else {
+                &[]
+            };
+            rig.answer(w, held);
+        }
+        rig.wait(500);
+        assert_eq!(rig.finished, None);
+        rig.store.highest > Generation(1)
+    };
+    assert!(recovered(&[A, B]));
+    assert!(!recovered(&[]), "nothing is known of what the store has");
+}
+
+#[test]
+fn a_run_goes_back_to_a_checkpoint_only_by_what_the_store_says_now() {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(stored, &[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.complete = vec![state(1, 2)];
+    rig.listing = Answer::FromMemory;
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    rig.wait(400);
+    assert_eq!(rig.store.highest, Generation(1));
+    // The workers had put a newer one meanwhile.
+    rig.complete = vec![state(1, 2), state(1, 3)];
+    rig.listing = Answer::Now;
+    rig.wait(100);
+    let Base::Fixed { id, .. } = rig.plan().base else {
+        panic!("a recovery")
+    };
+    assert_eq!(id, state(1, 3));
+}
+
+#[test]
+fn a_worker_that_ends_in_its_first_steps_again_and_again_is_left_out_for_a_while() {
+    let mut rig = Rig::training(&[A]);
+    rig.machine.shared.config.last_step = Step(1_000);
+    let mut step = 3;
+    let planned = |rig: &mut Rig, worker: WorkerId, step: u64| {
+        rig.join_as(worker, "unsound");
+        for _ in 0..20 {
+            let g = rig.store.plan.as_ref().unwrap().generation.0;
+            rig.status(A, g, Phase::Running, state(g, step));
+            rig.wait(20);
+        }
+        rig.store.next.as_ref().is_some_and(|n| n.has(worker))
+    };
+    for end in 0..3 {
+        let worker = WorkerId(10 + end);
+        assert_eq!(planned(&mut rig, worker, step), end < 2, "end {end}");
+        rig.put(CoordinatorInput::ProcessEnded { worker });
+        rig.wait(300);
+        assert!(rig.store.next.is_none(), "the change is cancelled");
+        step += 1;
+    }
+    for _ in 0..60 {
+        step += 1;
+        let g = rig.store.plan.as_ref().unwrap().generation.0;
+        rig.status(A, g, Phase::Running, state(g, step));
+        rig.wait(100);
+    }
+    assert!(planned(&mut rig, WorkerId(20), step), "the time is over");
+}
+
+#[test]
+fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
+    let decision = |step: u64| {
+        let (parent, id) = (state(1, step - 1), state(1, step));
+        Decision {
+            parent,
+            id,
+            norm2: 1.0,
+            overflow: false,
+            loss: 1.0,
+            eval_loss: None,
+            switch: None,
+        }
+    };
+    let published = |rig: &Rig| -> Vec<u64> {
+        let step = |e: &Event| match e {
+            Event::Committed { step, .. } => Some(step.0),
+            _ => None,
+        };
+        rig.events.iter().filter_map(step).collect()
+    };
+    let asked = |rig: &Rig| -> Vec<(WorkerId, u64)> {
+        let ask = |(to, order): &(WorkerId, Order)| match order {
+            Order::Tell { after } => Some((*to, after.0)),
+            _ => None,
+        };
+        rig.sent.iter().filter_map(ask).collect()
+    };
+    let mut rig = Rig::training(&[A, B]);
+    // The reports of steps 1 to 4 were lost.
+    rig.say(
+        A,
+        Report::Committed {
+            decision: decision(5),
+        },
+    );
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 5));
+    }
+    assert!(published(&rig).is_empty());
+    rig.wait(50);
+    assert_eq!(asked(&rig).first(), Some(&(A, 0)));
+    let answer = |rig: &mut Rig, from, after: u64, steps: std::ops::RangeInclusive<u64>| {
+        let decisions = steps.map(decision).collect();
+        let after = Step(after);
+        rig.say(from, Report::Commits { after, decisions });
+    };
+    answer(&mut rig, A, 0, 3..=5);
+    assert!(published(&rig).is_empty(), "another may know the first ones");
+    rig.wait(50);
+    assert!(asked(&rig).contains(&(B, 0)));
+    answer(&mut rig, B, 0, 1..=4);
+    answer(&mut rig, A, 0, 1..=5);
+    assert_eq!(
+        published(&rig),
+        [1, 2, 3, 4],
+        "an answer to an earlier order counts no more"
+    );
+    rig.wait(50);
+    answer(&mut rig, A, 4, 5..=5);
+    assert_eq!(published(&rig), [1, 2, 3, 4, 5]);
+    // Nobody knows of steps 6 to 8: they are left out.
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 9));
+    }
+    for _ in 0..3 {
+        answer(&mut rig, A, 5, 9..=9);
+    }
+    assert_eq!(published(&rig).last(), Some(&9));
+}
+
+#[test]
+fn a_run_is_not_given_up_while_a_holder_is_connected_and_may_still_answer() {
+    let mut rig = Rig::training(&[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    let restore = Timing::model().restore;
+    let start = rig.now;
+    while rig.finished.is_none() && rig.now.since(start) < restore * 10 {
+        rig.wait_with(A, 100);
+        rig.status(B, 1, Phase::Running, state(1, 4));
+    }
+    let waited = rig.now.since(start);
+    assert!(waited > restore * 3 && waited < restore * 5, "{waited:?}");
+}
+
+#[test]
+fn a_checkpoint_that_is_on_its_way_when_its_makers_die_is_waited_for() {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(stored, &[A, B]);
+    rig.complete = vec![];
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    rig.wait_with(A, 300);
+    assert_eq!(rig.finished, None);
+    rig.complete = vec![state(1, 3)];
+    rig.wait_with(A, 100);
+    assert!(matches!(rig.plan().base, Base::Fixed { id, .. } if id == state(1, 3)));
+}
+
+#[test]
+fn a_coordinator_gives_a_run_up_only_while_the_record_is_its_own() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    // Another coordinator has taken over a moment ago.
+    rig.store.version += 1;
+    rig.store.term += 1;
+    rig.put(CoordinatorInput::ProcessEnded { worker: B });
+    assert_eq!(rig.finished, Some(Outcome::Deposed));
+    assert!(!rig.events.iter().any(|e| matches!(e, Event::Lost { .. })));
+}
+
+#[test]
+fn a_dead_link_of_a_planned_change_cancels_it_and_is_planned_around() {
+    let mut rig = Rig::training(&[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.wait(100);
+    rig.join(C);
+    rig.wait(20);
+    let change = rig.store.next.as_ref().unwrap().generation;
+    rig.say(
+        B,
+        Report::Suspect {
+            generation: change,
+            about: C,
+            link: true,
+        },
+    );
+    rig.wait(20);
+    assert!(rig.store.next.is_none());
+    assert!(
+        !rig.sent.iter().any(|(_, order)| is_fence(order)),
+        "training goes on"
+    );
+    for step in 5..12 {
+        for w in [A, B] {
+            rig.status(w, 1, Phase::Running, state(1, step));
+        }
+        rig.wait(100);
+        assert!(rig.store.next.is_none(), "the same change would fail again");
+    }
+}

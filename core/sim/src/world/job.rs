@@ -1,0 +1,54 @@
+//! The job that is run.
+
+use crate::rng::Rng;
+use std::time::Duration;
+use varuna_plan::state::mix;
+use varuna_plan::{EvaluationSteps, Layout, Step};
+
+/// The job that is run.
+pub(super) struct Job {
+    pub(super) layout: Layout,
+    /// Most segments that one worker can hold.
+    pub(super) worker_segments: u32,
+    pub(super) last_step: Step,
+    pub(super) checkpoint_every: u64,
+    /// Checkpoints are also made by the clock.
+    pub(super) save_every: Option<Duration>,
+    /// There is a store, and the job needs a checkpoint of its last step.
+    pub(super) final_checkpoint: bool,
+    pub(super) evaluation: Option<EvaluationSteps>,
+    /// The run may begin anew from the seed, where all else is lost.
+    pub(super) may_begin_anew: bool,
+}
+
+impl Job {
+    pub(super) fn draw(rng: &mut Rng, seed: u64) -> Self {
+        let segments = small(rng.range(2, 4));
+        let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
+        Self {
+            layout: Layout {
+                segments,
+                tied: rng.chance(50),
+            },
+            worker_segments,
+            // One run in ten is long enough to see how it goes on after the faults.
+            last_step: Step(rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }),
+            checkpoint_every: rng.range(1, 6),
+            final_checkpoint: rng.chance(75),
+            evaluation: rng.chance(25).then(|| EvaluationSteps {
+                interval_steps: rng.range(2, 6),
+                batches: small(rng.range(1, 4)),
+            }),
+            may_begin_anew: rng.chance(50),
+            save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
+        }
+    }
+
+    pub(super) fn min_workers(&self) -> usize {
+        self.layout.segments.div_ceil(self.worker_segments) as usize
+    }
+}
+
+fn small(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
