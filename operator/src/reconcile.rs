@@ -43,11 +43,11 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
     };
     let job = &observed.job;
     let decision = decide(&observed);
-    let carried_out = carry_out(&object, &observed, &decision, context).await;
+    // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
     for note in deletion_events(&decision) {
         publish_event(&context.recorder, job, &note).await;
     }
-    match carried_out {
+    match carry_out(&object, &observed, &decision, context).await {
         Ok(()) => context.backoff.succeeded(job, &observed.failures),
         Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
         Err(error) => return Err(error),

@@ -48,7 +48,7 @@ pub(super) fn events(
 }
 
 /// Pods that are deleted because of their node or a preemption. Only the reconciliation that deletes them knows why: its caller
-/// publishes these whatever else fails.
+/// publishes these before it deletes them.
 #[must_use]
 pub fn deletion_events(decision: &Decision<'_>) -> Vec<EventNote> {
     let deleted = decision.delete.iter().filter_map(|deletion| {

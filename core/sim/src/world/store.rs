@@ -136,27 +136,7 @@ impl Host<Schedule> {
                 return self.coordinator(c, CoordinatorInput::Checkpoints(Listing { complete, fresh }));
             }
             Timer::PutShard(id, unit, bits) => self.put(id, unit, bits),
-            Timer::GetShard(w, generation, id, unit) => {
-                if id != StateId::INITIAL && self.env.rng.chance(self.env.unreliable.shards) {
-                    self.env.store.damaged.insert(id);
-                    self.env.store.manifests.remove(&id);
-                }
-                if self.env.store.damaged.contains(&id) {
-                    let failed = MemberInput::FetchFailed {
-                        generation,
-                        from: w,
-                        unit,
-                    };
-                    return self.member(w, failed);
-                }
-                let newest = self.env.has(Mutant::NewestByEach);
-                let manifests = self.env.store.manifests.iter();
-                let found = manifests.max_by_key(|m| m.step).filter(|_| newest);
-                let key = self.shard_key(found.copied().unwrap_or(id));
-                if let Some(bits) = self.env.store.shards.get(&(key, unit)).copied() {
-                    self.after_random(1, 60, Timer::ShardStaged(w, generation, unit, id, bits));
-                }
-            }
+            Timer::GetShard(w, generation, id, unit) => return self.get_shard(w, generation, id, unit),
             Timer::ShardStaged(w, generation, unit, id, bits) => {
                 self.members[w].local.engine.staged.insert((unit, id), bits);
                 let fetched = MemberInput::Fetched {
@@ -169,6 +149,30 @@ impl Host<Schedule> {
                 return self.member(w, fetched);
             }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// A worker reads a shard of a checkpoint.
+    fn get_shard(&mut self, w: WorkerId, generation: Generation, id: StateId, unit: Unit) -> Result {
+        if id != StateId::INITIAL && self.env.rng.chance(self.env.unreliable.shards) {
+            self.env.store.damaged.insert(id);
+            self.env.store.manifests.remove(&id);
+        }
+        if self.env.store.damaged.contains(&id) {
+            let failed = MemberInput::FetchFailed {
+                generation,
+                from: w,
+                unit,
+            };
+            return self.member(w, failed);
+        }
+        let newest = self.env.has(Mutant::NewestByEach);
+        let manifests = self.env.store.manifests.iter();
+        let found = manifests.max_by_key(|m| m.step).filter(|_| newest);
+        let key = self.shard_key(found.copied().unwrap_or(id));
+        if let Some(bits) = self.env.store.shards.get(&(key, unit)).copied() {
+            self.after_random(1, 60, Timer::ShardStaged(w, generation, unit, id, bits));
         }
         Ok(())
     }

@@ -4,7 +4,8 @@ use super::frame::{
     Frame, Hello, Refusal, StateHeader, read_answer, read_confirmation, write_answer, write_confirmation,
 };
 use super::queue::Queue;
-use super::{Incoming, Open, PeerEvent, Shared};
+use super::states::Incoming;
+use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};

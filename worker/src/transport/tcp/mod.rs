@@ -7,21 +7,22 @@
 mod connection;
 pub mod frame;
 mod queue;
+mod states;
 
 use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
-use crate::state::UnitSnapshot;
 use connection::{accept_loop, dial_loop};
 use frame::{Frame, StateHeader};
 use parking_lot::{Condvar, Mutex};
 use queue::{Queue, QueueError};
+pub use states::StateSource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use varuna_plan::{Generation, Step, Unit, WorkerId};
+use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
 /// Events of connections, for the agent.
@@ -299,32 +300,6 @@ impl Mesh {
     }
 }
 
-/// A state that is read part by part while it is sent. It must not change meanwhile.
-pub trait StateSource: Send {
-    /// How many elements it has.
-    fn elements(&self) -> usize;
-    /// A copy of some of them.
-    fn range(&self, start: usize, end: usize) -> Vec<f32>;
-}
-
-impl StateSource for Vec<f32> {
-    fn elements(&self) -> usize {
-        self.len()
-    }
-    fn range(&self, start: usize, end: usize) -> Vec<f32> {
-        self[start..end].to_vec()
-    }
-}
-
-impl StateSource for UnitSnapshot {
-    fn elements(&self) -> usize {
-        UnitSnapshot::elements(self)
-    }
-    fn range(&self, start: usize, end: usize) -> Vec<f32> {
-        UnitSnapshot::range(self, start, end)
-    }
-}
-
 impl Drop for Mesh {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
@@ -382,41 +357,5 @@ impl Link for TcpLink {
         for queue in self.open.peers.lock().outgoing.values() {
             queue.close();
         }
-    }
-}
-
-/// A state that is being received.
-struct Incoming {
-    header: StateHeader,
-    data: Vec<f32>,
-}
-
-impl Incoming {
-    fn new(header: StateHeader) -> io::Result<Incoming> {
-        let mut data = Vec::new();
-        usize::try_from(header.elements)
-            .ok()
-            .and_then(|n| data.try_reserve_exact(n).ok())
-            .ok_or_else(|| {
-                io::Error::other(format!("no memory for a state of {} elements", header.elements))
-            })?;
-        Ok(Incoming { header, data })
-    }
-
-    /// Adds a part. It must belong to this state and fit.
-    fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> io::Result<()> {
-        let fits = self.data.len() as u64 + part.len() as u64 <= self.header.elements;
-        if (unit, step) != (self.header.unit, self.header.id.step) || !fits {
-            let StateHeader { unit: own, id, .. } = self.header;
-            return Err(io::Error::other(format!(
-                "a part of unit {unit} at step {step} within unit {own} at {id}"
-            )));
-        }
-        self.data.extend_from_slice(part);
-        Ok(())
-    }
-
-    fn is_complete(&self) -> bool {
-        self.data.len() as u64 == self.header.elements
     }
 }

@@ -1,8 +1,8 @@
 //! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of state transfers. Transfers are
 //! sent one after another, since the receiver assembles one state at a time.
 
-use super::StateSource;
 use super::frame::{Frame, StateHeader};
+use super::states::StateSource;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
