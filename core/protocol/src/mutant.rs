@@ -304,7 +304,7 @@ mutants! {
     /// A generation in which no step is committed for four deadlines goes on.
     NoStallDetection => NOBODY,
     /// A generation may take for ever to start.
-    NoLaunchDeadline => seeds("f", 0),
+    NoLaunchDeadline => seeds("f", 400),
     /// A recovery does not use draining workers even where too few others are left.
     NeverUseDraining => NOBODY,
     /// A write that succeeds after Stop is not noted.

@@ -32,8 +32,8 @@ pub(super) struct Active {
     pub(super) suspicion: Option<(Generation, String)>,
     /// Changes in a row that were cancelled because connecting took too long: the next one has more time.
     pub(super) slow_changes: u32,
-    /// Why the change under way cannot succeed.
-    pub(super) cancel_because: Option<String>,
+    /// The change that cannot succeed, and why.
+    pub(super) cancel_because: Option<(Generation, String)>,
     /// When the store is listed again for the last step's checkpoint.
     pub(super) list_at: Time,
 }

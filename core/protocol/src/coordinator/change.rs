@@ -103,7 +103,8 @@ impl Active {
         };
         let late = turn.now > self.planned_at.after(patience);
         let step = shared.progress.step_deadline(plan); // the switch waits for a commit
-        let cannot = self.cancel_because.take();
+        let cannot = self.cancel_because.take_if(|(g, _)| *g == generation);
+        let cannot = cannot.map(|(_, because)| because);
         if may_cancel && (lost || late || cannot.is_some()) {
             self.change_after = turn.now.after(timing.change_delay * 3);
             self.considered = None;

@@ -261,7 +261,7 @@ impl Mode {
         };
         match self {
             Mode::Active(mut active) if of_change && active.may_cancel(generation) => {
-                active.cancel_because = Some(because);
+                active.cancel_because = Some((generation, because));
                 Mode::Active(active)
             }
             Mode::Active(active) => recover(active, because, shared, turn),

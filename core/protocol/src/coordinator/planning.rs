@@ -13,7 +13,8 @@ const SWITCH_MS: f64 = 100.0;
 const LEAST_GAIN: f64 = 0.002;
 
 impl Shared {
-    /// Workers that may be planned with: those in quarantine and behind bad links left out, no more than the job may use, present members first.
+    /// Workers that may be planned with: those in quarantine and behind bad links left out, no more than the job may use, present
+    /// members first.
     pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
         let least = self.config.min_workers;
         let sound = |w: &&WorkerId| !self.quarantine.has(now, &self.roster.name(**w));

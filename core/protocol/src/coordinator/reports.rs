@@ -41,12 +41,17 @@ impl Shared {
 
     pub(super) fn stream_up(&mut self, from: WorkerId, hello: Hello, turn: &mut Turn<'_>) {
         self.outbox.forget(from);
-        let (name, address) = (hello.name.clone(), hello.address.clone());
         if self.roster.connect(from, hello, turn.now) {
+            self.tell_of_joining(from, turn);
+        }
+    }
+
+    fn tell_of_joining(&self, worker: WorkerId, turn: &mut Turn<'_>) {
+        if let Some(Hello { name, address, .. }) = self.roster.hello(worker) {
             turn.event(Event::WorkerJoined {
-                worker: from,
-                name,
-                address,
+                worker,
+                name: name.clone(),
+                address: address.clone(),
             });
         }
     }
@@ -91,12 +96,8 @@ impl Shared {
     /// A worker said something; false where it never said Hello.
     pub(super) fn heard(&mut self, from: WorkerId, turn: &mut Turn<'_>) -> bool {
         let back = self.roster.heard(from, turn.now);
-        if let Some(Hello { name, address, .. }) = self.roster.hello(from).filter(|_| back == Some(true)) {
-            turn.event(Event::WorkerJoined {
-                worker: from,
-                name: name.clone(),
-                address: address.clone(),
-            });
+        if back == Some(true) {
+            self.tell_of_joining(from, turn);
         }
         back.is_some()
     }

@@ -121,7 +121,7 @@ pub(super) struct PlannedChange {
     pub(super) serving: Serving,
     /// Its number goes into the norm exchange.
     pub(super) armed: bool,
-    /// Since when peers are being connected; none once somebody was suspected.
+    /// Since when peers are being connected; none once all were, or somebody was suspected.
     pub(super) suspect_at: Option<Time>,
 }
 

@@ -79,8 +79,13 @@ impl Member {
         peer: WorkerId,
         effects: &mut Vec<MemberEffect>,
     ) {
+        let me = self.config.id;
         if let Some(change) = self.change_to(generation) {
-            if change.peers.insert(peer) {
+            let new = change.peers.insert(peer);
+            if change.is_connected(me) {
+                change.suspect_at = None;
+            }
+            if new {
                 self.tell(effects);
             }
         } else if let Some(current) = self.current_in(generation)
