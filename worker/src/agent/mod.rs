@@ -281,7 +281,10 @@ impl Agent {
                 }
                 self.command(Command::Quiesce)?;
             }
-            MemberEffect::Apply { decision, units } => self.command(Command::Apply { decision, units })?,
+            MemberEffect::Apply { decision, units } => {
+                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
+                self.command(Command::Apply { decision, units })?;
+            }
             MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
             MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
             MemberEffect::Exit(reason) => self.exit = Some(reason),
@@ -349,9 +352,6 @@ impl Agent {
         } = &report
         {
             tracing::info!(%generation, %about, link, "suspects a peer");
-        }
-        if let Report::Committed { decision } = &report {
-            tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
         }
         self.send(Upward::Report(report));
     }
