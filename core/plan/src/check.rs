@@ -223,7 +223,7 @@ pub fn check_shape(
 /// # Errors
 /// The first violation found.
 pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
-    let mut offered = plan.members();
+    let mut offered = plan.members().to_vec();
     offered.extend(plan.shape.spares.iter().map(|s| s.worker));
     check_shape(&plan.shape, &plan.layout, batch, &offered)?;
     if plan.sources.len() != plan.layout.units() {
@@ -232,13 +232,9 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
             found: plan.sources.len(),
         });
     }
-    let needed = plan
-        .members()
-        .into_iter()
-        .chain(plan.sources.iter().flatten().copied());
-    for worker in needed {
-        if !plan.addresses.contains_key(&worker) {
-            return Err(PlanError::Address(worker));
+    for worker in plan.members().iter().chain(plan.sources.iter().flatten()) {
+        if !plan.addresses.contains_key(worker) {
+            return Err(PlanError::Address(*worker));
         }
     }
     let stored = matches!(plan.base, crate::document::Base::Fixed { checkpoint: true, .. });
@@ -437,6 +433,7 @@ mod tests {
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
+            index: crate::document::PlanIndex::default(),
         }
     }
 

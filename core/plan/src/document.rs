@@ -7,6 +7,9 @@ use crate::state::{Decision, StateId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod index;
+pub use index::PlanIndex;
+
 /// A contiguous range of segments on one worker, for one pipeline.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stage {
@@ -321,28 +324,55 @@ pub struct Plan {
     pub evidence: Vec<WorkerId>,
     /// Why this plan, for people.
     pub reason: String,
+    /// Follows from the rest.
+    #[serde(skip)]
+    pub index: PlanIndex,
 }
 
 impl Plan {
     /// Whether the worker has a stage.
     #[must_use]
     pub fn has(&self, worker: WorkerId) -> bool {
-        self.shape.place(worker).is_some()
+        self.index.of(self).has(worker)
     }
     /// Whether the worker has a stage or serves state.
     #[must_use]
     pub fn involves(&self, worker: WorkerId) -> bool {
-        self.has(worker) || self.sources.iter().any(|s| s.contains(&worker))
+        self.index.of(self).involves(worker)
     }
     /// All members, ascending.
     #[must_use]
-    pub fn members(&self) -> Vec<WorkerId> {
-        self.shape.members()
+    pub fn members(&self) -> &[WorkerId] {
+        &self.index.of(self).members
     }
-    /// The units that a worker holds.
+    /// The first holder of a unit: it owns the unit's part of the norm. None for a unit that no stage holds.
+    #[must_use]
+    pub fn owner(&self, unit: Unit) -> Option<WorkerId> {
+        self.index.of(self).owner(unit)
+    }
+    /// The position of a worker: (pipeline index, index of its first stage).
+    #[must_use]
+    pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {
+        self.index.of(self).place(worker)
+    }
+    /// The segments of each of the worker's stages, ascending; none for a worker without a stage.
+    #[must_use]
+    pub fn segments_of(&self, worker: WorkerId) -> Vec<SegmentRange> {
+        let Some((pipeline, _)) = self.place(worker) else {
+            return Vec::new();
+        };
+        let stages = self.shape.pipelines[pipeline].stages.iter();
+        stages
+            .filter(|s| s.worker == worker)
+            .map(|s| s.segments)
+            .collect()
+    }
+    /// The units that a worker holds, in order; none for a worker without a stage.
     #[must_use]
     pub fn units(&self, worker: WorkerId) -> Vec<Unit> {
-        self.shape.units(&self.layout, worker)
+        let ranges = self.segments_of(worker);
+        let held = |unit: &Unit| ranges.iter().any(|r| self.layout.stage_holds(*r, *unit));
+        self.layout.all_units().filter(held).collect()
     }
     /// Holders of a unit, the first owns its part of the norm.
     #[must_use]

@@ -98,7 +98,7 @@ mutants! {
     /// Units that the new plan takes away are freed when the plan is accepted.
     FreeBeforeGo => seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 7600),
+    ShardsWithoutGeneration => seeds("b", 11600),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
@@ -304,7 +304,7 @@ mutants! {
     /// A generation in which no step is committed for four deadlines goes on.
     NoStallDetection => NOBODY,
     /// A generation may take for ever to start.
-    NoLaunchDeadline => seeds("f", 400),
+    NoLaunchDeadline => seeds("f", 800),
     /// A recovery does not use draining workers even where too few others are left.
     NeverUseDraining => NOBODY,
     /// A write that succeeds after Stop is not noted.

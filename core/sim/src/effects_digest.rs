@@ -133,7 +133,7 @@ structs! {
     Prediction { step_ms, bubble, move_ms, calibrated },
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
-        generation, parent, base, layout, shape, sources, addresses, deadline, relay, secret, evidence; reason
+        generation, parent, base, layout, shape, sources, addresses, deadline, relay, secret, evidence; reason; index
     },
     StepDeadline { step_ns, doublings, evaluation },
     EvaluationSteps { interval_steps, batches },

@@ -165,7 +165,7 @@ impl Engine {
 
     fn advance(&mut self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
         let plan = job.plan.clone();
-        let Some((i, j)) = plan.shape.place(me) else {
+        let Some((i, j)) = plan.place(me) else {
             return;
         };
         let pipeline = &plan.shape.pipelines[i];
@@ -218,7 +218,7 @@ impl Engine {
         samples: (u64, u64),
         outputs: &mut Vec<Output>,
     ) {
-        let ranges = plan.shape.segments_of(me);
+        let ranges = plan.segments_of(me);
         let first = ranges.iter().any(|r| r.start == 0);
         let last = ranges.iter().any(|r| r.end == plan.layout.segments);
         for unit in plan.units(me) {

@@ -188,12 +188,12 @@ impl Driver {
             return Err("the job names no location for checkpoints (spec.checkpoint)".into());
         }
         self.feed(CoordinatorInput::Save);
-        Ok(self.machine.snapshot().run.step.0)
+        Ok(self.machine.run().step.0)
     }
 
     /// What the checkpoint store shows: for people what has changed, for the machine what it can resume from.
     fn take_listing(&mut self, listing: CheckpointListing) {
-        let step = self.machine.snapshot().run.step;
+        let step = self.machine.run().step;
         for event in self.checkpoints.update(listing, step) {
             self.log_checkpoint(event);
         }
@@ -262,8 +262,8 @@ impl Driver {
                 }
             },
             CoordinatorEffect::Event(event) => {
-                let snapshot = self.machine.snapshot();
-                self.publisher.event(self.start.elapsed(), event, &snapshot);
+                let run = self.machine.run();
+                self.publisher.event(self.start.elapsed(), event, &run);
             }
             CoordinatorEffect::Finish(outcome) => self.outcome = Some(outcome),
         }
@@ -276,7 +276,7 @@ impl Driver {
     }
 
     fn log_checkpoint(&mut self, event: CheckpointEvent) {
-        self.publisher.checkpoint_event(event, &self.machine.snapshot());
+        self.publisher.checkpoint_event(event, &self.machine.run());
     }
 
     fn publish(&mut self, ended: bool) {

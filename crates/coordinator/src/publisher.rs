@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use varuna_api::Job;
 use varuna_plan::{Plan, StateId, Step};
-use varuna_protocol::coordinator::{Event, Snapshot};
+use varuna_protocol::coordinator::{Event, RunView, Snapshot};
 use varuna_run_folder::{CheckpointEvent, LoggedEvent, Metric, RunFolder, RunStatus, now_ms};
 
 /// Least time between two views.
@@ -63,7 +63,7 @@ impl Publisher {
     }
 
     /// An event of the protocol, `at` the time since the coordinator's start.
-    pub(crate) fn event(&mut self, at: Duration, event: Event, snapshot: &Snapshot) {
+    pub(crate) fn event(&mut self, at: Duration, event: Event, run: &RunView) {
         self.add_to_view(at, &event);
         if let Event::Committed {
             id,
@@ -82,8 +82,8 @@ impl Publisher {
                 gradient_norm,
                 overflow,
                 generation,
-                workers: snapshot.run.members,
-                plan: snapshot.run.plan.clone().unwrap_or_default(),
+                workers: run.members,
+                plan: run.plan.clone().unwrap_or_default(),
                 tokens: self.tokens_per_step,
                 step_ms: self.last_commit.elapsed().as_secs_f64() * 1e3,
                 time_ms: now_ms(),
@@ -103,13 +103,13 @@ impl Publisher {
             steps_lost = Some(reached.0.saturating_sub(base.step.0));
         }
         let text = self.text.sentence(at, &event, steps_lost.unwrap_or(0));
-        self.log(LoggedEvent::Protocol(event), steps_lost, text, snapshot);
+        self.log(LoggedEvent::Protocol(event), steps_lost, text, run);
     }
 
     /// A change in the checkpoint store.
-    pub(crate) fn checkpoint_event(&mut self, event: CheckpointEvent, snapshot: &Snapshot) {
+    pub(crate) fn checkpoint_event(&mut self, event: CheckpointEvent, run: &RunView) {
         let text = crate::event_text::of_checkpoint(&event);
-        self.log(LoggedEvent::Checkpoint(event), None, text, snapshot);
+        self.log(LoggedEvent::Checkpoint(event), None, text, run);
     }
 
     fn add_to_view(&mut self, at: Duration, event: &Event) {
@@ -123,12 +123,8 @@ impl Publisher {
     }
 
     /// One entry for tools, and the same as a sentence for people.
-    fn log(&mut self, event: LoggedEvent, steps_lost: Option<u64>, text: String, snapshot: &Snapshot) {
-        tracing::info!(
-            generation = snapshot.run.generation.0,
-            step = snapshot.run.step.0,
-            "{text}"
-        );
+    fn log(&mut self, event: LoggedEvent, steps_lost: Option<u64>, text: String, run: &RunView) {
+        tracing::info!(generation = run.generation.0, step = run.step.0, "{text}");
         self.folder.append_event(event, steps_lost);
         self.last_message += 1;
         push_bounded(&mut self.view.messages, (self.last_message, text));

@@ -8,8 +8,8 @@ use v1::plan::Base as WireBase;
 use v1::schedule::Kind as WireKind;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::{
-    Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec,
-    SegmentRange, Shape, Spare, Stage, StepDeadline, WorkerId,
+    Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, PlanIndex, Prediction, SampleRange,
+    ScheduleSpec, SegmentRange, Shape, Spare, Stage, StepDeadline, WorkerId,
 };
 
 pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
@@ -169,6 +169,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         secret: plan.secret,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
+        index: PlanIndex::default(),
     })
 }
 

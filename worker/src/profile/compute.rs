@@ -168,6 +168,7 @@ impl Bench {
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
+            index: varuna_plan::PlanIndex::default(),
         }
     }
 

@@ -179,6 +179,7 @@ pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),
+        index: varuna_plan::PlanIndex::default(),
     };
     varuna_plan::check::check_plan(&plan, BATCH).unwrap();
     plan

@@ -1,10 +1,11 @@
 //! A generation in force: launch, watch, promote.
 
+use super::all_of::AllOf;
 use super::config::{CoordinatorEffect, Timing};
 use super::event::Event;
 use super::outbox::OrderKind;
 use super::shared::Shared;
-use super::turn::{Next, Turn};
+use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Phase, Status, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,6 +19,15 @@ pub(super) struct Active {
     go_sent: Generation,
     /// The last generation whose members were seen to be all connected.
     connected: Generation,
+    /// Conditions that all members have to meet.
+    all_connected: AllOf,
+    all_ready: AllOf,
+    all_finished: AllOf,
+    /// Of the members of the present plan and of the next one: connected in the next one.
+    pub(super) present_ready: AllOf,
+    pub(super) next_ready: AllOf,
+    /// A worker that was seen to be based in this generation: the switch to it has been decided.
+    switched: Option<(Generation, WorkerId)>,
     /// The last planned change whose members were armed.
     pub(super) armed: Generation,
     /// The last planned change that this coordinator proposed itself.
@@ -80,22 +90,24 @@ impl Active {
             return Next::Recover("no plan yet".into());
         };
         let next = shared.record.stored.next.clone();
-        let switched = next.as_ref().is_some_and(|n| has_switched(shared, &plan, n));
+        let switched = next
+            .as_ref()
+            .is_some_and(|n| self.has_switched(shared, turn.scope, &plan, n));
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
         let broken = self.suspected_here(shared);
-        let broken = broken.or_else(|| broken_off(shared, turn.now, &target));
+        let broken = broken.or_else(|| broken_off(shared, turn, &target));
         fence_older_generations(shared, turn, &target);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);
         }
-        let finished = has_finished(shared, &target);
+        let finished = self.has_finished(shared, turn.scope, &target);
         let patience = shared.progress.step_deadline(&target).saturating_mul(4);
         let running = self.is_running(target.generation);
         let stalled = !bug!(NoStallDetection) && turn.now > shared.progress.at.after(patience);
         if running && !finished && stalled {
             return Next::Recover("no step was committed for four deadlines".into());
         }
-        let untold = shared.ask_for_commits(&target.members(), turn);
+        let untold = shared.ask_for_commits(target.members(), turn);
         if finished && !untold {
             return self.finish(shared, turn);
         }
@@ -109,15 +121,54 @@ impl Active {
             Some(next) if switched && running => Next::Write(shared.record.with_promoted(next)),
             Some(_) if switched => Next::Stay,
             Some(next) => self.change(shared, turn, &plan, &next),
-            None if running && turn.now >= self.change_after => match self.propose(shared, turn, &plan) {
-                Some(next) => Next::Write(shared.record.with_next(Some(next))),
-                None => {
-                    shared.prepare_plan(turn.now);
-                    Next::Stay
+            None if running && turn.now >= self.change_after && turn.scope == Scope::Everyone => {
+                match self.propose(shared, turn, &plan) {
+                    Some(next) => Next::Write(shared.record.with_next(Some(next))),
+                    None => {
+                        shared.prepare_plan(turn.now);
+                        Next::Stay
+                    }
                 }
-            },
+            }
             None => Next::Stay,
         }
+    }
+
+    /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
+    /// tells the state that it had before.
+    fn has_finished(&mut self, shared: &Shared, scope: Scope, target: &Plan) -> bool {
+        let generation = target.generation;
+        let finished = |s: Status| {
+            (s.generation == generation || bug!(FinishedInAnyGeneration))
+                && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
+                && s.at.step >= shared.config.last_step
+        };
+        let finished = |w| shared.roster.status(w).is_some_and(finished);
+        self.all_finished
+            .holds(scope, generation, target.members(), finished)
+    }
+
+    /// Somebody is based in the next generation: the switch has been decided.
+    fn has_switched(&mut self, shared: &Shared, scope: Scope, plan: &Plan, next: &Plan) -> bool {
+        let is_based = |w: WorkerId| {
+            shared.roster.status(w).is_some_and(|s| {
+                let based = s.based && !bug!(SwitchedOnlyWhenRunning);
+                s.generation == next.generation && (based || s.phase == Phase::Running)
+            })
+        };
+        let seen = self.switched.filter(|(g, _)| *g == next.generation);
+        if seen.is_some_and(|(_, w)| is_based(w)) {
+            return true;
+        }
+        // Where the one that was seen is gone, another may be there whose level came earlier.
+        let scope = if seen.is_some() { Scope::Everyone } else { scope };
+        let mut all = scope
+            .among(plan.members())
+            .iter()
+            .chain(scope.among(next.members()));
+        let based = all.find(|w| is_based(**w));
+        self.switched = based.map(|w| (next.generation, *w));
+        based.is_some()
     }
 
     /// A suspicion that had to wait.
@@ -144,7 +195,7 @@ impl Active {
         let generation = target.generation;
         let first = !self.is_running(generation);
         if first {
-            for (to, status) in shared.roster.statuses() {
+            for (to, status) in shared.roster.statuses(turn.scope) {
                 let lacks = status.generation < generation && status.next != generation;
                 if target.involves(to) && lacks {
                     shared.outbox.order(turn, to, Order::Prepare(target.clone()));
@@ -152,19 +203,21 @@ impl Active {
             }
         }
         let members = target.members();
-        let all = |is: &dyn Fn(Status) -> bool| {
-            let is = |w: &WorkerId| shared.roster.status(*w).is_some_and(is);
-            (members.iter().all(is), members.iter().any(is))
-        };
-        let (linked, _) = all(&|s| s.generation == generation && s.connected);
-        if self.connected != generation && linked {
+        let status = |w| shared.roster.status(w);
+        let is_linked = |w| status(w).is_some_and(|s| s.generation == generation && s.connected);
+        if self.connected != generation
+            && self
+                .all_connected
+                .holds(turn.scope, generation, members, is_linked)
+        {
             self.connected = generation;
             turn.event(Event::Connected { generation });
         }
         let here = |s: Status| s.generation == generation || bug!(ReadyInAnyGeneration);
-        let (ready, some_ready) = all(&|s| here(s) && s.phase >= Phase::Ready);
-        let early = bug!(GoEarly) && some_ready;
-        if first && !early && !ready {
+        let is_ready = |w| status(w).is_some_and(|s| here(s) && s.phase >= Phase::Ready);
+        let early = bug!(GoEarly) && members.iter().any(|w| is_ready(*w));
+        let ready = |all: &mut AllOf| all.holds(turn.scope, generation, members, is_ready);
+        if first && !early && !ready(&mut self.all_ready) {
             let timing = &shared.config.timing;
             let deadline = shared.progress.step_deadline(target) + timing.launch;
             let late = !bug!(NoLaunchDeadline) && turn.now > self.planned_at.after(deadline);
@@ -185,7 +238,7 @@ impl Active {
 /// part in nothing else.
 fn fence_older_generations(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan) {
     let in_force = shared.record.generation();
-    for (to, status) in shared.roster.statuses() {
+    for (to, status) in shared.roster.statuses(turn.scope) {
         let older = status.generation > Generation(0) && status.generation < in_force;
         if older && !target.involves(to) && !bug!(LeaveOlderGeneration) {
             let upto = status.generation;
@@ -195,10 +248,10 @@ fn fence_older_generations(shared: &mut Shared, turn: &mut Turn<'_>, target: &Pl
 }
 
 /// Why the generation cannot go on, where that is seen from here.
-fn broken_off(shared: &Shared, now: Time, target: &Plan) -> Option<String> {
+fn broken_off(shared: &Shared, turn: &Turn<'_>, target: &Plan) -> Option<String> {
     let g = target.generation;
-    let members = target.members();
-    let silent = |w: &&WorkerId| !bug!(IgnoreSilentMember) && is_away(shared, now, **w);
+    let members = turn.scope.among(target.members());
+    let silent = |w: &&WorkerId| !bug!(IgnoreSilentMember) && is_away(shared, turn.now, **w);
     if let Some(silent) = members.iter().find(silent) {
         return Some(format!("{} is silent", shared.roster.name(*silent)));
     }
@@ -215,35 +268,11 @@ fn is_away(shared: &Shared, now: Time, worker: WorkerId) -> bool {
     shared.roster.status(worker).is_none() && now > since.after(shared.config.timing.grace)
 }
 
-/// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
-/// tells the state that it had before.
-fn has_finished(shared: &Shared, target: &Plan) -> bool {
-    let finished = |s: Status| {
-        (s.generation == target.generation || bug!(FinishedInAnyGeneration))
-            && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
-            && s.at.step >= shared.config.last_step
-    };
-    let members = target.members();
-    members
-        .iter()
-        .all(|w| shared.roster.status(*w).is_some_and(finished))
-}
-
-/// Somebody is based in the next generation: the switch has been decided.
-fn has_switched(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
-    let based = |s: Status| {
-        let based = s.based && !bug!(SwitchedOnlyWhenRunning);
-        s.generation == next.generation && (based || s.phase == Phase::Running)
-    };
-    let all = plan.members().into_iter().chain(next.members());
-    all.into_iter()
-        .any(|w| shared.roster.status(w).is_some_and(based))
-}
-
 /// Go to all at first, then to those that still wait; drained workers are let go.
 fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool, early: bool) {
     let generation = target.generation;
-    for (to, status) in shared.roster.statuses() {
+    let scope = if first { Scope::Everyone } else { turn.scope };
+    for (to, status) in shared.roster.statuses(scope) {
         let here = status.generation == generation;
         let waits = here && matches!(status.phase, Phase::Ready | Phase::Source);
         let spare = !target.involves(to) && status.generation < generation;

@@ -1,24 +1,44 @@
-//! Links that failed a short while ago. They are planned around, and forgotten after a while.
+//! Links that failed a short while ago. They are planned around for a while; one that fails again after that, for longer: each
+//! plan that relies on a dead link costs a recovery, or a planned change.
 
 use crate::message::Time;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use varuna_plan::WorkerId;
+
+/// The time for which a link is planned around grows up to so many times the least.
+const LONGEST: u32 = 16;
+
+#[derive(Clone, Debug)]
+struct Mark {
+    /// Planned around until then.
+    until: Time,
+    /// For how long, the last time.
+    lasts: Duration,
+}
 
 /// Pairs of workers that could not reach one another.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BadLinks {
-    marks: Vec<(WorkerId, WorkerId, Time)>,
+    marks: BTreeMap<(WorkerId, WorkerId), Mark>,
 }
 
 impl BadLinks {
-    pub(super) fn mark(&mut self, now: Time, a: WorkerId, b: WorkerId, until: Time) {
-        self.marks
-            .retain(|(x, y, t)| *t > now && (*x, *y) != (a.min(b), a.max(b)));
-        self.marks.push((a.min(b), a.max(b), until));
+    /// The link failed: it is planned around for `least`, or longer where it has failed before.
+    pub(super) fn mark(&mut self, now: Time, a: WorkerId, b: WorkerId, least: Duration) {
+        self.marks.retain(|_, m| m.until.after(m.lasts * 2) > now);
+        let mark = self.marks.entry((a.min(b), a.max(b))).or_insert(Mark {
+            until: now,
+            lasts: Duration::ZERO,
+        });
+        if mark.until <= now {
+            mark.lasts = (mark.lasts * 2).clamp(least, least * LONGEST);
+        }
+        mark.until = now.after(mark.lasts);
     }
 
     pub(super) fn any(&self, now: Time) -> bool {
-        self.marks.iter().any(|(_, _, until)| *until > now)
+        self.marks.values().any(|m| m.until > now)
     }
 
     /// Leaves out the worker with most bad links among the rest, again and again, but keeps `least` workers.
@@ -27,8 +47,8 @@ impl BadLinks {
         let mut bad: BTreeSet<(WorkerId, WorkerId)> = self
             .marks
             .iter()
-            .filter(|(a, b, until)| *until > now && kept.contains(a) && kept.contains(b))
-            .map(|(a, b, _)| (*a, *b))
+            .filter(|((a, b), m)| m.until > now && kept.contains(a) && kept.contains(b))
+            .map(|(link, _)| *link)
             .collect();
         let count = |bad: &BTreeSet<(WorkerId, WorkerId)>, w: WorkerId| {
             bad.iter().filter(|(a, b)| *a == w || *b == w).count()
@@ -45,5 +65,32 @@ impl BadLinks {
             bad.retain(|(a, b)| *a != worst && *b != worst);
         }
         kept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_link_that_fails_again_is_planned_around_for_longer_until_it_held_for_a_while() {
+        let (a, b) = (WorkerId(1), WorkerId(2));
+        let mut links = BadLinks::default();
+        let mut now = Time(0);
+        let mut times = Vec::new();
+        for _ in 0..6 {
+            links.mark(now, a, b, LEAST);
+            let since = now;
+            while links.any(now) {
+                now = now.after(Duration::from_secs(1));
+            }
+            times.push(now.since(since).as_secs());
+        }
+        assert_eq!(times, [10, 20, 40, 80, 160, 160]);
+        now = now.after(LEAST * LONGEST * 3);
+        links.mark(now, b, a, LEAST);
+        assert!(!links.any(now.after(LEAST)), "it had held for a while");
     }
 }

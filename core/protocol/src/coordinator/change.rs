@@ -5,21 +5,19 @@ use super::event::Event;
 use super::roster::Worker;
 use super::shared::Shared;
 use super::speeds::slow_gain;
-use super::turn::{Next, Turn};
+use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Status, Time};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use varuna_plan::{Base, Infeasible, Plan, WorkerId};
+use varuna_plan::{Base, Generation, Infeasible, Plan, WorkerId};
 
 /// The time for connecting doubles so often at most.
 const SLOW_CHANGES: u32 = 4;
 
-/// How far those who take part in a planned change are.
+/// What became of those who take part in a planned change.
 struct Readiness {
-    /// All are connected to each other.
-    ready: bool,
     /// Some member of the next plan is gone or will go.
     lost: bool,
     /// Somebody was fenced past the next plan: it never comes into force.
@@ -39,7 +37,7 @@ impl Active {
         let drains = |w: &&WorkerId| shared.roster.status(**w).is_some_and(|s| s.draining);
         let draining: Vec<WorkerId> = members.iter().filter(drains).copied().collect();
         let considered: BTreeSet<WorkerId> = pool.iter().copied().collect();
-        let speeds_changed = shared.update_speeds(&members);
+        let speeds_changed = shared.update_speeds(members);
         let others = self.considered.as_ref() != Some(&considered);
         if !others && !speeds_changed {
             return None;
@@ -56,7 +54,7 @@ impl Active {
         let after = shape.members();
         let fewer = after.len() < members.len();
         let surplus = fewer && shared.max_workers.is_some_and(|most| members.len() > most);
-        let present_ms = shared.predicted_ms(plan, &members);
+        let present_ms = shared.predicted_ms(plan, members);
         let better = shared.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
         let same = after == members && !speeds_changed;
         if same || !(better || surplus || !draining.is_empty()) {
@@ -64,7 +62,7 @@ impl Active {
         }
         let reason = match (draining.first(), after.len().cmp(&members.len())) {
             (Some(w), _) => format!("{} will go", shared.roster.name(*w)),
-            (None, _) if !others => shared.slowest(&members),
+            (None, _) if !others => shared.slowest(members),
             (None, Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
         };
@@ -84,12 +82,14 @@ impl Active {
         next: &Arc<Plan>,
     ) -> Next {
         let generation = next.generation;
-        let Readiness { ready, lost, dead } = connect(shared, turn, plan, next);
-        if bug!(ArmUnconnected) || ready || self.armed == generation {
+        let Readiness { lost, dead } = connect(shared, turn, plan, next);
+        let armed = self.armed == generation;
+        if armed || bug!(ArmUnconnected) || self.is_connected(shared, turn.scope, plan, next) {
             self.armed = generation;
             self.slow_changes = 0;
-            for to in plan.members() {
-                shared.outbox.order(turn, to, Order::Arm { generation });
+            let scope = if armed { turn.scope } else { Scope::Everyone };
+            for to in scope.among(plan.members()) {
+                shared.outbox.order(turn, *to, Order::Arm { generation });
             }
         }
         let timing = &shared.config.timing;
@@ -128,33 +128,49 @@ impl Active {
         }
         Next::Stay
     }
+
+    /// All members of both plans are connected in the next one.
+    fn is_connected(&mut self, shared: &Shared, scope: Scope, plan: &Plan, next: &Plan) -> bool {
+        let g = next.generation;
+        let connected = |w| {
+            shared
+                .roster
+                .status(w)
+                .is_some_and(|s| connection(&s, g) == Some(true))
+        };
+        let joining = self.next_ready.holds(scope, g, next.members(), connected);
+        self.present_ready.holds(scope, g, plan.members(), connected) && joining
+    }
+}
+
+/// Whether all of a worker's peers in this generation are connected; none where it does not know the plan yet.
+fn connection(status: &Status, generation: Generation) -> Option<bool> {
+    match status {
+        Status { next, .. } if *next == generation => Some(status.next_connected),
+        s if s.generation == generation => Some(s.connected),
+        _ => None,
+    }
 }
 
 /// Sends the next plan to those that lack it.
 fn connect(shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan, next: &Arc<Plan>) -> Readiness {
     let g = next.generation;
     let mut found = Readiness {
-        ready: true,
         lost: false,
         dead: false,
     };
-    let joining = next.members().into_iter().filter(|w| !plan.has(*w));
-    for w in plan.members().into_iter().chain(joining) {
+    let present = turn.scope.among(plan.members()).iter();
+    let joining = turn.scope.among(next.members()).iter().filter(|w| !plan.has(**w));
+    for w in present.chain(joining).copied() {
         let Some(s) = shared.roster.status(w) else {
-            found.ready = false;
             found.lost |= !plan.has(w) && is_gone(shared, turn.now, w);
             continue;
         };
         found.lost |= !bug!(IgnoreDrainingNextMember) && s.draining && next.has(w);
         found.dead |= !bug!(IgnoreFencedNextMember) && s.fenced >= g;
-        found.ready &= match s {
-            Status { next, .. } if next == g => s.next_connected,
-            Status { generation, .. } if generation == g => s.connected,
-            _ => {
-                shared.outbox.order(turn, w, Order::Prepare(next.clone()));
-                false
-            }
-        };
+        if connection(&s, g).is_none() {
+            shared.outbox.order(turn, w, Order::Prepare(next.clone()));
+        }
     }
     found
 }

@@ -69,13 +69,18 @@ impl Checkpoints {
         old
     }
 
-    /// The step beyond which members of the generation are to make a checkpoint, where one is wanted. `at`: the step reached.
-    pub(super) fn wanted_after(&mut self, generation: Generation, at: Step) -> Option<Step> {
+    /// The step beyond which members of the generation are to make a checkpoint, where one is wanted. `reached`: the step that
+    /// they are at.
+    pub(super) fn wanted_after(
+        &mut self,
+        generation: Generation,
+        reached: impl FnOnce() -> Step,
+    ) -> Option<Step> {
         let request = self.request.as_mut()?;
         // Whoever was to save may be gone, and steps may have been given up: what counts is a state of this generation.
         let ordered = request.after.filter(|_| request.generation == generation);
         request.generation = generation;
-        request.after = ordered.or(Some(at));
+        request.after = ordered.or_else(|| Some(reached()));
         request.after
     }
 

@@ -6,6 +6,7 @@
 //! nobody for being accused: all are fenced, who answers lives.
 
 mod active;
+mod all_of;
 mod bad_links;
 mod change;
 mod checkpoints;
@@ -43,7 +44,7 @@ use crate::message::{Record, Time};
 use ending::Ending;
 use mode::Mode;
 use shared::Shared;
-use turn::Turn;
+use turn::{Scope, Turn};
 use varuna_plan::{Planner, WorkerId};
 
 /// The coordinator's state machine.
@@ -89,7 +90,8 @@ impl Coordinator {
     /// Takes one input; what must follow is appended to `effects`.
     pub fn handle(&mut self, now: Time, input: CoordinatorInput, effects: &mut Vec<CoordinatorEffect>) {
         let mode = std::mem::replace(&mut self.mode, Mode::Ended);
-        let mut turn = Turn { now, effects };
+        let scope = Scope::of(&input);
+        let mut turn = Turn { now, scope, effects };
         self.mode = match mode {
             Mode::Ended => Mode::Ended,
             mode => self.take(mode, input, &mut turn),
@@ -155,7 +157,7 @@ fn stream_down(mode: &mut Mode, from: WorkerId, shared: &mut Shared, turn: &mut 
     if let Mode::Collecting(collecting) = mode
         && !bug!(CountAnswerOfClosedStream)
     {
-        collecting.answers.remove(&from);
+        collecting.forget_answer(from);
     }
     shared.lose_stream(from, turn);
 }

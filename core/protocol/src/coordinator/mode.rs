@@ -219,7 +219,7 @@ impl Mode {
                 if let Mode::Collecting(collecting) = &mut self
                     && asked
                 {
-                    collecting.answers.insert(from, inventory);
+                    collecting.take_answer(from, inventory);
                 }
             }
             Report::Suspect {
@@ -250,8 +250,8 @@ impl Mode {
         let next = shared.record.stored.next.as_ref();
         let of_change = next.is_some_and(|n| n.generation == generation);
         if link && about != from && !bug!(ForgetBadLinks) {
-            let until = turn.now.after(shared.config.timing.bad_link);
-            shared.bad_links.mark(turn.now, from, about, until);
+            let least = shared.config.timing.bad_link;
+            shared.bad_links.mark(turn.now, from, about, least);
         }
         let (who, whom) = (shared.roster.name(from), shared.roster.name(about));
         let because = match (link, about == from) {

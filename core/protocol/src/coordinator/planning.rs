@@ -5,7 +5,9 @@ use crate::message::Time;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::{Base, Generation, Plan, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo};
+use varuna_plan::{
+    Base, Generation, Plan, PlanIndex, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo,
+};
 
 /// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
 const SWITCH_MS: f64 = 100.0;
@@ -102,6 +104,7 @@ impl Shared {
             evidence: Vec::new(),
             reason,
             shape,
+            index: PlanIndex::default(),
         }
     }
 
@@ -154,7 +157,7 @@ impl Shared {
         let due = now.after(every);
         let lost = self
             .prepared_plans
-            .next_loss(due, plan.generation, everyone, &members);
+            .next_loss(due, plan.generation, everyone, members);
         let Some(lost) = lost else { return };
         staying.retain(|w| !lost.contains(w));
         let pool = self.pool(now, &staying);

@@ -5,7 +5,7 @@ use super::config::{CoordinatorEffect, Listing};
 use super::event::Event;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;
-use super::turn::Turn;
+use super::turn::{Scope, Turn};
 use crate::message::{Inventory, Order, Record, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -28,7 +28,11 @@ const SILENT: u32 = 4;
 /// All workers were told to stop; their inventories are waited for.
 pub(super) struct Collecting {
     since: Time,
-    pub(super) answers: BTreeMap<WorkerId, Inventory>,
+    answers: BTreeMap<WorkerId, Inventory>,
+    /// Members and sources of the plans in the record that have not answered; none where it has to be found anew.
+    missing: Option<BTreeSet<WorkerId>>,
+    /// It was tried to resume: again only on the clock, since that looks at all that all workers hold.
+    tried: bool,
     /// Complete checkpoints, once the store was listed.
     listing: Option<Listing>,
     /// When the store last confirmed them.
@@ -60,11 +64,27 @@ impl Collecting {
         Self {
             since: turn.now,
             answers: BTreeMap::new(),
+            missing: None,
+            tried: false,
             listing: None,
             confirmed_at: Time(0),
             ask_at: turn.now.after(shared.config.timing.ask_again),
             interrupted,
         }
+    }
+
+    /// A worker's answer to the fence.
+    pub(super) fn take_answer(&mut self, from: WorkerId, inventory: Inventory) {
+        self.answers.insert(from, inventory);
+        if let Some(missing) = &mut self.missing {
+            missing.remove(&from);
+        }
+    }
+
+    /// The worker's stream has ended: it may hold something else when it comes back.
+    pub(super) fn forget_answer(&mut self, from: WorkerId) {
+        self.answers.remove(&from);
+        self.missing = None;
     }
 
     /// What the store said. Once it has answered in this recovery, a later failure to answer takes nothing away.
@@ -84,15 +104,17 @@ impl Collecting {
 
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
         self.ask_again(shared, turn);
-        let missing = self.missing(shared);
+        let missing = self.find_missing(shared, turn.scope);
         let gone = missing.iter().all(|w| shared.roster.is_disconnected(*w));
+        let collected = turn.now >= self.since.after(shared.config.timing.collect);
+        let tried = std::mem::replace(&mut self.tried, gone || collected) && turn.scope != Scope::Everyone;
+        if !bug!(RecoverWithoutWaiting) && ((!gone && !collected) || tried) {
+            return Step::Wait;
+        }
+        let missing: Vec<WorkerId> = self.missing.iter().flatten().copied().collect();
         let Some(checkpoints) = self.usable_checkpoints(shared) else {
             return Step::Wait;
         };
-        let collected = turn.now >= self.since.after(shared.config.timing.collect);
-        if !bug!(RecoverWithoutWaiting) && !gone && !collected {
-            return Step::Wait;
-        }
         let evidence = Evidence {
             layout: shared.config.layout,
             answers: &self.answers,
@@ -170,14 +192,20 @@ impl Collecting {
     }
 
     /// Members and sources of the plans in the record that have not answered.
-    fn missing(&self, shared: &Shared) -> Vec<WorkerId> {
-        let mut expected: BTreeSet<WorkerId> = BTreeSet::new();
-        for plan in shared.record.plans() {
-            expected.extend(plan.members());
-            expected.extend(plan.sources.iter().flatten());
+    fn find_missing(&mut self, shared: &Shared, scope: Scope) -> &BTreeSet<WorkerId> {
+        if scope == Scope::Everyone {
+            self.missing = None;
         }
-        expected.retain(|w| !self.answers.contains_key(w));
-        expected.into_iter().collect()
+        let answers = &self.answers;
+        self.missing.get_or_insert_with(|| {
+            let mut expected: BTreeSet<WorkerId> = BTreeSet::new();
+            for plan in shared.record.plans() {
+                expected.extend(plan.members());
+                expected.extend(plan.sources.iter().flatten());
+            }
+            expected.retain(|w| !answers.contains_key(w));
+            expected
+        })
     }
 
     /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed.

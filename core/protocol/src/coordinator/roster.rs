@@ -2,6 +2,7 @@
 
 use super::churn::Churn;
 use super::config::Hello;
+use super::turn::Scope;
 use crate::message::{Status, Time};
 use std::collections::BTreeMap;
 use varuna_plan::{Step, WorkerId};
@@ -78,15 +79,18 @@ impl Roster {
         })
     }
 
-    /// The latest Status of each worker whose stream is up.
-    pub(super) fn statuses(&self) -> Vec<(WorkerId, Status)> {
-        let all = self.workers.keys();
-        all.filter_map(|id| Some((*id, self.status(*id)?))).collect()
+    /// The latest Status of each worker within the scope whose stream is up.
+    pub(super) fn statuses(&self, scope: Scope) -> Vec<(WorkerId, Status)> {
+        let with_status = |id: WorkerId| Some((id, self.status(id)?));
+        match scope {
+            Scope::One(id) => with_status(id).into_iter().collect(),
+            Scope::Everyone => self.workers.keys().copied().filter_map(with_status).collect(),
+        }
     }
 
     /// Up, and not about to go.
     pub(super) fn staying(&self) -> Vec<WorkerId> {
-        let all = self.statuses().into_iter();
+        let all = self.statuses(Scope::Everyone).into_iter();
         all.filter(|(_, s)| !s.draining).map(|(id, _)| id).collect()
     }
 

@@ -77,7 +77,7 @@ impl Shared {
     pub(super) fn generation_runs(&mut self, plan: &Plan, now: Time) {
         let step = self.progress.step();
         for worker in plan.members() {
-            self.roster.trains_from(worker, step);
+            self.roster.trains_from(*worker, step);
         }
         self.progress.at = now;
         self.problem = None;
@@ -98,13 +98,15 @@ impl Shared {
             self.want_checkpoint();
         }
         let members = target.members();
-        let at = members.iter().filter_map(|w| self.roster.status(*w));
-        let at = at.map(|s| s.at.step).max().unwrap_or_default();
-        let Some(after) = self.checkpoints.wanted_after(target.generation, at) else {
+        let reached = || {
+            let at = members.iter().filter_map(|w| self.roster.status(*w));
+            at.map(|s| s.at.step).max().unwrap_or_default()
+        };
+        let Some(after) = self.checkpoints.wanted_after(target.generation, reached) else {
             return;
         };
-        for to in members {
-            self.outbox.order(turn, to, Order::Save { after });
+        for to in turn.scope.among(members) {
+            self.outbox.order(turn, *to, Order::Save { after });
         }
         if self
             .checkpoints

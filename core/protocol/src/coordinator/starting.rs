@@ -5,6 +5,7 @@ use super::config::CoordinatorEffect;
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::Time;
+use varuna_plan::WorkerId;
 
 /// Reads the record.
 #[derive(Default)]
@@ -41,8 +42,8 @@ pub(super) struct Settling {
 impl Settling {
     /// The members of the plans in the record are back, or it takes too long.
     pub(super) fn is_over(&self, shared: &Shared, now: Time) -> bool {
-        let back = |w| shared.roster.status(w).is_some();
+        let back = |w: &WorkerId| shared.roster.status(*w).is_some();
         let members = shared.record.plans().flat_map(|p| p.members());
-        bug!(NoSettling) || now >= self.until || members.into_iter().all(back)
+        bug!(NoSettling) || now >= self.until || { members }.all(back)
     }
 }

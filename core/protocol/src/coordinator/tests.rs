@@ -172,8 +172,10 @@ impl Rig {
         }
     }
 
+    /// A report, and the clock's next tick.
     fn say(&mut self, from: WorkerId, report: Report) {
         self.put(CoordinatorInput::Report { from, report });
+        self.put(CoordinatorInput::Tick);
     }
 
     fn join(&mut self, from: WorkerId) {
@@ -425,7 +427,7 @@ fn a_killed_member_is_recovered_from_as_soon_as_its_stream_closes() {
     let here = state(1, 4);
     rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
     let plan = rig.plan();
-    assert_eq!((plan.generation, plan.members()), (Generation(2), vec![A]));
+    assert_eq!((plan.generation, plan.members()), (Generation(2), [A].as_slice()));
     assert_eq!(
         plan.base,
         Base::Fixed {
@@ -488,6 +490,7 @@ fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyo
     assert!(rig.finished.is_some());
     let mut rig = patient();
     rig.put(CoordinatorInput::ProcessEnded { worker: B });
+    rig.put(CoordinatorInput::Tick);
     assert!(rig.finished.is_some());
 }
 
@@ -499,7 +502,7 @@ fn a_worker_that_somebody_else_announces_is_planned_around_as_one_that_has_notic
     rig.wait(100);
     let said = |e: &&Event| matches!(e, Event::WorkerDraining { .. });
     assert_eq!(rig.events.iter().filter(said).count(), 1);
-    assert_eq!(rig.store.next.map(|plan| plan.members()), Some([A].into()));
+    assert_eq!(rig.store.next.map(|plan| plan.members().to_vec()), Some(vec![A]));
 }
 
 #[test]

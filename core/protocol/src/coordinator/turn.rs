@@ -1,13 +1,50 @@
 //! One input: when it came, and the effects that it has so far.
 
-use super::config::CoordinatorEffect;
+use super::config::{CoordinatorEffect, CoordinatorInput};
 use super::event::Event;
 use crate::message::{Order, Record, Time};
 use varuna_plan::WorkerId;
 
+/// Whose level an input can have changed. What is done worker by worker is done for these only: else the work for one message
+/// would grow with the number of workers, and that for one step with its square.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Everyone's: the clock, the record, the store, the user.
+    Everyone,
+    /// One worker's.
+    One(WorkerId),
+}
+
+impl Scope {
+    pub(super) fn of(input: &CoordinatorInput) -> Self {
+        match input {
+            CoordinatorInput::Report { from, .. }
+            | CoordinatorInput::Observed { from, .. }
+            | CoordinatorInput::StreamUp { from, .. }
+            | CoordinatorInput::StreamDown { from } => Scope::One(*from),
+            CoordinatorInput::ProcessEnded { worker } | CoordinatorInput::Notice { worker } => {
+                Scope::One(*worker)
+            }
+            _ => Scope::Everyone,
+        }
+    }
+
+    /// Those of these workers, which ascend, that are within it.
+    pub(super) fn among(self, workers: &[WorkerId]) -> &[WorkerId] {
+        match self {
+            Scope::Everyone => workers,
+            Scope::One(worker) => match workers.binary_search(&worker) {
+                Ok(i) => &workers[i..=i],
+                Err(_) => &[],
+            },
+        }
+    }
+}
+
 /// One input, and what follows from it.
 pub(super) struct Turn<'a> {
     pub(super) now: Time,
+    pub(super) scope: Scope,
     pub(super) effects: &'a mut Vec<CoordinatorEffect>,
 }
 

@@ -10,11 +10,21 @@ impl Coordinator {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let shared = &self.shared;
+        let all = shared.roster.workers.keys();
+        Snapshot {
+            run: self.run(),
+            workers: all.map(|id| worker_view(shared, *id)).collect(),
+        }
+    }
+
+    /// The present state of the run as a whole: without its workers, of which there may be thousands.
+    #[must_use]
+    pub fn run(&self) -> RunView {
+        let shared = &self.shared;
         let record = &shared.record.stored;
         let plan = record.plan.as_ref();
         let mean = shared.progress.commits.mean_step_time();
-        let all = shared.roster.workers.keys();
-        let run = RunView {
+        RunView {
             mode: self.mode.shown(shared),
             term: shared.record.term,
             generation: shared.record.generation(),
@@ -27,9 +37,7 @@ impl Coordinator {
             members: plan.map_or(0, |p| p.members().len()),
             min_workers: shared.config.min_workers,
             max_workers: shared.max_workers,
-        };
-        let workers = all.map(|id| worker_view(shared, *id)).collect();
-        Snapshot { run, workers }
+        }
     }
 }
 
@@ -38,8 +46,8 @@ fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
     let hello = shared.roster.hello(id);
     let status = worker.and_then(|w| w.status);
     let plan = shared.record.stored.plan.as_ref();
-    let place = plan.and_then(|p| p.shape.place(id));
-    let segments = plan.map_or_else(Vec::new, |p| p.shape.segments_of(id));
+    let place = plan.and_then(|p| p.place(id));
+    let segments = plan.map_or_else(Vec::new, |p| p.segments_of(id));
     WorkerView {
         id,
         name: shared.roster.name(id),

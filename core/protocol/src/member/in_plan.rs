@@ -154,7 +154,8 @@ fn all_connected(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> bool 
 /// A member of the plan that is not connected to this one.
 fn unmet(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> Option<WorkerId> {
     let unmet = |w: &WorkerId| *w != me && !peers.contains(w);
-    plan.members().into_iter().find(unmet).filter(|_| plan.has(me))
+    let mut members = plan.members().iter().copied();
+    members.find(unmet).filter(|_| plan.has(me))
 }
 
 /// Who else can give the unit, best first.

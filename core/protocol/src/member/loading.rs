@@ -56,7 +56,7 @@ impl Member {
     /// Dials those that state or gradients may have to travel to or from.
     pub(super) fn dial(&self, plan: &Plan, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
-        let mut peers: BTreeSet<WorkerId> = plan.members().into_iter().collect();
+        let mut peers: BTreeSet<WorkerId> = plan.members().iter().copied().collect();
         if plan.has(me) {
             peers.extend(plan.sources.iter().flatten());
         }

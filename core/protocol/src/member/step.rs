@@ -41,7 +41,7 @@ impl Member {
             step,
             norm_put_in: !bug!(NormNotNoted),
         });
-        let owns = |u: Unit| current.plan.holders(u).first() == Some(&me);
+        let owns = |u: Unit| current.plan.owner(u) == Some(me);
         let norms = Norms {
             step,
             owned: units.iter().copied().filter(|(u, _)| owns(*u)).collect(),
@@ -49,7 +49,7 @@ impl Member {
             save: self.checkpoints.is_wanted(),
             store_busy,
         };
-        for to in current.plan.members().into_iter().filter(|w| *w != me) {
+        for to in current.plan.members().iter().copied().filter(|w| *w != me) {
             let message = PeerMessage::Norm(norms.clone());
             effects.push(MemberEffect::Send {
                 generation,

@@ -55,6 +55,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),
+        index: varuna_plan::PlanIndex::default(),
     })
 }
 

@@ -155,7 +155,9 @@ impl Host<Schedule> {
 
     /// A worker reads a shard of a checkpoint.
     fn get_shard(&mut self, w: WorkerId, generation: Generation, id: StateId, unit: Unit) -> Result {
-        if id != StateId::INITIAL && self.env.rng.chance(self.env.unreliable.shards) {
+        // The last state's checkpoint ends the run: nothing would ever replace it.
+        let last = id.step >= self.env.job.last_step;
+        if id != StateId::INITIAL && !last && self.env.rng.chance(self.env.unreliable.shards) {
             self.env.store.damaged.insert(id);
             self.env.store.manifests.remove(&id);
         }

@@ -239,6 +239,7 @@ impl Draw {
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
+            index: varuna_plan::PlanIndex::default(),
         }
     }
 }

@@ -42,6 +42,7 @@ fn small_plan() -> Plan {
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),
+        index: varuna_plan::PlanIndex::default(),
     }
 }
 

@@ -334,6 +334,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     secret: texts.0,
                     evidence,
                     reason: texts.1,
+                    index: varuna_plan::PlanIndex::default(),
                 }
             },
         )

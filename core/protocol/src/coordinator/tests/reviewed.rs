@@ -127,7 +127,7 @@ fn deaths_while_loading_do_not_make_the_deadline_longer() {
         rig.wait(20);
         deadlines.push(rig.plan().deadline);
     }
-    assert_eq!(rig.plan().members(), ids[6..]);
+    assert_eq!(rig.plan().members(), &ids[6..]);
     assert_eq!(deadlines.first(), deadlines.last());
 }
 
@@ -474,4 +474,30 @@ fn a_dead_link_of_a_planned_change_cancels_it_and_is_planned_around() {
         rig.wait(100);
         assert!(rig.store.next.is_none(), "the same change would fail again");
     }
+}
+
+#[test]
+fn while_a_member_is_silent_nothing_is_planned_around_it() {
+    let mut rig = Rig::training(&[A, B, C]);
+    rig.wait(100);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.put(CoordinatorInput::Notice { worker: C });
+    rig.wait(100);
+    assert_eq!(rig.store.next, None, "it may come back within the time of grace");
+}
+
+/// The work for one message must not grow with the number of workers.
+#[test]
+fn what_one_worker_says_causes_orders_to_that_worker_only() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.join(C);
+    rig.wait(10);
+    let change = rig.store.next.clone().expect("a change");
+    rig.wait(1_000);
+    rig.sent.clear();
+    let report = Report::Status(idle());
+    rig.put(CoordinatorInput::Report { from: C, report });
+    assert!(rig.sent.iter().all(|(to, _)| *to == C), "{:?}", rig.sent);
+    assert!(change.has(C));
 }

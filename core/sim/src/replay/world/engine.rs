@@ -17,7 +17,7 @@ impl Host<Replay<'_>> {
                     worker.local.job = Some((generation, step));
                     worker.local.prepared.clear();
                 }
-                let all = plan.members().into_iter();
+                let all = plan.members().iter().copied();
                 let mut jobs = all.map(|m| self.members.alive(m).and_then(|x| x.local.job));
                 if jobs.all(|job| job == Some((generation, step))) {
                     let first = self.env.newest.run_gen != generation;
@@ -84,7 +84,7 @@ impl Host<Replay<'_>> {
         if !members.iter().all(|w| job(w) == Some((generation, step))) {
             return Ok(());
         }
-        for w in members {
+        for w in members.iter().copied() {
             let norm = |unit: Unit| {
                 let norm = UnitNorm {
                     norm2: 1.0,

@@ -1,0 +1,86 @@
+//! A condition that all members of a plan have to meet, looked at again and again while they come to meet it one by one.
+
+use super::turn::Scope;
+use varuna_plan::{Generation, WorkerId};
+
+/// Remembers one member that did not meet the condition: while it does not, nobody else needs to be looked at. Members come to
+/// meet a condition one after another, so that each is looked at about once, and not with every message of every other.
+#[derive(Default)]
+pub(super) struct AllOf {
+    generation: Generation,
+    /// Position of the first member that is not known to meet it; their number where all did.
+    next: usize,
+}
+
+impl AllOf {
+    /// Whether all of `members` (ascending, of the plan of this generation) meet the condition. `scope`: whose level has
+    /// changed since the last time.
+    pub(super) fn holds(
+        &mut self,
+        scope: Scope,
+        generation: Generation,
+        members: &[WorkerId],
+        meets: impl Fn(WorkerId) -> bool,
+    ) -> bool {
+        if self.generation != generation {
+            *self = AllOf { generation, next: 0 };
+        }
+        if self.next < members.len() {
+            self.next += members[self.next..].iter().take_while(|w| meets(**w)).count();
+            // Each met it when it was looked at: do all of them now?
+            return self.next == members.len() && self.still_holds(Scope::Everyone, members, meets);
+        }
+        self.still_holds(scope, members, meets)
+    }
+
+    fn still_holds(&mut self, scope: Scope, members: &[WorkerId], meets: impl Fn(WorkerId) -> bool) -> bool {
+        let failed = scope.among(members).iter().find(|w| !meets(**w));
+        if let Some(failed) = failed {
+            self.next = members.partition_point(|w| w < failed);
+        }
+        failed.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
+
+    const EACH: Generation = Generation(1);
+
+    proptest! {
+        /// Whatever changes in whatever order, the answer is that of looking at everyone.
+        #[test]
+        fn it_holds_where_looking_at_everyone_says_so(
+            changes in proptest::collection::vec((0..8_u64, any::<bool>(), any::<bool>()), 0..60)
+        ) {
+            let members: Vec<WorkerId> = (0..8).map(WorkerId).collect();
+            let mut met = BTreeSet::new();
+            let mut all = AllOf::default();
+            for (worker, meets, everyone) in changes {
+                if meets { met.insert(WorkerId(worker)) } else { met.remove(&WorkerId(worker)) };
+                let scope = if everyone { Scope::Everyone } else { Scope::One(WorkerId(worker)) };
+                let holds = all.holds(scope, EACH, &members, |w| met.contains(&w));
+                prop_assert_eq!(holds, met.len() == members.len());
+            }
+        }
+    }
+
+    #[test]
+    fn members_that_come_one_by_one_are_looked_at_a_few_times_each() {
+        let members: Vec<WorkerId> = (0..1_000).map(WorkerId).collect();
+        let (mut all, looks) = (AllOf::default(), Cell::new(0));
+        for come in (0..1_000).rev() {
+            let meets = |w: WorkerId| {
+                looks.set(looks.get() + 1);
+                w.0 >= come
+            };
+            let holds = all.holds(Scope::One(WorkerId(come)), EACH, &members, meets);
+            assert_eq!(holds, come == 0);
+        }
+        assert!(looks.get() <= 4_000, "{} looks", looks.get());
+    }
+}
