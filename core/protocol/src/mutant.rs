@@ -311,6 +311,10 @@ mutants! {
     ForgetWriteAtStop => NOBODY,
     /// An inventory does not show that its worker was fenced.
     InventoryProvesNoFence => UNIT_TESTS,
+    /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
+    KeepBadLink => UNIT_TESTS,
+    /// A member tells its level with every step and with every connection.
+    TellEveryStep => UNIT_TESTS,
     /// The answer to an earlier write counts as the answer to the present one.
     AnyAnswerIsOfThisWrite => NOBODY,
     /// A change is proposed while a member is silent.

@@ -41,6 +41,12 @@ impl BadLinks {
         self.marks.values().any(|m| m.until > now)
     }
 
+    /// Whether there is one between two of these workers.
+    pub(super) fn is_among(&self, now: Time, workers: &[WorkerId]) -> bool {
+        let mut bad = self.marks.iter().filter(|(_, m)| m.until > now);
+        bad.any(|((a, b), _)| workers.contains(a) && workers.contains(b))
+    }
+
     /// Leaves out the worker with most bad links among the rest, again and again, but keeps `least` workers.
     pub(super) fn eligible(&self, now: Time, from: &[WorkerId], least: usize) -> Vec<WorkerId> {
         let mut kept = from.to_vec();

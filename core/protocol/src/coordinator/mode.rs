@@ -227,7 +227,10 @@ impl Mode {
                 about,
                 link,
             } => return self.suspicion(from, generation, (about, link), shared, turn),
-            Report::Committed { decision } => shared.publish(decision, turn),
+            Report::Committed { decision } => {
+                shared.reached(decision.id, turn.now);
+                shared.publish(decision, turn);
+            }
             Report::Commits { after, decisions } => shared.commits(after, decisions, turn),
         }
         self

@@ -293,10 +293,13 @@ impl Collecting {
         let need = shared.config.min_workers;
         let mut from = shared.roster.staying();
         from.retain(|w| bug!(PlanWithUnanswered) || self.answers.contains_key(w));
-        if from.len() < need && !bug!(NeverUseDraining) {
+        let mut pool = shared.pool(turn.now, &from);
+        // Rather one that will go than two that cannot reach one another.
+        let enough = pool.len() >= need && (bug!(KeepBadLink) || !shared.bad_links.is_among(turn.now, &pool));
+        if !enough && !bug!(NeverUseDraining) {
             from = self.usable(shared);
+            pool = shared.pool(turn.now, &from);
         }
-        let pool = shared.pool(turn.now, &from);
         let have = pool.len();
         if have < need {
             // everyone stays fenced and keeps its state until more come

@@ -6,7 +6,7 @@ use super::roster::Worker;
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
-use varuna_plan::{Base, Decision, Generation, Step, WorkerId};
+use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
 
 impl Shared {
     /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
@@ -112,10 +112,16 @@ impl Shared {
         if drains {
             self.will_go(from, turn);
         }
-        let counts = matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready);
-        if status.at > self.progress.best && counts {
-            self.progress.best = status.at;
-            self.progress.at = turn.now;
+        if matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready) {
+            self.reached(status.at, turn.now);
+        }
+    }
+
+    /// A member is, or was, at this state.
+    pub(super) fn reached(&mut self, at: StateId, now: Time) {
+        if at > self.progress.best {
+            self.progress.best = at;
+            self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
                 self.fruitless.generations = 0;
             }

@@ -86,7 +86,7 @@ impl Member {
                 change.suspect_at = None;
             }
             if new {
-                self.tell(effects);
+                self.tell_change(effects);
             }
         } else if let Some(current) = self.current_in(generation)
             && current.peers.insert(peer)
@@ -94,7 +94,7 @@ impl Member {
             current.progress_at = now;
             self.serve(effects);
             self.load(now, effects);
-            self.tell(effects);
+            self.tell_change(effects);
         }
     }
 
@@ -102,7 +102,7 @@ impl Member {
         if let Some(change) = self.change_to(generation) {
             change.serving.lose(peer);
             if change.peers.remove(&peer) {
-                self.tell(effects);
+                self.tell_change(effects);
             }
             return;
         }

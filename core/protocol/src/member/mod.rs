@@ -74,6 +74,8 @@ pub struct Member {
     draining: bool,
     exited: bool,
     heartbeat_at: Time,
+    /// The level that was told last.
+    told: Option<Status>,
     /// Since when there is no stream to a coordinator.
     stream_lost_at: Option<Time>,
     /// When a step was last committed, or a plan entered.
@@ -100,6 +102,7 @@ impl Member {
             draining: false,
             exited: false,
             heartbeat_at: Time(0),
+            told: None,
             stream_lost_at: None,
             advanced_at: Time(0),
         }
@@ -174,8 +177,27 @@ impl Member {
         }
     }
 
-    fn tell(&self, effects: &mut Vec<MemberEffect>) {
-        effects.push(MemberEffect::Report(Report::Status(self.status())));
+    fn tell(&mut self, effects: &mut Vec<MemberEffect>) {
+        let status = self.status();
+        self.told = Some(status);
+        effects.push(MemberEffect::Report(Report::Status(status)));
+    }
+
+    /// Tells the level where it is another than the one that was told last. How far training is comes with commits, which one
+    /// member tells for all, and with heartbeats: else a step would cost the coordinator a message from every worker, and a
+    /// launch one from every worker for each of its peers.
+    fn tell_change(&mut self, effects: &mut Vec<MemberEffect>) {
+        let status = self.status();
+        let known = |told: Status| {
+            Status {
+                at: status.at,
+                ..told
+            } == status
+        };
+        let finished = self.finished();
+        if finished || bug!(TellEveryStep) || !self.told.is_some_and(known) {
+            self.tell(effects);
+        }
     }
 
     fn suspect(&self, about: WorkerId, link: bool, effects: &mut Vec<MemberEffect>) {

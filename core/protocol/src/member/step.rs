@@ -186,7 +186,7 @@ impl Member {
             }
             change => self.change = change,
         }
-        self.tell(effects);
+        self.tell_change(effects);
         self.run(effects);
     }
 

@@ -548,6 +548,30 @@ fn the_first_member_tells_each_commit_and_everyone_what_is_asked_for() {
     assert_eq!(told(&mut rig, 3), []);
 }
 
+fn levels(effects: &[MemberEffect]) -> usize {
+    let level = |e: &&MemberEffect| matches!(e, MemberEffect::Report(Report::Status(_)));
+    effects.iter().filter(level).count()
+}
+
+/// Else a step would cost the coordinator a message from each worker, and a launch one for each pair of workers.
+#[test]
+fn a_level_is_told_when_it_changes_and_by_heartbeat_and_not_with_every_step() {
+    let mut rig = Rig::running();
+    for step in 0..3 {
+        rig.prepare(step);
+        let decision = apply(&rig.peer_norm(step, 0)).unwrap();
+        assert_eq!(levels(&rig.put(MemberInput::Applied { id: decision.id })), 0);
+    }
+    let again = MemberInput::Connected {
+        generation: Generation(1),
+        peer: PEER,
+    };
+    assert_eq!(levels(&rig.put(again)), 0);
+    rig.now = rig.now.after(Rig::config().timing.heartbeat);
+    assert_eq!(levels(&rig.put(MemberInput::Tick)), 1);
+    assert_eq!(levels(&rig.put(MemberInput::Drain)), 1);
+}
+
 /// Why the member ends when the clock goes on by so much.
 fn exit_after(rig: &mut Rig, time: Duration) -> Option<ExitReason> {
     rig.now = rig.now.after(time);

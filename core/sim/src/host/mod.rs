@@ -106,8 +106,8 @@ pub(crate) trait Environment: Sized {
     fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Done<Self>;
     /// An event of the environment's own.
     fn event(host: &mut Host<Self>, event: Self::Event) -> Done<Self>;
-    /// Lets a machine handle an input.
-    fn run_machine(&self, handle: impl FnOnce()) {
+    /// Lets a process's machine handle an input.
+    fn run_machine(&self, _process: Process, handle: impl FnOnce()) {
         handle();
     }
     /// Sees every effect before it is carried out.
@@ -246,7 +246,9 @@ impl<E: Environment> Host<E> {
             return Ok(());
         }
         let mut effects = Vec::new();
-        self.env.run_machine(|| machine.handle(now, input, &mut effects));
+        self.env.run_machine(Process::Coordinator(c), || {
+            machine.handle(now, input, &mut effects)
+        });
         let term = machine.term();
         for effect in effects {
             self.env.observe_coordinator(self.queue.now(), c, &effect);
@@ -268,7 +270,8 @@ impl<E: Environment> Host<E> {
             return Ok(());
         }
         let mut effects = Vec::new();
-        self.env.run_machine(|| machine.handle(now, input, &mut effects));
+        self.env
+            .run_machine(Process::Worker(w), || machine.handle(now, input, &mut effects));
         for effect in effects {
             self.env.observe_member(self.queue.now(), w, &effect);
             self.carry_out(w, effect)?;

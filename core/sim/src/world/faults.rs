@@ -56,7 +56,7 @@ pub(super) struct Faults {
 
 /// Lives, and has no notice that it will go.
 fn stays(m: &MemberHost<Worker>) -> bool {
-    m.alive && !m.machine.status().draining && m.local.crash_loop.is_none()
+    m.alive && !m.machine.status().draining && !m.local.announced && m.local.crash_loop.is_none()
 }
 
 impl Faults {
@@ -149,7 +149,10 @@ impl Host<Schedule> {
         if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 {
             self.count_hit();
             match self.env.rng.below(4) {
-                0 => self.members[w].paused = self.now() + self.env.rng.range(200, 2500),
+                0 => {
+                    let until = self.now() + self.env.rng.range(200, 2500);
+                    self.pause(w, until);
+                }
                 1 => self.after_random(1, 20, Timer::Kill(w)),
                 _ => self.crash(w),
             }
@@ -195,7 +198,7 @@ impl Host<Schedule> {
         let long = self.now() + self.env.rng.range(50, 2500);
         match fault {
             Fault::Crash => self.crash(w),
-            Fault::Pause => self.members[w].paused = long,
+            Fault::Pause => self.pause(w, long),
             Fault::Block => self.block(w, c, long),
             Fault::Reset => self.reset(w),
             Fault::Break => self.break_stream(w),
@@ -210,7 +213,8 @@ impl Host<Schedule> {
                 }
             }
             Fault::PauseCoordinator => {
-                self.coordinators[c].paused = long;
+                let paused = &mut self.coordinators[c].paused;
+                *paused = long.max(*paused);
                 if self.env.rng.chance(60) {
                     self.add_coordinator_process();
                     for w in self.all_workers() {

@@ -74,6 +74,8 @@ pub(crate) struct Worker {
     runs: u64,
     /// It dies in its first step.
     crash_loop: Option<CrashLoop>,
+    /// The platform said that it will go, truly or not.
+    announced: bool,
 }
 
 /// One schedule of delays and faults, drawn from a seed.
@@ -185,7 +187,7 @@ impl Environment for Schedule {
         Ok(())
     }
 
-    fn run_machine(&self, handle: impl FnOnce()) {
+    fn run_machine(&self, _process: Process, handle: impl FnOnce()) {
         with_mutant(self.mutant, handle);
     }
 

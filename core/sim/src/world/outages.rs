@@ -78,11 +78,18 @@ impl Host<Schedule> {
 
     /// Somebody says that the worker will go; it goes, or not.
     pub(super) fn announce(&mut self, w: WorkerId, c: usize) {
+        self.members[w].local.announced = true;
         let notice = CoordinatorInput::Notice { worker: w };
         self.after_random(1, 60, Event::Coordinator(c, notice));
         if self.env.rng.chance(50) {
             self.after_random(30, 700, Timer::Kill(w));
         }
+    }
+
+    /// Stops a worker (SIGSTOP). What came meanwhile waits for the end of the longest pause.
+    pub(super) fn pause(&mut self, w: WorkerId, until: u64) {
+        let paused = &mut self.members[w].paused;
+        *paused = until.max(*paused);
     }
 
     /// A worker starts that dies in its first step, again and again.

@@ -39,6 +39,7 @@ impl Host<Schedule> {
             engine,
             runs: 0,
             crash_loop,
+            announced: false,
         };
         self.members.start(config, worker);
         self.after_random(1, 30, Event::OpenStream(id));

@@ -501,3 +501,25 @@ fn what_one_worker_says_causes_orders_to_that_worker_only() {
     assert!(rig.sent.iter().all(|(to, _)| *to == C), "{:?}", rig.sent);
     assert!(change.has(C));
 }
+
+#[test]
+fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
+    let mut config = config();
+    config.min_workers = 2;
+    let mut rig = Rig::training_with(config, &[A, B]);
+    rig.join(C);
+    rig.put(CoordinatorInput::Notice { worker: C });
+    rig.say(
+        A,
+        Report::Suspect {
+            generation: Generation(1),
+            about: B,
+            link: true,
+        },
+    );
+    for worker in [C, A, B] {
+        rig.answer(worker, &[]);
+    }
+    rig.wait(10);
+    assert_eq!(rig.plan().members(), [A, C]);
+}
