@@ -26,7 +26,7 @@ fn inventory(upto: u64, held: StateId, prepared: bool) -> Inventory {
         upto: Generation(upto),
         units: all_at(held).into(),
         prepared: prepared
-            .then(|| [(Unit(0), part), (Unit(1), part)])
+            .then_some([(Unit(0), part), (Unit(1), part)])
             .into_iter()
             .flatten()
             .collect(),
