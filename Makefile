@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim nightly lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
+.PHONY: stores help setup build release test core sim mutants nightly lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -37,6 +37,9 @@ core: ## Test the pure core only (needs no libtorch; seconds)
 
 sim: ## Run the simulated world: thousands of seeds with crashes, partitions, delays
 	$(CARGO) test --locked -p varuna-sim
+
+mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
+	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
 nightly: ## What takes too long for every change: each mutant in 4,000 schedules (ten minutes on one core)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000

@@ -414,6 +414,36 @@ mod tests {
         assert_eq!(twice, Err(PlanError::Twice(WorkerId(1))));
     }
 
+    #[test]
+    fn an_interleaved_pipeline_has_two_workers_at_least_and_whole_rounds_of_any_length() {
+        let verdict = |workers: &[u64], chunks: u32| {
+            let mut shape = sound();
+            let segments = workers.len() as u32;
+            shape.schedule.kind = ScheduleKind::Interleaved { chunks };
+            shape.micro_batch_size = 1;
+            shape.spares.clear();
+            shape.pipelines.truncate(1);
+            let stages = (0..).zip(workers).map(|(i, w)| stage(*w, i, i + 1));
+            shape.pipelines[0].stages = stages.collect();
+            shape.pipelines[0].samples.end = 6;
+            let offered: BTreeSet<WorkerId> = workers.iter().copied().map(WorkerId).collect();
+            let offered: Vec<WorkerId> = offered.into_iter().collect();
+            let tied = true;
+            check_shape(&shape, &Layout { segments, tied }, 6, &offered)
+        };
+        let rounds = |stages, chunks| {
+            Err(PlanError::Rounds {
+                pipeline: 0,
+                stages,
+                chunks,
+            })
+        };
+        assert_eq!(verdict(&[1, 2, 3, 1, 2, 3], 2), Ok(()));
+        assert_eq!(verdict(&[1, 2, 1, 2, 1, 2], 3), Ok(()));
+        assert_eq!(verdict(&[1, 1, 1, 1], 4), rounds(4, 4));
+        assert_eq!(verdict(&[1, 2, 1, 2, 1], 2), rounds(5, 2));
+    }
+
     fn whole() -> Plan {
         let shape = sound();
         Plan {

@@ -158,6 +158,14 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_in_milliseconds_is_that_of_every_step() {
+        let deadline = StepDeadline::of_ms(400);
+        for step in [0, 1, 100] {
+            assert_eq!(deadline.of(Step(step), &RecentSteps::default()), MS * 400);
+        }
+    }
+
+    #[test]
     fn no_number_overflows() {
         let deadline = StepDeadline {
             step_ns: u64::MAX,

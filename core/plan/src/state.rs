@@ -231,3 +231,110 @@ mod any_f64 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(norm2: f64, loss: f64, eval_loss: Option<f64>) -> UnitNorm {
+        UnitNorm {
+            norm2,
+            overflow: false,
+            loss,
+            eval_loss,
+        }
+    }
+
+    fn conclude(parts: &[UnitNorm]) -> Decision {
+        Decision::conclude(StateId::INITIAL, Generation(3), parts, None)
+    }
+
+    #[test]
+    fn a_decision_sums_its_parts_and_one_overflow_is_enough() {
+        let mut parts = [part(1.5, 0.0, Some(2.5)), part(2.0, 0.25, Some(4.0))];
+        let decision = conclude(&parts);
+        assert_eq!((decision.norm2, decision.loss), (3.5, 0.25));
+        assert_eq!((decision.eval_loss, decision.overflow), (Some(6.5), false));
+        parts[1].overflow = true;
+        assert!(conclude(&parts).overflow);
+    }
+
+    /// Checkpoints are named by it: it must not change from one version to the next.
+    #[test]
+    fn the_same_decisions_lead_to_the_same_state_in_every_version() {
+        let first = conclude(&[part(1.5, 0.25, None)]);
+        let second = Decision::conclude(first.id, Generation(4), &[part(2.0, 0.5, None)], None);
+        let shown = [first.id, second.id].map(|id| id.to_string());
+        assert_eq!(
+            shown,
+            [
+                "step 1 of generation 3 (96a577690e6e8de1)",
+                "step 2 of generation 4 (e604c9b80ce72e56)"
+            ]
+        );
+    }
+
+    #[test]
+    fn each_number_of_a_decision_tells_its_state_from_another() {
+        let parts = [part(1.5, 0.25, None)];
+        let overflow = UnitNorm {
+            overflow: true,
+            ..parts[0]
+        };
+        let later = StateId {
+            step: Step(1),
+            ..StateId::INITIAL
+        };
+        let others = [
+            conclude(&[part(1.0, 0.25, None)]),
+            conclude(&[part(1.5, 0.5, None)]),
+            conclude(&[overflow]),
+            Decision::conclude(StateId::INITIAL, Generation(4), &parts, None),
+            Decision::conclude(later, Generation(3), &parts, None),
+        ];
+        let chain = conclude(&parts).id.chain;
+        assert!(others.iter().all(|d| d.id.chain != chain));
+    }
+
+    #[test]
+    fn which_nan_a_gradient_became_makes_no_other_state() {
+        let nan = |bits: u64| conclude(&[part(f64::from_bits(f64::NAN.to_bits() | bits), 0.0, None)]);
+        assert_eq!(nan(0).id, nan(1 << 63 | 5).id);
+    }
+
+    #[test]
+    fn no_run_has_more_steps_or_generations_than_a_state_may_name() {
+        let possible = |run_gen, step| {
+            let id = StateId {
+                run_gen: Generation(run_gen),
+                step: Step(step),
+                ..StateId::INITIAL
+            };
+            id.is_possible()
+        };
+        let most = 1 << 48;
+        assert!(possible(most, most));
+        assert!(!possible(most + 1, 0));
+        assert!(!possible(0, most + 1));
+    }
+
+    #[test]
+    fn a_diverged_decision_is_written_in_words_and_read_back() {
+        for (loss, eval_loss) in [
+            (0.25, Some(0.5)),
+            (f64::NAN, Some(f64::NEG_INFINITY)),
+            (f64::INFINITY, None),
+        ] {
+            let decision = conclude(&[part(1.5, loss, eval_loss)]);
+            let text = serde_json::to_string(&decision).unwrap();
+            let read: Decision = serde_json::from_str(&text).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{decision:?}"), "{text}");
+        }
+        let text = serde_json::to_string(&conclude(&[part(f64::NAN, 0.0, None)])).unwrap();
+        assert!(text.contains("\"NaN\""), "{text}");
+        for word in ["1.5", "none"] {
+            let text = text.replace("NaN", word);
+            assert!(serde_json::from_str::<Decision>(&text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! Mutants: bugs that can be switched on, to prove that the tests see what they claim to see.
 //!
 //! The names exist in every build, the bugs only under the feature `mutants`, which the simulation's tests enable. Each name
-//! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or nothing yet. The
-//! tests of both compare this table with what happens, so it is never better or worse than the truth.
+//! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or both. The tests of
+//! both compare this table with what happens, so it is never better or worse than the truth.
 
 /// What catches a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,11 +24,6 @@ pub struct Seeds {
 
 const UNIT_TESTS: CaughtBy = CaughtBy {
     unit_tests: true,
-    seeds: None,
-};
-/// It survives today: it is equivalent to the sound code, or a test is missing (issue 14).
-const NOBODY: CaughtBy = CaughtBy {
-    unit_tests: false,
     seeds: None,
 };
 
@@ -114,15 +109,13 @@ mutants! {
     /// A member does not note that it has put in its norm.
     NormNotNoted => UNIT_TESTS,
     /// A step is committed although norms of units are missing.
-    CommitWithoutAllUnits => NOBODY,
+    CommitWithoutAllUnits => UNIT_TESTS,
     /// A step is committed before all norms are in.
     CommitWithoutAllNorms => UNIT_TESTS,
     /// The norm of a worker that is no member counts.
-    NormOfStranger => NOBODY,
+    NormOfStranger => UNIT_TESTS,
     /// The norm of any step is kept.
     NormOfAnyStep => UNIT_TESTS,
-    /// Gradients outlive the commit that applied them.
-    KeepGradientsAfterCommit => NOBODY,
     /// A member goes on after a commit although a fence waits.
     RunOnAfterFence => UNIT_TESTS,
     /// A member forgets the decision of its last commit.
@@ -136,39 +129,39 @@ mutants! {
     /// A fence is answered while state is being taken over.
     FenceDuringTakeOver => UNIT_TESTS,
     /// A plan with the number of the fence is accepted.
-    AcceptFencedPlan => NOBODY,
+    AcceptFencedPlan => UNIT_TESTS,
     /// A planned change is replaced by an older one.
-    OlderChangeReplacesNewer => NOBODY,
+    OlderChangeReplacesNewer => UNIT_TESTS,
     /// A worker that still trains or serves joins the planned change of another generation.
-    JoinWhileBusy => NOBODY,
+    JoinWhileBusy => UNIT_TESTS,
     /// A decision is applied to a unit that is not at the state it starts from.
-    ApplyFromAnyParent => NOBODY,
+    ApplyFromAnyParent => UNIT_TESTS,
     /// A decision is applied to a gradient of another generation.
-    ApplyGradientOfAnotherGeneration => NOBODY,
+    ApplyGradientOfAnotherGeneration => UNIT_TESTS,
     /// A Go from before the fence makes a spare give up its state.
     OldGoFreesState => UNIT_TESTS,
     /// A member obeys the Go of another generation.
-    GoInAnyGeneration => NOBODY,
+    GoInAnyGeneration => UNIT_TESTS,
     /// Gradients outlive the state that was given up.
-    KeepGradientsAfterFree => NOBODY,
+    KeepGradientsAfterFree => UNIT_TESTS,
     /// The last step that was run is remembered after the state was given up.
-    KeepRanAfterFree => NOBODY,
+    KeepRanAfterFree => UNIT_TESTS,
     /// A member that starts does not note the step that it is about to run.
     ForgetRanAtStart => UNIT_TESTS,
     /// State is sent to peers while training runs.
-    ServeWhileRunning => NOBODY,
+    ServeWhileRunning => UNIT_TESTS,
     /// State that is not the base is sent to peers.
-    ServeAnyState => NOBODY,
+    ServeAnyState => UNIT_TESTS,
     /// State that is not the base is taken over.
     AdoptAnyState => UNIT_TESTS,
     /// State is taken over while a fence waits.
-    AdoptBeforeFence => NOBODY,
+    AdoptBeforeFence => UNIT_TESTS,
     /// A member is ready before it is connected to its peers.
     ReadyUnconnected => seeds("f", 0),
     /// State that is being overwritten still counts as held.
-    KeepReplacedState => NOBODY,
+    KeepReplacedState => UNIT_TESTS,
     /// The decision that led to a state does not travel with it.
-    DecisionDoesNotTravel => NOBODY,
+    DecisionDoesNotTravel => UNIT_TESTS,
     /// Orders of an older coordinator are obeyed.
     ObeyLowerTerm => UNIT_TESTS,
     /// A member does not report that nothing moves.
@@ -178,17 +171,17 @@ mutants! {
     /// The switch takes place although not all members are armed.
     SwitchIfOneIsArmed => UNIT_TESTS,
     /// A member switches to its planned change whichever was agreed on.
-    SwitchToAnyChange => NOBODY,
+    SwitchToAnyChange => UNIT_TESTS,
     /// A fetch that failed in another generation counts in the present one.
-    FetchFailedInAnyGeneration => NOBODY,
+    FetchFailedInAnyGeneration => UNIT_TESTS,
     /// A unit that was fetched for another generation is taken over.
-    TakeUnitOfAnyGeneration => NOBODY,
+    TakeUnitOfAnyGeneration => UNIT_TESTS,
     /// A plan that came while the engine was busy is forgotten.
-    ForgetWaitingPlan => NOBODY,
+    ForgetWaitingPlan => UNIT_TESTS,
     /// A step is finished although a worker that ran it neither put in its norm nor is prepared.
     FinishUnpreparedStep => UNIT_TESTS,
     /// A step that is known to be committed is decided once more.
-    FinishCommittedStep => NOBODY,
+    FinishCommittedStep => UNIT_TESTS,
     /// The decision in the persisted plan does not count among the known ones.
     ForgetDecisionOfPlan => UNIT_TESTS,
     /// A recovery resumes at a state that does not cover the model.
@@ -196,21 +189,21 @@ mutants! {
     /// A recovery resumes at the oldest state.
     ResumeAtOldest => unit_tests_and_seeds("c", 0),
     /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
-    RollForwardFromAnyState => NOBODY,
+    RollForwardFromAnyState => UNIT_TESTS,
     /// Committed steps are given up without waiting for their holders.
     GiveUpStepsAtOnce => UNIT_TESTS,
     /// A recovery does not wait for answers that may still come.
     RecoverWithoutWaiting => UNIT_TESTS,
     /// The answer to an earlier fence counts.
-    CountStaleInventory => NOBODY,
+    CountStaleInventory => UNIT_TESTS,
     /// The answer of a worker counts after its stream has closed.
-    CountAnswerOfClosedStream => NOBODY,
+    CountAnswerOfClosedStream => UNIT_TESTS,
     /// A write keeps the term of the record instead of the coordinator's own.
-    WriteWithoutOwnTerm => NOBODY,
+    WriteWithoutOwnTerm => UNIT_TESTS,
     /// A coordinator goes on after another has taken over.
     IgnoreNewerTerm => UNIT_TESTS,
     /// Generation numbers may fall behind those of the checkpoints in the store.
-    NumbersBelowStore => NOBODY,
+    NumbersBelowStore => UNIT_TESTS,
     /// After an unclear take-over the same term is used.
     KeepUnclearTerm => UNIT_TESTS,
     /// After an unclear write, whatever is in the store counts as written by this coordinator.
@@ -220,17 +213,17 @@ mutants! {
     /// A member that is ready in another generation counts as ready.
     ReadyInAnyGeneration => UNIT_TESTS,
     /// A member at the last step counts as finished, whatever its generation.
-    FinishedInAnyGeneration => NOBODY,
+    FinishedInAnyGeneration => UNIT_TESTS,
     /// A member at the last step counts as finished, whatever its phase.
-    FinishedInAnyPhase => NOBODY,
+    FinishedInAnyPhase => UNIT_TESTS,
     /// A member that was fenced past the generation does not end it.
     IgnoreFencedMember => UNIT_TESTS,
     /// A member that is silent does not end the generation.
-    IgnoreSilentMember => NOBODY,
+    IgnoreSilentMember => UNIT_TESTS,
     /// A member that is based in the next generation does not show that the switch was decided.
     SwitchedOnlyWhenRunning => UNIT_TESTS,
     /// A change that an earlier coordinator may have armed is cancelled without a fence.
-    CancelUnknownChange => NOBODY,
+    CancelUnknownChange => UNIT_TESTS,
     /// Progress does not reset the count of generations that failed.
     NeverResetFailedGenerations => UNIT_TESTS,
     /// A joiner of a switch takes the state of a shard that an earlier plan asked for as its base.
@@ -280,11 +273,11 @@ mutants! {
     /// A recovery plans with workers that did not answer.
     PlanWithUnanswered => UNIT_TESTS,
     /// A new coordinator does not wait for the members of the inherited plan.
-    NoSettling => NOBODY,
+    NoSettling => UNIT_TESTS,
     /// After a pause of its own the coordinator declares everybody silent.
     PauseSilencesEverybody => UNIT_TESTS,
     /// Every write of the record counts as progress of training.
-    EveryWriteIsProgress => NOBODY,
+    EveryWriteIsProgress => UNIT_TESTS,
     /// The run is done without the checkpoint of its last step.
     DoneWithoutFinalCheckpoint => seeds("c", 0),
     /// A checkpoint of the last step does not end the run.
@@ -294,21 +287,21 @@ mutants! {
     /// The plan of a recovery does not carry the decision that its base needs.
     RecoverWithoutDecision => seeds("cf", 0),
     /// A drained worker is released while it is not idle.
-    ReleaseBusyWorker => NOBODY,
+    ReleaseBusyWorker => UNIT_TESTS,
     /// A member of the next plan that drains does not end the change.
-    IgnoreDrainingNextMember => NOBODY,
+    IgnoreDrainingNextMember => UNIT_TESTS,
     /// A member that was fenced past the next plan does not end the change.
-    IgnoreFencedNextMember => NOBODY,
+    IgnoreFencedNextMember => UNIT_TESTS,
     /// Members are armed before all are connected.
     ArmUnconnected => UNIT_TESTS,
     /// A generation in which no step is committed for four deadlines goes on.
-    NoStallDetection => NOBODY,
+    NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
     NoLaunchDeadline => seeds("f", 800),
     /// A recovery does not use draining workers even where too few others are left.
-    NeverUseDraining => NOBODY,
+    NeverUseDraining => UNIT_TESTS,
     /// A write that succeeds after Stop is not noted.
-    ForgetWriteAtStop => NOBODY,
+    ForgetWriteAtStop => UNIT_TESTS,
     /// An inventory does not show that its worker was fenced.
     InventoryProvesNoFence => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
@@ -316,7 +309,7 @@ mutants! {
     /// A member tells its level with every step and with every connection.
     TellEveryStep => UNIT_TESTS,
     /// The answer to an earlier write counts as the answer to the present one.
-    AnyAnswerIsOfThisWrite => NOBODY,
+    AnyAnswerIsOfThisWrite => UNIT_TESTS,
     /// A change is proposed while a member is silent.
     ChangeWhileMemberIsSilent => UNIT_TESTS,
 }

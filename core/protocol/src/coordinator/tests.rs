@@ -1,5 +1,6 @@
 mod ahead;
 mod checkpoints;
+mod guards;
 mod resuming;
 mod reviewed;
 

@@ -162,9 +162,6 @@ impl Member {
     fn committed(&mut self, now: Time, decision: Decision, effects: &mut Vec<MemberEffect>) {
         self.at = decision.id;
         self.holdings.begin_step(self.generation(), decision.id.step);
-        if !bug!(KeepGradientsAfterCommit) {
-            self.holdings.prepared.clear();
-        }
         let current = self.current.as_mut();
         let said = current.map(|c| c.norms.committed(decision.parent.step));
         let Said { save, store_busy } = said.unwrap_or_default();

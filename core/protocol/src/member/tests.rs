@@ -1,3 +1,4 @@
+mod guards;
 mod reviewed;
 
 use super::*;

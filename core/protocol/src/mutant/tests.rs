@@ -1,12 +1,18 @@
 //! Which mutants the unit tests catch: this test binary runs itself once for each.
 
-use super::Mutant;
+use super::{CaughtBy, Mutant};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Names the mutant that a run of the test binary has in all its tests.
 const VARIABLE: &str = "VARUNA_MUTANT";
+
+/// No mutant may survive: one that cannot be told from the sound code is a guard that can go.
+const NOTHING: CaughtBy = CaughtBy {
+    unit_tests: false,
+    seeds: None,
+};
 
 static SELECTED: LazyLock<Option<Mutant>> =
     LazyLock::new(|| std::env::var(VARIABLE).ok().and_then(|name| Mutant::named(&name)));
@@ -22,6 +28,7 @@ fn caught(mutant: Option<Mutant>) -> bool {
     let status = Command::new(this)
         .args(["--skip", "mutant::", "--test-threads", "1"])
         .env(VARIABLE, name)
+        .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
@@ -39,6 +46,9 @@ fn the_unit_tests_catch_the_mutants_that_the_table_says_and_no_others() {
             let (expected, caught) = (mutant.caught_by().unit_tests, caught(Some(*mutant)));
             if caught != expected {
                 wrong.push(format!("{mutant:?}: expected {expected}, is {caught}"));
+            }
+            if mutant.caught_by() == NOTHING {
+                wrong.push(format!("{mutant:?}: a test is missing"));
             }
         }
         wrong

@@ -1,0 +1,313 @@
+//! What a coordinator does not take for granted, and what it waits for no longer than it must.
+
+use super::*;
+
+const C: WorkerId = WorkerId(3);
+
+/// Both units are at the state.
+fn all_at(id: StateId) -> [(Unit, StateId); 2] {
+    [(Unit(0), id), (Unit(1), id)]
+}
+
+/// The answer of a worker that holds both units, and is prepared for the step that follows where it says so.
+fn inventory(upto: u64, held: StateId, prepared: bool) -> Inventory {
+    let (run_gen, step) = (held.run_gen, held.step);
+    let part = Prepared {
+        run_gen,
+        step,
+        norm: norm(1.0),
+    };
+    let ran = Ran {
+        generation: run_gen,
+        step,
+        norm_put_in: true,
+    };
+    Inventory {
+        upto: Generation(upto),
+        units: all_at(held).into(),
+        prepared: prepared
+            .then_some([(Unit(0), part), (Unit(1), part)])
+            .into_iter()
+            .flatten()
+            .collect(),
+        ran: prepared.then_some(ran),
+        decision: None,
+    }
+}
+
+fn base(plan: &Plan) -> (StateId, Option<Decision>) {
+    match plan.base {
+        Base::Fixed { id, decision, .. } => (id, decision),
+        Base::AtSwitch { .. } => panic!("not a recovery's plan"),
+    }
+}
+
+impl Rig {
+    fn is_fenced(&self) -> bool {
+        self.sent.iter().any(|(_, o)| matches!(o, Order::Fence { .. }))
+    }
+
+    /// The worker goes on in the generation, at that state.
+    fn running(&mut self, workers: &[WorkerId], generation: u64, at: StateId, ms: u64) {
+        for _ in 0..ms.div_ceil(50) {
+            self.wait(50);
+            for worker in workers {
+                self.status(*worker, generation, Phase::Running, at);
+            }
+        }
+    }
+
+    /// Everyone is told to stop and answers.
+    fn recovered(&mut self, workers: &[WorkerId], held: StateId) {
+        self.say(A, suspect(self.store.highest.0, B));
+        for worker in workers {
+            self.answer(*worker, &all_at(held));
+        }
+    }
+
+    /// A trains alone, and B is about to join: generation 2 is written.
+    fn changing() -> Self {
+        let mut rig = Rig::training(&[A]);
+        rig.wait(100);
+        rig.join(B);
+        assert_eq!(rig.store.next.as_ref().map(|n| n.generation), Some(Generation(2)));
+        rig
+    }
+
+    /// A trains alone, and the record with a change is being written.
+    fn writing() -> (Self, Record) {
+        let mut rig = Rig::training(&[A]);
+        rig.wait(100);
+        rig.manual = true;
+        rig.join(B);
+        let record = rig.written.clone().expect("a change is written");
+        (rig, record)
+    }
+}
+
+#[test]
+fn a_step_that_somebody_has_committed_is_taken_from_there_and_not_finished_once_more() {
+    let mut rig = Rig::training(&[A, B]);
+    let parent = state(1, 5);
+    let committed = Decision::conclude(parent, Generation(1), &[norm(1.0), norm(1.0)], None).id;
+    rig.say(A, suspect(1, B));
+    rig.say(A, Report::Inventory(inventory(1, committed, false)));
+    rig.say(B, Report::Inventory(inventory(1, parent, true)));
+    assert_eq!(base(&rig.plan()), (committed, None));
+    assert_eq!(rig.plan().sources, [[A], [A]]);
+}
+
+#[test]
+fn a_gradient_helps_only_with_the_state_that_the_decision_starts_from() {
+    let mut rig = Rig::training(&[A, B]);
+    let decision = Decision::conclude(state(1, 5), Generation(1), &[norm(1.0), norm(1.0)], None);
+    let other = StateId {
+        chain: Chain(9),
+        ..state(1, 5)
+    };
+    rig.say(A, suspect(1, B));
+    let half = Inventory {
+        units: [(Unit(0), decision.id)].into(),
+        decision: Some(decision),
+        ..inventory(1, decision.id, false)
+    };
+    rig.say(A, Report::Inventory(half));
+    rig.say(B, Report::Inventory(inventory(1, other, true)));
+    assert_eq!(base(&rig.plan()).0, other, "unit 1 of step 6 is lost");
+}
+
+#[test]
+fn an_answer_to_an_earlier_fence_does_not_count_in_this_recovery() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.recovered(&[A, B], state(1, 4));
+    for worker in [A, B] {
+        rig.status(worker, 2, Phase::Running, state(2, 6));
+    }
+    rig.say(A, suspect(2, B));
+    rig.say(A, Report::Inventory(inventory(1, state(1, 4), false)));
+    rig.answer(B, &all_at(state(2, 6)));
+    assert_eq!(rig.store.highest, Generation(2), "A has not answered");
+    rig.answer(A, &all_at(state(2, 6)));
+    assert_eq!(rig.plan().sources, [[A, B], [A, B]]);
+}
+
+#[test]
+fn who_has_gone_since_its_answer_is_no_source_of_the_next_plan() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &all_at(state(1, 4)));
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    rig.answer(B, &all_at(state(1, 4)));
+    assert_eq!(rig.plan().sources, [[B], [B]]);
+}
+
+#[test]
+fn each_write_carries_the_coordinators_own_term_also_after_the_record_was_put_back() {
+    let (mut rig, record) = Rig::writing();
+    let term = record.term;
+    rig.store.term = 0;
+    rig.put(CoordinatorInput::Written { ok: false, record });
+    rig.written = None;
+    rig.running(&[A], 1, state(1, 1), 300);
+    assert_eq!(rig.written.map(|r| r.term), Some(term));
+}
+
+#[test]
+fn a_run_on_the_store_of_an_earlier_one_counts_its_generations_from_there() {
+    let mut rig = Rig::with(config(), Record::default());
+    rig.complete = vec![state(7, 3)];
+    rig.wait(100);
+    rig.join(A);
+    rig.answer(A, &[]);
+    rig.wait(60);
+    assert_eq!(rig.plan().generation, Generation(8));
+    assert_eq!(base(&rig.plan()).0, state(7, 3));
+}
+
+#[test]
+fn a_run_is_not_done_before_its_members_run_at_the_last_step_in_the_generation_in_force() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.recovered(&[A, B], state(1, 8));
+    let mut done = |generation, phase, at| {
+        for worker in [A, B] {
+            rig.status(worker, generation, phase, at);
+        }
+        rig.wait(250);
+        rig.store.done
+    };
+    let before = state(1, 10); // what they had before steps were given up
+    assert!(!done(1, Phase::Running, before));
+    assert!(!done(2, Phase::Loading, before));
+    assert!(done(2, Phase::Running, state(2, 10)));
+}
+
+#[test]
+fn a_member_that_is_silent_while_nothing_is_committed_is_recovered_from() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.running(&[A], 1, StateId::INITIAL, 200);
+    assert!(!rig.is_fenced(), "it may come back");
+    rig.running(&[A], 1, StateId::INITIAL, 100);
+    assert!(rig.is_fenced());
+}
+
+#[test]
+fn a_change_that_an_earlier_coordinator_may_have_armed_is_ended_by_a_fence_alone() {
+    let mut rig = Rig::with(config(), Rig::changing().store);
+    rig.join(A);
+    while !rig.is_fenced() {
+        assert!(
+            rig.now < Time(0).after(Duration::from_secs(3)),
+            "it is waited for as long as a launch"
+        );
+        assert!(rig.store.next.is_some(), "cancelled");
+        rig.running(&[A], 1, StateId::INITIAL, 50);
+    }
+    assert!(rig.sent.contains(&(A, Order::Fence { upto: Generation(2) })));
+}
+
+#[test]
+fn a_new_coordinator_gives_the_members_of_the_plan_time_to_come_back() {
+    let timing = Timing::default();
+    let store = Rig::training(&[A, B]).store;
+    let mut rig = Rig::with(CoordinatorConfig { timing, ..config() }, store);
+    rig.join(A);
+    assert!(timing.grace < timing.settle);
+    rig.running(&[A], 1, state(1, 4), 2_900);
+    rig.join(B);
+    rig.running(&[A, B], 1, state(1, 4), 200);
+    assert!(!rig.is_fenced());
+}
+
+#[test]
+fn a_planned_change_does_not_postpone_that_a_death_is_noticed() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.join(C);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.running(&[A], 1, StateId::INITIAL, 100);
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    rig.running(&[A], 1, StateId::INITIAL, 100);
+    assert!(rig.store.next.is_none(), "the change is cancelled");
+    rig.running(&[A], 1, StateId::INITIAL, 100);
+    assert!(rig.is_fenced());
+}
+
+#[test]
+fn a_drained_worker_is_not_released_before_it_is_idle() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.status(B, 2, Phase::Source, state(1, 1));
+    for phase in [Phase::Ready, Phase::Running] {
+        rig.status(A, 2, phase, state(1, 1));
+    }
+    rig.wait(50);
+    assert!(!rig.sent.contains(&(B, Order::Release)));
+    rig.say(B, Report::Status(idle()));
+    assert!(rig.sent.contains(&(B, Order::Release)));
+}
+
+#[test]
+fn a_change_is_cancelled_when_a_worker_that_was_to_join_has_notice() {
+    let mut rig = Rig::changing();
+    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.wait(20);
+    assert!(rig.store.next.is_none());
+    assert!(!rig.is_fenced(), "training goes on");
+}
+
+#[test]
+fn a_change_whose_member_was_fenced_past_it_is_recovered_from_at_once() {
+    let mut rig = Rig::changing();
+    let fenced = Generation(2);
+    rig.say(B, Report::Status(Status { fenced, ..idle() }));
+    assert!(rig.is_fenced());
+}
+
+#[test]
+fn a_generation_in_which_nothing_is_committed_for_four_deadlines_is_recovered_from() {
+    let mut rig = Rig::training(&[A, B]);
+    let four = Timing::model().deadline_floor * 4;
+    rig.running(&[A, B], 1, StateId::INITIAL, four.as_millis() as u64 - 100);
+    assert!(!rig.is_fenced());
+    rig.running(&[A, B], 1, StateId::INITIAL, 200);
+    assert!(rig.is_fenced());
+}
+
+#[test]
+fn workers_that_will_go_are_used_where_too_few_others_are_left() {
+    let few = CoordinatorConfig {
+        min_workers: 2,
+        ..config()
+    };
+    let mut rig = Rig::training_with(few, &[A, B, C]);
+    rig.say(A, suspect(1, C));
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    rig.put(CoordinatorInput::Notice { worker: B });
+    for worker in [A, B] {
+        rig.answer(worker, &all_at(state(1, 4)));
+    }
+    assert_eq!(rig.plan().members(), [A, B]);
+}
+
+#[test]
+fn a_run_that_is_stopped_while_a_plan_is_written_fences_that_plan_too() {
+    let (mut rig, record) = Rig::writing();
+    rig.put(CoordinatorInput::Stop);
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    rig.wait(50);
+    assert!(rig.sent.contains(&(A, Order::Fence { upto: Generation(2) })));
+}
+
+#[test]
+fn the_answer_to_an_earlier_write_says_nothing_of_the_present_one() {
+    let (mut rig, record) = Rig::writing();
+    for ok in [false, true] {
+        let earlier = rig.store.clone();
+        rig.put(CoordinatorInput::Written { ok, record: earlier });
+        assert_eq!(rig.machine.snapshot().run.mode, RunMode::Persisting);
+    }
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    assert!(rig.machine.record().next.is_some());
+}

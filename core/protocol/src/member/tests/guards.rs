@@ -1,0 +1,333 @@
+//! What a member refuses: late, repeated and foreign messages, and state and gradients that do not fit.
+
+use super::*;
+use varuna_plan::state::Chain;
+
+const STRANGER: WorkerId = WorkerId(3);
+
+/// A state that some other history reached.
+fn elsewhere(run_gen: u64, step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(run_gen),
+        step: Step(step),
+        chain: Chain(77),
+    }
+}
+
+fn switch_from(generation: u64) -> Base {
+    Base::AtSwitch {
+        from: Generation(generation),
+    }
+}
+
+/// The decision of a step that was run by two units' gradients as in [`Rig::units`].
+fn decide(parent: StateId, run_gen: u64) -> Decision {
+    let parts: Vec<UnitNorm> = Rig::units().into_iter().map(|(_, n)| n).collect();
+    Decision::conclude(parent, Generation(run_gen), &parts, None)
+}
+
+impl Rig {
+    fn connect(&mut self, generation: u64, peer: WorkerId) -> Vec<MemberEffect> {
+        let generation = Generation(generation);
+        self.put(MemberInput::Connected { generation, peer })
+    }
+
+    fn hear(&mut self, generation: u64, from: WorkerId, message: PeerMessage) -> Vec<MemberEffect> {
+        self.put(MemberInput::Peer {
+            generation: Generation(generation),
+            from,
+            message,
+        })
+    }
+
+    fn asked_for(&mut self, generation: u64, unit: u32) -> Vec<MemberEffect> {
+        self.hear(generation, PEER, PeerMessage::Fetch { unit: Unit(unit) })
+    }
+
+    fn fetched(
+        &mut self,
+        generation: u64,
+        unit: u32,
+        id: StateId,
+        decision: Option<Decision>,
+    ) -> Vec<MemberEffect> {
+        self.put(MemberInput::Fetched {
+            generation: Generation(generation),
+            from: PEER,
+            unit: Unit(unit),
+            id,
+            decision,
+        })
+    }
+
+    fn loaded(&mut self, unit: u32, id: StateId) -> Vec<MemberEffect> {
+        self.put(MemberInput::Loaded { unit: Unit(unit), id })
+    }
+
+    /// Connected and at the initial state; waits for Go.
+    fn ready_in(&mut self, plan: Arc<Plan>) {
+        let generation = plan.generation.0;
+        self.order(Order::Prepare(plan));
+        self.connect(generation, PEER);
+        for unit in 0..2 {
+            self.loaded(unit, StateId::INITIAL);
+        }
+        assert_eq!(self.member.status().phase, Phase::Ready);
+    }
+
+    /// Loads the base of generation 2 from its peer.
+    fn loading(&mut self, base: StateId) {
+        self.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
+        self.connect(2, PEER);
+        assert_eq!(self.member.status().phase, Phase::Loading);
+    }
+
+    fn go(&mut self, generation: u64) -> Vec<MemberEffect> {
+        let generation = Generation(generation);
+        self.order(Order::Go { generation })
+    }
+}
+
+fn accepts(effects: &[MemberEffect]) -> bool {
+    effects.iter().any(|e| matches!(e, MemberEffect::Accepted(_)))
+}
+
+fn serves(effects: &[MemberEffect]) -> bool {
+    effects.iter().any(|e| matches!(e, MemberEffect::Serve { .. }))
+}
+
+#[test]
+fn a_step_is_not_applied_while_the_members_parts_do_not_make_up_the_model() {
+    let mut rig = Rig::new();
+    // The peer is the first holder of all units.
+    rig.ready_in(plan(1, fixed(StateId::INITIAL, None), &[PEER, ME], &[]));
+    rig.go(1);
+    rig.prepare(0);
+    assert_eq!(apply(&rig.peer_norm(0, 0)), None);
+    let norms = |owned| Norms {
+        save: false,
+        store_busy: false,
+        step: Step(0),
+        owned,
+        armed: Generation(0),
+    };
+    let some = Rig::units()[..1].to_vec();
+    assert_eq!(apply(&rig.hear(1, PEER, PeerMessage::Norm(norms(some)))), None);
+    let all = PeerMessage::Norm(norms(Rig::units()));
+    assert!(apply(&rig.hear(1, PEER, all)).is_some());
+}
+
+#[test]
+fn what_a_worker_that_is_no_member_says_of_a_step_does_not_stop_a_checkpoint() {
+    let mut rig = Rig::running();
+    rig.member.config.checkpoint_every = Some(1);
+    let busy = Norms {
+        save: false,
+        store_busy: true,
+        step: Step(0),
+        owned: vec![],
+        armed: Generation(0),
+    };
+    rig.hear(1, STRANGER, PeerMessage::Norm(busy));
+    let (_, put) = step(&mut rig, 0, false);
+    assert_eq!(put, [(Unit(0), Step(1))]);
+}
+
+#[test]
+fn a_plan_that_was_accepted_or_fenced_before_is_not_entered_again() {
+    let mut rig = Rig::running();
+    let first = plan(1, fixed(StateId::INITIAL, None), &[ME, PEER], &[]);
+    let effects = rig.order(Order::Prepare(first.clone()));
+    assert!(
+        !accepts(&effects) && !effects.contains(&MemberEffect::Abort),
+        "{effects:?}"
+    );
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    assert!(!accepts(&rig.order(Order::Prepare(first))));
+    assert_eq!(rig.member.status().phase, Phase::Idle);
+}
+
+#[test]
+fn a_planned_change_that_comes_late_or_twice_does_not_undo_the_present_one() {
+    let mut rig = Rig::running();
+    let change = |g| Order::Prepare(plan(g, switch_from(1), &[ME, PEER], &[ME, PEER]));
+    rig.order(change(3));
+    rig.connect(3, PEER);
+    for late in [2, 3] {
+        rig.order(change(late));
+        let status = rig.member.status();
+        assert_eq!((status.next, status.next_connected), (Generation(3), true));
+    }
+}
+
+#[test]
+fn a_member_that_trains_does_not_leave_for_a_change_of_another_generation() {
+    let mut rig = Rig::running();
+    let other = plan(6, switch_from(5), &[ME, PEER], &[PEER]);
+    assert_eq!(rig.order(Order::Prepare(other)), []);
+    rig.prepare(0);
+    assert!(apply(&rig.peer_norm(0, 0)).is_some(), "it trains on");
+}
+
+/// Whether a worker that is prepared for step 0 of generation 1 applies this decision.
+fn rolls_forward_by(decision: Decision) -> bool {
+    let mut rig = Rig::running();
+    rig.prepare(0);
+    rig.order(FENCE);
+    let base = fixed(decision.id, Some(decision));
+    let effects = rig.order(Order::Prepare(plan(3, base, &[ME, PEER], &[PEER])));
+    apply(&effects).is_some()
+}
+
+#[test]
+fn a_gradient_is_applied_only_to_the_state_and_in_the_generation_that_it_belongs_to() {
+    assert!(rolls_forward_by(decide(StateId::INITIAL, 1)));
+    assert!(!rolls_forward_by(decide(elsewhere(0, 0), 1)), "of another parent");
+    assert!(
+        !rolls_forward_by(decide(StateId::INITIAL, 2)),
+        "run once more without it"
+    );
+}
+
+#[test]
+fn a_late_go_does_not_start_the_next_generation() {
+    let mut rig = Rig::new();
+    rig.ready_in(plan(2, fixed(StateId::INITIAL, None), &[ME, PEER], &[]));
+    assert_eq!(rig.go(1), []);
+    assert_eq!(rig.member.status().phase, Phase::Ready);
+}
+
+#[test]
+fn who_gave_up_its_state_has_no_say_in_what_became_of_its_last_step() {
+    let mut rig = Rig::running();
+    rig.prepare(0);
+    rig.order(FENCE);
+    assert_eq!(rig.go(2), [MemberEffect::Free { keep: vec![] }]);
+    let effects = rig.order(Order::Fence { upto: Generation(3) });
+    let inventory = inventory(&effects).unwrap();
+    assert!(inventory.prepared.is_empty());
+    assert_eq!(inventory.ran, None);
+}
+
+#[test]
+fn state_is_not_sent_any_more_once_training_may_change_it() {
+    let source = || plan(1, fixed(StateId::INITIAL, None), &[ME, PEER], &[ME]);
+    let mut rig = Rig::new();
+    rig.ready_in(source());
+    assert!(serves(&rig.asked_for(1, 0)));
+    let mut rig = Rig::new();
+    rig.ready_in(source());
+    rig.go(1);
+    assert!(!serves(&rig.asked_for(1, 0)));
+}
+
+#[test]
+fn a_peer_is_sent_the_base_and_no_other_state() {
+    let (mut rig, base) = (Rig::running(), elsewhere(1, 5));
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    let both = plan(2, fixed(base, None), &[ME, PEER], &[ME, PEER]);
+    rig.order(Order::Prepare(both));
+    rig.connect(2, PEER);
+    assert!(!serves(&rig.asked_for(2, 0)), "it holds the initial state");
+    rig.fetched(2, 0, base, None);
+    assert!(serves(&rig.loaded(0, base)));
+}
+
+#[test]
+fn nothing_more_is_taken_over_once_a_fence_waits() {
+    let (mut rig, base) = (Rig::new(), elsewhere(1, 5));
+    rig.loading(base);
+    rig.fetched(2, 0, base, None);
+    rig.order(Order::Fence { upto: Generation(2) });
+    assert_eq!(rig.fetched(2, 1, base, None), []);
+    let effects = rig.loaded(0, base);
+    assert_eq!(
+        inventory(&effects).unwrap().units,
+        BTreeMap::from([(Unit(0), base)])
+    );
+}
+
+#[test]
+fn state_that_is_being_overwritten_is_not_sent_to_peers() {
+    let mut rig = Rig::running();
+    rig.order(FENCE);
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    let base = elsewhere(1, 5);
+    rig.loading(base);
+    let adopts = |unit, id| vec![MemberEffect::Adopt { unit: Unit(unit), id }];
+    assert_eq!(rig.fetched(2, 0, base, None), adopts(0, base));
+    // Meanwhile it is to join a switch, whose state turns out to be the one that unit 0 had before.
+    let joined = plan(4, switch_from(3), &[ME, PEER], &[ME, PEER]);
+    assert!(accepts(&rig.order(Order::Prepare(joined))));
+    rig.connect(4, PEER);
+    rig.fetched(4, 1, StateId::INITIAL, None);
+    assert!(rig.member.status().based);
+    assert!(!serves(&rig.asked_for(4, 0)));
+}
+
+#[test]
+fn who_fetched_state_can_tell_the_decision_that_led_to_it() {
+    let (mut rig, decision) = (Rig::new(), decide(elsewhere(1, 5), 1));
+    rig.loading(decision.id);
+    for unit in 0..2 {
+        rig.fetched(2, unit, decision.id, Some(decision));
+        rig.loaded(unit, decision.id);
+    }
+    let effects = rig.order(Order::Fence { upto: Generation(2) });
+    assert_eq!(inventory(&effects).unwrap().decision, Some(decision));
+}
+
+#[test]
+fn a_member_switches_to_no_other_change_than_the_one_that_was_agreed_on() {
+    let mut rig = Rig::running();
+    let change = |g| Order::Prepare(plan(g, switch_from(1), &[ME, PEER], &[ME, PEER]));
+    rig.order(change(2));
+    rig.connect(2, PEER);
+    rig.order(Order::Arm {
+        generation: Generation(2),
+    });
+    rig.prepare(0);
+    let decision = apply(&rig.peer_norm(0, 2)).unwrap();
+    assert_eq!(decision.switch, Some(Generation(2)));
+    rig.order(change(3));
+    rig.put(MemberInput::Applied { id: decision.id });
+    assert_eq!(rig.member.generation(), Generation(1));
+}
+
+#[test]
+fn a_fetch_that_failed_in_an_earlier_generation_is_not_held_against_this_one() {
+    let mut rig = Rig::new();
+    rig.loading(elsewhere(1, 5));
+    let failed = |generation, from| MemberInput::FetchFailed {
+        generation: Generation(generation),
+        from,
+        unit: Unit(0),
+    };
+    for from in [ME, PEER] {
+        assert_eq!(rig.put(failed(1, from)), []);
+        assert_ne!(rig.put(failed(2, from)), []);
+    }
+}
+
+#[test]
+fn a_joiner_learns_its_base_only_from_state_that_it_asked_for_in_this_generation() {
+    let mut rig = Rig::new();
+    rig.order(Order::Prepare(plan(4, switch_from(3), &[ME, PEER], &[PEER])));
+    rig.connect(4, PEER);
+    assert_eq!(rig.fetched(2, 0, elsewhere(1, 5), None), []);
+    assert!(!rig.member.status().based);
+    rig.fetched(4, 0, elsewhere(3, 9), None);
+    assert!(rig.member.status().based);
+}
+
+#[test]
+fn a_plan_that_finds_the_engine_busy_is_entered_when_it_has_stopped() {
+    let mut rig = Rig::running();
+    let next = plan(2, fixed(StateId::INITIAL, None), &[ME, PEER], &[ME]);
+    assert_eq!(rig.order(Order::Prepare(next.clone())), [MemberEffect::Abort]);
+    let effects = rig.put(MemberInput::Stopped { prepared: vec![] });
+    assert!(effects.contains(&MemberEffect::Accepted(next)));
+    assert_eq!(rig.member.generation(), Generation(2));
+}
