@@ -83,7 +83,7 @@ mutants! {
     /// Prepared gradients are ignored: resume where all units are held, even when someone committed further.
     RollBackPrepared => unit_tests_and_seeds("c", 0),
     /// Roll forward only if a survivor committed.
-    OnlyIfSurvivorCommitted => unit_tests_and_seeds("c", 400),
+    OnlyIfSurvivorCommitted => UNIT_TESTS,
     /// A persisted decision to finish a step is not remembered at the next recovery.
     ForgetPersistedDecision => UNIT_TESTS,
     /// A state is known by its step alone.
@@ -93,7 +93,7 @@ mutants! {
     /// Units that the new plan takes away are freed when the plan is accepted.
     FreeBeforeGo => seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 11600),
+    ShardsWithoutGeneration => seeds("b", 15600),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
@@ -297,7 +297,7 @@ mutants! {
     /// A generation in which no step is committed for four deadlines goes on.
     NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
-    NoLaunchDeadline => seeds("f", 800),
+    NoLaunchDeadline => UNIT_TESTS,
     /// A recovery does not use draining workers even where too few others are left.
     NeverUseDraining => UNIT_TESTS,
     /// A write that succeeds after Stop is not noted.

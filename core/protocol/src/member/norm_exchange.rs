@@ -17,23 +17,23 @@ pub(super) struct Said {
 /// What members of a plan have said of the present step and of the next one.
 #[derive(Default)]
 pub(super) struct NormExchange {
-    norms: BTreeMap<(Step, WorkerId), Norms>,
+    norms: BTreeMap<Step, BTreeMap<WorkerId, Norms>>,
 }
 
 impl NormExchange {
     pub(super) fn put(&mut self, from: WorkerId, norms: Norms) {
-        self.norms.insert((norms.step, from), norms);
+        self.norms.entry(norms.step).or_default().insert(from, norms);
     }
 
     /// The sum of all parts in unit order. None while a norm is missing (or where the parts do not add up to the model, which
     /// only a broken peer can cause: the plan's deadline then ends the generation). `armed`: what this member is armed for.
     pub(super) fn decide(&self, plan: &Plan, at: StateId, armed: Generation) -> Option<Decision> {
-        let members = plan.members();
-        let heard = |w: &WorkerId| self.norms.get(&(at.step, *w));
-        let said: Vec<&Norms> = members.iter().filter_map(heard).collect();
-        if said.len() < members.len() && !bug!(CommitWithoutAllNorms) {
+        // Only members put something in: their number says whether somebody is missing.
+        let said = self.norms.get(&at.step)?;
+        if said.len() < plan.members().len() && !bug!(CommitWithoutAllNorms) {
             return None;
         }
+        let said: Vec<&Norms> = said.values().collect();
         let parts: BTreeMap<Unit, UnitNorm> = said.iter().flat_map(|n| n.owned.iter().copied()).collect();
         if !bug!(CommitWithoutAllUnits) && !parts.keys().copied().eq(plan.layout.all_units()) {
             return None;
@@ -50,17 +50,17 @@ impl NormExchange {
 
     /// The step is committed; what some member said of it.
     pub(super) fn committed(&mut self, parent: Step) -> Said {
-        let here = self.norms.iter().filter(|((step, _), _)| *step == parent);
-        let said = here.fold(Said::default(), |said, (_, n)| Said {
+        let here = self.norms.get(&parent).into_iter().flat_map(BTreeMap::values);
+        let said = here.fold(Said::default(), |said, n| Said {
             save: said.save || n.save,
             store_busy: said.store_busy || n.store_busy,
         });
-        self.norms.retain(|(step, _), _| *step > parent);
+        self.norms.retain(|step, _| *step > parent);
         said
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.norms.len()
+        self.norms.values().map(BTreeMap::len).sum()
     }
 }

@@ -523,3 +523,25 @@ fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
     rig.wait(10);
     assert_eq!(rig.plan().members(), [A, C]);
 }
+
+#[test]
+fn a_generation_that_does_not_start_in_time_is_recovered_from() {
+    let mut rig = Rig::with(config(), Record::default());
+    for worker in [A, B] {
+        rig.join(worker);
+        rig.answer(worker, &[]);
+    }
+    rig.wait(60);
+    let loading = |rig: &mut Rig, time_ms: u64| {
+        for _ in 0..time_ms / 100 {
+            rig.wait(100);
+            for worker in [A, B] {
+                rig.status(worker, 1, Phase::Loading, StateId::INITIAL);
+            }
+        }
+        rig.sent.iter().any(|(_, order)| is_fence(order))
+    };
+    rig.sent.clear();
+    assert!(!loading(&mut rig, 1_000));
+    assert!(loading(&mut rig, 2_000));
+}
