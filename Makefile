@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim mutants nightly lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
+.PHONY: stores help setup build release test core sim mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -41,8 +41,14 @@ sim: ## Run the simulated world: thousands of seeds with crashes, partitions, de
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: ## What takes too long for every change: each mutant in 4,000 schedules (ten minutes on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, and each mutant in 4,000 schedules (half an hour on one core)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
+
+fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
+	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- explore --seconds $(or $(SECONDS_EACH),60) $(if $(SEED),--seed $(SEED)) $(TARGETS)
+
+fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
+	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- replay $(TARGET) $(INPUT)
 
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use varuna_frames::{Refusal, StateHeader};
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Norms, PeerMessage};
 use varuna_worker::transport::ring::Reducer;
-use varuna_worker::transport::tcp::frame::{Refusal, StateHeader};
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
 use varuna_worker::transport::{Link, LinkError, Tag};
 

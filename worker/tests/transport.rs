@@ -7,11 +7,9 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
+use varuna_frames::{Frame, Hello, Refusal, StateHeader, read_answer, write_confirmation};
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::ring::Reducer;
-use varuna_worker::transport::tcp::frame::{
-    Frame, Hello, Refusal, StateHeader, read_answer, write_confirmation,
-};
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
 use varuna_worker::transport::{Link, LinkError, Tag};
 

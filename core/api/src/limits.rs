@@ -12,12 +12,7 @@ pub(crate) const MICRO_BATCH: RangeInclusive<u32> = 1..=u32::MAX;
 /// Signed 64-bit: an API server and libtorch know no other.
 pub(crate) const SEED: RangeInclusive<u64> = 0..=i64::MAX.cast_unsigned();
 
-/// Far above every model that fits a machine, and low enough that parameter counts and tensor shapes cannot overflow.
-pub(crate) const LAYERS: RangeInclusive<u32> = 1..=10_000;
-/// Hidden size, heads and sequence length.
-pub(crate) const WIDTH: RangeInclusive<u32> = 1..=1 << 20;
-/// Rows of the embedding table.
-pub(crate) const VOCABULARY: RangeInclusive<u32> = 1..=1 << 24;
+pub(crate) use varuna_model::limits::{LAYERS, VOCABULARY, WIDTH};
 /// Probabilities, and decays of Adam's moments.
 pub(crate) const FRACTION: Range<f64> = 0.0..1.0;
 /// Share of the samples that is held out.

@@ -12,12 +12,16 @@ use serde_path_to_error::{Path, Segment};
 const TOP: &str = "job file";
 /// The only list of a job file, outside the pod template.
 const LIST: &str = "spec.disruption.nodeSignals";
+/// Most values that aliases stand for, all together: many times those of a long pod template.
+const ALIASED_MAX: usize = 10_000;
+/// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
+const TEXT_BYTES_MAX: usize = 3 << 19;
 /// More errors than this are not worth showing, and each costs another try.
 const ERRORS_MAX: usize = 100;
 
 /// Reads the text as far as it can be read; none where it is no job file at all.
 pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
-    let mut document: Value = match serde_saphyr::from_str(text) {
+    let mut document: Value = match serde_saphyr::from_str_with_options(text, limits()) {
         Ok(document) => document,
         Err(error) => {
             // The first line says where and what; the rest is a picture of the place.
@@ -64,6 +68,17 @@ pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
         found.push(&keys.join("."), value, allowed(&message));
     }
     None
+}
+
+/// A line of text may stand for a million values where aliases name lists of aliases.
+fn limits() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: ALIASED_MAX },
+        budget: serde_saphyr::budget! {
+            max_recorded_anchor_events: ALIASED_MAX,
+            max_total_scalar_bytes: TEXT_BYTES_MAX,
+        },
+    }
 }
 
 /// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a

@@ -2,9 +2,11 @@
 
 use crate::head;
 use crate::layout::Unit;
+use crate::limits;
 use crate::model::{Features, Model};
 use crate::spec::SegmentKind;
 use serde_json::{Value, json};
+use std::ops::RangeInclusive;
 
 /// The smallest published GPT-2: 124 M parameters. Its BPE has 50,257 tokens.
 pub const SMALL: Model = Model {
@@ -141,20 +143,23 @@ pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
     if !activation.is_null() && activation != "gelu_new" {
         return Err(wrong("activation_function", activation, "gelu_new"));
     }
-    let size = |field: &'static str| {
+    let size = |field: &'static str, limit: RangeInclusive<u32>, allowed| {
         let value = &config[field];
-        let size = value
-            .as_u64()
-            .and_then(|v| u32::try_from(v).ok())
-            .filter(|v| *v > 0);
-        size.ok_or_else(|| wrong(field, value, "a number from 1"))
+        let size = value.as_u64().and_then(|v| u32::try_from(v).ok());
+        let size = size.filter(|v| limit.contains(v));
+        size.ok_or_else(|| wrong(field, value, allowed))
     };
+    let width = |field| size(field, limits::WIDTH, "a number from 1 to 1048576");
+    let (hidden_size, heads) = (width("n_embd")?, width("n_head")?);
+    if !hidden_size.is_multiple_of(heads) {
+        return Err(wrong("n_embd", &config["n_embd"], "a multiple of n_head"));
+    }
     Ok(Model {
-        layers: size("n_layer")?,
-        hidden_size: size("n_embd")?,
-        heads: size("n_head")?,
-        sequence_length: size("n_positions")?,
-        vocabulary_size: size("vocab_size")?,
+        layers: size("n_layer", limits::LAYERS, "a number from 1 to 10000")?,
+        hidden_size,
+        heads,
+        sequence_length: width("n_positions")?,
+        vocabulary_size: size("vocab_size", limits::VOCABULARY, "a number from 1 to 16777216")?,
         // The default of the `transformers` library.
         tied_head: config["tie_word_embeddings"].as_bool().unwrap_or(true),
         dropout: 0.0,
@@ -203,8 +208,23 @@ mod tests {
         );
         assert_eq!(
             refused(json!({"model_type": "gpt2", "n_layer": 0})),
-            "config.json: n_layer: 0 — a number from 1"
+            "config.json: n_layer: 0 — a number from 1 to 10000"
         );
+        let changed = |field: &str, value: u64| {
+            let mut config = config(&SMALL).unwrap();
+            config[field] = value.into();
+            refused(config)
+        };
+        for (field, value, expected) in [
+            ("n_layer", 1 << 31, "2147483648 — a number from 1 to 10000"),
+            ("n_embd", 1 << 32, "4294967296 — a number from 1 to 1048576"),
+            ("n_head", 0, "0 — a number from 1 to 1048576"),
+            ("n_head", 7, "n_embd: 768 — a multiple of n_head"),
+            ("vocab_size", u64::MAX, "a number from 1 to 16777216"),
+        ] {
+            let error = changed(field, value);
+            assert!(error.contains(expected), "{error}");
+        }
         let mut other = SMALL;
         other.features.bias = false;
         assert_eq!(config(&other), Err(ConfigError::Features));

@@ -61,11 +61,39 @@ impl fmt::Display for SegmentRange {
     }
 }
 
+/// Most segments of a layout that is read. A model of 10,000 blocks, the most that a job may have, has 20,002; a greater number
+/// comes from a damaged document, and whatever goes through all units would go on for ever.
+pub const SEGMENTS_MAX: u32 = 1 << 20;
+
+/// A layout as it is written, before its number is checked.
+#[derive(Deserialize)]
+struct WrittenLayout {
+    segments: u32,
+    tied: bool,
+}
+
+/// A layout that no model has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a layout of {0} segments; at most {SEGMENTS_MAX} are allowed")]
+pub struct TooManySegments(u32);
+
+impl TryFrom<WrittenLayout> for Layout {
+    type Error = TooManySegments;
+    fn try_from(written: WrittenLayout) -> Result<Layout, TooManySegments> {
+        let WrittenLayout { segments, tied } = written;
+        if segments > SEGMENTS_MAX {
+            return Err(TooManySegments(segments));
+        }
+        Ok(Layout { segments, tied })
+    }
+}
+
 /// How the model's state divides into units: one per segment, and one more where the first and the last segment share a
 /// weight (the token embedding and the head). The tied unit is held by the holders of either end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "WrittenLayout")]
 pub struct Layout {
-    /// Number of segments.
+    /// Number of segments, at most [`SEGMENTS_MAX`].
     pub segments: u32,
     /// Whether the first and the last segment share a weight.
     pub tied: bool,
@@ -145,5 +173,15 @@ mod tests {
             "segments 1, 3 and the tied embedding"
         );
         assert_eq!(layout.name(&[Unit(0)]), "segment 0");
+    }
+
+    #[test]
+    fn a_layout_that_no_model_has_is_refused() {
+        let read = |segments: u32| {
+            serde_json::from_str::<Layout>(&format!(r#"{{"segments":{segments},"tied":true}}"#))
+        };
+        assert_eq!(read(SEGMENTS_MAX).unwrap().units(), 1_048_577);
+        let error = read(u32::MAX).unwrap_err().to_string();
+        assert!(error.contains("4294967295 segments; at most 1048576"), "{error}");
     }
 }

@@ -10,6 +10,7 @@ pub mod embedding;
 pub mod gpt2;
 pub mod head;
 pub mod layout;
+pub mod limits;
 pub mod mlp;
 pub mod model;
 pub mod norm;

@@ -2,6 +2,7 @@
 
 use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord, Trim};
 use serde::de::DeserializeOwned;
+use std::rc::Rc;
 
 /// A row that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub struct Row<T> {
     pub line: u64,
     /// The cells as a value.
     pub values: T,
-    headers: StringRecord,
+    headers: Rc<StringRecord>,
     cells: StringRecord,
 }
 
@@ -39,7 +40,8 @@ impl<T> Row<T> {
 /// The first row that is no `T`.
 pub fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
     let mut reader = ReaderBuilder::new().trim(Trim::All).from_reader(text.as_bytes());
-    let headers = reader.headers().cloned().unwrap_or_default();
+    let headers = Rc::new(reader.headers().cloned().unwrap_or_default());
+    let mut lines = Lines::of(text);
     let mut rows = Vec::new();
     let mut cells = StringRecord::new();
     loop {
@@ -48,13 +50,13 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
             Ok(true) => {}
             Err(error) => {
                 return Err(RowError {
-                    line: error.position().map_or(2, |at| line_at(text, at.byte())),
+                    line: error.position().map_or(2, |at| lines.at(at.byte())),
                     column: None,
                     found: cells.iter().collect::<Vec<_>>().join(","),
                 });
             }
         }
-        let line = cells.position().map_or(2, |at| line_at(text, at.byte()));
+        let line = cells.position().map_or(2, |at| lines.at(at.byte()));
         let values = cells.deserialize(Some(&headers)).map_err(|error| {
             let at = match error.kind() {
                 ErrorKind::Deserialize { err, .. }
@@ -74,19 +76,42 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
         rows.push(Row {
             line,
             values,
-            headers: headers.clone(),
+            headers: Rc::clone(&headers),
             cells: cells.clone(),
         });
     }
     Ok(rows)
 }
 
-/// The line of the row at or after this offset. The reader counts a line's end, and empty lines, to the row that follows.
-fn line_at(text: &str, byte: u64) -> u64 {
-    let (before, after) = text.split_at(usize::try_from(byte).unwrap_or(usize::MAX).min(text.len()));
-    let skipped = after.len() - after.trim_start_matches(['\r', '\n']).len();
-    let ends = |text: &str| text.bytes().filter(|b| *b == b'\n').count() as u64;
-    1 + ends(before) + ends(&after[..skipped])
+/// Numbers of lines by offset, counted on from the one before: counting each row's from the top takes time that grows with the
+/// square of the table.
+struct Lines<'a> {
+    text: &'a str,
+    /// Line ends before this offset are counted.
+    counted: usize,
+    ends: u64,
+}
+
+impl<'a> Lines<'a> {
+    fn of(text: &'a str) -> Self {
+        let (counted, ends) = (0, 0);
+        Lines { text, counted, ends }
+    }
+
+    /// The line of the row at or after this offset, which is none before the last one. The reader counts a line's end, and empty
+    /// lines, to the row that follows.
+    fn at(&mut self, byte: u64) -> u64 {
+        let bytes = self.text.as_bytes();
+        let start = usize::try_from(byte).unwrap_or(usize::MAX).min(bytes.len());
+        let skipped = bytes[start..]
+            .iter()
+            .take_while(|b| matches!(b, b'\r' | b'\n'))
+            .count();
+        let until = (start + skipped).max(self.counted);
+        let ends = bytes[self.counted..until].iter().filter(|b| **b == b'\n').count();
+        (self.counted, self.ends) = (until, self.ends + ends as u64);
+        1 + self.ends
+    }
 }
 
 #[cfg(test)]

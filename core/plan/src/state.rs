@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The identity of a state: equal ids mean equal bits. Ordered by (generation that ran its last step, step).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "WrittenStateId")]
 pub struct StateId {
     /// Generation that ran the last step.
     pub run_gen: Generation,
@@ -22,6 +23,39 @@ impl StateId {
     #[must_use]
     pub fn is_possible(&self) -> bool {
         self.step.0 <= StateId::NUMBER_MAX && self.run_gen.0 <= StateId::NUMBER_MAX
+    }
+}
+
+/// A state or a decision of a document that no run can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ImpossibleState {
+    /// A number of it is too great.
+    #[error("{0}: numbers up to {max} are allowed", max = StateId::NUMBER_MAX)]
+    Number(StateId),
+    /// A decision is always one step long: anything else would break the order of states.
+    #[error("a decision that leads from {parent} to {id}: the step after the first is allowed")]
+    Decision {
+        /// Where it starts.
+        parent: StateId,
+        /// Where it leads.
+        id: StateId,
+    },
+}
+
+/// An identity as it is written, before its numbers are checked.
+#[derive(Deserialize)]
+struct WrittenStateId {
+    run_gen: Generation,
+    step: Step,
+    chain: Chain,
+}
+
+impl TryFrom<WrittenStateId> for StateId {
+    type Error = ImpossibleState;
+    fn try_from(written: WrittenStateId) -> Result<StateId, ImpossibleState> {
+        let WrittenStateId { run_gen, step, chain } = written;
+        let id = StateId { run_gen, step, chain };
+        id.is_possible().then_some(id).ok_or(ImpossibleState::Number(id))
     }
 }
 
@@ -66,24 +100,59 @@ impl std::fmt::Display for StateId {
 /// What the norm exchange tells every member about one step: everything beyond a unit's own gradient that the optimizer
 /// needs to take the step, so that whoever has the reduced gradient and this can apply it with the same bits.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "WrittenDecision")]
 pub struct Decision {
     /// The state that the step starts from.
     pub parent: StateId,
     /// The state that it leads to.
     pub id: StateId,
     /// Squared L2 norm of the whole gradient (each parameter once), summed in unit order.
-    #[serde(with = "any_f64")]
+    #[serde(serialize_with = "any_f64::serialize")]
     pub norm2: f64,
     /// Some gradient was not finite: the optimizer skips this step (the step still counts).
     pub overflow: bool,
     /// Sum of the samples' losses divided by the global batch size (nats per token).
-    #[serde(with = "any_f64")]
+    #[serde(serialize_with = "any_f64::serialize")]
     pub loss: f64,
     /// Mean loss on the held-out split at `parent`, where this step began with an evaluation (nats per token).
-    #[serde(with = "any_f64::option")]
+    #[serde(serialize_with = "any_f64::option::serialize")]
     pub eval_loss: Option<f64>,
     /// The generation that all members switch to after this step, where a planned change is armed everywhere.
     pub switch: Option<Generation>,
+}
+
+/// A decision as it is written, before it is checked.
+#[derive(Deserialize)]
+struct WrittenDecision {
+    parent: StateId,
+    id: StateId,
+    #[serde(with = "any_f64")]
+    norm2: f64,
+    overflow: bool,
+    #[serde(with = "any_f64")]
+    loss: f64,
+    #[serde(with = "any_f64::option")]
+    eval_loss: Option<f64>,
+    switch: Option<Generation>,
+}
+
+impl TryFrom<WrittenDecision> for Decision {
+    type Error = ImpossibleState;
+    fn try_from(written: WrittenDecision) -> Result<Decision, ImpossibleState> {
+        let WrittenDecision { parent, id, .. } = written;
+        if id.step.0.checked_sub(1) != Some(parent.step.0) {
+            return Err(ImpossibleState::Decision { parent, id });
+        }
+        Ok(Decision {
+            parent,
+            id,
+            norm2: written.norm2,
+            overflow: written.overflow,
+            loss: written.loss,
+            eval_loss: written.eval_loss,
+            switch: written.switch,
+        })
+    }
 }
 
 /// What one unit adds to the norm exchange, told by the unit's first holder in pipeline order.
@@ -336,5 +405,29 @@ mod tests {
             let text = text.replace("NaN", word);
             assert!(serde_json::from_str::<Decision>(&text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn states_and_decisions_that_no_run_has_are_refused_in_documents() {
+        let id = |step: u64| format!(r#"{{"run_gen":1,"step":{step},"chain":"00000000000000ab"}}"#);
+        let decision = |from: u64, to: u64| {
+            let text = format!(
+                r#"{{"parent":{},"id":{},"norm2":"NaN","overflow":false,"loss":1.5,"eval_loss":null,"switch":null}}"#,
+                id(from),
+                id(to)
+            );
+            serde_json::from_str::<Decision>(&text)
+        };
+        assert!(decision(4, 5).unwrap().norm2.is_nan());
+        let error = decision(5, 5).unwrap_err().to_string();
+        assert!(error.contains("the step after the first is allowed"), "{error}");
+        assert!(decision(5, 0).is_err());
+        let read = |step| serde_json::from_str::<StateId>(&id(step));
+        assert!(read(StateId::NUMBER_MAX).is_ok());
+        let error = read(StateId::NUMBER_MAX + 1).unwrap_err().to_string();
+        assert!(
+            error.contains("step 281474976710657 of generation 1") && error.contains("up to 281474976710656"),
+            "{error}"
+        );
     }
 }

@@ -201,7 +201,7 @@ pub enum PeerMessage {
 
 /// The one persisted document, written only by compare-and-swap on `version`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", try_from = "WrittenRecord")]
 pub struct Record {
     /// Grows by one with every write.
     pub version: u64,
@@ -215,4 +215,106 @@ pub struct Record {
     pub next: Option<Arc<Plan>>,
     /// The job has ended.
     pub done: bool,
+}
+
+/// A record as it is written, before its numbers are checked.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WrittenRecord {
+    version: u64,
+    term: u64,
+    highest: Generation,
+    plan: Option<Arc<Plan>>,
+    next: Option<Arc<Plan>>,
+    done: bool,
+}
+
+/// A record that no coordinator has written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{field} is {value}, allowed is {least} to {most}")]
+pub struct ImpossibleRecord {
+    /// The field.
+    pub field: &'static str,
+    /// Its value.
+    pub value: u64,
+    /// The least that is allowed.
+    pub least: u64,
+    /// The most that is allowed.
+    pub most: u64,
+}
+
+impl TryFrom<WrittenRecord> for Record {
+    type Error = ImpossibleRecord;
+    fn try_from(written: WrittenRecord) -> Result<Record, ImpossibleRecord> {
+        let WrittenRecord {
+            version,
+            term,
+            highest,
+            plan,
+            next,
+            done,
+        } = written;
+        let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
+        let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
+        // Each of them has a next one, and no plan has a number that could be given again.
+        for (field, value, least, most) in [
+            ("version", version, 0, most),
+            ("term", term, 0, most),
+            ("highest", highest.0, 0, most),
+            ("plan.generation", number(&plan), 1, most_persisted.max(1)),
+            ("next.generation", number(&next), 1, most_persisted.max(1)),
+        ] {
+            if !(least..=most).contains(&value) {
+                return Err(ImpossibleRecord {
+                    field,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(Record {
+            version,
+            term,
+            highest,
+            plan,
+            next,
+            done,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_whose_numbers_have_no_next_one_is_refused() {
+        let read = |version: u64, term: u64, highest: u64| {
+            serde_json::from_str::<Record>(&format!(
+                r#"{{"version":{version},"term":{term},"highest":{highest},"plan":null,"next":null,"done":false}}"#
+            ))
+        };
+        let most = StateId::NUMBER_MAX;
+        assert!(read(most, most, most).is_ok());
+        for (record, field) in [
+            (read(u64::MAX, 1, 1), "version is 18446744073709551615"),
+            (read(1, most + 1, 1), "term is 281474976710657"),
+            (read(1, 1, u64::MAX), "highest is 18446744073709551615"),
+        ] {
+            let error = record.unwrap_err().to_string();
+            let expected = format!("{field}, allowed is 0 to 281474976710656");
+            assert!(error.contains(&expected), "{error}");
+        }
+        assert_eq!(
+            serde_json::to_string(&read(3, 2, 1).unwrap()).unwrap(),
+            serde_json::to_string(&Record {
+                version: 3,
+                term: 2,
+                highest: Generation(1),
+                ..Record::default()
+            })
+            .unwrap()
+        );
+    }
 }

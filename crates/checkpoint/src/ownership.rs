@@ -12,6 +12,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
+use varuna_plan::StateId;
 
 /// A lease that was not renewed for this long has ended.
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -124,8 +125,8 @@ impl Location {
         let mut objects = self.inner.list(Some(&folder));
         let mut newest: Option<Lease> = None;
         while let Some(object) = objects.try_next().await? {
-            let epoch = object.location.filename().and_then(|n| n.strip_suffix(".json"));
-            let Some(epoch) = epoch.and_then(|e| e.parse::<u64>().ok()) else {
+            // Other objects are ignored.
+            let Some(epoch) = object.location.filename().and_then(parse_lease) else {
                 continue;
             };
             if newest.as_ref().is_none_or(|n| n.epoch < epoch) {
@@ -157,11 +158,20 @@ impl Location {
     }
 }
 
+fn lease_file(epoch: u64) -> String {
+    format!("{epoch:08}.json")
+}
+
+/// The number of a lease's file; None if it is none. Only one spelling is accepted, and no number that is never reached: there would
+/// be none after it.
+fn parse_lease(file: &str) -> Option<u64> {
+    let epoch = file.strip_suffix(".json")?.parse().ok()?;
+    (lease_file(epoch) == file && epoch <= StateId::NUMBER_MAX).then_some(epoch)
+}
+
 impl Ownership {
     fn path(&self) -> Path {
-        self.location
-            .owner_folder()
-            .child(format!("{:08}.json", self.epoch))
+        self.location.owner_folder().child(lease_file(self.epoch))
     }
 
     fn claim_json(&self) -> Vec<u8> {
@@ -199,6 +209,27 @@ impl Ownership {
         match self.location.inner.delete(&self.path()).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_has_one_name_and_a_number_that_has_a_next_one() {
+        for epoch in [1, 99_999_999, 100_000_000, StateId::NUMBER_MAX] {
+            assert_eq!(parse_lease(&lease_file(epoch)), Some(epoch));
+        }
+        for file in [
+            "18446744073709551615.json",
+            "1.json",
+            "+0000001.json",
+            "00000001",
+            "clock",
+        ] {
+            assert_eq!(parse_lease(file), None, "{file}");
         }
     }
 }

@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use varuna_plan::StateId;
 
 /// Prefixes of the tensors' names: the value of a parameter and its two moments.
@@ -134,20 +134,20 @@ impl Shard {
             return Err(shard.damaged("its data do not match its digest"));
         }
         let tensors = SafeTensors::deserialize(file).map_err(|e| shard.damaged(e))?;
-        for name in facts.header.order {
-            let (mut shape, mut parts) = (Vec::new(), [const { Vec::new() }; 3]);
-            for (kind, part) in KINDS.iter().zip(&mut parts) {
-                let key = format!("{kind}/{name}");
-                let view = tensors
-                    .tensor(&key)
-                    .map_err(|e| shard.damaged(format!("{key}: {e}")))?;
-                if view.dtype() != Dtype::F32 {
-                    return Err(shard.damaged(format!("{key} is {:?}, not F32", view.dtype())));
-                }
-                shape = view.shape().to_vec();
-                *part = bytemuck::pod_collect_to_vec(view.data());
-            }
-            shard.tensors.push(ShardTensor { name, shape, parts });
+        let order = facts.header.order;
+        // A name that stands there again and again would be copied as often.
+        let different = order.iter().collect::<BTreeSet<_>>().len();
+        if different != order.len() || KINDS.len() * order.len() != tensors.len() {
+            return Err(shard.damaged(format!(
+                "its order has {} names, {different} of them different, its header {} tensors; each name has {} of them",
+                order.len(),
+                tensors.len(),
+                KINDS.len()
+            )));
+        }
+        for name in order {
+            let tensor = read_tensor(&tensors, name).map_err(|why| shard.damaged(why))?;
+            shard.tensors.push(tensor);
         }
         shard.adam_steps = facts.header.adam_steps;
         Ok(shard)
@@ -162,11 +162,32 @@ impl Shard {
     }
 }
 
+/// A parameter and its moments, which have one shape. The error is a sentence.
+fn read_tensor(tensors: &SafeTensors, name: String) -> Result<ShardTensor, String> {
+    let mut shape: Option<Vec<usize>> = None;
+    let mut parts = [const { Vec::new() }; 3];
+    for (kind, part) in KINDS.iter().zip(&mut parts) {
+        let key = format!("{kind}/{name}");
+        let view = tensors.tensor(&key).map_err(|e| format!("{key}: {e}"))?;
+        if view.dtype() != Dtype::F32 {
+            return Err(format!("{key} is {:?}, not F32", view.dtype()));
+        }
+        let own = view.shape();
+        let first = shape.get_or_insert_with(|| own.to_vec());
+        if own != first {
+            return Err(format!("{key} has the shape {own:?}, its parameter {first:?}"));
+        }
+        *part = bytemuck::pod_collect_to_vec(view.data());
+    }
+    let shape = shape.unwrap_or_default();
+    Ok(ShardTensor { name, shape, parts })
+}
+
 /// The header of a shard's file, and where its data are.
 pub(crate) struct ShardFacts {
     header: Header,
     data_start: usize,
-    data_len: usize,
+    bytes: u64,
 }
 
 impl ShardFacts {
@@ -174,7 +195,7 @@ impl ShardFacts {
     pub(crate) fn header_end(start: &[u8]) -> Option<u64> {
         let length = u64::from_le_bytes(start.get(..8)?.try_into().ok()?);
         // The library's own limit.
-        (length <= 100_000_000).then_some(8 + length)
+        (length <= 100_000_000).then(|| 8 + length)
     }
 
     /// Reads the header; `start` must hold at least [`ShardFacts::header_end`] bytes of the file.
@@ -198,11 +219,12 @@ impl ShardFacts {
         if header.state != id || header.unit != unit {
             return Err(damaged(format!("it holds {} at {}", header.unit, header.state)));
         }
-        let data_len = metadata.data_len();
+        let bytes = metadata.data_len().checked_add(data_start);
+        let bytes = bytes.ok_or_else(|| damaged("the offsets in its header are beyond every file".into()))?;
         Ok(ShardFacts {
             header,
             data_start,
-            data_len,
+            bytes: bytes as u64,
         })
     }
 
@@ -213,6 +235,104 @@ impl ShardFacts {
 
     /// Bytes of the whole file.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.data_start + self.data_len) as u64
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, Step};
+
+    const ID: StateId = StateId {
+        run_gen: Generation(2),
+        step: Step(5),
+        chain: Chain(7),
+    };
+    const UNIT: &str = "segment-000";
+
+    fn shard() -> Shard {
+        let tensor = |name: &str, shape: &[usize]| ShardTensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            parts: [1.0, 2.0, 3.0].map(|value| vec![value; shape.iter().product()]),
+        };
+        Shard {
+            id: ID,
+            unit: UNIT.into(),
+            adam_steps: 5,
+            tensors: vec![tensor("w", &[2, 3]), tensor("b", &[3])],
+        }
+    }
+
+    /// The shard's file with a change of its header, which keeps its length in front.
+    fn changed(from: &str, to: &str) -> Vec<u8> {
+        let file = shard().encode().unwrap();
+        let end = usize::try_from(ShardFacts::header_end(&file).unwrap()).unwrap();
+        let header = std::str::from_utf8(&file[8..end]).unwrap();
+        assert!(header.contains(from), "{header}");
+        let header = header.replacen(from, to, 1);
+        let length = (header.len() as u64).to_le_bytes();
+        [&length, header.as_bytes(), &file[end..]].concat()
+    }
+
+    fn refused(from: &str, to: &str) -> String {
+        Shard::decode(ID, UNIT, &changed(from, to))
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_shard_survives_the_file() {
+        let file = shard().encode().unwrap();
+        assert_eq!(Shard::decode(ID, UNIT, &file).unwrap(), shard());
+        assert_eq!(
+            ShardFacts::read(ID, UNIT, &file).unwrap().bytes(),
+            file.len() as u64
+        );
+    }
+
+    #[test]
+    fn a_parameter_that_is_named_again_is_refused_and_not_copied_again() {
+        let names = r#"\"w\",\"b\""#;
+        let error = refused(names, &[names; 1000].join(","));
+        assert!(
+            error.contains("order has 2000 names, 2 of them different"),
+            "{error}"
+        );
+        let error = refused(names, r#"\"w\""#);
+        assert!(
+            error.contains("order has 1 names") && error.contains("6 tensors"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn moments_of_another_shape_than_their_parameter_are_refused() {
+        let error = refused(
+            r#""exp_avg/w":{"dtype":"F32","shape":[2,3]"#,
+            r#""exp_avg/w":{"dtype":"F32","shape":[3,2]"#,
+        );
+        assert!(
+            error.contains("exp_avg/w has the shape [3, 2], its parameter [2, 3]"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_header_length_beyond_every_file_is_refused() {
+        for length in [100_000_001, u64::MAX - 7, u64::MAX] {
+            let error = Shard::decode(ID, UNIT, &length.to_le_bytes()).unwrap_err();
+            assert!(error.to_string().contains("it is cut short"), "{error}");
+        }
+    }
+
+    #[test]
+    fn offsets_beyond_every_file_are_refused_by_the_header_alone() {
+        let file = changed(",108]", ",18446744073709551615]");
+        let error = ShardFacts::read(ID, UNIT, &file).err().unwrap().to_string();
+        assert!(error.contains("offset"), "{error}");
+        assert!(Shard::decode(ID, UNIT, &file).is_err());
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use v1::plan::Base as WireBase;
 use v1::schedule::Kind as WireKind;
 use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::{
     Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, PlanIndex, Prediction, SampleRange,
     ScheduleSpec, SegmentRange, Shape, Spare, Stage, StepDeadline, WorkerId,
@@ -121,6 +122,10 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         return Err(WireError::value(M, "generation", 0, "1 or more"));
     }
     let layout = need(plan.layout, M, "layout")?;
+    if layout.segments > SEGMENTS_MAX {
+        let found = layout.segments;
+        return Err(WireError::value("Layout", "segments", found, "at most 1048576"));
+    }
     let predicted = need(plan.predicted, M, "predicted")?;
     let spare = |spare: v1::Spare| Spare {
         worker: WorkerId(spare.worker),

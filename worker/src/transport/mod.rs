@@ -9,39 +9,8 @@ pub mod ring;
 pub mod tcp;
 
 use std::time::Instant;
-use varuna_plan::{Step, Unit, WorkerId};
-
-/// The purpose of a message. Within a generation, (sender, receiver, tag) identifies one message.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Tag {
-    /// Boundary activation, shape (micro-batch, sequence, hidden), from a stage to the next.
-    Activation {
-        /// The receiving stage: its index in the pipeline. Two workers may share several boundaries.
-        stage: u32,
-        /// The step being run.
-        step: Step,
-        /// Index within the pipeline's micro-batches. Evaluation uses indices from [`EVALUATION`] on.
-        micro_batch: u32,
-    },
-    /// Gradient of a boundary activation, from a stage to the one before.
-    Gradient {
-        /// The receiving stage: its index in the pipeline.
-        stage: u32,
-        /// The step being run.
-        step: Step,
-        /// Index within the pipeline's micro-batches.
-        micro_batch: u32,
-    },
-    /// Part of a unit's gradient, sent around the ring of the unit's holders.
-    Ring {
-        /// The step being run.
-        step: Step,
-        /// The unit of the gradient.
-        unit: Unit,
-        /// Round of the ring: 0..D-1 reduce-scatter, D-1..2(D-1) all-gather.
-        round: u32,
-    },
-}
+pub use varuna_frames::Tag;
+use varuna_plan::WorkerId;
 
 /// First micro-batch index of evaluation; those of training are below it.
 pub const EVALUATION: u32 = 1 << 31;

@@ -20,7 +20,7 @@ impl Check {
         })
     }
 
-    /// The value, and an error if it lies outside.
+    /// The value; where it lies outside, an error and the nearer end: sizes are multiplied before the errors are returned.
     pub(super) fn within<T: PartialOrd + Display>(
         &mut self,
         path: &str,
@@ -30,6 +30,8 @@ impl Check {
         if !range.contains(&value) {
             self.0
                 .push(path, &value, format!("{} to {}", range.start(), range.end()));
+            let (start, end) = range.into_inner();
+            return if value > end { end } else { start };
         }
         value
     }

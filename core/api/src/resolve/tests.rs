@@ -656,6 +656,41 @@ fn what_is_not_a_job_at_all_is_refused_in_one_line() {
     }
 }
 
+#[test]
+fn aliases_may_stand_for_values_but_not_for_millions_of_them() {
+    let notes = MINIMAL.replace(
+        "metadata: {name: demo}",
+        "metadata: {name: &name demo, labels: {a: *name}}",
+    );
+    assert_eq!(parse_job(&notes).unwrap().name, "demo");
+    let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for (name, before) in ('b'..'k').zip('a'..'j') {
+        bomb += &format!("{name}: &{name} [{}]\n", vec![format!("*{before}"); 9].join(", "));
+    }
+    let long = format!(
+        "a: &a \"{}\"\nb: [{}]\n",
+        "x".repeat(60_000),
+        ["*a"; 1000].join(", ")
+    );
+    for text in [bomb, long] {
+        let got = errors(&text);
+        assert!(
+            got.len() == 1 && got[0].starts_with("job file: line 2 "),
+            "{got:?}"
+        );
+    }
+}
+
+#[test]
+fn a_size_beyond_its_limit_is_an_error_and_no_overflow() {
+    let text = MINIMAL.replace(
+        "{preset: gpt2-tiny}",
+        "{preset: gpt2-tiny, layers: 2147483647, hiddenSize: 4294967295}",
+    );
+    let got = errors(&text);
+    assert!(got[0].starts_with("spec.model.layers: 2147483647"), "{got:?}");
+}
+
 proptest::proptest! {
     #[test]
     fn no_text_makes_the_parser_panic(text in "[a-z:{}\\[\\] \n\"'|&*!0-9.-]{0,200}") {

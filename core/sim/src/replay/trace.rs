@@ -1,13 +1,16 @@
 //! Availability traces: which nodes are there, and when. Reading is strict: an error names file, line and field.
 
 use crate::rng::Rng;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::csv_rows;
 
 /// Longer traces are refused: nanoseconds must not overflow.
 const SECONDS_MAX: f64 = 1e9;
 /// More nodes at once are refused: that is a slip, not a trace.
 const NODES_MAX: usize = 100_000;
+/// More arrivals are refused: a line of a few bytes may stand for 100,000 of them. Eight hundred arrivals an hour
+/// for two weeks are fewer.
+const ARRIVALS_MAX: usize = 300_000;
 
 /// An instant at which nodes come or go.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,6 +56,8 @@ impl Trace {
             file,
             line: 1,
             present: BTreeSet::new(),
+            arrivals: 0,
+            joined: Joined::default(),
             moments: Vec::new(),
         };
         let header = text.lines().next().unwrap_or("").trim();
@@ -83,6 +88,7 @@ impl Trace {
                 reader.count(&cells[1], &mut rng, &mut born)?;
             }
         }
+        reader.end_moment();
         if reader.moments.len() < 2 {
             let why = format!("holds {} instants, at least 2 are needed", reader.moments.len());
             return Err(reader.error("trace", why));
@@ -132,7 +138,17 @@ struct Reader<'a> {
     file: &'a str,
     line: u64,
     present: BTreeSet<String>,
+    arrivals: usize,
+    /// Who came at the last moment.
+    joined: Joined,
     moments: Vec<Moment>,
+}
+
+/// Who came at one moment, in order; who came and went is taken out again without looking through all.
+#[derive(Default)]
+struct Joined {
+    nodes: Vec<Option<String>>,
+    at: BTreeMap<String, usize>,
 }
 
 impl Reader<'_> {
@@ -168,6 +184,7 @@ impl Reader<'_> {
             }
             Some(last) if at_ns == last => Ok(()),
             _ => {
+                self.end_moment();
                 self.moments.push(Moment {
                     at_ns,
                     leaves: Vec::new(),
@@ -178,21 +195,32 @@ impl Reader<'_> {
         }
     }
 
-    fn join(&mut self, node: String) {
-        self.present.insert(node.clone());
+    /// Nobody else comes at the last moment.
+    fn end_moment(&mut self) {
+        let joined = std::mem::take(&mut self.joined);
         if let Some(moment) = self.moments.last_mut() {
-            moment.joins.push(node);
+            moment.joins = joined.nodes.into_iter().flatten().collect();
         }
+    }
+
+    fn join(&mut self, field: &'static str, node: String) -> Result<(), TraceError> {
+        self.arrivals += 1;
+        if self.arrivals > ARRIVALS_MAX {
+            return Err(self.error(field, format!("is one more than {ARRIVALS_MAX} arrivals in all")));
+        }
+        self.present.insert(node.clone());
+        self.joined.at.insert(node.clone(), self.joined.nodes.len());
+        self.joined.nodes.push(Some(node));
+        Ok(())
     }
 
     fn leave(&mut self, node: &str) {
         self.present.remove(node);
-        if let Some(moment) = self.moments.last_mut() {
-            // Who comes and goes at the same instant was never there.
-            match moment.joins.iter().position(|n| n == node) {
-                Some(at) => drop(moment.joins.remove(at)),
-                None => moment.leaves.push(node.to_owned()),
-            }
+        // Who comes and goes at the same instant was never there.
+        if let Some(at) = self.joined.at.remove(node) {
+            self.joined.nodes[at] = None;
+        } else if let Some(moment) = self.moments.last_mut() {
+            moment.leaves.push(node.to_owned());
         }
     }
 
@@ -209,10 +237,7 @@ impl Reader<'_> {
             ("add", false) if self.present.len() >= NODES_MAX => {
                 Err(self.error("node", format!("is one more than {NODES_MAX} nodes")))
             }
-            ("add", false) => {
-                self.join(node.to_owned());
-                Ok(())
-            }
+            ("add", false) => self.join("node", node.to_owned()),
             ("remove", true) => {
                 self.leave(node);
                 Ok(())
@@ -226,16 +251,54 @@ impl Reader<'_> {
             let why = format!("is {cell:?}, allowed are whole numbers from 0 to {NODES_MAX}");
             return Err(self.error("nodes", why));
         };
-        while self.present.len() > nodes {
+        if self.present.len() > nodes {
             let all: Vec<String> = self.present.iter().cloned().collect();
-            let at = usize::try_from(rng.below(all.len() as u64)).unwrap_or(0);
-            self.leave(&all[at]);
+            let mut left = Ranks::of(all.len());
+            while self.present.len() > nodes {
+                let rank = usize::try_from(rng.below(self.present.len() as u64)).unwrap_or(0);
+                self.leave(&all[left.take(rank)]);
+            }
         }
         while self.present.len() < nodes {
             *born += 1;
-            self.join(format!("node{born}"));
+            self.join("nodes", format!("node{born}"))?;
         }
         Ok(())
+    }
+}
+
+/// The items of a list that are left, by rank: a binary indexed tree (Fenwick 1994) over which are there.
+struct Ranks {
+    tree: Vec<usize>,
+}
+
+impl Ranks {
+    /// All items of a list.
+    fn of(length: usize) -> Ranks {
+        // Node i covers as many items as its lowest bit says; at first all are there.
+        let tree = (0..=length).map(|i| i & i.wrapping_neg()).collect();
+        Ranks { tree }
+    }
+
+    /// Takes out the item of this rank among those left; returns its index. There must be one.
+    fn take(&mut self, rank: usize) -> usize {
+        let length = self.tree.len() - 1;
+        let (mut at, mut before) = (0, rank);
+        let mut width = (length + 1).next_power_of_two();
+        while width > 0 {
+            let next = at + width;
+            if next <= length && self.tree[next] <= before {
+                before -= self.tree[next];
+                at = next;
+            }
+            width /= 2;
+        }
+        let mut node = at + 1;
+        while node <= length {
+            self.tree[node] -= 1;
+            node += node & node.wrapping_neg();
+        }
+        at
     }
 }
 
@@ -264,6 +327,50 @@ mod tests {
         let counts: Vec<usize> = read(1).counts().into_iter().map(|(_, n)| n).collect();
         assert_eq!(counts, [4, 1, 3]);
         assert!((2..20).any(|seed| read(seed) != read(1)));
+    }
+
+    #[test]
+    fn items_are_taken_by_their_rank_among_those_left() {
+        for length in [1, 2, 7, 8, 9, 100] {
+            let (mut ranks, mut left) = (Ranks::of(length), (0..length).collect::<Vec<_>>());
+            let mut rng = Rng(5);
+            while !left.is_empty() {
+                let rank = usize::try_from(rng.below(left.len() as u64)).unwrap();
+                assert_eq!(ranks.take(rank), left.remove(rank));
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_nodes_as_are_allowed_come_and_go_at_once_in_no_time() {
+        let counted = "time_s,nodes\n0,100000\n0,0\n0,100000\n1,0\n2,5\n";
+        let trace = Trace::read("t.csv", counted, 1).unwrap();
+        let counts: Vec<usize> = trace.counts().into_iter().map(|(_, n)| n).collect();
+        assert_eq!(counts, [100_000, 0, 5]);
+        let (mut named, mut leaving) = (String::from("time_s,event,node\n"), String::new());
+        for node in 0..50_000 {
+            named += &format!("0,add,n{node}\n");
+            leaving += &format!("0,remove,n{node}\n");
+        }
+        let trace = Trace::read("t.csv", &(named + &leaving + "0,add,n1\n1,add,x\n"), 1).unwrap();
+        assert_eq!(trace.moments[0].joins, ["n1"]);
+        assert!(trace.moments[0].leaves.is_empty());
+    }
+
+    #[test]
+    fn more_arrivals_than_any_trace_has_are_refused() {
+        let rows = |n: u32| -> String {
+            let row = |i| format!("{i},{}\n", if i % 2 == 0 { 100_000 } else { 0 });
+            std::iter::once("time_s,nodes\n".to_owned())
+                .chain((0..n).map(row))
+                .collect()
+        };
+        assert!(Trace::read("t.csv", &rows(6), 1).is_ok());
+        let long = why(&rows(8));
+        assert_eq!(
+            long,
+            "cannot read the trace t.csv, line 8: nodes is one more than 300000 arrivals in all"
+        );
     }
 
     #[test]

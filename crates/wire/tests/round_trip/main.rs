@@ -362,6 +362,15 @@ fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
             "Stage: field recompute is 9, allowed is 0 to 3",
         ),
         (
+            refused(|p| {
+                p.layout = Some(v1::Layout {
+                    segments: u32::MAX,
+                    tied: true,
+                });
+            }),
+            "Layout: field segments is 4294967295, allowed is at most 1048576",
+        ),
+        (
             refused(|p| p.addresses = vec![v1::PeerAddress::default(); 2]),
             "Plan: field addresses is worker 0000000000000000 twice",
         ),

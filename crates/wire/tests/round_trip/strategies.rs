@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, SampleRange,
@@ -299,7 +300,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         evaluation,
     });
     let numbers = (generation(), (any::<u64>(), deadline, any::<bool>()));
-    let layout = any::<(u32, bool)>().prop_map(|(segments, tied)| Layout { segments, tied });
+    let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
     (
         numbers,
         base,

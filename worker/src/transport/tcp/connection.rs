@@ -1,10 +1,6 @@
 //! The threads of connections: accept and receive, dial and send.
 
-use super::frame::{
-    Frame, Hello, Refusal, StateHeader, read_answer, read_confirmation, write_answer, write_confirmation,
-};
 use super::queue::Queue;
-use super::states::Incoming;
 use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read};
@@ -12,6 +8,10 @@ use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use varuna_frames::{
+    Frame, Hello, Incoming, Refusal, StateHeader, read_answer, read_confirmation, write_answer,
+    write_confirmation,
+};
 use varuna_plan::{Generation, WorkerId};
 
 /// How long a peer may take to send or answer a hello.
@@ -151,8 +151,7 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
                 });
             }
             Frame::State(bytes) => {
-                let header: StateHeader = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-                state = Some(Incoming::new(header)?);
+                state = Some(Incoming::new(StateHeader::decode(&bytes)?));
             }
             Frame::Part(unit, step, part) => {
                 let Some(incoming) = state.as_mut() else {

@@ -5,14 +5,12 @@
 //! that waits. Peers are authenticated, but traffic is not encrypted: use a private network.
 
 mod connection;
-pub mod frame;
 mod queue;
 mod states;
 
 use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
 use connection::{accept_loop, dial_loop};
-use frame::{Frame, StateHeader};
 use parking_lot::{Condvar, Mutex};
 use queue::{Queue, QueueError};
 pub use states::StateSource;
@@ -22,6 +20,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use varuna_frames::{Frame, Refusal, StateHeader};
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -62,7 +61,7 @@ pub enum PeerEvent {
     Refused {
         generation: Generation,
         peer: WorkerId,
-        why: frame::Refusal,
+        why: Refusal,
     },
 }
 
@@ -289,7 +288,7 @@ impl Mesh {
             elements: state.elements() as u64,
             ..header
         };
-        match postcard::to_stdvec(&header) {
+        match header.encode() {
             Ok(encoded) => {
                 if !queue.push_state(encoded, header, state) {
                     tracing::error!(%to, unit = %header.unit, "too many states wait for this peer; one is dropped");

@@ -1,11 +1,11 @@
 //! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of state transfers. Transfers are
 //! sent one after another, since the receiver assembles one state at a time.
 
-use super::frame::{Frame, StateHeader};
 use super::states::StateSource;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
+use varuna_frames::{Frame, StateHeader};
 use varuna_plan::Unit;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.

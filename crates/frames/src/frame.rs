@@ -1,173 +1,18 @@
-//! The format of a connection: a hello, its answer and the answer's confirmation, then frames from the dialer to the acceptor.
-//!
-//! Without the confirmation an acceptor could not tell a lost connection from one that its dialer gave up.
-//!
-//! All numbers are little-endian. A frame is a header of 32 bytes (kind u32, unit or micro-batch u32, round or stage u32, zero u32,
-//! step u64, payload length in bytes u64) and its payload.
+//! A frame: a header of 32 bytes (kind u32, unit or micro-batch u32, round or stage u32, zero u32, step u64, payload length in
+//! bytes u64), and its payload.
 
-use super::super::Tag;
-use hmac::{Hmac, Mac};
+use crate::Tag;
 use serde::{Deserialize, Serialize};
-use sha2::Sha256;
 use std::io::{self, IoSlice, Read, Write};
-use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Decision, StateId, Step, Unit};
 
-/// First bytes of every connection.
-const MAGIC: [u8; 4] = *b"VRNA";
-/// Version of this format. Workers with another version are refused.
-pub const VERSION: u32 = 1;
 /// Longest payload that is accepted, bytes: a boundary activation of 256 Mi elements.
 const PAYLOAD_MAX: u64 = 1 << 30;
 /// Longest protocol message or state header that is accepted, bytes.
 const ENCODED_MAX: u64 = 1 << 24;
-/// The dialer sends this byte once it has been accepted.
-const CONFIRMATION: u8 = 0xC5;
-/// Bytes of a hello.
-const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32;
-
-/// Why an acceptor refuses a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// The generation is not known yet, or not any more. A later try may succeed.
-    Generation,
-    /// The proof is wrong, or the hello is for another worker.
-    Secret,
-    /// Another version of the format.
-    Version,
-}
-
-/// The first message of a connection, from the dialer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hello {
-    /// The generation of the connection.
-    pub generation: Generation,
-    /// The dialer.
-    pub from: WorkerId,
-    /// The acceptor.
-    pub to: WorkerId,
-    /// See [`Hello::prove`].
-    pub proof: [u8; 32],
-}
-
-impl Hello {
-    /// HMAC-SHA256 of (generation, from, to) under the generation's secret: the secret itself is never sent.
-    #[must_use]
-    pub fn prove(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> [u8; 32] {
-        mac(secret, generation, from, to).finalize().into_bytes().into()
-    }
-
-    /// Whether the proof matches this secret, in constant time.
-    #[must_use]
-    pub fn proves(&self, secret: &str) -> bool {
-        mac(secret, self.generation, self.from, self.to)
-            .verify_slice(&self.proof)
-            .is_ok()
-    }
-
-    /// Sends the hello.
-    ///
-    /// # Errors
-    /// The connection is broken.
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES);
-        bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        for number in [self.generation.0, self.from.0, self.to.0] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.proof);
-        out.write_all(&bytes)
-    }
-
-    /// Receives a hello.
-    ///
-    /// # Errors
-    /// The connection is broken, or the bytes are not a hello (`InvalidData`).
-    pub fn read(input: &mut impl Read) -> io::Result<Result<Hello, Refusal>> {
-        let mut bytes = [0u8; HELLO_BYTES];
-        input.read_exact(&mut bytes)?;
-        if bytes[..4] != MAGIC {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varuna worker"));
-        }
-        if bytes[4..8] != VERSION.to_le_bytes() {
-            return Ok(Err(Refusal::Version));
-        }
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let proof = std::array::from_fn(|i| bytes[32 + i]);
-        let hello = Hello {
-            generation: Generation(number(8)),
-            from: WorkerId(number(16)),
-            to: WorkerId(number(24)),
-            proof,
-        };
-        Ok(Ok(hello))
-    }
-}
-
-fn mac(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes keys of any length");
-    for number in [generation.0, from.0, to.0] {
-        mac.update(&number.to_le_bytes());
-    }
-    mac
-}
-
-/// Sends the confirmation.
-///
-/// # Errors
-/// The connection is broken.
-pub fn write_confirmation(out: &mut impl Write) -> io::Result<()> {
-    out.write_all(&[CONFIRMATION])
-}
-
-/// Waits for the confirmation.
-///
-/// # Errors
-/// The connection is broken or was given up, or the byte is another one (`InvalidData`).
-pub fn read_confirmation(input: &mut impl Read) -> io::Result<()> {
-    let mut byte = [0u8];
-    input.read_exact(&mut byte)?;
-    if byte[0] == CONFIRMATION {
-        Ok(())
-    } else {
-        Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("byte {} is not a confirmation", byte[0]),
-        ))
-    }
-}
-
-/// Sends the answer to a hello.
-///
-/// # Errors
-/// The connection is broken.
-pub fn write_answer(out: &mut impl Write, answer: Result<(), Refusal>) -> io::Result<()> {
-    out.write_all(&[match answer {
-        Ok(()) => 0,
-        Err(Refusal::Generation) => 1,
-        Err(Refusal::Secret) => 2,
-        Err(Refusal::Version) => 3,
-    }])
-}
-
-/// Receives the answer to a hello.
-///
-/// # Errors
-/// The connection is broken, or the byte is not an answer (`InvalidData`).
-pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
-    let mut byte = [0u8];
-    input.read_exact(&mut byte)?;
-    match byte[0] {
-        0 => Ok(Ok(())),
-        1 => Ok(Err(Refusal::Generation)),
-        2 => Ok(Err(Refusal::Secret)),
-        3 => Ok(Err(Refusal::Version)),
-        other => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("byte {other} is not an answer"),
-        )),
-    }
-}
+/// Memory is taken for this much of a payload before it arrives, bytes; for the rest of a longer one as it arrives. Most payloads
+/// are shorter: they are read in one go.
+const AHEAD: usize = 1 << 24;
 
 /// Announces a unit's state. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -182,6 +27,24 @@ pub struct StateHeader {
     pub adam_steps: u64,
     /// Number of elements that follow.
     pub elements: u64,
+}
+
+impl StateHeader {
+    /// The payload of [`Frame::State`].
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        postcard::to_stdvec(self).map_err(io::Error::other)
+    }
+
+    /// Reads the payload of [`Frame::State`].
+    ///
+    /// # Errors
+    /// It is no header of a state.
+    pub fn decode(payload: &[u8]) -> io::Result<StateHeader> {
+        postcard::from_bytes(payload).map_err(io::Error::other)
+    }
 }
 
 /// One message of a connection.
@@ -289,8 +152,7 @@ impl Frame {
             (Some(tag), _) => Ok(Frame::Tensor(tag, floats(input, length)?)),
             (None, 6) => Ok(Frame::Part(Unit(first), step, floats(input, length)?)),
             (None, kind) => {
-                let mut bytes = vec![0u8; length];
-                input.read_exact(&mut bytes)?;
+                let bytes = filled(length, AHEAD, |bytes| input.read_exact(bytes))?;
                 Ok(if kind == 4 {
                     Frame::Message(bytes)
                 } else {
@@ -323,8 +185,24 @@ fn floats(input: &mut impl Read, bytes: usize) -> io::Result<Vec<f32>> {
             format!("{bytes} bytes are not a whole number of floats"),
         ));
     }
-    let mut values = vec![0f32; bytes / 4];
-    input.read_exact(bytemuck::cast_slice_mut(&mut values))?;
+    filled(bytes / 4, AHEAD / 4, |values| {
+        input.read_exact(bytemuck::cast_slice_mut(values))
+    })
+}
+
+/// A vector of this length. `fill` fills its pieces in order; no more than `ahead`, or what is filled already, is taken at once.
+fn filled<T: Clone + Default>(
+    length: usize,
+    ahead: usize,
+    mut fill: impl FnMut(&mut [T]) -> io::Result<()>,
+) -> io::Result<Vec<T>> {
+    let mut values = vec![T::default(); length.min(ahead)];
+    fill(&mut values)?;
+    while values.len() < length {
+        let start = values.len();
+        values.resize(length.min(2 * start), T::default());
+        fill(&mut values[start..])?;
+    }
     Ok(values)
 }
 
@@ -333,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_and_hellos_survive_the_wire() {
+    fn frames_survive_the_wire() {
         let frames = [
             Frame::Tensor(
                 Tag::Activation {
@@ -371,36 +249,46 @@ mod tests {
         for frame in frames {
             assert_eq!(Frame::read(&mut input).unwrap(), frame);
         }
-        let proof = Hello::prove("s", Generation(3), WorkerId(1), WorkerId(2));
-        assert_ne!(proof, Hello::prove("t", Generation(3), WorkerId(1), WorkerId(2)));
-        assert_ne!(proof, Hello::prove("s", Generation(4), WorkerId(1), WorkerId(2)));
-        let hello = Hello {
-            generation: Generation(3),
-            from: WorkerId(1),
-            to: WorkerId(2),
-            proof,
-        };
-        let mut wire = Vec::new();
-        hello.write(&mut wire).unwrap();
-        assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Ok(hello));
-        wire[4] ^= 1;
-        assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Err(Refusal::Version));
     }
 
     #[test]
-    fn rubbish_is_refused_without_taking_memory_for_it() {
-        let mut header = [0u8; 32];
-        header[0] = 1;
-        header[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(
-            Frame::read(&mut header.as_slice()).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
-        header[24..32].copy_from_slice(&3u64.to_le_bytes());
-        assert_eq!(
-            Frame::read(&mut header.as_slice()).unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
-        assert!(Hello::read(&mut [7u8; 64].as_slice()).is_err());
+    fn a_payload_is_put_together_from_its_pieces() {
+        let input: Vec<u8> = (0..100).collect();
+        for (length, ahead) in [(0, 4), (3, 4), (4, 4), (5, 4), (100, 1), (100, 7)] {
+            let mut rest = input.as_slice();
+            let mut most = 0;
+            let read = filled(length, ahead, |piece: &mut [u8]| {
+                most = most.max(piece.len());
+                rest.read_exact(piece)
+            });
+            assert_eq!(read.unwrap(), input[..length], "{length} by {ahead}");
+            assert!(most <= ahead.max(length / 2), "{most}");
+        }
+    }
+
+    #[test]
+    fn memory_is_taken_for_what_has_arrived_and_not_for_what_a_length_announces() {
+        let mut asked = 0;
+        let cut = filled(PAYLOAD_MAX as usize, AHEAD, |piece: &mut [u8]| {
+            asked += piece.len();
+            Err(io::ErrorKind::UnexpectedEof.into())
+        });
+        assert!(cut.is_err());
+        assert_eq!(asked, AHEAD);
+    }
+
+    #[test]
+    fn numbers_that_no_frame_has_are_refused() {
+        let refused = |at: usize, bytes: &[u8], expected: &str| {
+            let mut header = [0u8; 32];
+            header[0] = 1;
+            header[at..at + bytes.len()].copy_from_slice(bytes);
+            let error = Frame::read(&mut header.as_slice()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+            assert!(error.to_string().contains(expected), "{error}");
+        };
+        refused(24, &u64::MAX.to_le_bytes(), "at most 1073741824");
+        refused(24, &3u64.to_le_bytes(), "whole number of floats");
+        refused(0, &[7], "frame kind 7");
     }
 }

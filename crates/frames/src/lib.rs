@@ -1,0 +1,47 @@
+//! The data plane between workers as bytes: a hello, its answer and the answer's confirmation, then frames from the dialer to
+//! the acceptor. All numbers are little-endian.
+//!
+//! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
+//! reads from what it is given, and takes memory for what has arrived, never for what a length announces.
+
+mod frame;
+mod hello;
+mod incoming;
+
+pub use frame::{Frame, StateHeader};
+pub use hello::{Hello, Refusal, VERSION, read_answer, read_confirmation, write_answer, write_confirmation};
+pub use incoming::Incoming;
+
+use varuna_plan::{Step, Unit};
+
+/// The purpose of a message. Within a generation, (sender, receiver, tag) identifies one message.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Tag {
+    /// Boundary activation, shape (micro-batch, sequence, hidden), from a stage to the next.
+    Activation {
+        /// The receiving stage: its index in the pipeline. Two workers may share several boundaries.
+        stage: u32,
+        /// The step being run.
+        step: Step,
+        /// Index within the pipeline's micro-batches. Evaluation uses indices from [`EVALUATION`] on.
+        micro_batch: u32,
+    },
+    /// Gradient of a boundary activation, from a stage to the one before.
+    Gradient {
+        /// The receiving stage: its index in the pipeline.
+        stage: u32,
+        /// The step being run.
+        step: Step,
+        /// Index within the pipeline's micro-batches.
+        micro_batch: u32,
+    },
+    /// Part of a unit's gradient, sent around the ring of the unit's holders.
+    Ring {
+        /// The step being run.
+        step: Step,
+        /// The unit of the gradient.
+        unit: Unit,
+        /// Round of the ring: 0..D-1 reduce-scatter, D-1..2(D-1) all-gather.
+        round: u32,
+    },
+}

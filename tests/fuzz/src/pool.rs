@@ -1,0 +1,46 @@
+//! Inputs that are mutated: those of the corpus, and those with a new answer.
+
+use crate::corpus::Named;
+use varuna_sim::Rng;
+
+/// Inputs with new answers that are kept for further mutation, of those accepted and those refused.
+const KEPT: usize = 2048;
+
+/// Inputs to mutate.
+pub(crate) struct Pool {
+    /// Those of the corpus, which stay.
+    corpus: Vec<Vec<u8>>,
+    /// Those with a new answer, by whether they were accepted.
+    new: [Vec<Vec<u8>>; 2],
+}
+
+impl Pool {
+    pub(crate) fn new(corpus: &[Named]) -> Pool {
+        Pool {
+            corpus: corpus.iter().map(|(_, input)| input.clone()).collect(),
+            new: Default::default(),
+        }
+    }
+
+    pub(crate) fn keep(&mut self, input: Vec<u8>, accepted: bool, rng: &mut Rng) {
+        let inputs = &mut self.new[usize::from(accepted)];
+        if inputs.len() >= KEPT {
+            let at = usize::try_from(rng.below(KEPT as u64)).unwrap_or(0);
+            inputs.swap_remove(at);
+        }
+        inputs.push(input);
+    }
+
+    /// One of them. What was accepted is rare and leads further than what was not.
+    pub(crate) fn pick(&self, rng: &mut Rng) -> &[u8] {
+        let [refused, accepted] = &self.new;
+        let from = match rng.below(10) {
+            0..=2 => &self.corpus,
+            3..=6 => accepted,
+            _ => refused,
+        };
+        let from = if from.is_empty() { &self.corpus } else { from };
+        let at = usize::try_from(rng.below(from.len() as u64)).unwrap_or(0);
+        from.get(at).map_or(&[], Vec::as_slice)
+    }
+}

@@ -1,0 +1,182 @@
+//! One input to one target, and what counts as a failure: a panic, too much memory, too much time.
+
+use crate::Target;
+use nix::time::{ClockId, clock_gettime};
+use peak_alloc::PeakAlloc;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::time::Duration;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// A parser may take so many bytes of memory for each byte that it is given: a value of one digit in a JSON document becomes a
+/// node of a tree, one in a table a row with its cells.
+const MEMORY_PER_BYTE: usize = 64;
+/// An input is a few KiB; a parser that needs longer than this does something that grows faster than its input. Ten times what the
+/// slowest one takes in a test build.
+const TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What a target did with an input.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// It took it.
+    pub accepted: bool,
+    /// What it said: of an input that was refused, why.
+    pub said: String,
+    /// Most bytes that it had taken at one time.
+    pub taken: usize,
+}
+
+/// What must never happen, whatever the input.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Failure {
+    /// It panicked.
+    #[error("panic: {0}")]
+    Panic(String),
+    /// It took more memory than the length of the input allows.
+    #[error("{taken} bytes of memory for an input of {length} bytes, {allowed} are allowed")]
+    Memory {
+        /// Most bytes that it had taken at one time.
+        taken: usize,
+        /// Length of the input.
+        length: usize,
+        /// What is allowed.
+        allowed: usize,
+    },
+    /// It took too long.
+    #[error("{took:?} for an input of {length} bytes, {TIME_MAX:?} are allowed")]
+    Time {
+        /// Its time.
+        took: Duration,
+        /// Length of the input.
+        length: usize,
+    },
+}
+
+impl Failure {
+    /// Whether both are of one kind, so that one input may stand for the other.
+    #[must_use]
+    pub fn is_like(&self, other: &Failure) -> bool {
+        match (self, other) {
+            (Failure::Panic(a), Failure::Panic(b)) => place(a) == place(b),
+            (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
+        }
+    }
+}
+
+/// Where a panic came from: the first line of its text.
+fn place(panic: &str) -> &str {
+    panic.lines().next().unwrap_or_default()
+}
+
+thread_local! {
+    /// The text of the panic of the present input; none while no input is run.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Keeps the texts of panics of targets instead of printing them.
+fn watch_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let noted = PANIC.with_borrow_mut(|panic| {
+                panic.as_mut().is_some_and(|text| {
+                    *text = info.to_string();
+                    true
+                })
+            });
+            if !noted {
+                usual(info);
+            }
+        }));
+    });
+}
+
+/// Runs a target on an input. Only one thread of the process may do so at a time, and no other may take much memory meanwhile.
+///
+/// # Errors
+/// What must never happen.
+pub fn run(target: &Target, input: &[u8]) -> Result<Answer, Failure> {
+    watch_panics();
+    let length = input.len();
+    let (took, answer) = timed(target, input)?;
+    let allowed = target.memory + MEMORY_PER_BYTE * length;
+    if answer.taken > allowed {
+        return Err(Failure::Memory {
+            taken: answer.taken,
+            length,
+            allowed,
+        });
+    }
+    if took > TIME_MAX {
+        return Err(Failure::Time { took, length });
+    }
+    Ok(answer)
+}
+
+/// What this thread has computed, whatever else the machine does.
+fn busy() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+fn timed(target: &Target, input: &[u8]) -> Result<(Duration, Answer), Failure> {
+    PANIC.set(Some(String::new()));
+    MEMORY.reset_peak_usage();
+    let (before, began) = (MEMORY.current_usage(), busy());
+    let result = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    let (took, taken) = (
+        busy().saturating_sub(began),
+        MEMORY.peak_usage().saturating_sub(before),
+    );
+    let panic = PANIC.take().unwrap_or_default();
+    let (accepted, said) = match result {
+        Ok(Ok(said)) => (true, said),
+        Ok(Err(why)) => (false, why),
+        Err(_) => return Err(Failure::Panic(panic)),
+    };
+    let answer = Answer {
+        accepted,
+        said,
+        taken,
+    };
+    Ok((took, answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Form, ONE_AT_A_TIME};
+
+    fn target(run: fn(&[u8]) -> Result<String, String>) -> Target {
+        Target {
+            name: "test",
+            what: "",
+            form: Form::Bytes,
+            words: &[],
+            memory: 1 << 20,
+            seeds: Vec::new,
+            run,
+        }
+    }
+
+    #[test]
+    fn a_panic_and_too_much_memory_are_failures_and_a_refusal_is_none() {
+        let _one = ONE_AT_A_TIME.lock();
+        let refuses = target(|_| Err("no".into()));
+        assert!(!run(&refuses, b"x").unwrap().accepted);
+        let panics = target(|input| Ok(input[1].to_string()));
+        let failure = run(&panics, b"x").unwrap_err();
+        assert!(failure.to_string().contains("index out of bounds"), "{failure}");
+        assert!(failure.is_like(&run(&panics, b"y").unwrap_err()));
+        let greedy = target(|input| Ok(vec![1u8; input.len() << 20].len().to_string()));
+        assert!(run(&greedy, b"").is_ok());
+        let failure = run(&greedy, b"four").unwrap_err();
+        assert!(
+            matches!(failure, Failure::Memory { taken, .. } if taken >= 4 << 20),
+            "{failure}"
+        );
+    }
+}

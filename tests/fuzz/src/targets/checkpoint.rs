@@ -1,0 +1,309 @@
+//! Checkpoints: manifests, shards, the names in a store with the claims of owners, and Hugging Face folders.
+
+use super::{ID, LITTLE, Seeds, join, json, take_part, text};
+use crate::{Form, Target};
+use futures::executor::block_on;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, PutPayload};
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use varuna_checkpoint::{
+    Claim, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name, huggingface,
+    prunable, unit_name,
+};
+use varuna_model::{Model, gpt2};
+use varuna_plan::{Layout, StateId, Unit};
+
+pub(super) const MANIFEST: Target = Target {
+    name: "manifest",
+    what: "manifests of checkpoints",
+    form: Form::Json,
+    words: &[
+        "segment-000",
+        "segment-000.safetensors",
+        "tied",
+        "0000000000000007",
+    ],
+    memory: LITTLE,
+    seeds: manifest_seeds,
+    run: run_manifest,
+};
+
+pub(super) const SHARD: Target = Target {
+    name: "shard",
+    what: "shards of checkpoints (safetensors), whole and by their header",
+    form: Form::Safetensors,
+    words: &[
+        "\"__metadata__\":",
+        "\"dtype\":\"F32\"",
+        "\"dtype\":\"F4\"",
+        "\"data_offsets\":[0,0]",
+        "\"shape\":[0]",
+        "\\\"w\\\",",
+        "\\\"order\\\":[",
+        "parameter/w",
+        "exp_avg/w",
+        "18446744073709551615",
+        "4611686018427387904",
+    ],
+    memory: LITTLE,
+    seeds: shard_seeds,
+    run: run_shard,
+};
+
+pub(super) const LISTING: Target = Target {
+    name: "checkpoint-listing",
+    what: "names of objects at a checkpoint location, and the claims of its owners",
+    form: Form::Text,
+    words: &[
+        "owner/",
+        "00000001.json",
+        ".json",
+        "{\"run\":\"a\",\"machine\":\"\",\"process\":1,\"started\":2}",
+        "step-",
+        "manifest.json",
+        "refused.json",
+        "-g",
+        "/",
+        "\n",
+        "%2F",
+        "..",
+    ],
+    memory: LITTLE,
+    seeds: listing_seeds,
+    run: run_listing,
+};
+
+pub(super) const HUGGING_FACE: Target = Target {
+    name: "huggingface",
+    what: "config.json and model.safetensors of a Hugging Face folder",
+    form: Form::Parts(2),
+    words: &[
+        "\"n_layer\":",
+        "\"n_embd\":",
+        "4294967295",
+        "2147483647",
+        "\"dtype\":\"F32\"",
+        "\"shape\":[",
+        "\"data_offsets\":[",
+        "transformer.h.0.attn.c_attn.weight",
+        "\"vocab_size\":",
+    ],
+    memory: LITTLE,
+    seeds: huggingface_seeds,
+    run: run_huggingface,
+};
+
+const UNIT: &str = "segment-000";
+const LAYOUT: Layout = Layout {
+    segments: 1,
+    tied: false,
+};
+
+fn facts() -> Facts {
+    Facts {
+        job: "demo".into(),
+        model: serde_json::json!({"layers": 1, "dropout": 0.0}),
+        training_hash: "ab".repeat(32),
+        seed: 1,
+        global_batch_size: 16,
+        data_fingerprint: "cd".repeat(32),
+    }
+}
+
+fn manifest(layout: Layout) -> Manifest {
+    let shard = |unit: Unit| {
+        let unit = unit_name(layout, unit);
+        ShardEntry {
+            file: format!("{unit}.safetensors"),
+            unit,
+            bytes: 1000,
+            sha256: "0".repeat(64),
+        }
+    };
+    Manifest::new(ID, layout, facts(), layout.all_units().map(shard).collect())
+}
+
+fn manifest_seeds() -> Seeds {
+    let tied = Layout {
+        segments: 3,
+        tied: true,
+    };
+    vec![
+        ("one-unit", json(&manifest(LAYOUT))),
+        ("tied", json(&manifest(tied))),
+    ]
+}
+
+fn run_manifest(input: &[u8]) -> Result<String, String> {
+    let manifest = Manifest::decode(ID, input).map_err(|e| e.to_string())?;
+    let written = json(&manifest);
+    let read = Manifest::decode(ID, &written).expect("a manifest that was written can be read");
+    assert_eq!(read, manifest);
+    assert_eq!(manifest.shards.len(), manifest.layout.units());
+    let fits = manifest.suits(&facts(), LAYOUT).is_ok();
+    Ok(format!("{fits} {}", manifest.layout.tied))
+}
+
+fn shard(shapes: &[(&str, &[usize])]) -> Shard {
+    let tensor = |(name, shape): &(&str, &[usize])| {
+        let elements = shape.iter().product();
+        ShardTensor {
+            name: (*name).to_owned(),
+            shape: shape.to_vec(),
+            parts: [1.0, 0.5, 0.25].map(|value| vec![value; elements]),
+        }
+    };
+    Shard {
+        id: ID,
+        unit: UNIT.into(),
+        adam_steps: 5,
+        tensors: shapes.iter().map(tensor).collect(),
+    }
+}
+
+fn shard_seeds() -> Seeds {
+    let encoded = |shapes| shard(shapes).encode().expect("a sound shard").to_vec();
+    vec![
+        ("one-tensor", encoded(&[("w", &[2, 3])])),
+        ("two-tensors", encoded(&[("w", &[2, 3]), ("b", &[3])])),
+        ("no-elements", encoded(&[("w", &[0, 3])])),
+    ]
+}
+
+/// With the digest of its data in its header, where it has one: a mutation of the data says nothing else of the reader.
+fn with_digest(input: &[u8]) -> Option<Vec<u8>> {
+    const BEFORE: &[u8] = br#"sha256\":\""#;
+    let length = u64::from_le_bytes(*input.split_at_checked(8)?.0.as_array()?);
+    let start = usize::try_from(length).ok()?.checked_add(8)?;
+    let (header, data) = input.split_at_checked(start)?;
+    let at = header.windows(BEFORE.len()).position(|w| w == BEFORE)? + BEFORE.len();
+    let mut digest = String::new();
+    for byte in Sha256::digest(data) {
+        write!(digest, "{byte:02x}").ok()?;
+    }
+    let mut fixed = input.to_vec();
+    fixed.get_mut(at..at + 64)?.copy_from_slice(digest.as_bytes());
+    Some(fixed)
+}
+
+fn run_shard(input: &[u8]) -> Result<String, String> {
+    let fixed = with_digest(input);
+    let file = fixed.as_deref().unwrap_or(input);
+    let decoded = Shard::decode(ID, UNIT, file);
+    let inner = Arc::new(InMemory::new());
+    let path = Path::from(format!("demo/{}/{UNIT}.safetensors", folder_name(ID)));
+    let put = inner.put(&path, PutPayload::from(file.to_vec()));
+    block_on(put).expect("memory takes everything");
+    let store = Store::new(Location::over(inner), LAYOUT, facts());
+    // The manifest is made from the header alone.
+    let complete = block_on(store.complete(ID));
+    let shard = match decoded {
+        Ok(shard) => shard,
+        Err(error) => return Err(format!("{error} {}", complete.is_ok())),
+    };
+    assert_eq!(complete.ok(), Some(true), "a sound shard makes a checkpoint");
+    let manifest = block_on(store.location().manifest(ID)).expect("the manifest was written");
+    let loaded = block_on(store.location().load(&manifest, UNIT, || {})).expect("it is sound");
+    // Compared as bytes: a tensor may hold values that are not equal to themselves.
+    let bytes = |shard: &Shard| shard.encode().expect("a shard that was read can be written");
+    assert_eq!(bytes(&loaded), bytes(&shard));
+    let again = Shard::decode(ID, UNIT, &bytes(&shard)).expect("a shard that was written can be read");
+    assert_eq!(bytes(&again), bytes(&shard));
+    Ok(format!("{} tensors", shard.tensors.len()))
+}
+
+fn listing_seeds() -> Seeds {
+    let folder = folder_name(ID);
+    let claim = r#"{"run":"a","machine":"m","process":1,"started":2}"#;
+    let whole = format!(
+        "{folder}/manifest.json\n{folder}/{UNIT}.safetensors 0123\nowner/00000001.json {claim}\nowner/clock\n"
+    );
+    let refused = format!("{folder}/manifest.json\n{folder}/refused.json {{}}\nother/file\n");
+    vec![("owned", whole.into_bytes()), ("refused", refused.into_bytes())]
+}
+
+/// A line for each object: its name, and after a space its content.
+fn run_listing(input: &[u8]) -> Result<String, String> {
+    let inner = Arc::new(InMemory::new());
+    for line in text(input)?.lines() {
+        let (name, content) = line.split_once(' ').unwrap_or((line, ""));
+        let Ok(path) = Path::parse(name) else { continue };
+        let put = inner.put(&path, PutPayload::from(content.as_bytes().to_vec()));
+        block_on(put).expect("memory takes everything");
+    }
+    let location = Location::over(inner);
+    let listed = block_on(location.list()).map_err(|e| e.to_string())?;
+    let newest = listed.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
+    let pruned = prunable(&listed, 1, &[]);
+    assert!(newest.is_none_or(|id| !pruned.checkpoints.contains(&id)));
+    let claim = Claim {
+        run: "b".into(),
+        machine: String::new(),
+        process: 1,
+        started: 2,
+    };
+    let claimed = block_on(location.claim(claim, |owner| owner.process == 1));
+    let owner = claimed.map_err(|e| e.to_string())?;
+    let standing = block_on(owner.renew()).map_err(|e| e.to_string())?;
+    Ok(format!("{standing:?} {}", listed.len()))
+}
+
+fn small_model() -> Model {
+    Model {
+        layers: 1,
+        hidden_size: 2,
+        heads: 1,
+        sequence_length: 2,
+        vocabulary_size: 3,
+        ..gpt2::SMALL
+    }
+}
+
+fn huggingface_seeds() -> Seeds {
+    let seed = |model: &Model| {
+        let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, zeros(model, u))).collect();
+        let config = gpt2::config(model).expect("a GPT-2");
+        let file = huggingface::export(model, &shards).expect("a whole model");
+        join(&[&json(&config), &file])
+    };
+    let untied = Model {
+        tied_head: false,
+        ..small_model()
+    };
+    vec![("tied", seed(&small_model())), ("untied", seed(&untied))]
+}
+
+fn zeros(model: &Model, unit: Unit) -> Shard {
+    let tensors = model.parameters(unit).into_iter().map(|p| ShardTensor {
+        name: p.name.to_owned(),
+        parts: [vec![0.0; p.elements()], Vec::new(), Vec::new()],
+        shape: p.shape,
+    });
+    Shard {
+        id: StateId::INITIAL,
+        unit: unit_name(model.layout(), unit),
+        adam_steps: 0,
+        tensors: tensors.collect(),
+    }
+}
+
+fn run_huggingface(mut input: &[u8]) -> Result<String, String> {
+    let config = serde_json::from_slice(take_part(&mut input)).map_err(|e| e.to_string())?;
+    let model = gpt2::from_config(&config).map_err(|e| e.to_string())?;
+    let written = gpt2::config(&model).expect("what was read is a GPT-2");
+    assert_eq!(gpt2::from_config(&written), Ok(model.clone()));
+    let layout = model.layout();
+    assert_eq!(layout.all_units().count(), layout.units());
+    assert!(
+        model.parameter_count().checked_mul(12).is_some(),
+        "its state can be counted in bytes"
+    );
+    let shards = huggingface::import(&model, ID, input).map_err(|e| e.to_string())?;
+    let file = huggingface::export(&model, &shards).expect("what was imported can be exported");
+    let again = huggingface::import(&model, ID, &file).expect("what was exported can be imported");
+    assert_eq!(huggingface::export(&model, &again).ok(), Some(file));
+    Ok(format!("{} units", shards.len()))
+}

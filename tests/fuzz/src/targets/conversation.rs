@@ -1,0 +1,137 @@
+//! What processes say to each other: values for seeds.
+
+use super::ID;
+use std::collections::BTreeMap;
+use varuna_plan::state::{Chain, UnitNorm};
+use varuna_plan::{
+    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, SegmentRange, Shape, Stage, StateId, Step, StepDeadline, Unit, WorkerId,
+};
+use varuna_protocol::{Inventory, Phase, Prepared, Ran, Status};
+use varuna_wire::Hello;
+
+/// The model of all conversations.
+pub(super) const LAYOUT: Layout = Layout {
+    segments: 2,
+    tied: false,
+};
+/// Opens connections of [`plan`]'s generation.
+pub(super) const SECRET: &str = "00112233445566778899aabbccddeeff";
+
+/// The step that leads to this state.
+pub(super) fn decision(id: StateId) -> Decision {
+    let parent = StateId {
+        run_gen: id.run_gen,
+        step: Step(id.step.0.saturating_sub(1)),
+        chain: Chain(id.chain.0 ^ 1),
+    };
+    Decision {
+        parent,
+        id,
+        norm2: 2.5,
+        overflow: false,
+        loss: 1.5,
+        eval_loss: Some(f64::INFINITY),
+        switch: Some(id.run_gen.next()),
+    }
+}
+
+pub(super) fn hello(worker: WorkerId) -> Hello {
+    Hello {
+        worker,
+        name: format!("w{}", worker.0),
+        address: format!("host:{}", worker.0),
+        node: "n".into(),
+        host: "h".into(),
+        pid: 7,
+        memory_bytes: Some(1 << 30),
+        device: "cpu".into(),
+        token: "t".into(),
+        speed: 1.0,
+        job_hash: String::new(),
+    }
+}
+
+pub(super) fn status(phase: Phase) -> Status {
+    Status {
+        generation: Generation(2),
+        fenced: Generation(1),
+        phase,
+        based: true,
+        connected: true,
+        next: Generation(0),
+        next_connected: false,
+        at: ID,
+        draining: false,
+    }
+}
+
+pub(super) fn inventory() -> Inventory {
+    let norm = UnitNorm {
+        norm2: 2.5,
+        overflow: false,
+        loss: 1.5,
+        eval_loss: None,
+    };
+    let prepared = Prepared {
+        run_gen: ID.run_gen,
+        step: ID.step,
+        norm,
+    };
+    Inventory {
+        upto: Generation(2),
+        units: LAYOUT.all_units().map(|u| (u, ID)).collect(),
+        prepared: BTreeMap::from([(Unit(0), prepared)]),
+        ran: Some(Ran {
+            generation: ID.run_gen,
+            step: ID.step,
+            norm_put_in: true,
+        }),
+        decision: Some(decision(ID)),
+    }
+}
+
+/// Two stages on two workers.
+pub(super) fn plan() -> Plan {
+    let stage = |worker, start| Stage {
+        worker: WorkerId(worker),
+        segments: SegmentRange {
+            start,
+            end: start + 1,
+        },
+        recompute: Some(Recompute::Selective),
+    };
+    let schedule = ScheduleSpec {
+        kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.5 },
+        recompute: Recompute::None,
+    };
+    let shape = Shape {
+        pipelines: vec![Pipeline {
+            stages: vec![stage(1, 0), stage(2, 1)],
+            samples: SampleRange { start: 0, end: 8 },
+        }],
+        spares: Vec::new(),
+        micro_batch_size: 2,
+        schedule,
+        predicted: Prediction::default(),
+    };
+    Plan {
+        generation: Generation(2),
+        parent: Generation(1),
+        base: Base::Fixed {
+            id: StateId::INITIAL,
+            decision: None,
+            checkpoint: true,
+        },
+        layout: LAYOUT,
+        shape,
+        sources: vec![Vec::new(), vec![WorkerId(2)]],
+        addresses: [1, 2].map(|w| (WorkerId(w), format!("host:{w}"))).into(),
+        deadline: StepDeadline::of_ms(50),
+        relay: false,
+        secret: SECRET.into(),
+        evidence: vec![WorkerId(1)],
+        reason: "a worker joined".into(),
+        index: varuna_plan::PlanIndex::default(),
+    }
+}

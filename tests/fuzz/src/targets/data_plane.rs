@@ -1,0 +1,166 @@
+//! What peers send each other: hellos and frames.
+
+use super::{ID, LITTLE, Seeds};
+use crate::{Form, Target};
+use varuna_frames::{Frame, Hello, Incoming, StateHeader, Tag, read_answer, read_confirmation};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Generation, Step, Unit, WorkerId};
+use varuna_protocol::{Norms, PeerMessage};
+
+pub(super) const HELLO: Target = Target {
+    name: "hello",
+    what: "the hello of a connection, its answer and confirmation",
+    form: Form::Bytes,
+    words: &["VRNA"],
+    memory: LITTLE,
+    seeds: hello_seeds,
+    run: run_hello,
+};
+
+pub(super) const FRAMES: Target = Target {
+    name: "frames",
+    what: "frames between workers, with the messages and states in them",
+    form: Form::Bytes,
+    words: &[],
+    // A long payload, and a long state, are taken memory for ahead of what arrives.
+    memory: 96 << 20,
+    seeds: frame_seeds,
+    run: run_frames,
+};
+
+fn hello_seeds() -> Seeds {
+    let (generation, from, to) = (Generation(3), WorkerId(1), WorkerId(2));
+    let proof = Hello::prove("secret", generation, from, to);
+    let hello = Hello {
+        generation,
+        from,
+        to,
+        proof,
+    };
+    let mut wire = Vec::new();
+    hello.write(&mut wire).expect("memory takes everything");
+    wire.push(0xC5);
+    vec![("proven", wire)]
+}
+
+fn run_hello(mut input: &[u8]) -> Result<String, String> {
+    let whole = input;
+    let said = |e: std::io::Error| e.to_string();
+    let hello = match Hello::read(&mut input).map_err(said)? {
+        Ok(hello) => hello,
+        Err(refusal) => return Err(format!("{refusal:?}")),
+    };
+    let mut written = Vec::new();
+    hello.write(&mut written).expect("memory takes everything");
+    assert_eq!(
+        written,
+        whole[..written.len()],
+        "every byte of a hello means something"
+    );
+    let proven = hello.proves("secret");
+    let answer = read_answer(&mut &*input);
+    let confirmed = read_confirmation(&mut input).is_ok();
+    Ok(format!("{proven} {answer:?} {confirmed}"))
+}
+
+fn frame_seeds() -> Seeds {
+    let tag = Tag::Activation {
+        stage: 1,
+        step: Step(4),
+        micro_batch: 2,
+    };
+    let norm = UnitNorm {
+        norm2: 2.5,
+        overflow: false,
+        loss: 1.5,
+        eval_loss: Some(1.25),
+    };
+    let norms = PeerMessage::Norm(Norms {
+        step: Step(4),
+        owned: vec![(Unit(0), norm), (Unit(1), norm)],
+        armed: Generation(3),
+        save: true,
+        store_busy: false,
+    });
+    let header = StateHeader {
+        unit: Unit(1),
+        id: ID,
+        decision: Some(super::conversation::decision(ID)),
+        adam_steps: 5,
+        elements: 4,
+    };
+    let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");
+    let tensors = [
+        Frame::Tensor(tag, vec![1.0, -0.5]),
+        Frame::Tensor(
+            Tag::Ring {
+                step: Step(4),
+                unit: Unit(1),
+                round: 2,
+            },
+            vec![0.25; 3],
+        ),
+    ];
+    let messages = [norms, PeerMessage::Fetch { unit: Unit(1) }].map(|m| Frame::Message(encode(&m)));
+    let state = [
+        Frame::State(postcard::to_stdvec(&header).expect("a header can be written")),
+        Frame::Part(Unit(1), ID.step, vec![1.0; 3]),
+        Frame::Part(Unit(1), ID.step, vec![2.0]),
+    ];
+    let wire = |frames: &[Frame]| {
+        let mut wire = Vec::new();
+        for frame in frames {
+            frame.write(&mut wire).expect("memory takes everything");
+        }
+        wire
+    };
+    vec![
+        ("tensors", wire(&tensors)),
+        ("messages", wire(&messages)),
+        ("state", wire(&state)),
+    ]
+}
+
+/// What a worker does with a connection, until its end.
+fn run_frames(mut input: &[u8]) -> Result<String, String> {
+    let mut state: Option<Incoming> = None;
+    let mut kinds = String::new();
+    loop {
+        let frame = match Frame::read(&mut input) {
+            Ok(frame) => frame,
+            Err(_) if input.is_empty() && !kinds.is_empty() => return Ok(kinds),
+            Err(error) => return Err(format!("{kinds} {error}")),
+        };
+        let mut written = Vec::new();
+        frame.write(&mut written).expect("memory takes everything");
+        let again = Frame::read(&mut written.as_slice()).expect("a frame that was written can be read");
+        let mut rewritten = Vec::new();
+        again.write(&mut rewritten).expect("memory takes everything");
+        assert_eq!(rewritten, written);
+        kinds.push(match frame {
+            Frame::Tensor(..) => 't',
+            Frame::Message(bytes) => {
+                let message: PeerMessage =
+                    postcard::from_bytes(&bytes).map_err(|e| format!("{kinds} {e}"))?;
+                assert!(postcard::to_stdvec(&message).is_ok());
+                'm'
+            }
+            Frame::State(bytes) => {
+                let header = StateHeader::decode(&bytes).map_err(|e| format!("{kinds} {e}"))?;
+                state = Some(Incoming::new(header));
+                's'
+            }
+            Frame::Part(unit, step, part) => {
+                let incoming = state.as_mut().ok_or("a part without its header")?;
+                incoming
+                    .extend(unit, step, &part)
+                    .map_err(|e| format!("{kinds} {e}"))?;
+                'p'
+            }
+        });
+        kinds.truncate(8);
+        if state.as_ref().is_some_and(Incoming::is_complete) {
+            state = None;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A member, and an engine that does at once what it is told.
+
+use super::{ANSWERS_MAX, ITEMS_MAX, LAST, word};
+use crate::targets::conversation::LAYOUT;
+use crate::targets::sequence::{self, Item};
+use prost::Message;
+use std::collections::{BTreeSet, VecDeque};
+use varuna_frames::StateHeader;
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Generation, StateId, WorkerId};
+use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
+use varuna_wire::{Downward, Upward, v1};
+
+/// What the items of a member are.
+pub(in crate::targets) mod member_kind {
+    /// So many times 10 ms pass.
+    pub(in crate::targets) const TICK: u8 = 0;
+    /// A message of the coordinator.
+    pub(in crate::targets) const DOWN: u8 = 1;
+    /// A message of a peer.
+    pub(in crate::targets) const PEER: u8 = 2;
+    /// A peer has accepted; the generation in eight bytes.
+    pub(in crate::targets) const CONNECTED: u8 = 3;
+    /// A unit has arrived from a peer.
+    pub(in crate::targets) const FETCHED: u8 = 4;
+}
+
+/// A member with an engine that does at once what it is told.
+pub(in crate::targets) struct MemberRun {
+    id: WorkerId,
+    machine: Member,
+    now_ms: u64,
+    said: BTreeSet<String>,
+}
+
+impl MemberRun {
+    pub(in crate::targets) fn new(id: WorkerId) -> MemberRun {
+        MemberRun {
+            id,
+            machine: Member::new(MemberConfig {
+                id,
+                layout: LAYOUT,
+                last_step: LAST,
+                checkpoint_every: Some(2),
+                timing: MemberTiming::default(),
+            }),
+            now_ms: 1,
+            said: BTreeSet::new(),
+        }
+    }
+
+    fn input(&mut self, item: &Item) -> Option<MemberInput> {
+        let from = WorkerId(u64::from(item.argument));
+        let generation = self.machine.generation();
+        let said = || {
+            let bytes = item.payload.get(..8)?.try_into().ok()?;
+            Some(Generation(u64::from_le_bytes(bytes)))
+        };
+        Some(match item.kind % 10 {
+            member_kind::DOWN => {
+                let message = v1::Down::decode(item.payload.as_slice()).ok()?;
+                match Downward::from_wire(message).ok()? {
+                    (term, Downward::Order(order)) => MemberInput::Order { term, order },
+                    _ => MemberInput::Stream,
+                }
+            }
+            member_kind::PEER => MemberInput::Peer {
+                generation,
+                from,
+                message: postcard::from_bytes(&item.payload).ok()?,
+            },
+            member_kind::CONNECTED => MemberInput::Connected {
+                generation: said()?,
+                peer: from,
+            },
+            member_kind::FETCHED => {
+                let header = StateHeader::decode(&item.payload).ok()?;
+                let (unit, id, decision) = (header.unit, header.id, header.decision);
+                MemberInput::Fetched {
+                    generation,
+                    from,
+                    unit,
+                    id,
+                    decision,
+                }
+            }
+            5 => MemberInput::Closed {
+                generation: said().unwrap_or(generation),
+                peer: from,
+            },
+            6 => MemberInput::StreamDown,
+            7 => MemberInput::Drain,
+            8 => MemberInput::StepFailed {
+                generation,
+                about: Some(from),
+            },
+            _ => {
+                self.now_ms += 10 * u64::from(item.argument);
+                MemberInput::Tick
+            }
+        })
+    }
+
+    /// Takes one item; returns the effects.
+    pub(in crate::targets) fn take(&mut self, item: &Item) -> Vec<MemberEffect> {
+        let mut inputs: VecDeque<MemberInput> = self.input(item).into_iter().collect();
+        let (mut all, mut answers) = (Vec::new(), 0);
+        while let Some(input) = inputs.pop_front() {
+            answers += 1;
+            assert!(answers < ANSWERS_MAX, "the member asks without end");
+            let mut effects = Vec::new();
+            self.machine
+                .handle(Time(self.now_ms * 1_000_000), input, &mut effects);
+            for effect in effects {
+                self.said.insert(word(&effect));
+                if let MemberEffect::Report(report) = &effect {
+                    let read = Upward::from_wire(Upward::Report(report.clone()).to_wire());
+                    assert!(read.is_ok(), "the coordinator cannot read {report:?}: {read:?}");
+                }
+                inputs.extend(answer(&effect, self.id, self.machine.status().at));
+                all.push(effect);
+            }
+            self.said.insert(format!("{:?}", self.machine.status().phase));
+        }
+        all
+    }
+}
+
+/// What the engine answers.
+fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInput> {
+    let norm = |unit| {
+        let norm = UnitNorm {
+            norm2: 1.0,
+            overflow: false,
+            loss: 0.5,
+            eval_loss: None,
+        };
+        (unit, norm)
+    };
+    Some(match effect {
+        MemberEffect::Load { id, unit, .. } if *id == StateId::INITIAL => {
+            MemberInput::Loaded { unit: *unit, id: *id }
+        }
+        MemberEffect::Adopt { unit, id } => MemberInput::Loaded { unit: *unit, id: *id },
+        MemberEffect::Serve {
+            generation, to, unit, ..
+        } => MemberInput::Served {
+            generation: *generation,
+            to: *to,
+            unit: *unit,
+        },
+        MemberEffect::Abort => MemberInput::Stopped { prepared: Vec::new() },
+        MemberEffect::Apply { decision, .. } => MemberInput::Applied { id: decision.id },
+        // One that is stuck after its last step would run for ever.
+        MemberEffect::Run { plan, step, .. } if at.step < LAST => MemberInput::Prepared {
+            generation: plan.generation,
+            step: *step,
+            units: LAYOUT
+                .all_units()
+                .filter(|u| plan.holders(*u).contains(&me))
+                .map(norm)
+                .collect(),
+            store_busy: false,
+        },
+        _ => return None,
+    })
+}
+
+/// Feeds a sequence to it; returns what it said.
+pub(in crate::targets) fn run_member(input: &[u8]) -> Result<String, String> {
+    let mut run = MemberRun::new(WorkerId(1));
+    for item in sequence::read(input).iter().take(ITEMS_MAX) {
+        run.take(item);
+    }
+    Ok(run.said.into_iter().collect::<Vec<_>>().join(" "))
+}
