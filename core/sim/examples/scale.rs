@@ -49,6 +49,7 @@ fn row(workers: u64, phase: &str, cost: Cost) {
     );
 }
 
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 fn main() {
     let given: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let sizes = if given.is_empty() {

@@ -44,7 +44,7 @@ fn visit(value: &mut Value, call: &mut impl FnMut(&mut Value)) {
 fn other(copy: Value, words: &[&str], rng: &mut Rng) -> Value {
     match rng.below(8) {
         0 => copy,
-        1 | 2 | 3 => json!(number(rng)),
+        1..=3 => json!(number(rng)),
         4 => json!(-1.5),
         5 => json!(f64::from_bits(rng.draw())),
         6 => json!(rng.pick(words).unwrap_or_default()),
