@@ -207,7 +207,11 @@ mod tests {
             "config.json: model_type: \"llama\" — gpt2"
         );
         assert_eq!(
-            refused(json!({"model_type": "gpt2", "n_layer": 0})),
+            refused({
+                let mut config = config(&SMALL).unwrap();
+                config["n_layer"] = 0.into();
+                config
+            }),
             "config.json: n_layer: 0 — a number from 1 to 10000"
         );
         let changed = |field: &str, value: u64| {
