@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan accuracy replay clean
+.PHONY: stores help setup build release test core sim mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -112,6 +112,9 @@ bench-operator: release data ## The operator: from a signal to the plan and the 
 test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
 	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test operator --test training
+
+bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
+	$(CARGO) run --release --locked -p varuna-sim --example scale
 
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py

@@ -503,6 +503,9 @@ fn a_worker_that_somebody_else_announces_is_planned_around_as_one_that_has_notic
     rig.wait(100);
     let said = |e: &&Event| matches!(e, Event::WorkerDraining { .. });
     assert_eq!(rig.events.iter().filter(said).count(), 1);
+    let shown = rig.machine.snapshot().workers.into_iter();
+    let draining: Vec<WorkerId> = shown.filter(|w| w.draining).map(|w| w.id).collect();
+    assert_eq!(draining, [B], "people see it as well");
     assert_eq!(rig.store.next.map(|plan| plan.members().to_vec()), Some(vec![A]));
 }
 

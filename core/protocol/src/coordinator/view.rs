@@ -2,6 +2,7 @@
 
 use super::Coordinator;
 use super::event::{RunView, Snapshot, WorkerView};
+use super::roster::Worker;
 use super::shared::Shared;
 use varuna_plan::{Generation, Step, WorkerId};
 
@@ -56,7 +57,7 @@ fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
         phase: status.map(|s| s.phase),
         generation: status.map_or(Generation(0), |s| s.generation),
         step: status.map_or(Step(0), |s| s.at.step),
-        draining: status.is_some_and(|s| s.draining),
+        draining: worker.is_some_and(Worker::is_draining),
         speed: shared.speed(id),
         segments,
         pipeline: place.map(|(i, _)| i),
