@@ -23,7 +23,7 @@ pub enum Tag {
         stage: u32,
         /// The step being run.
         step: Step,
-        /// Index within the pipeline's micro-batches. Evaluation uses indices from [`EVALUATION`] on.
+        /// Index within the pipeline's micro-batches. Those of an evaluation begin at a number of their own.
         micro_batch: u32,
     },
     /// Gradient of a boundary activation, from a stage to the one before.

@@ -35,7 +35,7 @@ pub enum Form {
     Safetensors,
     /// So many inputs in one: the first ones in JSON or bytes, the last one in bytes or as a safetensors file.
     Parts(usize),
-    /// Items of [`targets::sequence`], each with a protobuf message or bytes.
+    /// Items of `targets::sequence`, each with a protobuf message or bytes.
     Sequence,
 }
 
