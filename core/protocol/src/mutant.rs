@@ -304,6 +304,8 @@ mutants! {
     ForgetWriteAtStop => UNIT_TESTS,
     /// An inventory does not show that its worker was fenced.
     InventoryProvesNoFence => UNIT_TESTS,
+    /// The time in which the coordinator itself was paused counts as time in which holders could answer.
+    CountOwnPauseAsWaiting => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
     KeepBadLink => UNIT_TESTS,
     /// A member tells its level with every step and with every connection.

@@ -134,7 +134,7 @@ impl Collecting {
     /// what the store may have since it last answered.
     fn may_resume(&self, resume: &Resume, missing: &[WorkerId], shared: &Shared, now: Time) -> bool {
         let ended = missing.iter().all(|w| shared.roster.has_ended(*w)) || bug!(GiveUpStepsAtOnce);
-        let waited = now >= self.since.after(self.patience(missing, shared));
+        let waited = now >= self.waiting_since(shared).after(self.patience(missing, shared));
         let newest = resume.tip || ended || waited;
         let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;
         newest && confirmed && (self.listing.is_some() || !resume.checkpoint)
@@ -156,12 +156,22 @@ impl Collecting {
         };
         let all_gone = !missing.is_empty() && missing.iter().all(long_gone);
         let longest = (timing.restore * SILENT).max(timing.lost);
-        let waited = now >= self.since.after(longest) || bug!(GiveUpOnConnected);
+        let waited = now >= self.waiting_since(shared).after(longest) || bug!(GiveUpOnConnected);
         // What the last ones put may still be on its way to the store.
         let put = shared.config.final_checkpoint && !bug!(GiveUpBeforeUploads);
         let all_gone = all_gone && (!put || now >= self.since.after(timing.restore));
         let just_now = now <= self.confirmed_at.after(timing.ask_again * 3) || bug!(TrustOldListing);
         self.is_listing_fresh() && just_now && (all_gone || waited)
+    }
+
+    /// Since when answers are waited for: while the coordinator itself was paused nobody could give one.
+    fn waiting_since(&self, shared: &Shared) -> Time {
+        let resumed_at = if bug!(CountOwnPauseAsWaiting) {
+            Time(0)
+        } else {
+            shared.resumed_at
+        };
+        self.since.max(resumed_at)
     }
 
     /// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand

@@ -15,6 +15,9 @@ impl Shared {
         let timing = self.config.timing;
         let paused = turn.now > self.ticked_at.after(timing.heartbeat * 2) && !bug!(PauseSilencesEverybody);
         self.ticked_at = turn.now;
+        if paused {
+            self.resumed_at = turn.now;
+        }
         let mut silent = Vec::new();
         for (id, worker) in self.roster.workers.iter_mut().filter(|(_, w)| w.connected) {
             if paused {

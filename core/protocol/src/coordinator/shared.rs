@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub(super) problem: Option<Event>,
     /// When the last Tick came: a gap is a pause of the coordinator itself.
     pub(super) ticked_at: Time,
+    /// When the last such pause ended: before that nobody was waited for.
+    pub(super) resumed_at: Time,
 }
 
 impl Shared {
@@ -61,6 +63,7 @@ impl Shared {
             enough_since: None,
             problem: None,
             ticked_at: Time(0),
+            resumed_at: Time(0),
             config,
         }
     }

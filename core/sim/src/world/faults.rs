@@ -55,7 +55,7 @@ pub(super) struct Faults {
 }
 
 /// Lives, and has no notice that it will go.
-fn stays(m: &MemberHost<Worker>) -> bool {
+pub(super) fn stays(m: &MemberHost<Worker>) -> bool {
     m.alive && !m.machine.status().draining && !m.local.announced && m.local.crash_loop.is_none()
 }
 
@@ -375,10 +375,8 @@ impl Host<Schedule> {
                 self.after_random(5, 100, Event::OpenStream(w));
             }
         }
+        self.start_missing_workers();
         let min = self.env.job.min_workers();
-        while self.members.ids(stays).len() < min {
-            self.add_worker();
-        }
         let live = self.members.ids(stays);
         if live.len() > min && !self.env.faults.only_joins && self.env.rng.chance(40) {
             let (a, b) = (self.env.rng.pick(&live), self.env.rng.pick(&live));

@@ -1,5 +1,6 @@
 //! Faults of many at once, and of workers that go, come back, or are told to.
 
+use super::faults::stays;
 use super::network::{Ms, Node};
 use super::{Result, Schedule, Timer};
 use crate::host::{Channel, Event, Host, Message};
@@ -83,6 +84,14 @@ impl Host<Schedule> {
         self.after_random(1, 60, Event::Coordinator(c, notice));
         if self.env.rng.chance(50) {
             self.after_random(30, 700, Timer::Kill(w));
+        }
+    }
+
+    /// Once the faults have ended there are as many workers as a plan needs.
+    pub(super) fn start_missing_workers(&mut self) {
+        let min = self.env.job.min_workers();
+        while self.env.faults.ended_at.is_some() && self.members.ids(stays).len() < min {
+            self.add_worker();
         }
     }
 

@@ -7,7 +7,7 @@ use crate::engine::{Engine, Held, Output, initial_bits};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
 use varuna_plan::{StateId, Unit, WorkerId};
-use varuna_protocol::{MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
+use varuna_protocol::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
 impl Host<Schedule> {
     pub(super) fn add_worker(&mut self) {
@@ -81,7 +81,13 @@ impl Host<Schedule> {
                     self.after_random(5, far, Timer::PutShard(id, unit, held.bits));
                 }
             }
-            MemberEffect::Exit(_) => self.crash(w),
+            MemberEffect::Exit(reason) => {
+                self.crash(w);
+                // An order to leave may arrive late: the platform starts others, as it does for every job that goes on.
+                if reason == ExitReason::Released && !self.env.store.record.done {
+                    self.start_missing_workers();
+                }
+            }
             engine => self.command(w, engine),
         }
         Ok(())

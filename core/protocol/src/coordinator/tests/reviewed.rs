@@ -545,3 +545,14 @@ fn a_generation_that_does_not_start_in_time_is_recovered_from() {
     assert!(!loading(&mut rig, 1_000));
     assert!(loading(&mut rig, 2_000));
 }
+
+#[test]
+fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_run_up() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.now = rig.now.after(Duration::from_secs(60));
+    rig.wait(500);
+    assert_eq!(rig.finished, None, "B is connected and may answer");
+}
