@@ -41,7 +41,8 @@ pub enum Phase {
     Running,
 }
 
-/// A worker's level: sent on every change, on a new stream, and as heartbeat. The coordinator acts on the latest one.
+/// A worker's level: sent on every change but that of the step, on a new stream, and as heartbeat. The coordinator acts on the
+/// latest one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Plan in force here; 0 = none.

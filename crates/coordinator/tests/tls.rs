@@ -1,5 +1,5 @@
 //! A coordinator that shows a certificate: only over TLS, and only to those that trust this one.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use varuna_api::parse_job;
 use varuna_coordinator::{Identity, Options, RunFolder, SERVER_NAME, Timing, serve};

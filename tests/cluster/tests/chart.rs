@@ -1,5 +1,5 @@
 //! The chart, by helm itself and a real API server.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};

@@ -1,5 +1,5 @@
 //! A job on a real API server with real workers: from `kubectl apply` to Complete, through preemptions.
-#![allow(
+#![expect(
     clippy::unwrap_used,
     clippy::too_many_lines,
     reason = "a test that tells a story"

@@ -17,29 +17,7 @@ spec:
 ";
 
 /// A job with every field.
-pub(crate) const FULL: &str = r#"
-apiVersion: varuna.dev/v1alpha1
-kind: VarunaJob
-metadata: {name: full, namespace: team-a, labels: {a: b}, annotations: {c: d}}
-spec:
-  model: {preset: gpt2-small, layers: 4, hiddenSize: 128, heads: 8, sequenceLength: 64, vocabularySize: 257, tiedHead: false, dropout: 0.1}
-  data: {path: kjv, validationFraction: 0.1}
-  training:
-    globalBatchSize: 24
-    microBatchSize: 3
-    steps: 100
-    seed: 7
-    precision: fp32
-    optimizer: {learningRate: 0.001, minLearningRate: 0, warmupSteps: 10, decaySteps: 90, beta1: 0.8, beta2: 0.99,
-      epsilon: 1.0e-6, weightDecay: 0, clipNorm: 0}
-    evaluation: {intervalSteps: 20, samples: 32}
-  pipeline: {schedule: 1f1b, warmupFactor: 2, recompute: full, minDepth: 2, maxDepth: 5}
-  elasticity: {minWorkers: 3, maxWorkers: 9}
-  workers: {gpusPerPod: 4, image: "img:1", deviceMemory: 300Mi, threads: 2, template: {spec: {new: null}}}
-  checkpoint: {uri: "s3://bucket/x", intervalSteps: 50, intervalSeconds: 600, keep: 2, uploadPerSecond: 5Mi}
-  disruption: {nodeSignals: [example.com/spot], noticeSeconds: 30}
-  suspend: true
-"#;
+pub(crate) const FULL: &str = include_str!("../../testdata/all-fields.yaml");
 
 fn with(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "{from}");

@@ -59,7 +59,6 @@ impl Planner for Wide {
     }
 }
 
-/// A coordinator, its store, and workers that say what the test makes them say.
 /// How the store answers when it is asked for its checkpoints.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
@@ -69,6 +68,7 @@ enum Answer {
     Never,
 }
 
+/// A coordinator, its store, and workers that say what the test makes them say.
 struct Rig {
     machine: Coordinator,
     now: Time,

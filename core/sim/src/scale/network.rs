@@ -232,7 +232,7 @@ impl Host<Scale<'_>> {
         }
     }
 
-    /// Units that nobody holds cannot be lost here: every unit has more than one holder.
+    /// Starts a worker, whose stream comes up a message later.
     pub(super) fn start_worker(&mut self, config: varuna_protocol::MemberConfig) {
         let id = self.members.next_id();
         self.members.start(config, Nothing);

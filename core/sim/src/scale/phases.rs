@@ -32,8 +32,7 @@ pub(super) fn measure(setup: &Setup, clock: &dyn Fn() -> Duration) -> Result<Cos
     host.join(setup, setup.workers);
 
     let launch = host.until(setup, "the launch", |env| env.running > Generation(0))?;
-    let first = host.until(setup, "the first step", |env| env.steps > 0)?;
-    let _ = first;
+    host.until(setup, "the first step", |env| env.steps > 0)?;
     let last = host.env.steps + u64::from(STEPS);
     let steps = host.until(setup, "training", |env| env.steps >= last)?;
 

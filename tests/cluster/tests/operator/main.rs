@@ -1,5 +1,5 @@
 //! The operator on a real API server, with its garbage collector and scheduler.
-#![allow(
+#![expect(
     clippy::unwrap_used,
     clippy::too_many_lines,
     reason = "tests that tell a story"
