@@ -95,7 +95,7 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
     a.link().send(b.id, activation(0), vec![], later()).unwrap();
     let message = PeerMessage::Norm(Norms {
         step: Step(1),
-        owned: vec![],
+        units: vec![],
         armed: Generation(0),
         save: true,
         store_busy: false,

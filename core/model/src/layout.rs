@@ -126,7 +126,9 @@ impl Layout {
     /// The units that a stage with these segments holds, in order.
     #[must_use]
     pub fn units_of(&self, range: SegmentRange) -> Vec<Unit> {
-        self.all_units().filter(|u| self.stage_holds(range, *u)).collect()
+        let segments = range.start.min(self.segments)..range.end.min(self.segments);
+        let tied = self.tied_unit().filter(|u| self.stage_holds(range, *u));
+        segments.map(Unit).chain(tied).collect()
     }
     /// Units as people read them: `segments 0, 3 and the tied embedding`.
     #[must_use]

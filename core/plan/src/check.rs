@@ -460,6 +460,7 @@ mod tests {
             shape,
             deadline: crate::deadline::StepDeadline::of_ms(1),
             relay: false,
+            tree_fan_out: 2,
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),

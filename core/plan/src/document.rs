@@ -8,7 +8,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod index;
+mod links;
+mod sources;
 pub use index::PlanIndex;
+pub use links::tree_fan_out;
+pub use sources::{TooManySources, source_rows, sources_of_rows};
 
 /// A contiguous range of segments on one worker, for one pipeline.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -311,6 +315,7 @@ pub struct Plan {
     #[serde(flatten)]
     pub shape: Shape,
     /// Per unit, who can give it, best first.
+    #[serde(with = "sources")]
     pub sources: Vec<Vec<WorkerId>>,
     /// Where members and sources listen for peers (`host:port`).
     pub addresses: BTreeMap<WorkerId, String>,
@@ -318,6 +323,8 @@ pub struct Plan {
     pub deadline: StepDeadline,
     /// Some links are known bad: sources also put their units into the store, targets also look there.
     pub relay: bool,
+    /// Members below each member, at most, in the tree along which a step's norms are gathered and its decision spreads.
+    pub tree_fan_out: u32,
     /// Opens connections of this generation; 32 hex digits. Never logged.
     pub secret: String,
     /// Whose inventories decided the base (recovery only).
@@ -348,7 +355,7 @@ impl Plan {
     /// The first holder of a unit: it owns the unit's part of the norm. None for a unit that no stage holds.
     #[must_use]
     pub fn owner(&self, unit: Unit) -> Option<WorkerId> {
-        self.index.of(self).owner(unit)
+        self.index.of(self).holders(unit).first().copied()
     }
     /// The position of a worker: (pipeline index, index of its first stage).
     #[must_use]
@@ -376,7 +383,32 @@ impl Plan {
     }
     /// Holders of a unit, the first owns its part of the norm.
     #[must_use]
-    pub fn holders(&self, unit: Unit) -> Vec<WorkerId> {
-        self.shape.holders(&self.layout, unit)
+    pub fn holders(&self, unit: Unit) -> &[WorkerId] {
+        self.index.of(self).holders(unit)
+    }
+    /// The workers that this one exchanges norms, tensors or state with while all goes well, ascending.
+    #[must_use]
+    pub fn links(&self, worker: WorkerId) -> &[WorkerId] {
+        self.index.of(self).links(worker)
+    }
+    /// The member above this one in the tree along which a step's norms are gathered; none for its root.
+    #[must_use]
+    pub fn tree_parent(&self, worker: WorkerId) -> Option<WorkerId> {
+        self.index.of(self).parent(worker)
+    }
+    /// The members below this one in the tree along which a step's norms are gathered.
+    #[must_use]
+    pub fn tree_children(&self, worker: WorkerId) -> &[WorkerId] {
+        self.index.of(self).children(worker)
+    }
+    /// Who else can give the worker the unit, the one that it asks first at the head.
+    #[must_use]
+    pub fn sources_for(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
+        let listed = self.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
+        let mut sources: Vec<WorkerId> = listed.iter().copied().filter(|w| *w != worker).collect();
+        let first = self.index.of(self).first_source(worker, unit);
+        let first = sources.iter().position(|w| Some(*w) == first);
+        sources.rotate_left(first.unwrap_or(0));
+        sources
     }
 }

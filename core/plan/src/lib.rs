@@ -22,7 +22,7 @@ pub mod state;
 pub use cost::{Calibration, Costs, Device, Runtime};
 pub use deadline::{EvaluationSteps, StepDeadline};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
-pub use document::{PlanIndex, Recompute, ScheduleKind};
+pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use planner::{
     Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, WorkerInfo,

@@ -12,10 +12,12 @@ pub mod message;
 
 pub use coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Listing, Outcome,
-    RunMode, Snapshot, Timing,
+    RunMode, Snapshot, TREE_FAN_OUT, Timing,
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
-pub use message::{Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time};
+pub use message::{
+    Conclusion, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time,
+};
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;
 pub use mutant::{CaughtBy, Mutant, Seeds};

@@ -169,30 +169,43 @@ pub enum Order {
     Release,
 }
 
-/// The norms of the units that a member owns (is first holder of), and the generation it is armed for (0 = none).
+/// What a member says of a step it has run, and all members below it in the plan's tree.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Norms {
     /// The step that was run.
     pub step: Step,
-    /// Parts by unit.
-    pub owned: Vec<(Unit, UnitNorm)>,
-    /// Armed for this planned change.
+    /// The norms of the units that they own (are first holders of).
+    pub units: Vec<(Unit, UnitNorm)>,
+    /// The planned change that all of them are armed for (0 = none).
     pub armed: Generation,
     /// A checkpoint of the state that this step leads to is wanted. One such flag is enough, and all members see it before
     /// any of them commits: so all put the same state.
     #[serde(default)]
     pub save: bool,
-    /// This member's store has not taken an earlier checkpoint yet. If any member says so, all leave the one out that would be
+    /// A member's store has not taken an earlier checkpoint yet. If any member says so, all leave the one out that would be
     /// due: one that only some of them made would never be complete.
     #[serde(default)]
+    pub store_busy: bool,
+}
+
+/// What follows from the norms of all members. Each applies the decision; the rest is the same for all, so all do the same.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Conclusion {
+    /// The step's decision.
+    pub decision: Decision,
+    /// Some member wants a checkpoint of the state that the step leads to.
+    pub save: bool,
+    /// Some member's store has not taken an earlier checkpoint yet.
     pub store_busy: bool,
 }
 
 /// Worker to worker, on a connection that belongs to one generation; tensors travel in the data plane.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
-    /// The norm exchange: to every member of the generation.
+    /// The norm exchange, upwards: to the parent in the plan's tree.
     Norm(Norms),
+    /// The norm exchange, downwards: to the children in the plan's tree.
+    Decided(Conclusion),
     /// Ask for a unit's state; answered only at the base and before Go.
     Fetch {
         /// Which unit.

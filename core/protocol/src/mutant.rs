@@ -110,10 +110,14 @@ mutants! {
     NormNotNoted => UNIT_TESTS,
     /// A step is committed although norms of units are missing.
     CommitWithoutAllUnits => UNIT_TESTS,
-    /// A step is committed before all norms are in.
-    CommitWithoutAllNorms => UNIT_TESTS,
-    /// The norm of a worker that is no member counts.
+    /// A member passes norms on before all of its subtree has put in its own.
+    PassOnWithoutSubtree => UNIT_TESTS,
+    /// The norm of a worker that is no child counts.
     NormOfStranger => UNIT_TESTS,
+    /// The decision of a worker that is not the parent counts.
+    DecisionOfStranger => UNIT_TESTS,
+    /// A decision counts whichever step it is of.
+    DecisionOfAnyStep => UNIT_TESTS,
     /// The norm of any step is kept.
     NormOfAnyStep => UNIT_TESTS,
     /// A member goes on after a commit although a fence waits.

@@ -12,8 +12,8 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    CoordinatorEffect, Event, Inventory, MemberEffect, Norms, Order, Outcome, PeerMessage, Phase, Prepared,
-    Ran, Record, Report, Status,
+    Conclusion, CoordinatorEffect, Event, Inventory, MemberEffect, Norms, Order, Outcome, PeerMessage, Phase,
+    Prepared, Ran, Record, Report, Status,
 };
 
 use std::collections::BTreeMap;
@@ -133,7 +133,8 @@ structs! {
     Prediction { step_ms, bubble, move_ms, calibrated },
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
-        generation, parent, base, layout, shape, sources, addresses, deadline, relay, secret, evidence; reason; index
+        generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
+        secret, evidence; reason; index
     },
     StepDeadline { step_ns, doublings, evaluation },
     EvaluationSteps { interval_steps, batches },
@@ -142,7 +143,8 @@ structs! {
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },
-    Norms { step, owned, armed, save, store_busy },
+    Norms { step, units, armed, save, store_busy },
+    Conclusion { decision, save, store_busy },
 }
 
 impl Digest for str {
@@ -241,6 +243,7 @@ enums! {
     PeerMessage {
         1 Norm(norms),
         2 Fetch { unit },
+        3 Decided(conclusion),
     }
     ExitReason {
         1 Released,

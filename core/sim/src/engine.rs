@@ -232,7 +232,7 @@ impl Engine {
                 bits: mix(mix(bits, u64::from(unit.0)), weight),
             };
             self.parts.insert((plan.generation, step, unit, me), part);
-            for to in plan.holders(unit).into_iter().filter(|w| *w != me) {
+            for to in plan.holders(unit).iter().copied().filter(|w| *w != me) {
                 outputs.push(Output::Reduce(to, step, unit, part));
             }
         }

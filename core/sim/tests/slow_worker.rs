@@ -92,6 +92,7 @@ impl Rig {
             final_checkpoint: false,
             save_every: None,
             published: None,
+            tree_fan_out: 2,
             secret_seed: [7; 16],
         };
         let mut rig = Rig {

@@ -312,6 +312,7 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
         final_checkpoint: options.checkpoints.is_some(),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
+        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
         secret_seed,
     })
 }

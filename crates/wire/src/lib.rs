@@ -32,7 +32,7 @@ pub use metrics::{SegmentTimes, StepMetrics};
 pub use up::{Hello, Upward};
 
 /// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Greatest message taken or sent, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use v1::plan::Base as WireBase;
 use v1::schedule::Kind as WireKind;
 use varuna_plan::document::{Recompute, ScheduleKind};
+use varuna_plan::document::{source_rows, sources_of_rows};
 use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::{
     Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, PlanIndex, Prediction, SampleRange,
@@ -41,19 +42,21 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
             move_ms: shape.predicted.move_ms,
             calibrated: shape.predicted.calibrated,
         }),
-        sources: plan
-            .sources
-            .iter()
-            .map(|workers| v1::Sources {
-                workers: ids_to_wire(workers),
-            })
-            .collect(),
+        sources: source_rows(&plan.sources).map(sources_to_wire).collect(),
         addresses: plan.addresses.iter().map(address).collect(),
         deadline: Some(deadline_to_wire(plan.deadline)),
         relay: plan.relay,
+        tree_fan_out: plan.tree_fan_out,
         secret: plan.secret.clone(),
         evidence: ids_to_wire(&plan.evidence),
         reason: plan.reason.clone(),
+    }
+}
+
+fn sources_to_wire((units, workers): (usize, &[WorkerId])) -> v1::Sources {
+    v1::Sources {
+        workers: ids_to_wire(workers),
+        units: u32::try_from(units).unwrap_or(u32::MAX),
     }
 }
 
@@ -115,6 +118,13 @@ fn schedule_to_wire(schedule: ScheduleSpec) -> v1::Schedule {
     }
 }
 
+fn read_sources(rows: Vec<v1::Sources>) -> Result<Vec<Vec<WorkerId>>, WireError> {
+    let rows = rows
+        .into_iter()
+        .map(|row| (row.units as usize, read_ids(row.workers)));
+    sources_of_rows(rows).map_err(|error| WireError::value("Plan", "sources", error, "what a model needs"))
+}
+
 /// Whether the parts of a plan fit together is checked by `varuna_plan::check`.
 pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
     const M: &str = "Plan";
@@ -167,10 +177,11 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
                 calibrated: predicted.calibrated,
             },
         },
-        sources: plan.sources.into_iter().map(|s| read_ids(s.workers)).collect(),
+        sources: read_sources(plan.sources)?,
         addresses,
         deadline: read_deadline(need(plan.deadline, M, "deadline")?),
         relay: plan.relay,
+        tree_fan_out: plan.tree_fan_out,
         secret: plan.secret,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,

@@ -165,6 +165,7 @@ impl Bench {
             addresses: BTreeMap::new(),
             deadline: varuna_plan::StepDeadline::of_ms(0),
             relay: false,
+            tree_fan_out: 2,
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),

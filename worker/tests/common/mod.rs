@@ -176,6 +176,7 @@ pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
         addresses: shape.members().iter().map(|w| (*w, String::new())).collect(),
         deadline: varuna_plan::StepDeadline::of_ms(0),
         relay: false,
+        tree_fan_out: 2,
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),

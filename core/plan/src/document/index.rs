@@ -1,6 +1,6 @@
 //! Who takes part in a plan, looked up once: members are asked for with every message, and a plan may name thousands.
 
-use super::Plan;
+use super::{Plan, links};
 use crate::ids::{Unit, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -18,8 +18,14 @@ pub(crate) struct Tables {
     places: BTreeMap<WorkerId, (usize, usize)>,
     /// Workers that serve state, with a stage or without.
     sources: BTreeSet<WorkerId>,
-    /// The first holder of each unit.
-    owners: BTreeMap<Unit, WorkerId>,
+    /// By unit, in pipeline order, then stage order.
+    holders: Vec<Vec<WorkerId>>,
+    /// The source that a worker asks first for a unit that it lacks.
+    first_sources: BTreeMap<(WorkerId, Unit), WorkerId>,
+    /// Of the tree.
+    fan_out: usize,
+    /// The peers of each worker.
+    links: BTreeMap<WorkerId, Vec<WorkerId>>,
 }
 
 impl Clone for PlanIndex {
@@ -43,27 +49,28 @@ impl PlanIndex {
 
 impl Tables {
     fn of(plan: &Plan) -> Self {
-        let mut owners = BTreeMap::new();
         let mut places = BTreeMap::new();
+        let mut holders = vec![Vec::new(); plan.layout.units()];
         for (i, pipeline) in plan.shape.pipelines.iter().enumerate() {
             for (j, stage) in pipeline.stages.iter().enumerate() {
                 places.entry(stage.worker).or_insert((i, j));
+                for unit in plan.layout.units_of(stage.segments) {
+                    if let Some(holders) = holders.get_mut(unit.index()) {
+                        holders.push(stage.worker);
+                    }
+                }
             }
         }
-        for stage in plan.shape.pipelines.iter().flat_map(|p| &p.stages) {
-            let holds = |unit: &Unit| plan.layout.stage_holds(stage.segments, *unit);
-            if owners.len() == plan.layout.units() {
-                break;
-            }
-            for unit in plan.layout.all_units().filter(holds) {
-                owners.entry(unit).or_insert(stage.worker);
-            }
-        }
+        let members: Vec<WorkerId> = places.keys().copied().collect();
+        let first_sources = links::first_sources(plan, &holders);
         Self {
-            members: places.keys().copied().collect(),
-            places,
+            links: links::links(plan, &members, &holders, &first_sources),
+            fan_out: links::fan_out(plan),
             sources: plan.sources.iter().flatten().copied().collect(),
-            owners,
+            members,
+            places,
+            holders,
+            first_sources,
         }
     }
 
@@ -79,7 +86,25 @@ impl Tables {
         self.has(worker) || self.sources.contains(&worker)
     }
 
-    pub(crate) fn owner(&self, unit: Unit) -> Option<WorkerId> {
-        self.owners.get(&unit).copied()
+    pub(crate) fn holders(&self, unit: Unit) -> &[WorkerId] {
+        self.holders.get(unit.index()).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn first_source(&self, worker: WorkerId, unit: Unit) -> Option<WorkerId> {
+        self.first_sources.get(&(worker, unit)).copied()
+    }
+
+    pub(crate) fn links(&self, worker: WorkerId) -> &[WorkerId] {
+        self.links.get(&worker).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn parent(&self, worker: WorkerId) -> Option<WorkerId> {
+        let place = self.members.binary_search(&worker).ok()?;
+        links::parent(&self.members, place, self.fan_out)
+    }
+
+    pub(crate) fn children(&self, worker: WorkerId) -> &[WorkerId] {
+        let place = self.members.binary_search(&worker);
+        place.map_or(&[], |place| links::children(&self.members, place, self.fan_out))
     }
 }

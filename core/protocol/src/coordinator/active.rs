@@ -1,13 +1,13 @@
 //! A generation in force: launch, watch, promote.
 
 use super::all_of::AllOf;
+use super::change::Considered;
 use super::config::{CoordinatorEffect, Timing};
 use super::event::Event;
 use super::outbox::OrderKind;
 use super::shared::Shared;
 use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Phase, Status, Time};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_plan::{Generation, Plan, WorkerId};
 
@@ -36,8 +36,8 @@ pub(super) struct Active {
     pub(super) planned_at: Time,
     /// No planned change before this time.
     pub(super) change_after: Time,
-    /// Workers that were there when a change was last thought about.
-    pub(super) considered: Option<BTreeSet<WorkerId>>,
+    /// The last time that a change was thought about.
+    pub(super) considered: Option<Considered>,
     /// Came while the record was being written, or while a new coordinator settled.
     pub(super) suspicion: Option<(Generation, String)>,
     /// Changes in a row that were cancelled because connecting took too long: the next one has more time.
@@ -46,6 +46,8 @@ pub(super) struct Active {
     pub(super) cancel_because: Option<(Generation, String)>,
     /// When the store is listed again for the last step's checkpoint.
     pub(super) list_at: Time,
+    /// While all is well: when everyone is looked at again.
+    look_at: Time,
 }
 
 impl Active {
@@ -90,6 +92,9 @@ impl Active {
             return Next::Recover("no plan yet".into());
         };
         let next = shared.record.stored.next.clone();
+        if next.is_none() && self.is_quiet(shared, turn, &plan) {
+            return Next::Stay;
+        }
         let switched = next
             .as_ref()
             .is_some_and(|n| self.has_switched(shared, turn.scope, &plan, n));
@@ -132,6 +137,24 @@ impl Active {
             }
             None => Next::Stay,
         }
+    }
+
+    /// The generation trains, nobody came, went or announced it, and everyone was looked at a moment ago: what is known of
+    /// thousands of workers need not be looked at with every tick. A worker that says something is looked at when it does.
+    fn is_quiet(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan) -> bool {
+        let trains = self.is_running(plan.generation) && self.suspicion.is_none();
+        let known = self
+            .considered
+            .as_ref()
+            .is_some_and(|c| c.holds(shared, turn.now, plan));
+        if turn.scope != Scope::Everyone {
+            return false;
+        }
+        if trains && known && turn.now < self.look_at {
+            return true;
+        }
+        self.look_at = turn.now.after(shared.config.timing.repeat / 2);
+        false
     }
 
     /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading

@@ -8,13 +8,39 @@ use super::speeds::slow_gain;
 use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Status, Time};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Generation, Infeasible, Plan, WorkerId};
 
 /// The time for connecting doubles so often at most.
 const SLOW_CHANGES: u32 = 4;
+
+/// What was there when a change was last thought about.
+pub(super) struct Considered {
+    /// Who could be planned with, in order.
+    workers: Vec<WorkerId>,
+    /// The roster's number.
+    changes: u64,
+    /// From then on it is looked at again: a quarantine or a bad link may have come to its end.
+    until: Time,
+}
+
+impl Considered {
+    pub(super) fn now(mut workers: Vec<WorkerId>, shared: &Shared, now: Time) -> Self {
+        workers.sort_unstable();
+        Self {
+            workers,
+            changes: shared.roster.changes(),
+            until: now.after(shared.config.timing.heartbeat),
+        }
+    }
+
+    /// There can be nothing new: what is known of many workers need not be looked at with every tick.
+    pub(super) fn holds(&self, shared: &Shared, now: Time, plan: &Plan) -> bool {
+        let same = now < self.until && self.changes == shared.roster.changes();
+        same && !shared.speeds.is_due(plan.members())
+    }
+}
 
 /// What became of those who take part in a planned change.
 struct Readiness {
@@ -29,6 +55,13 @@ impl Active {
     /// better use of them.
     pub(super) fn propose(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan) -> Option<Plan> {
         let members = plan.members();
+        if self
+            .considered
+            .as_ref()
+            .is_some_and(|c| c.holds(shared, turn.now, plan))
+        {
+            return None;
+        }
         let silent = |w: &WorkerId| shared.roster.status(*w).is_none();
         if !bug!(ChangeWhileMemberIsSilent) && members.iter().any(silent) {
             return None; // not now
@@ -36,13 +69,13 @@ impl Active {
         let pool = shared.pool(turn.now, &shared.roster.staying());
         let drains = |w: &&WorkerId| shared.roster.status(**w).is_some_and(|s| s.draining);
         let draining: Vec<WorkerId> = members.iter().filter(drains).copied().collect();
-        let considered: BTreeSet<WorkerId> = pool.iter().copied().collect();
         let speeds_changed = shared.update_speeds(members);
-        let others = self.considered.as_ref() != Some(&considered);
+        let considered = Considered::now(pool.clone(), shared, turn.now);
+        let before = self.considered.replace(considered);
+        let others = before.is_none_or(|c| c.workers != pool);
         if !others && !speeds_changed {
             return None;
         }
-        self.considered = Some(considered);
         let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
         let shape = match shared.planner.plan(&shared.request(&pool, held)) {
             Ok(shape) => shape,
@@ -66,7 +99,11 @@ impl Active {
             (None, Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
         };
-        let sources = plan.layout.all_units().map(|u| plan.holders(u)).collect();
+        let sources = plan
+            .layout
+            .all_units()
+            .map(|u| plan.holders(u).to_vec())
+            .collect();
         let from = plan.generation;
         let next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
         self.proposed = next.generation;

@@ -107,6 +107,9 @@ impl Timing {
     }
 }
 
+/// Up to so many workers below the root the tree along which norms are gathered has one level: two hops for a step.
+pub const TREE_FAN_OUT: u32 = 16;
+
 /// What a coordinator is configured with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
@@ -131,6 +134,8 @@ pub struct CoordinatorConfig {
     pub save_every: Option<Duration>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
     pub published: Option<StateId>,
+    /// Members below each member, at least, in the tree along which norms are gathered (see [`TREE_FAN_OUT`]).
+    pub tree_fan_out: u32,
     /// Entropy for the secrets of generations, drawn by the driver from the operating system; the core draws none.
     pub secret_seed: [u8; 16],
 }

@@ -35,7 +35,9 @@ mod tests;
 mod turn;
 mod view;
 
-pub use config::{CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, Timing};
+pub use config::{
+    CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, TREE_FAN_OUT, Timing,
+};
 pub use event::{Event, Outcome, RunView, Snapshot, WorkerView};
 pub use run_mode::RunMode;
 pub use speeds::Observed;

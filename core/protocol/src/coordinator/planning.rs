@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::{
     Base, Generation, Plan, PlanIndex, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo,
+    tree_fan_out,
 };
 
 /// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
@@ -100,6 +101,7 @@ impl Shared {
             sources,
             addresses: involved.iter().filter_map(address).collect(),
             relay: false,
+            tree_fan_out: tree_fan_out(shape.members().len(), self.config.tree_fan_out),
             secret: self.secret(generation),
             evidence: Vec::new(),
             reason,

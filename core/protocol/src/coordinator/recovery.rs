@@ -1,6 +1,7 @@
 //! Recovery: fence, collect inventories, decide where to resume, plan.
 
 use super::active::Active;
+use super::change::Considered;
 use super::config::{CoordinatorEffect, Listing};
 use super::event::Event;
 use super::resume::{Evidence, Resume};
@@ -288,7 +289,7 @@ impl Collecting {
         plan.deadline.doublings = doublings(shared);
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
-        self.interrupted.considered = Some(pool.into_iter().collect());
+        self.interrupted.considered = Some(Considered::now(pool, shared, turn.now));
         Step::Write(shared.record.with_plan(plan))
     }
 

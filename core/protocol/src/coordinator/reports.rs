@@ -2,7 +2,6 @@
 
 use super::config::Hello;
 use super::event::Event;
-use super::roster::Worker;
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
@@ -79,13 +78,7 @@ impl Shared {
 
     /// Somebody else has seen that the worker will go.
     pub(super) fn notice(&mut self, from: WorkerId, turn: &mut Turn<'_>) {
-        let up = |w: &&mut Worker| w.connected && !w.has_notice;
-        let Some(worker) = self.roster.workers.get_mut(&from).filter(up) else {
-            return;
-        };
-        let known = worker.is_draining();
-        worker.has_notice = true;
-        if !known {
+        if self.roster.take_notice(from) {
             self.will_go(from, turn);
         }
     }
@@ -107,12 +100,7 @@ impl Shared {
 
     /// A worker's level.
     pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
-        let Some(worker) = self.roster.workers.get_mut(&from) else {
-            return;
-        };
-        let drains = status.draining && !worker.is_draining();
-        worker.status = Some(status);
-        if drains {
+        if self.roster.take_status(from, status) {
             self.will_go(from, turn);
         }
         if matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready) {

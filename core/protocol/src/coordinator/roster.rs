@@ -38,6 +38,8 @@ impl Worker {
 pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) churn: Churn,
+    /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
+    changes: u64,
 }
 
 impl Roster {
@@ -45,7 +47,13 @@ impl Roster {
         Self {
             workers: BTreeMap::new(),
             churn,
+            changes: 0,
         }
+    }
+
+    /// A number that is another one whenever other workers may be planned with.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub(super) fn get(&self, id: WorkerId) -> Option<&Worker> {
@@ -114,7 +122,32 @@ impl Roster {
     pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> Option<bool> {
         let worker = self.workers.get_mut(&id).filter(|w| w.hello.is_some())?;
         worker.heard_at = now;
-        Some(!std::mem::replace(&mut worker.connected, true))
+        let back = !std::mem::replace(&mut worker.connected, true);
+        self.changes += u64::from(back);
+        Some(back)
+    }
+
+    /// Takes a worker's level; true where it says for the first time that it will go.
+    pub(super) fn take_status(&mut self, id: WorkerId, status: Status) -> bool {
+        let Some(worker) = self.workers.get_mut(&id) else {
+            return false;
+        };
+        let before = worker.status.replace(status);
+        let drains = |s: &Status| s.draining;
+        self.changes += u64::from(before.as_ref().map(drains) != Some(status.draining));
+        status.draining && !worker.has_notice && !before.is_some_and(|s| s.draining)
+    }
+
+    /// Somebody else has seen that the worker will go; true where that is new.
+    pub(super) fn take_notice(&mut self, id: WorkerId) -> bool {
+        let up = |w: &&mut Worker| w.connected && !w.has_notice;
+        let Some(worker) = self.workers.get_mut(&id).filter(up) else {
+            return false;
+        };
+        let known = worker.is_draining();
+        worker.has_notice = true;
+        self.changes += 1;
+        !known
     }
 
     /// It trains from this step on, if it did not before.
@@ -131,6 +164,7 @@ impl Roster {
         worker.connected = true;
         worker.heard_at = now;
         worker.hello = Some(hello);
+        self.changes += 1;
         if joins {
             self.churn.observe(now);
         }
@@ -144,6 +178,7 @@ impl Roster {
         };
         worker.connected = false;
         worker.disconnected_at = now;
+        self.changes += 1;
         self.churn.observe(now);
         true
     }

@@ -51,6 +51,8 @@ pub(super) struct Speeds {
     speeds: BTreeMap<WorkerId, f64>,
     /// Reports of the worker that reports least since speeds were last adopted.
     fresh: BTreeMap<WorkerId, usize>,
+    /// How many of these are a whole window.
+    windows_full: usize,
     /// Steps in a row whose time was far from the predicted one, and whether that was reported in this generation.
     off: usize,
     said: bool,
@@ -77,7 +79,7 @@ impl Speeds {
         if self.generation != generation {
             self.generation = generation;
             self.windows.clear();
-            self.fresh.clear();
+            self.forget_fresh();
             self.off = 0;
             self.said = false;
         }
@@ -100,18 +102,26 @@ impl Speeds {
         if window.len() > WINDOW {
             window.pop_front();
         }
-        *self.fresh.entry(from).or_default() += 1;
+        let fresh = self.fresh.entry(from).or_default();
+        *fresh += 1;
+        self.windows_full += usize::from(*fresh == WINDOW);
+    }
+
+    fn forget_fresh(&mut self) {
+        self.fresh.clear();
+        self.windows_full = 0;
     }
 
     /// Whether every member has reported for a whole window since speeds were last adopted.
     pub(super) fn is_due(&self, members: &[WorkerId]) -> bool {
         let reported = |w: &WorkerId| self.fresh.get(w).is_some_and(|n| *n >= WINDOW);
-        members.len() > 1 && members.iter().all(reported)
+        // it is asked for with every tick: members are looked at once there can be enough
+        members.len() > 1 && self.windows_full >= members.len() && members.iter().all(reported)
     }
 
     /// Takes the estimates over into the speeds in force, where they are far off; true where some speed changed.
     pub(super) fn adopt(&mut self, estimates: &Estimates) -> bool {
-        self.fresh.clear();
+        self.forget_fresh();
         let mut changed = false;
         for (worker, estimate) in &estimates.speeds {
             let held = self.speeds.entry(*worker).or_insert(1.0);
@@ -131,7 +141,8 @@ impl Speeds {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.speeds.remove(&worker);
         self.windows.remove(&worker);
-        self.fresh.remove(&worker);
+        let fresh = self.fresh.remove(&worker);
+        self.windows_full -= usize::from(fresh.is_some_and(|n| n >= WINDOW));
     }
 
     /// `expected(segment, samples)`: what the planner's costs say, milliseconds. Of a speed that both halves of the window

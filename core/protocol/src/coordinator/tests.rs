@@ -103,6 +103,7 @@ fn config() -> CoordinatorConfig {
         final_checkpoint: false,
         save_every: None,
         published: None,
+        tree_fan_out: 2,
         secret_seed: [7; 16],
     }
 }

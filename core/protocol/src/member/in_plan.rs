@@ -1,11 +1,11 @@
 //! The plan in force on a worker, and the planned change that is being prepared meanwhile.
 
+use super::connections::Connections;
 use super::holdings::Holdings;
 use super::norm_exchange::NormExchange;
 use super::serving::Serving;
 use super::transfers::Transfers;
 use crate::message::{Phase, Time};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_plan::deadline::RecentSteps;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
@@ -27,8 +27,7 @@ pub(super) struct InPlan {
     pub(super) stage: Stage,
     /// The state that the plan begins with; a joiner of a switch learns it from its first source.
     pub(super) base: Option<StateId>,
-    /// Workers that accepted this worker's connection.
-    pub(super) peers: BTreeSet<WorkerId>,
+    pub(super) connections: Connections,
     /// State for peers.
     pub(super) serving: Serving,
     pub(super) norms: NormExchange,
@@ -42,11 +41,15 @@ pub(super) struct InPlan {
 
 impl InPlan {
     /// A plan that is being entered.
-    pub(super) fn enter(now: Time, me: WorkerId, plan: Arc<Plan>, base: Option<StateId>) -> Self {
-        let place = plan.members().iter().position(|w| *w == me);
+    pub(super) fn enter(
+        now: Time,
+        me: WorkerId,
+        plan: Arc<Plan>,
+        base: Option<StateId>,
+        connections: Connections,
+    ) -> Self {
         let stage = if plan.has(me) {
-            // targets of the same unit begin with different sources
-            Stage::Loading(Transfers::beginning_with(place.unwrap_or(0)))
+            Stage::Loading(Transfers::default())
         } else {
             Stage::Source
         };
@@ -54,7 +57,7 @@ impl InPlan {
             plan,
             stage,
             base,
-            peers: BTreeSet::new(),
+            connections,
             serving: Serving::default(),
             norms: NormExchange::default(),
             recent: RecentSteps::default(),
@@ -85,7 +88,7 @@ impl InPlan {
     }
 
     pub(super) fn is_connected(&self, me: WorkerId) -> bool {
-        all_connected(me, &self.plan, &self.peers)
+        self.unmet(me).is_none()
     }
 
     /// Who this worker waits for while it loads: a member that is not connected, or the source of the first unit that is lacking.
@@ -98,12 +101,12 @@ impl InPlan {
             Stage::Loading(transfers) => transfers.asked_peer(unit),
             _ => None,
         };
-        asked.or_else(|| sources(me, &self.plan, unit).first().copied())
+        asked.or_else(|| self.plan.sources_for(me, unit).first().copied())
     }
 
-    /// A member of the plan that is not connected.
+    /// A peer that the plan links this worker to, and that is not connected.
     pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
-        unmet(me, &self.plan, &self.peers)
+        self.connections.missing(me, &self.plan)
     }
 
     /// The units of this worker that are not at the base.
@@ -117,7 +120,7 @@ impl InPlan {
 /// A planned change that is being prepared.
 pub(super) struct PlannedChange {
     pub(super) plan: Arc<Plan>,
-    pub(super) peers: BTreeSet<WorkerId>,
+    pub(super) connections: Connections,
     pub(super) serving: Serving,
     /// Its number goes into the norm exchange.
     pub(super) armed: bool,
@@ -126,10 +129,10 @@ pub(super) struct PlannedChange {
 }
 
 impl PlannedChange {
-    pub(super) fn to(now: Time, plan: Arc<Plan>) -> Self {
+    pub(super) fn to(now: Time, plan: Arc<Plan>, connections: Connections) -> Self {
         Self {
             plan,
-            peers: BTreeSet::new(),
+            connections,
             serving: Serving::default(),
             armed: false,
             suspect_at: Some(now),
@@ -137,29 +140,11 @@ impl PlannedChange {
     }
 
     pub(super) fn is_connected(&self, me: WorkerId) -> bool {
-        all_connected(me, &self.plan, &self.peers)
+        self.unmet(me).is_none()
     }
 
-    /// A member of it that is not connected.
+    /// A peer of it that is not connected.
     pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
-        unmet(me, &self.plan, &self.peers)
+        self.connections.missing(me, &self.plan)
     }
-}
-
-/// All members of the plan are connected.
-fn all_connected(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> bool {
-    unmet(me, plan, peers).is_none()
-}
-
-/// A member of the plan that is not connected to this one.
-fn unmet(me: WorkerId, plan: &Plan, peers: &BTreeSet<WorkerId>) -> Option<WorkerId> {
-    let unmet = |w: &WorkerId| *w != me && !peers.contains(w);
-    let mut members = plan.members().iter().copied();
-    members.find(unmet).filter(|_| plan.has(me))
-}
-
-/// Who else can give the unit, best first.
-pub(super) fn sources(me: WorkerId, plan: &Plan, unit: Unit) -> Vec<WorkerId> {
-    let listed = plan.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
-    listed.iter().copied().filter(|w| *w != me).collect()
 }

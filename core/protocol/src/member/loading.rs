@@ -1,10 +1,11 @@
 //! Entering a plan: connections, roll-forward, transfer of state, until everything is at the base.
 
+use super::connections::Connections;
 use super::holdings::same;
-use super::in_plan::{InPlan, PlannedChange, Stage, sources};
+use super::in_plan::{InPlan, PlannedChange, Stage};
+use super::transfers::Ask;
 use super::{Engine, Member, MemberEffect};
 use crate::message::{PeerMessage, Phase, Time};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit, WorkerId};
 
@@ -18,8 +19,8 @@ impl Member {
         effects: &mut Vec<MemberEffect>,
     ) {
         effects.push(MemberEffect::Accepted(plan.clone()));
-        self.dial(&plan, effects);
-        let entered = InPlan::enter(now, self.config.id, plan, base);
+        let connections = Connections::dialling(self.config.id, &plan, effects);
+        let entered = InPlan::enter(now, self.config.id, plan, base, connections);
         self.begin_loading(now, entered, effects);
     }
 
@@ -32,10 +33,9 @@ impl Member {
         effects: &mut Vec<MemberEffect>,
     ) {
         let entered = InPlan {
-            peers: change.peers,
             serving: change.serving,
             left: Some(self.generation()),
-            ..InPlan::enter(now, self.config.id, change.plan, Some(base))
+            ..InPlan::enter(now, self.config.id, change.plan, Some(base), change.connections)
         };
         self.begin_loading(now, entered, effects);
     }
@@ -53,25 +53,6 @@ impl Member {
         self.load(now, effects);
     }
 
-    /// Dials those that state or gradients may have to travel to or from.
-    pub(super) fn dial(&self, plan: &Plan, effects: &mut Vec<MemberEffect>) {
-        let me = self.config.id;
-        let mut peers: BTreeSet<WorkerId> = plan.members().iter().copied().collect();
-        if plan.has(me) {
-            peers.extend(plan.sources.iter().flatten());
-        }
-        peers.remove(&me);
-        for peer in peers {
-            if let Some(address) = plan.addresses.get(&peer) {
-                effects.push(MemberEffect::Connect {
-                    generation: plan.generation,
-                    peer,
-                    address: address.clone(),
-                });
-            }
-        }
-    }
-
     pub(super) fn connected(
         &mut self,
         now: Time,
@@ -81,7 +62,7 @@ impl Member {
     ) {
         let me = self.config.id;
         if let Some(change) = self.change_to(generation) {
-            let new = change.peers.insert(peer);
+            let new = change.connections.accepted(peer);
             if change.is_connected(me) {
                 change.suspect_at = None;
             }
@@ -89,7 +70,7 @@ impl Member {
                 self.tell_change(effects);
             }
         } else if let Some(current) = self.current_in(generation)
-            && current.peers.insert(peer)
+            && current.connections.accepted(peer)
         {
             current.progress_at = now;
             self.serve(effects);
@@ -101,7 +82,7 @@ impl Member {
     pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
         if let Some(change) = self.change_to(generation) {
             change.serving.lose(peer);
-            if change.peers.remove(&peer) {
+            if change.connections.lose(peer) {
                 self.tell_change(effects);
             }
             return;
@@ -110,7 +91,7 @@ impl Member {
         let Some(current) = self.current_in(generation) else {
             return;
         };
-        current.peers.remove(&peer);
+        current.connections.lose(peer);
         current.serving.lose(peer);
         // a source may leave as soon as Go is given, which it may hear before this worker does
         let needed = match current.stage {
@@ -161,7 +142,7 @@ impl Member {
         let Stage::Loading(transfers) = &mut current.stage else {
             return;
         };
-        let mut sources = sources(self.config.id, &current.plan, unit);
+        let sources = current.plan.sources_for(self.config.id, unit);
         if let Base::Fixed { id, .. } = current.plan.base {
             if id == StateId::INITIAL {
                 self.replace(unit, id);
@@ -172,14 +153,15 @@ impl Member {
                 effects.push(MemberEffect::Load { generation, id, unit });
             }
         }
-        sources.retain(|w| current.peers.contains(w));
-        let based = current.base.is_some();
-        if let Some(to) = transfers.ask_peer(now, retry, unit, &sources, based) {
-            effects.push(MemberEffect::Send {
+        let (based, connections) = (current.base.is_some(), &mut current.connections);
+        match transfers.ask_peer(now, retry, unit, &sources, based, |w| connections.has(w)) {
+            Some(Ask::Dial(peer)) => connections.dial(peer, &current.plan, effects),
+            Some(Ask::Fetch(to)) => effects.push(MemberEffect::Send {
                 generation,
                 to,
                 message: PeerMessage::Fetch { unit },
-            });
+            }),
+            None => {}
         }
     }
 
@@ -294,14 +276,22 @@ impl Member {
         effects: &mut Vec<MemberEffect>,
     ) {
         let me = self.config.id;
-        let present = self.current.iter_mut().map(|c| (&c.plan, &mut c.serving));
-        let next = self.change.iter_mut().map(|c| (&c.plan, &mut c.serving));
+        let present = self
+            .current
+            .iter_mut()
+            .map(|c| (&c.plan, &mut c.serving, &mut c.connections));
+        let next = self
+            .change
+            .iter_mut()
+            .map(|c| (&c.plan, &mut c.serving, &mut c.connections));
         let mut plans = present.chain(next);
-        let Some((plan, serving)) = plans.find(|(plan, _)| plan.generation == generation) else {
+        let Some((plan, serving, connections)) = plans.find(|(plan, ..)| plan.generation == generation)
+        else {
             return;
         };
         let sources = plan.sources.get(unit.index());
         if plan.has(from) && sources.is_some_and(|s| s.contains(&me)) {
+            connections.dial(from, plan, effects);
             serving.ask(from, unit);
             self.serve(effects);
         }
@@ -315,11 +305,11 @@ impl Member {
             return;
         }
         let generation = current.generation();
-        let (peers, base, holdings) = (&current.peers, current.base, &self.holdings);
+        let (peers, base, holdings) = (&current.connections, current.base, &self.holdings);
         let can = |to: WorkerId, unit: Unit| {
             let held =
                 holdings.is_at(unit, base) || (bug!(ServeAnyState) && holdings.units.contains_key(&unit));
-            peers.contains(&to) && held
+            peers.has(to) && held
         };
         for (to, unit) in current.serving.next(can) {
             if let Some(id) = holdings.units.get(&unit).copied() {

@@ -4,6 +4,7 @@
 //! touches a tensor: it knows state by [`StateId`] only. Two rules carry everything: an inventory leaves only when the engine
 //! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
 
+mod connections;
 mod holdings;
 mod in_plan;
 mod io;

@@ -1,66 +1,85 @@
-//! The norm exchange: what each member says of a step, and the decision that follows from all of it.
+//! The norm exchange. What members say of a step is gathered up a tree: each adds what its children said for theirs, and passes
+//! it on once all of its subtree has run the step. The root concludes, and the decision spreads down the same tree. So a step takes
+//! two messages for each member, and none to the coordinator.
 
-use crate::message::Norms;
+use crate::message::{Conclusion, Norms};
 use std::collections::BTreeMap;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
-/// What some member said of a step: all members know it before any of them commits, so all do the same.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Said {
-    /// A checkpoint of the state that it leads to is wanted.
-    pub(super) save: bool,
-    /// A store has not taken an earlier checkpoint yet.
-    pub(super) store_busy: bool,
-}
-
-/// What members of a plan have said of the present step and of the next one.
+/// What this member and its children have said of the present step, and children of the next one.
 #[derive(Default)]
 pub(super) struct NormExchange {
-    norms: BTreeMap<Step, BTreeMap<WorkerId, Norms>>,
+    own: Option<Norms>,
+    from_children: BTreeMap<Step, BTreeMap<WorkerId, Norms>>,
+    /// Of the step that is being applied.
+    concluded: Option<Conclusion>,
 }
 
 impl NormExchange {
-    pub(super) fn put(&mut self, from: WorkerId, norms: Norms) {
-        self.norms.entry(norms.step).or_default().insert(from, norms);
+    /// This member's own part.
+    pub(super) fn put(&mut self, own: Norms) {
+        self.own = Some(own);
     }
 
-    /// The sum of all parts in unit order. None while a norm is missing (or where the parts do not add up to the model, which
-    /// only a broken peer can cause: the plan's deadline then ends the generation). `armed`: what this member is armed for.
-    pub(super) fn decide(&self, plan: &Plan, at: StateId, armed: Generation) -> Option<Decision> {
-        // Only members put something in: their number says whether somebody is missing.
-        let said = self.norms.get(&at.step)?;
-        if said.len() < plan.members().len() && !bug!(CommitWithoutAllNorms) {
+    /// What a child says for its subtree.
+    pub(super) fn take(&mut self, child: WorkerId, norms: Norms) {
+        let step = self.from_children.entry(norms.step).or_default();
+        step.insert(child, norms);
+    }
+
+    /// What all of this member's subtree says of the step; none while somebody is missing.
+    pub(super) fn gathered(&self, step: Step, children: &[WorkerId]) -> Option<Norms> {
+        let mut all = self.own.clone().filter(|own| own.step == step)?;
+        let none = BTreeMap::new();
+        let said = self.from_children.get(&step).unwrap_or(&none);
+        if said.len() < children.len() && !bug!(PassOnWithoutSubtree) {
             return None;
         }
-        let said: Vec<&Norms> = said.values().collect();
-        let parts: BTreeMap<Unit, UnitNorm> = said.iter().flat_map(|n| n.owned.iter().copied()).collect();
+        for theirs in said.values() {
+            all.units.extend(&theirs.units);
+            // A change that not all are armed for does not take place.
+            if bug!(SwitchIfOneIsArmed) {
+                all.armed = all.armed.max(theirs.armed);
+            } else if all.armed != theirs.armed {
+                all.armed = Generation(0);
+            }
+            all.save |= theirs.save;
+            all.store_busy |= theirs.store_busy;
+        }
+        Some(all)
+    }
+
+    /// The decision that follows from what all members say: their parts in unit order. None where these do not add up to the
+    /// model, which only a broken peer can cause: the plan's deadline then ends the generation.
+    pub(super) fn conclude(plan: &Plan, at: StateId, said: &Norms) -> Option<Conclusion> {
+        let parts: BTreeMap<Unit, UnitNorm> = said.units.iter().copied().collect();
         if !bug!(CommitWithoutAllUnits) && !parts.keys().copied().eq(plan.layout.all_units()) {
             return None;
         }
-        let first = said.first().map_or(Generation(0), |n| n.armed);
-        let all = said.iter().all(|n| n.armed == first) || bug!(SwitchIfOneIsArmed);
-        let mut switch = Some(first).filter(|g| *g != Generation(0) && all);
-        if bug!(SwitchAlone) {
-            switch = Some(armed).filter(|g| *g != Generation(0));
-        }
+        let switch = Some(said.armed).filter(|g| *g != Generation(0));
         let parts: Vec<UnitNorm> = parts.into_values().collect();
-        Some(Decision::conclude(at, plan.generation, &parts, switch))
+        Some(Conclusion {
+            decision: Decision::conclude(at, plan.generation, &parts, switch),
+            save: said.save,
+            store_busy: said.store_busy,
+        })
     }
 
-    /// The step is committed; what some member said of it.
-    pub(super) fn committed(&mut self, parent: Step) -> Said {
-        let here = self.norms.get(&parent).into_iter().flat_map(BTreeMap::values);
-        let said = here.fold(Said::default(), |said, n| Said {
-            save: said.save || n.save,
-            store_busy: said.store_busy || n.store_busy,
-        });
-        self.norms.retain(|step, _| *step > parent);
-        said
+    /// The step's conclusion is being applied.
+    pub(super) fn apply(&mut self, conclusion: Conclusion) {
+        self.concluded = Some(conclusion);
+    }
+
+    /// The step is committed; what was concluded.
+    pub(super) fn committed(&mut self, parent: Step) -> Option<Conclusion> {
+        self.own = None;
+        self.from_children.retain(|step, _| *step > parent);
+        self.concluded.take()
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.norms.values().map(BTreeMap::len).sum()
+        self.from_children.values().map(BTreeMap::len).sum()
     }
 }

@@ -1,5 +1,6 @@
 //! The coordinator's orders: fence, prepare, arm, go, release.
 
+use super::connections::Connections;
 use super::in_plan::{PlannedChange, Stage};
 use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Order, Phase, Report, Time};
@@ -120,8 +121,8 @@ impl Member {
             Base::AtSwitch { from } if from == self.generation() => {
                 self.drop_change(effects);
                 effects.push(MemberEffect::Accepted(plan.clone()));
-                self.dial(&plan, effects);
-                self.change = Some(PlannedChange::to(now, plan));
+                let connections = Connections::dialling(self.config.id, &plan, effects);
+                self.change = Some(PlannedChange::to(now, plan, connections));
             }
             Base::AtSwitch { .. } => {
                 // a joiner; one that still trains or serves elsewhere first has to hear how that ended

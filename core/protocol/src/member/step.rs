@@ -1,8 +1,8 @@
 //! A step: run, prepared, the norm exchange, apply, commit.
 
-use super::norm_exchange::Said;
+use super::norm_exchange::NormExchange;
 use super::{Engine, ExitReason, Member, MemberEffect};
-use crate::message::{Norms, PeerMessage, Phase, Ran, Report, Time};
+use crate::message::{Conclusion, Norms, PeerMessage, Phase, Ran, Report, Time};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
@@ -36,29 +36,16 @@ impl Member {
         let Some(current) = &mut self.current else { return };
         self.engine = Engine::Idle;
         self.holdings.note_prepared(generation, step, units);
-        self.holdings.ran = Some(Ran {
-            generation,
-            step,
-            norm_put_in: !bug!(NormNotNoted),
-        });
         let owns = |u: Unit| current.plan.owner(u) == Some(me);
         let norms = Norms {
             step,
-            owned: units.iter().copied().filter(|(u, _)| owns(*u)).collect(),
+            units: units.iter().copied().filter(|(u, _)| owns(*u)).collect(),
             armed,
             save: self.checkpoints.is_wanted(),
             store_busy,
         };
-        for to in current.plan.members().iter().copied().filter(|w| *w != me) {
-            let message = PeerMessage::Norm(norms.clone());
-            effects.push(MemberEffect::Send {
-                generation,
-                to,
-                message,
-            });
-        }
-        current.norms.put(me, norms);
-        self.conclude(effects);
+        current.norms.put(norms);
+        self.pass_on(effects);
     }
 
     pub(super) fn peer(
@@ -75,37 +62,101 @@ impl Member {
                 let Some(current) = &mut self.current else { return };
                 let running = current.phase() == Phase::Running;
                 let lax = bug!(SkipFenceCheck) && running;
-                let member = bug!(NormOfStranger) || current.plan.has(from);
-                if (current.generation() != generation && !lax) || !member {
+                let children = current.plan.tree_children(self.config.id);
+                let child = bug!(NormOfStranger) || children.contains(&from);
+                if (current.generation() != generation && !lax) || !child {
                     return;
                 }
                 // peers run at most one step ahead
                 let here = if running { Some(at) } else { current.base };
                 let near = |at: StateId| norms.step == at.step || norms.step == at.step.next();
                 if bug!(NormOfAnyStep) || here.is_some_and(near) {
-                    current.norms.put(from, norms);
-                    self.conclude(effects);
+                    current.norms.take(from, norms);
+                    self.pass_on(effects);
+                }
+            }
+            PeerMessage::Decided(conclusion) => {
+                let Some(current) = &self.current else { return };
+                let here = current.generation() == generation || bug!(SkipFenceCheck);
+                let parent = current.plan.tree_parent(self.config.id);
+                if here && (parent == Some(from) || bug!(DecisionOfStranger)) {
+                    self.decided(conclusion, effects);
                 }
             }
         }
     }
 
-    /// Once everyone's norms are in, everyone was prepared: the step is decided.
-    fn conclude(&mut self, effects: &mut Vec<MemberEffect>) {
+    /// Once all of this member's subtree is prepared, its norms go up the tree; at the root all are, and the step is decided.
+    fn pass_on(&mut self, effects: &mut Vec<MemberEffect>) {
+        let me = self.config.id;
         let Some(current) = &self.current else { return };
         let (generation, step) = (current.generation(), self.at.step);
-        let put_in = Some(Ran {
-            generation,
-            step,
-            norm_put_in: true,
-        });
+        let put_in = |norm_put_in| {
+            Some(Ran {
+                generation,
+                step,
+                norm_put_in,
+            })
+        };
         let idle = self.engine == Engine::Idle;
-        if current.phase() != Phase::Running || !idle || self.holdings.ran != put_in {
+        if current.phase() != Phase::Running || !idle || self.holdings.ran != put_in(false) {
             return;
         }
-        let Some(decision) = current.norms.decide(&current.plan, self.at, self.armed()) else {
+        let Some(said) = current.norms.gathered(step, current.plan.tree_children(me)) else {
             return;
         };
+        match current.plan.tree_parent(me) {
+            Some(to) => {
+                self.holdings.ran = put_in(!bug!(NormNotNoted));
+                effects.push(MemberEffect::Send {
+                    generation,
+                    to,
+                    message: PeerMessage::Norm(said),
+                });
+            }
+            None => {
+                let Some(conclusion) = NormExchange::conclude(&current.plan, self.at, &said) else {
+                    return;
+                };
+                self.holdings.ran = put_in(!bug!(NormNotNoted));
+                self.apply(conclusion, effects);
+            }
+        }
+    }
+
+    /// The root has concluded. It counts where this member has put in its norms of that step, and has not been stopped since.
+    fn decided(&mut self, conclusion: Conclusion, effects: &mut Vec<MemberEffect>) {
+        let Some(current) = &self.current else { return };
+        let Decision { parent, id, .. } = conclusion.decision;
+        let waits = Ran {
+            generation: current.generation(),
+            step: self.at.step,
+            norm_put_in: true,
+        };
+        let idle = current.phase() == Phase::Running && self.engine == Engine::Idle;
+        let mine = parent == self.at && id.run_gen == waits.generation;
+        if idle && self.holdings.ran == Some(waits) && (mine || bug!(DecisionOfAnyStep)) {
+            self.apply(conclusion, effects);
+        }
+    }
+
+    /// Everyone was prepared: the decision goes down the tree, and is applied.
+    fn apply(&mut self, conclusion: Conclusion, effects: &mut Vec<MemberEffect>) {
+        let armed = self.armed();
+        let Some(current) = &mut self.current else { return };
+        let generation = current.generation();
+        for to in current.plan.tree_children(self.config.id) {
+            effects.push(MemberEffect::Send {
+                generation,
+                to: *to,
+                message: PeerMessage::Decided(conclusion),
+            });
+        }
+        let mut decision = conclusion.decision;
+        if bug!(SwitchAlone) {
+            decision.switch = Some(armed).filter(|g| *g != Generation(0));
+        }
+        current.norms.apply(conclusion);
         let units: Vec<Unit> = self.holdings.prepared.keys().copied().collect();
         effects.push(MemberEffect::Apply {
             decision,
@@ -163,8 +214,8 @@ impl Member {
         self.at = decision.id;
         self.holdings.begin_step(self.generation(), decision.id.step);
         let current = self.current.as_mut();
-        let said = current.map(|c| c.norms.committed(decision.parent.step));
-        let Said { save, store_busy } = said.unwrap_or_default();
+        let said = current.and_then(|c| c.norms.committed(decision.parent.step));
+        let (save, store_busy) = said.map_or((false, false), |s| (s.save, s.store_busy));
         let busy = store_busy && !bug!(SaveIntoBusyStore);
         let regular = |n: u64| decision.id.step.0.is_multiple_of(n.max(1));
         let due = |n: u64| self.finished() || (!busy && (save || regular(n)));
@@ -194,7 +245,7 @@ impl Member {
         let all = self.finished();
         let mine = |unit: Unit| {
             let plan = self.current.as_ref().map(|c| &c.plan);
-            let holders = plan.map(|p| p.holders(unit)).unwrap_or_default();
+            let holders = plan.map_or(&[][..], |p| p.holders(unit));
             holders.get(unit.index() % holders.len().max(1)) == Some(&self.config.id)
         };
         let here = self.holdings.units_at(Some(self.at));

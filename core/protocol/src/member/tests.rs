@@ -1,4 +1,5 @@
 mod guards;
+mod norm_tree;
 mod reviewed;
 
 use super::*;
@@ -53,6 +54,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
             .collect(),
         deadline: StepDeadline::of_ms(1_000),
         relay: false,
+        tree_fan_out: 2,
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),
@@ -164,7 +166,7 @@ impl Rig {
             save,
             store_busy: false,
             step: Step(step),
-            owned: vec![],
+            units: vec![],
             armed: Generation(armed),
         };
         let message = PeerMessage::Norm(norms);
@@ -173,6 +175,68 @@ impl Rig {
             from: PEER,
             message,
         })
+    }
+
+    fn connect(&mut self, generation: u64, peer: WorkerId) -> Vec<MemberEffect> {
+        let generation = Generation(generation);
+        self.put(MemberInput::Connected { generation, peer })
+    }
+
+    fn hear(&mut self, generation: u64, from: WorkerId, message: PeerMessage) -> Vec<MemberEffect> {
+        self.put(MemberInput::Peer {
+            generation: Generation(generation),
+            from,
+            message,
+        })
+    }
+
+    fn asked_for(&mut self, generation: u64, unit: u32) -> Vec<MemberEffect> {
+        self.hear(generation, PEER, PeerMessage::Fetch { unit: Unit(unit) })
+    }
+
+    fn fetched(
+        &mut self,
+        generation: u64,
+        unit: u32,
+        id: StateId,
+        decision: Option<Decision>,
+    ) -> Vec<MemberEffect> {
+        self.put(MemberInput::Fetched {
+            generation: Generation(generation),
+            from: PEER,
+            unit: Unit(unit),
+            id,
+            decision,
+        })
+    }
+
+    fn loaded(&mut self, unit: u32, id: StateId) -> Vec<MemberEffect> {
+        self.put(MemberInput::Loaded { unit: Unit(unit), id })
+    }
+
+    /// Connected and at the initial state; waits for Go.
+    fn ready_in(&mut self, plan: Arc<Plan>) {
+        let generation = plan.generation.0;
+        self.order(Order::Prepare(plan.clone()));
+        for peer in plan.links(ME) {
+            self.connect(generation, *peer);
+        }
+        for unit in 0..2 {
+            self.loaded(unit, StateId::INITIAL);
+        }
+        assert_eq!(self.member.status().phase, Phase::Ready);
+    }
+
+    /// Loads the base of generation 2 from its peer.
+    fn loading(&mut self, base: StateId) {
+        self.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
+        self.connect(2, PEER);
+        assert_eq!(self.member.status().phase, Phase::Loading);
+    }
+
+    fn go(&mut self, generation: u64) -> Vec<MemberEffect> {
+        let generation = Generation(generation);
+        self.order(Order::Go { generation })
     }
 }
 
@@ -233,12 +297,15 @@ fn a_fence_waits_for_the_optimizer_and_the_step_counts() {
 }
 
 #[test]
-fn an_idle_engine_that_has_put_in_its_norm_answers_a_fence_at_once() {
+fn an_idle_engine_that_waits_for_norms_answers_a_fence_at_once() {
     let mut rig = Rig::running();
     rig.prepare(0);
     let effects = rig.order(FENCE);
     let inventory = inventory(&effects).unwrap();
-    assert!(inventory.ran.unwrap().norm_put_in);
+    assert!(
+        !inventory.ran.unwrap().norm_put_in,
+        "the root puts its own in when all are there"
+    );
     assert_eq!(inventory.prepared.len(), 2);
     // the norm that was missing comes too late: the promise holds
     assert_eq!(apply(&rig.peer_norm(0, 0)), None);
@@ -661,20 +728,15 @@ fn an_old_go_does_not_make_a_fenced_worker_give_up_its_state() {
 
 /// Prepares, decides and commits a step with the peer, which wants a checkpoint or not; what this member said of one, and put.
 fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Unit, Step)>) {
-    let said = rig.prepare(step).into_iter().find_map(|e| match e {
-        MemberEffect::Send {
-            message: PeerMessage::Norm(norms),
-            ..
-        } => Some(norms.save),
-        _ => None,
-    });
+    let said = rig.member.checkpoints.is_wanted();
+    rig.prepare(step);
     let decision = apply(&rig.peer_norms(step, 0, peer_wants)).unwrap();
     let effects = rig.put(MemberInput::Applied { id: decision.id });
     let put = effects.iter().filter_map(|e| match e {
         MemberEffect::Put { unit, id } => Some((*unit, id.step)),
         _ => None,
     });
-    (said.unwrap(), put.collect())
+    (said, put.collect())
 }
 
 #[test]
@@ -703,7 +765,7 @@ fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy()
     rig.prepare(0);
     let busy = Norms {
         step: Step(0),
-        owned: vec![],
+        units: vec![],
         armed: Generation(0),
         save: true,
         store_busy: true,
@@ -720,14 +782,14 @@ fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy()
     assert!(!puts(&effects));
     let (_, put) = step(&mut rig, 1, false);
     assert_eq!(put, [(Unit(0), Step(2))]);
-    let effects = rig.put(MemberInput::Prepared {
+    rig.put(MemberInput::Prepared {
         generation: Generation(1),
         step: Step(2),
         units: Rig::units(),
         store_busy: true,
     });
-    let said = |e: &MemberEffect| matches!(e, MemberEffect::Send { message: PeerMessage::Norm(n), .. } if n.store_busy);
-    assert!(effects.iter().any(said));
+    let told = |e: &MemberEffect| matches!(e, MemberEffect::Send { message: PeerMessage::Decided(c), .. } if c.store_busy);
+    assert!(rig.peer_norm(2, 0).iter().any(told));
 }
 
 #[test]

@@ -10,25 +10,29 @@ use varuna_plan::{Unit, WorkerId};
 struct Fetch {
     from: WorkerId,
     asked_at: Time,
+    /// The peer was not connected yet; it is asked once it is.
+    dialled: bool,
+}
+
+/// What is to be done for a unit.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Ask {
+    /// Connect to this source; then it can be asked.
+    Dial(WorkerId),
+    /// Ask this source.
+    Fetch(WorkerId),
 }
 
 /// Fetches from peers and from the store.
+#[derive(Default)]
 pub(super) struct Transfers {
     fetches: BTreeMap<Unit, Fetch>,
     shards_asked: BTreeMap<Unit, Time>,
-    /// Sources take turns.
-    turn: usize,
+    /// How many sources were tried.
+    tried: BTreeMap<Unit, usize>,
 }
 
 impl Transfers {
-    pub(super) fn beginning_with(turn: usize) -> Self {
-        Self {
-            fetches: BTreeMap::new(),
-            shards_asked: BTreeMap::new(),
-            turn,
-        }
-    }
-
     /// Whether the store is to be asked for the unit now.
     pub(super) fn ask_store(&mut self, now: Time, retry: Duration, unit: Unit) -> bool {
         let asked = self.shards_asked.get(&unit);
@@ -39,7 +43,7 @@ impl Transfers {
         due
     }
 
-    /// Which of the sources is to be asked for the unit now, if any.
+    /// Which of the sources is to be asked for the unit now, or dialled, if any. They take turns in their order.
     pub(super) fn ask_peer(
         &mut self,
         now: Time,
@@ -47,22 +51,46 @@ impl Transfers {
         unit: Unit,
         sources: &[WorkerId],
         based: bool,
-    ) -> Option<WorkerId> {
-        let present = self.fetches.get(&unit).copied();
-        if present.is_some_and(|f| now < f.asked_at.after(retry)) {
-            return None;
-        }
-        let from = match present {
+        is_connected: impl Fn(WorkerId) -> bool,
+    ) -> Option<Ask> {
+        let present = self.fetches.get_mut(&unit);
+        if let Some(fetch) = present {
+            let connected = is_connected(fetch.from);
+            let late = now >= fetch.asked_at.after(retry);
             // before the switch nobody can answer; asking others too would bring the unit several times
-            Some(fetch) if !based && sources.contains(&fetch.from) => fetch.from,
-            _ if sources.is_empty() => return None,
-            _ => {
-                self.turn += 1;
-                sources[self.turn % sources.len()]
+            let again = late && !based && sources.contains(&fetch.from);
+            if connected && (fetch.dialled || again) {
+                (fetch.dialled, fetch.asked_at) = (false, now);
+                return Some(Ask::Fetch(fetch.from));
             }
-        };
-        self.fetches.insert(unit, Fetch { from, asked_at: now });
-        Some(from)
+            if !late {
+                return None;
+            }
+        }
+        // the next one that can be asked at once; where there is none, the next one
+        let tried = self.tried.entry(unit).or_default();
+        let next = |at: usize| sources.get(at % sources.len().max(1)).copied();
+        let mut turn = *tried..*tried + sources.len();
+        let at = turn
+            .find(|at| next(*at).is_some_and(&is_connected))
+            .unwrap_or(*tried);
+        let from = next(at)?;
+        *tried = at + 1;
+        let dialled = !is_connected(from);
+        let asked_at = now;
+        self.fetches.insert(
+            unit,
+            Fetch {
+                from,
+                asked_at,
+                dialled,
+            },
+        );
+        Some(if dialled {
+            Ask::Dial(from)
+        } else {
+            Ask::Fetch(from)
+        })
     }
 
     pub(super) fn asked_peer(&self, unit: Unit) -> Option<WorkerId> {

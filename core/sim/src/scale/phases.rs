@@ -73,6 +73,7 @@ fn coordinator(setup: &Setup) -> Coordinator {
         final_checkpoint: false,
         save_every: None,
         published: None,
+        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
         secret_seed: [0; 16],
     };
     Coordinator::new(config, Box::new(setup.planner.clone()))

@@ -50,6 +50,7 @@ impl Host<Schedule> {
             final_checkpoint: self.env.job.final_checkpoint,
             save_every: self.env.job.save_every,
             published: None,
+            tree_fan_out: 2,
             secret_seed,
         };
         let planner = Box::new(RandomPlanner::new(seed, self.env.job.worker_segments));

@@ -30,6 +30,7 @@ pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
         final_checkpoint: draw.chance(50),
         save_every: draw.chance(50).then(|| Duration::from_millis(100)),
         published: draw.chance(20).then(|| draw.state()),
+        tree_fan_out: 2,
         secret_seed: [1; 16],
     };
     let mut machine = Coordinator::new(config, Box::new(RandomPlanner::new(seed, 2)));

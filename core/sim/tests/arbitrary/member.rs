@@ -169,7 +169,7 @@ impl Draw {
             } else {
                 Step(self.number())
             },
-            owned: vec![(unit, self.norm())],
+            units: vec![(unit, self.norm())],
             armed: if self.chance(70) {
                 status.next
             } else {
@@ -236,6 +236,7 @@ impl Draw {
             addresses: (1..5).map(|w| (WorkerId(w), "a:1".to_owned())).collect(),
             deadline: varuna_plan::StepDeadline::of_ms(50),
             relay: self.chance(30),
+            tree_fan_out: 2,
             secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),

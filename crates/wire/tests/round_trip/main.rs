@@ -39,6 +39,7 @@ fn small_plan() -> Plan {
         addresses: BTreeMap::new(),
         deadline: varuna_plan::StepDeadline::of_ms(1),
         relay: false,
+        tree_fan_out: 2,
         secret: String::new(),
         evidence: vec![],
         reason: String::new(),

@@ -299,7 +299,10 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         doublings,
         evaluation,
     });
-    let numbers = (generation(), (any::<u64>(), deadline, any::<bool>()));
+    let numbers = (
+        generation(),
+        (any::<u64>(), deadline, any::<bool>(), any::<u32>()),
+    );
     let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
     (
         numbers,
@@ -313,7 +316,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     )
         .prop_map(
             |(
-                (generation, (parent, deadline, relay)),
+                (generation, (parent, deadline, relay, tree_fan_out)),
                 base,
                 layout,
                 shape,
@@ -332,6 +335,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     addresses,
                     deadline,
                     relay,
+                    tree_fan_out,
                     secret: texts.0,
                     evidence,
                     reason: texts.1,

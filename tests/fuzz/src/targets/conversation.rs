@@ -129,6 +129,7 @@ pub(super) fn plan() -> Plan {
         addresses: [1, 2].map(|w| (WorkerId(w), format!("host:{w}"))).into(),
         deadline: StepDeadline::of_ms(50),
         relay: false,
+        tree_fan_out: 2,
         secret: SECRET.into(),
         evidence: vec![WorkerId(1)],
         reason: "a worker joined".into(),

@@ -77,7 +77,7 @@ fn frame_seeds() -> Seeds {
     };
     let norms = PeerMessage::Norm(Norms {
         step: Step(4),
-        owned: vec![(Unit(0), norm), (Unit(1), norm)],
+        units: vec![(Unit(0), norm), (Unit(1), norm)],
         armed: Generation(3),
         save: true,
         store_busy: false,

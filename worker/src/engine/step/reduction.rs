@@ -35,7 +35,13 @@ impl Run<'_> {
                 )]
                 values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
             }
-            reducer.begin(self.step, unit, self.plan.holders(unit), lease, self.deadline);
+            reducer.begin(
+                self.step,
+                unit,
+                self.plan.holders(unit).to_vec(),
+                lease,
+                self.deadline,
+            );
         }
         Ok(())
     }

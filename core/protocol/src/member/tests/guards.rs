@@ -26,68 +26,6 @@ fn decide(parent: StateId, run_gen: u64) -> Decision {
     Decision::conclude(parent, Generation(run_gen), &parts, None)
 }
 
-impl Rig {
-    fn connect(&mut self, generation: u64, peer: WorkerId) -> Vec<MemberEffect> {
-        let generation = Generation(generation);
-        self.put(MemberInput::Connected { generation, peer })
-    }
-
-    fn hear(&mut self, generation: u64, from: WorkerId, message: PeerMessage) -> Vec<MemberEffect> {
-        self.put(MemberInput::Peer {
-            generation: Generation(generation),
-            from,
-            message,
-        })
-    }
-
-    fn asked_for(&mut self, generation: u64, unit: u32) -> Vec<MemberEffect> {
-        self.hear(generation, PEER, PeerMessage::Fetch { unit: Unit(unit) })
-    }
-
-    fn fetched(
-        &mut self,
-        generation: u64,
-        unit: u32,
-        id: StateId,
-        decision: Option<Decision>,
-    ) -> Vec<MemberEffect> {
-        self.put(MemberInput::Fetched {
-            generation: Generation(generation),
-            from: PEER,
-            unit: Unit(unit),
-            id,
-            decision,
-        })
-    }
-
-    fn loaded(&mut self, unit: u32, id: StateId) -> Vec<MemberEffect> {
-        self.put(MemberInput::Loaded { unit: Unit(unit), id })
-    }
-
-    /// Connected and at the initial state; waits for Go.
-    fn ready_in(&mut self, plan: Arc<Plan>) {
-        let generation = plan.generation.0;
-        self.order(Order::Prepare(plan));
-        self.connect(generation, PEER);
-        for unit in 0..2 {
-            self.loaded(unit, StateId::INITIAL);
-        }
-        assert_eq!(self.member.status().phase, Phase::Ready);
-    }
-
-    /// Loads the base of generation 2 from its peer.
-    fn loading(&mut self, base: StateId) {
-        self.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
-        self.connect(2, PEER);
-        assert_eq!(self.member.status().phase, Phase::Loading);
-    }
-
-    fn go(&mut self, generation: u64) -> Vec<MemberEffect> {
-        let generation = Generation(generation);
-        self.order(Order::Go { generation })
-    }
-}
-
 fn accepts(effects: &[MemberEffect]) -> bool {
     effects.iter().any(|e| matches!(e, MemberEffect::Accepted(_)))
 }
@@ -104,11 +42,11 @@ fn a_step_is_not_applied_while_the_members_parts_do_not_make_up_the_model() {
     rig.go(1);
     rig.prepare(0);
     assert_eq!(apply(&rig.peer_norm(0, 0)), None);
-    let norms = |owned| Norms {
+    let norms = |units| Norms {
         save: false,
         store_busy: false,
         step: Step(0),
-        owned,
+        units,
         armed: Generation(0),
     };
     let some = Rig::units()[..1].to_vec();
@@ -125,7 +63,7 @@ fn what_a_worker_that_is_no_member_says_of_a_step_does_not_stop_a_checkpoint() {
         save: false,
         store_busy: true,
         step: Step(0),
-        owned: vec![],
+        units: vec![],
         armed: Generation(0),
     };
     rig.hear(1, STRANGER, PeerMessage::Norm(busy));

@@ -49,6 +49,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         final_checkpoint: false,
         save_every: None,
         published: None,
+        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
         secret_seed: [0; 16],
     };
     let planner = KnownTooFew {

@@ -60,6 +60,7 @@ impl CoordinatorRun {
             final_checkpoint: false,
             save_every: Some(Duration::from_millis(100)),
             published: None,
+            tree_fan_out: 2,
             secret_seed: [1; 16],
         };
         CoordinatorRun {

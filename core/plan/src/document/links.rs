@@ -1,0 +1,126 @@
+//! Who exchanges what under a plan, while all goes well: norms and decisions along a tree, activations and gradients along
+//! pipelines, sums around rings, state from sources to those that lack it. Workers connect to these peers and to no others: a
+//! few for each worker, however many there are.
+
+use super::{Base, Plan};
+use crate::ids::{Unit, WorkerId};
+use crate::state::StateId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The fan-out of a tree of so many members that has two levels below its root, or fewer: hops cost more than messages do. At
+/// least `least`: so many messages at once are nothing to a worker.
+#[must_use]
+pub fn tree_fan_out(members: usize, least: u32) -> u32 {
+    let mut children = least.max(1);
+    let reaches = |n: u64| 1 + n + n * n;
+    while reaches(children.into()) < members as u64 {
+        children += 1;
+    }
+    children
+}
+
+/// The parent of the member at this place of the tree; none for the root.
+pub(super) fn parent(members: &[WorkerId], place: usize, fan_out: usize) -> Option<WorkerId> {
+    members.get(place.checked_sub(1)? / fan_out).copied()
+}
+
+/// The children of the member at this place of the tree.
+pub(super) fn children(members: &[WorkerId], place: usize, fan_out: usize) -> &[WorkerId] {
+    let first = (fan_out * place + 1).min(members.len());
+    &members[first..(first + fan_out).min(members.len())]
+}
+
+/// For each unit that a member lacks at the plan's base, the source that it asks first. Those that lack the same unit begin with
+/// different sources, and so do the units of one worker.
+pub(super) fn first_sources(plan: &Plan, holders: &[Vec<WorkerId>]) -> BTreeMap<(WorkerId, Unit), WorkerId> {
+    let mut first = BTreeMap::new();
+    if matches!(plan.base, Base::Fixed { id, .. } if id == StateId::INITIAL) {
+        return first; // everyone makes it from the seed
+    }
+    for ((unit, sources), holders) in plan.layout.all_units().zip(&plan.sources).zip(holders) {
+        if sources.is_empty() {
+            continue;
+        }
+        let has: BTreeSet<WorkerId> = sources.iter().copied().collect();
+        let lacking = holders.iter().filter(|w| !has.contains(w));
+        for (i, worker) in lacking.enumerate() {
+            first.insert((*worker, unit), sources[(i + unit.index()) % sources.len()]);
+        }
+    }
+    first
+}
+
+/// Of the plan's tree, which is never without children.
+pub(super) fn fan_out(plan: &Plan) -> usize {
+    plan.tree_fan_out.max(1) as usize
+}
+
+/// The peers of each worker, ascending; both ends of a link name one another.
+pub(super) fn links(
+    plan: &Plan,
+    members: &[WorkerId],
+    holders: &[Vec<WorkerId>],
+    first_sources: &BTreeMap<(WorkerId, Unit), WorkerId>,
+) -> BTreeMap<WorkerId, Vec<WorkerId>> {
+    let mut links: BTreeMap<WorkerId, BTreeSet<WorkerId>> = BTreeMap::new();
+    let mut link = |a: WorkerId, b: WorkerId| {
+        if a != b {
+            links.entry(a).or_default().insert(b);
+            links.entry(b).or_default().insert(a);
+        }
+    };
+    for (place, worker) in members.iter().enumerate() {
+        children(members, place, fan_out(plan))
+            .iter()
+            .for_each(|c| link(*worker, *c));
+    }
+    for pipeline in &plan.shape.pipelines {
+        let stages = pipeline.stages.iter().zip(pipeline.stages.iter().skip(1));
+        stages.for_each(|(a, b)| link(a.worker, b.worker));
+    }
+    for ring in holders {
+        let next = ring.iter().cycle().skip(1);
+        ring.iter().zip(next).for_each(|(a, b)| link(*a, *b));
+    }
+    for ((worker, _), source) in first_sources {
+        link(*worker, *source);
+    }
+    links
+        .into_iter()
+        .map(|(worker, peers)| (worker, peers.into_iter().collect()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_member_but_the_root_is_a_child_of_its_parent_two_levels_down_at_most() {
+        for (count, least) in (1..60)
+            .map(|n| (n, 2))
+            .chain([(100, 2), (1_000, 16), (4_000, 16)])
+        {
+            let members: Vec<WorkerId> = (0..count).map(WorkerId).collect();
+            let fan_out = tree_fan_out(members.len(), least) as usize;
+            let place = |w: WorkerId| members.binary_search(&w).unwrap();
+            let above = |i: usize| parent(&members, i, fan_out).map(place);
+            for i in 1..members.len() {
+                let above = above(i).unwrap();
+                assert!(
+                    children(&members, above, fan_out).contains(&members[i]),
+                    "{count}: {i}"
+                );
+            }
+            assert_eq!(above(0), None);
+            let depth = |i: usize| std::iter::successors(Some(i), |i| above(*i)).count() - 1;
+            assert!((0..members.len()).all(|i| depth(i) <= 2), "{count}");
+            let all: usize = (0..members.len())
+                .map(|i| children(&members, i, fan_out).len())
+                .sum();
+            assert_eq!(all, members.len() - 1);
+        }
+        assert_eq!(tree_fan_out(5, 16), 16, "a few workers need one level");
+        assert_eq!(tree_fan_out(1_000, 16), 32);
+    }
+}

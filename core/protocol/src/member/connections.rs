@@ -1,0 +1,60 @@
+//! Connections to the peers of one plan: to those that it links this worker to from the start, to others when state has to be
+//! fetched from them, or was asked for by them.
+
+use super::MemberEffect;
+use std::collections::BTreeSet;
+use varuna_plan::{Plan, WorkerId};
+
+/// Peers that were dialled, and that have accepted.
+#[derive(Default)]
+pub(super) struct Connections {
+    dialled: BTreeSet<WorkerId>,
+    connected: BTreeSet<WorkerId>,
+}
+
+impl Connections {
+    /// Dials those that the plan links the worker to.
+    pub(super) fn dialling(me: WorkerId, plan: &Plan, effects: &mut Vec<MemberEffect>) -> Self {
+        let mut connections = Self::default();
+        for peer in plan.links(me) {
+            connections.dial(*peer, plan, effects);
+        }
+        connections
+    }
+
+    /// Dials a peer, where that was not done yet.
+    pub(super) fn dial(&mut self, peer: WorkerId, plan: &Plan, effects: &mut Vec<MemberEffect>) {
+        let Some(address) = plan.addresses.get(&peer) else {
+            return;
+        };
+        if self.dialled.insert(peer) {
+            effects.push(MemberEffect::Connect {
+                generation: plan.generation,
+                peer,
+                address: address.clone(),
+            });
+        }
+    }
+
+    /// A peer has accepted; true for the first time.
+    pub(super) fn accepted(&mut self, peer: WorkerId) -> bool {
+        self.connected.insert(peer)
+    }
+
+    /// The connection is closed; true where there was one.
+    pub(super) fn lose(&mut self, peer: WorkerId) -> bool {
+        self.connected.remove(&peer)
+    }
+
+    pub(super) fn has(&self, peer: WorkerId) -> bool {
+        self.connected.contains(&peer)
+    }
+
+    /// A member that the plan links this one to, and that is not connected. A source without a stage is not waited for: where it
+    /// cannot be reached, another one gives its state.
+    pub(super) fn missing(&self, me: WorkerId, plan: &Plan) -> Option<WorkerId> {
+        let missing = |peer: &WorkerId| plan.has(*peer) && !self.has(*peer);
+        let mut links = plan.links(me).iter().copied().filter(|_| plan.has(me));
+        links.find(missing)
+    }
+}
