@@ -11,10 +11,10 @@ pub mod member;
 pub mod message;
 
 pub use coordinator::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Hello, Listing, Outcome,
-    RunMode, Snapshot, TREE_FAN_OUT, Timing,
+    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Event, Hello,
+    Listing, Outcome, RunMode, Snapshot, TREE_FAN_OUT, Timing,
 };
-pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
+pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
     Conclusion, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time,
 };

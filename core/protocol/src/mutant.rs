@@ -310,6 +310,14 @@ mutants! {
     InventoryProvesNoFence => UNIT_TESTS,
     /// The time in which the coordinator itself was paused counts as time in which holders could answer.
     CountOwnPauseAsWaiting => UNIT_TESTS,
+    /// Only a tick shows that the coordinator itself was paused.
+    TicksAloneShowPause => UNIT_TESTS,
+    /// The time in which the coordinator itself was paused counts as the time of a step.
+    CountOwnPauseAsStep => unit_tests_and_seeds("f", 14100),
+    /// A run is given up although a worker came back while that was written.
+    GiveUpOnRevived => UNIT_TESTS,
+    /// A record that is older than the one that is known counts as what the store holds.
+    OlderRecordCounts => unit_tests_and_seeds("f", 400),
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
     KeepBadLink => UNIT_TESTS,
     /// A member tells its level with every step and with every connection.

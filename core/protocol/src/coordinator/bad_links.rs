@@ -37,6 +37,10 @@ impl BadLinks {
         mark.until = now.after(mark.lasts);
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.marks.len()
+    }
+
     pub(super) fn any(&self, now: Time) -> bool {
         self.marks.values().any(|m| m.until > now)
     }

@@ -30,6 +30,7 @@ mod shared;
 mod speeds;
 mod starting;
 mod step_times;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -41,6 +42,7 @@ pub use config::{
 pub use event::{Event, Outcome, RunView, Snapshot, WorkerView};
 pub use run_mode::RunMode;
 pub use speeds::Observed;
+pub use tables::CoordinatorTables;
 
 use crate::message::{Record, Time};
 use ending::Ending;
@@ -102,6 +104,9 @@ impl Coordinator {
 
     fn take(&mut self, mut mode: Mode, input: CoordinatorInput, turn: &mut Turn<'_>) -> Mode {
         let shared = &mut self.shared;
+        if input == CoordinatorInput::Tick || !bug!(TicksAloneShowPause) {
+            shared.notice_own_pause(turn.now);
+        }
         match input {
             CoordinatorInput::Tick => {
                 shared.listen(turn);
@@ -125,6 +130,7 @@ impl Coordinator {
             }
             CoordinatorInput::StreamUp { from, hello } => {
                 shared.stream_up(from, hello, turn);
+                mode.note_revival();
                 return mode;
             }
             CoordinatorInput::StreamDown { from } => stream_down(&mut mode, from, shared, turn),

@@ -37,9 +37,16 @@ pub(super) struct Persisting {
     write: WriteAttempt,
     /// The run is given up once the write is done, for want of the state of these units: the write shows that no other
     /// coordinator has taken over.
-    given_up: Option<Vec<Unit>>,
+    given_up: Option<GivenUp>,
     /// What goes on once the write is done, or has failed.
     active: Active,
+}
+
+/// A run that is about to be given up.
+struct GivenUp {
+    units: Vec<Unit>,
+    /// A worker has come back or has answered meanwhile: what is left is looked at once more.
+    revived: bool,
 }
 
 impl Default for Mode {
@@ -102,7 +109,10 @@ impl Mode {
                     let write = shared.record.write(shared.record.stored.clone(), turn);
                     Mode::Persisting(Persisting {
                         write,
-                        given_up: Some(units),
+                        given_up: Some(GivenUp {
+                            units,
+                            revived: false,
+                        }),
                         active: collecting.into_interrupted(),
                     })
                 }
@@ -126,6 +136,9 @@ impl Mode {
 
     /// What the store holds.
     pub(super) fn read(self, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+        if record.version < shared.record.stored.version && !bug!(OlderRecordCounts) {
+            return self; // an old answer: the store is asked again
+        }
         match self {
             Mode::Starting(_) if record.done => {
                 // the run had ended before; its workers still have to be told
@@ -216,6 +229,7 @@ impl Mode {
             Report::Inventory(inventory) => {
                 shared.inventory(from, &inventory, turn);
                 let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
+                self.note_revival();
                 if let Mode::Collecting(collecting) = &mut self
                     && asked
                 {
@@ -234,6 +248,15 @@ impl Mode {
             Report::Commits { after, decisions } => shared.commits(after, decisions, turn),
         }
         self
+    }
+
+    /// A worker came back, or answered: where the run is about to be given up, that was decided without it.
+    pub(super) fn note_revival(&mut self) {
+        if let Mode::Persisting(persisting) = self
+            && let Some(given_up) = &mut persisting.given_up
+        {
+            given_up.revived = true;
+        }
     }
 
     /// A worker suspects somebody, or its link to somebody.
@@ -324,8 +347,13 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
         active.planned_at = turn.now;
     }
     let before = std::mem::replace(&mut shared.record.stored, record);
-    if let Some(units) = given_up {
-        return give_up(units, shared, turn);
+    match given_up {
+        Some(given_up) if given_up.revived && !bug!(GiveUpOnRevived) => {
+            let because = "a worker came back before the run was given up".to_owned();
+            return recover(active, because, shared, turn);
+        }
+        Some(given_up) => return give_up(given_up.units, shared, turn),
+        None => {}
     }
     if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
         shared.progress.at = turn.now; // a planned change must never postpone the detection of a death

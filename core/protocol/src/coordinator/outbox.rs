@@ -57,6 +57,10 @@ impl Outbox {
         self.sent.contains_key(&(to, kind))
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.sent.len()
+    }
+
     /// The worker has a new stream: what was sent on the old one may be lost.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.sent.retain(|(w, _), _| *w != worker);

@@ -88,7 +88,6 @@ impl PreparedPlans {
         Some(self.plans.swap_remove(at).1)
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.plans.len()
     }

@@ -143,6 +143,8 @@ pub(super) struct Commits {
     newest: BTreeMap<Step, StateId>,
     forgotten: Step,
     last: Option<(StateId, Time)>,
+    /// The coordinator itself was paused since: the next commit says nothing of what a step takes.
+    paused_since: bool,
     mean_step_time: Option<Duration>,
     /// The newest step's own time, where the one before was of the same generation.
     took: Option<Duration>,
@@ -155,6 +157,7 @@ impl Commits {
             newest: BTreeMap::new(),
             forgotten: Step(0),
             last: None,
+            paused_since: false,
             mean_step_time: None,
             took: None,
         }
@@ -186,7 +189,8 @@ impl Commits {
     /// Exponentially weighted mean of the time between two commits of one generation (weight 1/8 for the newest).
     fn time(&mut self, now: Time, decision: &Decision) {
         self.took = None;
-        if let Some((last, at)) = self.last
+        let paused = std::mem::take(&mut self.paused_since) && !bug!(CountOwnPauseAsStep);
+        if let Some((last, at)) = self.last.filter(|_| !paused)
             && last == decision.parent
             && last.run_gen == decision.id.run_gen
             && decision.eval_loss.is_none()
@@ -197,6 +201,11 @@ impl Commits {
             self.mean_step_time = Some(self.mean_step_time.map_or(took, |mean| (mean * 7 + took) / 8));
         }
         self.last = Some((decision.id, now));
+    }
+
+    /// The coordinator itself was paused: time that passed meanwhile is nobody's.
+    pub(super) fn note_own_pause(&mut self) {
+        self.paused_since = true;
     }
 
     /// What the newest step took.

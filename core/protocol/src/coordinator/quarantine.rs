@@ -47,6 +47,10 @@ impl Quarantine {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
     /// Whether a worker of this name is not to be planned with.
     pub(super) fn has(&self, now: Time, name: &str) -> bool {
         self.by_name.get(name).is_some_and(|ends| now < ends.until)

@@ -151,8 +151,9 @@ impl Collecting {
         } else {
             timing.restore.max(timing.grace).max(timing.lost)
         };
+        let paused_until = resumed_at(shared);
         let long_gone = |w: &WorkerId| {
-            let down = shared.roster.disconnected_at(*w).after(away);
+            let down = shared.roster.disconnected_at(*w).max(paused_until).after(away);
             shared.roster.is_disconnected(*w) && (shared.roster.has_ended(*w) || now > down)
         };
         let all_gone = !missing.is_empty() && missing.iter().all(long_gone);
@@ -160,19 +161,14 @@ impl Collecting {
         let waited = now >= self.waiting_since(shared).after(longest) || bug!(GiveUpOnConnected);
         // What the last ones put may still be on its way to the store.
         let put = shared.config.final_checkpoint && !bug!(GiveUpBeforeUploads);
-        let all_gone = all_gone && (!put || now >= self.since.after(timing.restore));
+        let all_gone = all_gone && (!put || now >= self.waiting_since(shared).after(timing.restore));
         let just_now = now <= self.confirmed_at.after(timing.ask_again * 3) || bug!(TrustOldListing);
         self.is_listing_fresh() && just_now && (all_gone || waited)
     }
 
-    /// Since when answers are waited for: while the coordinator itself was paused nobody could give one.
+    /// Since when answers are waited for.
     fn waiting_since(&self, shared: &Shared) -> Time {
-        let resumed_at = if bug!(CountOwnPauseAsWaiting) {
-            Time(0)
-        } else {
-            shared.resumed_at
-        };
-        self.since.max(resumed_at)
+        self.since.max(resumed_at(shared))
     }
 
     /// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand
@@ -337,6 +333,15 @@ fn doublings(shared: &Shared) -> u32 {
         MOST_DOUBLINGS
     };
     shared.fruitless.generations.min(most)
+}
+
+/// While the coordinator itself was paused nobody could come back or answer: time counts from here.
+fn resumed_at(shared: &Shared) -> Time {
+    if bug!(CountOwnPauseAsWaiting) {
+        Time(0)
+    } else {
+        shared.resumed_at
+    }
 }
 
 /// Why there is another plan, for people.

@@ -8,23 +8,28 @@ use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
 
 impl Shared {
-    /// A stream that says nothing is down. After a pause of its own the coordinator listens afresh instead of declaring
-    /// everybody dead.
+    /// After a pause of its own, which whatever comes first shows, the coordinator listens afresh instead of declaring everybody
+    /// dead.
+    pub(super) fn notice_own_pause(&mut self, now: Time) {
+        let late = now > self.ticked_at.after(self.config.timing.heartbeat * 2);
+        if !late || bug!(PauseSilencesEverybody) {
+            return;
+        }
+        self.ticked_at = now;
+        self.resumed_at = now;
+        self.progress.commits.note_own_pause();
+        for worker in self.roster.workers.values_mut().filter(|w| w.connected) {
+            worker.heard_at = now;
+        }
+    }
+
+    /// A stream that says nothing is down.
     pub(super) fn listen(&mut self, turn: &mut Turn<'_>) {
-        let timing = self.config.timing;
-        let paused = turn.now > self.ticked_at.after(timing.heartbeat * 2) && !bug!(PauseSilencesEverybody);
+        let silent_after = self.config.timing.silent;
         self.ticked_at = turn.now;
-        if paused {
-            self.resumed_at = turn.now;
-        }
-        let mut silent = Vec::new();
-        for (id, worker) in self.roster.workers.iter_mut().filter(|(_, w)| w.connected) {
-            if paused {
-                worker.heard_at = turn.now;
-            } else if turn.now > worker.heard_at.after(timing.silent) {
-                silent.push(*id);
-            }
-        }
+        let connected = self.roster.workers.iter().filter(|(_, w)| w.connected);
+        let silent = connected.filter(|(_, w)| turn.now > w.heard_at.after(silent_after));
+        let silent: Vec<WorkerId> = silent.map(|(id, _)| *id).collect();
         for id in silent {
             self.lose_stream(id, turn);
         }

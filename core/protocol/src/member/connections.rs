@@ -50,6 +50,11 @@ impl Connections {
         self.connected.contains(&peer)
     }
 
+    /// Peers that were dialled or have accepted.
+    pub(super) fn len(&self) -> usize {
+        self.dialled.len().max(self.connected.len())
+    }
+
     /// A member that the plan links this one to, and that is not connected. A source without a stage is not waited for: where it
     /// cannot be reached, another one gives its state.
     pub(super) fn missing(&self, me: WorkerId, plan: &Plan) -> Option<WorkerId> {

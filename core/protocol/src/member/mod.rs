@@ -14,11 +14,13 @@ mod norm_exchange;
 mod orders;
 mod serving;
 mod step;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod transfers;
 
 pub use io::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming};
+pub use tables::MemberTables;
 
 use crate::message::{Phase, Prepared, Report, Status, Time};
 use holdings::Holdings;

@@ -19,6 +19,11 @@ impl Serving {
         }
     }
 
+    /// What waits, and what is on its way.
+    pub(super) fn len(&self) -> usize {
+        self.asks.len() + self.on_the_way.len()
+    }
+
     /// What is to be sent now; `can` says which unit can be sent to whom.
     pub(super) fn next(&mut self, can: impl Fn(WorkerId, Unit) -> bool) -> Vec<(WorkerId, Unit)> {
         let mut next = Vec::new();

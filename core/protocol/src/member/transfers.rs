@@ -33,6 +33,11 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
+    /// What was asked for, of peers and of the store.
+    pub(super) fn len(&self) -> usize {
+        self.fetches.len() + self.shards_asked.len()
+    }
+
     /// Whether the store is to be asked for the unit now.
     pub(super) fn ask_store(&mut self, now: Time, retry: Duration, unit: Unit) -> bool {
         let asked = self.shards_asked.get(&unit);

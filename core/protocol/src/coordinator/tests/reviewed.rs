@@ -556,3 +556,95 @@ fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_ru
     rig.wait(500);
     assert_eq!(rig.finished, None, "B is connected and may answer");
 }
+
+/// As above, but something else comes before the clock's next tick.
+#[test]
+fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.now = rig.now.after(Duration::from_secs(60));
+    let listing = Listing::fresh(vec![StateId::INITIAL]);
+    rig.put(CoordinatorInput::Checkpoints(listing));
+    rig.wait(500);
+    assert_eq!(rig.finished, None, "B is connected and may answer");
+}
+
+#[test]
+fn holders_that_were_away_when_the_coordinator_was_paused_have_time_to_come_back() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.now = rig.now.after(Duration::from_secs(60));
+    rig.wait(500);
+    assert_eq!(rig.finished, None, "B may come back");
+    rig.wait(2_000);
+    assert!(matches!(rig.finished, Some(Outcome::StateLost { .. })));
+}
+
+#[test]
+fn a_record_that_is_older_than_the_one_that_is_known_is_no_answer() {
+    let mut rig = Rig::training(&[A]);
+    rig.wait(100);
+    rig.manual = true;
+    rig.join(B);
+    let written = rig.written.clone().expect("a change");
+    rig.store = Record::default();
+    rig.put(CoordinatorInput::Written {
+        ok: false,
+        record: written.clone(),
+    });
+    assert_eq!(rig.machine.record().version + 1, written.version);
+    rig.store = written.clone();
+    rig.wait(300);
+    assert_eq!(
+        rig.machine.record().version,
+        written.version,
+        "it was written after all"
+    );
+}
+
+/// The deadline of the next plan's steps would have been hours.
+#[test]
+fn a_pause_of_the_coordinator_does_not_count_as_the_time_of_a_step() {
+    let mut rig = Rig::training(&[A, B]);
+    let mut at = StateId::INITIAL;
+    for _ in 0..6 {
+        rig.now = rig.now.after(Duration::from_millis(if at.step == Step(4) {
+            7_200_000
+        } else {
+            40
+        }));
+        let decision = Decision::conclude(at, Generation(1), &[norm(1.0), norm(2.0)], None);
+        rig.say(A, Report::Committed { decision });
+        at = decision.id;
+    }
+    let observed = rig.machine.run().observed_ms.expect("steps were observed");
+    assert!(observed < 100.0, "{observed} ms");
+}
+
+/// The store took a while to confirm that no other coordinator had taken over.
+#[test]
+fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.manual = true;
+    rig.wait_with(A, 2_000);
+    let record = rig.written.clone().expect("that the run is given up");
+    rig.join(B);
+    rig.manual = false;
+    rig.store = record.clone();
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    assert_eq!(rig.finished, None);
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.answer(B, &all_at(state(1, 4)));
+    rig.wait(300);
+    let resumed = |e: &Event| matches!(e, Event::Resumed { base, .. } if *base == state(1, 4));
+    assert!(rig.events.iter().any(resumed), "{:?}", rig.events);
+}

@@ -1,0 +1,46 @@
+//! How much a coordinator remembers: for tests that its memory is bounded by what lives.
+
+use super::Coordinator;
+use std::collections::BTreeSet;
+use varuna_plan::WorkerId;
+
+/// Entries in a coordinator's tables.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct CoordinatorTables {
+    /// Workers whose stream is up.
+    pub connected: usize,
+    /// Workers that a plan in the record names.
+    pub planned: usize,
+    /// Workers that it knows, also those that went.
+    pub workers: usize,
+    /// Orders that it remembers having sent.
+    pub orders: usize,
+    /// Names of workers that ended within their first steps.
+    pub quarantined: usize,
+    /// Links that failed.
+    pub bad_links: usize,
+    /// Plans for losses that may come.
+    pub prepared_plans: usize,
+}
+
+impl Coordinator {
+    /// How much it remembers.
+    #[must_use]
+    pub fn tables(&self) -> CoordinatorTables {
+        let shared = &self.shared;
+        let mut planned: BTreeSet<WorkerId> = BTreeSet::new();
+        for plan in shared.record.plans() {
+            planned.extend(plan.members());
+            planned.extend(plan.sources.iter().flatten());
+        }
+        CoordinatorTables {
+            connected: shared.roster.workers.values().filter(|w| w.connected).count(),
+            planned: planned.len(),
+            workers: shared.roster.workers.len(),
+            orders: shared.outbox.len(),
+            quarantined: shared.quarantine.len(),
+            bad_links: shared.bad_links.len(),
+            prepared_plans: shared.prepared_plans.len(),
+        }
+    }
+}
