@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
+.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -37,6 +37,9 @@ core: ## Test the pure core only (needs no libtorch; seconds)
 
 sim: ## Run the simulated world: thousands of seeds with crashes, partitions, delays
 	$(CARGO) test --locked -p varuna-sim
+
+sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=100000 FROM=0 JOBS=2); a failing seed is shrunk
+	$(CARGO) run --release --locked -p varuna-sim --example seeds -- run $(or $(FROM),0) $(or $(SEEDS),100000) $(or $(JOBS),2)
 
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors

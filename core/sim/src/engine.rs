@@ -76,10 +76,27 @@ pub(crate) fn initial_bits(unit: Unit) -> u64 {
 }
 
 pub(crate) fn applied_bits(bits: u64, reduced: u64, decision: &Decision) -> u64 {
+    if decision.overflow {
+        return bits; // the step counts, and changes nothing
+    }
     mix(mix(bits, reduced), decision.norm2.to_bits())
 }
 
-fn norm(reduced: u64, last: bool) -> UnitNorm {
+/// `overflow_percent`: of a hundred gradients, so many are not finite; which ones, follows from their bits.
+fn norm(reduced: u64, last: bool, overflow_percent: u64) -> UnitNorm {
+    if mix(reduced, 5) % 100 < overflow_percent {
+        let norm2 = if reduced.is_multiple_of(2) {
+            f64::INFINITY
+        } else {
+            f64::NAN
+        };
+        return UnitNorm {
+            norm2,
+            overflow: true,
+            loss: if last { norm2 } else { 0.0 },
+            eval_loss: None,
+        };
+    }
     // 52 bits are exact in a f64
     let part = |bits: u64| f64::from(u32::try_from(bits & 0xffff_ffff).unwrap_or(0));
     UnitNorm {
@@ -131,11 +148,11 @@ impl Engine {
     }
 
     /// The units that are completely reduced.
-    pub(crate) fn prepared(&self, last: Unit) -> Vec<(Unit, UnitNorm)> {
+    pub(crate) fn prepared(&self, last: Unit, overflow_percent: u64) -> Vec<(Unit, UnitNorm)> {
         self.reduced
             .units
             .iter()
-            .map(|(u, (bits, _))| (*u, norm(*bits, *u == last)))
+            .map(|(u, (bits, _))| (*u, norm(*bits, *u == last, overflow_percent)))
             .collect()
     }
 
@@ -155,15 +172,15 @@ impl Engine {
     }
 
     /// Goes on as far as the mail allows.
-    pub(crate) fn pump(&mut self, me: WorkerId, outputs: &mut Vec<Output>) {
+    pub(crate) fn pump(&mut self, me: WorkerId, overflow_percent: u64, outputs: &mut Vec<Output>) {
         let Some(mut job) = self.job.take() else { return };
         if !job.over {
-            self.advance(me, &mut job, outputs);
+            self.advance(me, &mut job, overflow_percent, outputs);
         }
         self.job = Some(job);
     }
 
-    fn advance(&mut self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
+    fn advance(&mut self, me: WorkerId, job: &mut Job, overflow_percent: u64, outputs: &mut Vec<Output>) {
         let plan = job.plan.clone();
         let Some((i, j)) = plan.place(me) else {
             return;
@@ -205,7 +222,8 @@ impl Engine {
         if units.iter().all(|u| self.reduced.units.contains_key(u)) {
             job.over = true;
             self.parts.retain(|(of, s, _, _), _| *of != g || *s > step);
-            outputs.push(Output::Prepared(self.prepared(Unit(plan.layout.segments - 1))));
+            let last = Unit(plan.layout.segments - 1);
+            outputs.push(Output::Prepared(self.prepared(last, overflow_percent)));
         }
     }
 

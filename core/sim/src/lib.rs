@@ -15,10 +15,12 @@ mod planner;
 pub mod replay;
 mod rng;
 pub mod scale;
+pub mod shrink;
+pub mod timeline;
 mod world;
 
 pub use check::Violation;
 pub use effects_digest::EffectsDigest;
 pub use planner::RandomPlanner;
 pub use rng::Rng;
-pub use world::{Stats, World};
+pub use world::{Fault, InjectedFault, Stats, World};

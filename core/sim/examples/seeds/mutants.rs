@@ -1,5 +1,4 @@
-//! `seeds run FROM COUNT`: many schedules. `seeds mutants COUNT [MUTANT]`: the first seed that catches each mutant; it fails where
-//! the table of mutants is wrong. `seeds survivors`: the mutants that neither the unit tests catch nor the seeds of the table.
+//! What catches each mutant, and which survive.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,41 +8,8 @@ use varuna_sim::World;
 /// As in the tests of `varuna-sim`: in so many seeds from the table's on, one catches the mutant.
 const HUNT: u64 = 400;
 
-fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let number = |i: usize| args.get(i).and_then(|s| s.parse::<u64>().ok()).unwrap_or(0);
-    match args.get(1).map(String::as_str) {
-        Some("run") => run(number(2), number(3)),
-        Some("mutants") => {
-            let wanted = |m: &&Mutant| args.get(3).is_none_or(|n| *n == format!("{m:?}"));
-            let mutants = Mutant::ALL.iter().filter(wanted);
-            if mutants.filter(|m| !hunt(**m, number(2))).count() > 0 {
-                std::process::exit(1);
-            }
-        }
-        Some("survivors") => survivors(),
-        _ => println!("seeds run FROM COUNT | seeds mutants COUNT [MUTANT] | seeds survivors"),
-    }
-}
-
-fn run(from: u64, count: u64) {
-    let mut total = varuna_sim::Stats::default();
-    let mut bad = 0;
-    for seed in from..from + count {
-        let mut world = World::new(seed);
-        if let Err(v) = world.run() {
-            bad += 1;
-            if bad <= 10 {
-                println!("seed {seed}: ({}) {}", v.invariant, v.seen);
-            }
-        }
-        total.add(world.stats());
-    }
-    println!("{count} schedules, {bad} violations: {total:?}");
-}
-
 /// Whether the table is right about the mutant.
-fn hunt(mutant: Mutant, count: u64) -> bool {
+pub(crate) fn hunt(mutant: Mutant, count: u64) -> bool {
     let expected = mutant.caught_by();
     let from = expected.seeds.map_or(0, |s| s.from);
     let caught = (from..from + count).find_map(|seed| {
@@ -82,8 +48,8 @@ fn seeds_catch(mutant: Mutant) -> bool {
     mutant.caught_by().seeds.is_some_and(breaks)
 }
 
-/// Prints the mutants that nothing catches, and how many there are; fails where there are any.
-fn survivors() {
+/// Prints the mutants that nothing catches, and how many there are; true where there are none.
+pub(crate) fn survivors() -> bool {
     assert!(!unit_tests_fail(None), "the unit tests fail without a mutant");
     let (next, survived) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
@@ -105,7 +71,5 @@ fn survivors() {
         "RESULT mutants.equivalent {}",
         Mutant::ALL.iter().filter(nothing).count()
     );
-    if survived > 0 {
-        std::process::exit(1);
-    }
+    survived == 0
 }

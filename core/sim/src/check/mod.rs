@@ -1,11 +1,14 @@
-//! The checker: invariants (a) to (j) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (k) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
 mod lost;
+mod memory;
 mod plans;
 mod samples;
 mod state;
+
+pub(crate) use memory::{coordinator_is_bounded, member_is_bounded};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use varuna_plan::{Base, Generation, Plan, StateId, Step, Unit, WorkerId};
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `a`..`j`.
+    /// `a`..`k`.
     pub invariant: char,
     /// What was seen.
     pub seen: String,

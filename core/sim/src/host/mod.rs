@@ -41,7 +41,7 @@ pub(crate) enum Message<D> {
     Data(D),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Process {
     Worker(WorkerId),
     Coordinator(usize),
@@ -106,6 +106,10 @@ pub(crate) trait Environment: Sized {
     fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Done<Self>;
     /// An event of the environment's own.
     fn event(host: &mut Host<Self>, event: Self::Event) -> Done<Self>;
+    /// By how much a process's clock is ahead of the host's.
+    fn clock_ahead(&self, _process: Process) -> u64 {
+        0
+    }
     /// Lets a process's machine handle an input.
     fn run_machine(&self, _process: Process, handle: impl FnOnce()) {
         handle();
@@ -148,8 +152,9 @@ impl<E: Environment> Host<E> {
         self.queue.now()
     }
 
-    fn time(&self) -> Time {
-        Time(self.now() * E::UNIT_NS)
+    /// By the clock of a process.
+    fn time(&self, process: Process) -> Time {
+        Time((self.now() + self.env.clock_ahead(process)) * E::UNIT_NS)
     }
 
     pub(crate) fn at(&mut self, time: u64, event: E::Event) {
@@ -240,7 +245,7 @@ impl<E: Environment> Host<E> {
 
     /// Gives a coordinator an input and carries out what follows.
     pub(crate) fn coordinator(&mut self, c: usize, input: CoordinatorInput) -> Done<E> {
-        let now = self.time();
+        let now = self.time(Process::Coordinator(c));
         let CoordinatorHost { machine, alive, .. } = &mut self.coordinators[c];
         if !*alive {
             return Ok(());
@@ -264,7 +269,7 @@ impl<E: Environment> Host<E> {
 
     /// Gives a member an input and carries out what follows.
     pub(crate) fn member(&mut self, w: WorkerId, input: MemberInput) -> Done<E> {
-        let now = self.time();
+        let now = self.time(Process::Worker(w));
         let MemberHost { machine, alive, .. } = &mut self.members[w];
         if !*alive || machine.exited() {
             return Ok(());

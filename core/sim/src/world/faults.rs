@@ -1,139 +1,21 @@
-//! Faults: those drawn in advance, and those that hit whoever has just done something that matters.
+//! Faults happen: those drawn in advance, and those that hit whoever has just done something that matters.
 
+use super::fault_list::{Fault, HITS_MAX, InjectedFault};
 use super::network::{Ms, Node};
-use super::unreliable::{KINDS, Unreliable};
+use super::unreliable::Unreliable;
 use super::{Result, Schedule, Timer, Worker};
-use crate::host::{Channel, Event, Host, MemberHost, Message};
+use crate::host::{Channel, Event, Host, MemberHost, Message, Process};
 use crate::rng::Rng;
-use std::collections::BTreeSet;
+use crate::timeline::{Kind, Row};
 use varuna_plan::WorkerId;
-use varuna_plan::state::mix;
 use varuna_protocol::{CoordinatorInput, MemberInput};
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
-    Crash,
-    Pause,
-    Block,
-    Reset,
-    Break,
-    CrashCoordinator,
-    Failover,
-    PauseCoordinator,
-    Join,
-    Drain,
-    StoreCut,
-    /// A worker is cut off, and does not notice.
-    Isolate,
-    LoseNode,
-    Grow,
-    CrashLoop,
-    /// Somebody says that a worker will go.
-    Announce,
-    Save,
-    LimitWorkers,
-    /// The user stops the run, and takes it up again.
-    Stop,
-}
-
-#[derive(Default)]
-pub(super) struct Faults {
-    pub(super) ended_at: Option<Ms>,
-    /// In some schedules whoever just committed, accepted or received is hit, so many in 200 times.
-    pub(super) hit_rate: u64,
-    pub(super) hits: u32,
-    /// One schedule in six hits those who have just rolled forward or fetched, while others are paused.
-    pub(super) hits_loading: bool,
-    /// Only joins happen: no recovery may be needed.
-    pub(super) only_joins: bool,
-    /// Planned changes that were cancelled when all was quiet again.
-    pub(super) cancelled_since: u32,
-    /// Which of the drawn faults happen: all, or those of these numbers.
-    pub(super) only: Option<BTreeSet<usize>>,
-    /// How many were drawn.
-    pub(super) drawn: usize,
-}
 
 /// Lives, and has no notice that it will go.
 pub(super) fn stays(m: &MemberHost<Worker>) -> bool {
     m.alive && !m.machine.status().draining && !m.local.announced && m.local.crash_loop.is_none()
 }
 
-impl Faults {
-    fn happens(&self, number: usize) -> bool {
-        self.only.as_ref().is_none_or(|only| only.contains(&number))
-    }
-}
-
 impl Host<Schedule> {
-    pub(super) fn schedule_faults(&mut self, seed: u64) {
-        let span = self.env.rng.range(200, 3000);
-        let count = self.env.rng.range(0, 12);
-        self.env.faults.hit_rate = self.env.rng.pick(&[0, 0, 2, 10]).unwrap_or(0);
-        let quiet = self.env.network.slow_percent == 0 && self.env.faults.hit_rate == 0;
-        self.env.faults.only_joins = quiet && self.env.rng.chance(30);
-        if self.env.faults.only_joins {
-            for _ in 0..self.env.rng.range(1, 4) {
-                self.draw_fault(span, Fault::Join);
-            }
-        } else {
-            for _ in 0..count {
-                let fault = match self.env.rng.below(31) {
-                    0..4 => Fault::Crash,
-                    4..6 => Fault::Pause,
-                    6..9 => Fault::Block,
-                    9..11 => Fault::Reset,
-                    11..13 => Fault::Break,
-                    13 => Fault::CrashCoordinator,
-                    14 => Fault::Failover,
-                    15 => Fault::PauseCoordinator,
-                    16..19 => Fault::Join,
-                    19..21 => Fault::Drain,
-                    21 => Fault::StoreCut,
-                    22..24 => Fault::Isolate,
-                    24 => Fault::LoseNode,
-                    25 => Fault::Grow,
-                    26 => Fault::CrashLoop,
-                    27 => Fault::Announce,
-                    28 => Fault::Save,
-                    29 => Fault::LimitWorkers,
-                    _ => Fault::Stop,
-                };
-                self.draw_fault(span, fault);
-            }
-            self.draw_unreliable();
-        }
-        let mut own = Rng(mix(seed, 1234));
-        self.env.faults.hits_loading = !self.env.faults.only_joins && own.chance(16);
-        if self.env.faults.hits_loading {
-            for _ in 0..own.range(1, 4) {
-                let at = own.range(20, span);
-                self.schedule_fault(at, Fault::Pause, own.draw());
-            }
-        }
-        self.at(span + 1, Timer::EndFaults);
-    }
-
-    fn draw_fault(&mut self, span: Ms, fault: Fault) {
-        let at = self.env.rng.range(20, span);
-        let seed = self.env.rng.draw();
-        self.schedule_fault(at, fault, seed);
-    }
-
-    fn schedule_fault(&mut self, at: Ms, fault: Fault, seed: u64) {
-        let number = self.env.faults.drawn;
-        self.env.faults.drawn += 1;
-        self.at(at, Timer::Fault(fault, number, seed));
-    }
-
-    fn draw_unreliable(&mut self) {
-        let mut rng = Rng(self.env.rng.draw());
-        let first = self.env.faults.drawn;
-        self.env.faults.drawn += KINDS;
-        let faults = &self.env.faults;
-        self.env.unreliable = Unreliable::draw(&mut rng, |kind| faults.happens(first + kind));
-    }
-
     /// Perhaps hits a worker that has just committed, accepted, freed, or (`loaded`) rolled forward or fetched.
     pub(super) fn perhaps_hit(&mut self, w: WorkerId, loaded: bool) {
         if self.env.faults.ended_at.is_some() {
@@ -141,13 +23,17 @@ impl Host<Schedule> {
         }
         let late = self.env.store.record.highest.0 > 1;
         let Schedule { faults, rng, .. } = &mut self.env;
-        if faults.hits_loading && loaded && late && faults.hits < 6 && rng.chance(40) {
-            self.count_hit();
+        if faults.hits_loading
+            && loaded
+            && late
+            && faults.hits < HITS_MAX
+            && rng.chance(40)
+            && self.begin_hit(w)
+        {
             self.after_random(0, 30, Timer::Kill(w));
         }
         let Schedule { faults, rng, .. } = &mut self.env;
-        if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 {
-            self.count_hit();
+        if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 && self.begin_hit(w) {
             match self.env.rng.below(4) {
                 0 => {
                     let until = self.now() + self.env.rng.range(200, 2500);
@@ -159,9 +45,36 @@ impl Host<Schedule> {
         }
     }
 
-    fn count_hit(&mut self) {
-        self.env.faults.hits += 1;
+    /// Counts a hit; whether it happens.
+    fn begin_hit(&mut self, w: WorkerId) -> bool {
+        let faults = &mut self.env.faults;
+        let number = faults.first_hit + faults.hits;
+        faults.hits += 1;
+        let happens = faults.happens(number);
+        if happens {
+            self.note_fault(number, Fault::Hit, Some(w));
+        }
+        happens
+    }
+
+    /// A fault happens now.
+    pub(super) fn note_fault(&mut self, number: usize, fault: Fault, worker: Option<WorkerId>) {
+        let at = self.now();
+        if self.env.print {
+            println!("{at:6} FAULT {number} {fault:?} {worker:?}");
+        }
         self.env.stats.faults += 1;
+        self.env.stats.reach(format!("fault {fault:?}"));
+        let injected = InjectedFault {
+            number,
+            fault,
+            at,
+            worker,
+        };
+        if let Some(timeline) = &mut self.env.timeline {
+            timeline.add(at, Kind::Fault, worker.map(Row::Worker), injected.to_string());
+        }
+        self.env.faults.injected.push(injected);
     }
 
     fn all_workers(&self) -> Vec<WorkerId> {
@@ -179,17 +92,17 @@ impl Host<Schedule> {
             return Ok(());
         }
         let others = std::mem::replace(&mut self.env.rng, Rng(seed));
-        let done = self.inject(fault);
+        let done = self.inject(fault, number);
+        // While faults become rarer, the platform makes up for what they take.
+        self.start_missing_workers();
         self.env.rng = others;
         done
     }
 
-    fn inject(&mut self, fault: Fault) -> Result {
-        self.env.stats.faults += 1;
-        if self.env.print {
-            println!("{:6} FAULT {fault:?}", self.now());
-        }
-        let Some(w) = self.pick_worker() else {
+    fn inject(&mut self, fault: Fault, number: usize) -> Result {
+        let worker = self.pick_worker();
+        self.note_fault(number, fault, worker.filter(|_| fault.is_of_one_worker()));
+        let Some(w) = worker else {
             return Ok(());
         };
         let Some(c) = self.newest_coordinator() else {
@@ -248,6 +161,26 @@ impl Host<Schedule> {
                 return self.coordinator(c, CoordinatorInput::MaxWorkers(most));
             }
             Fault::Stop => return self.coordinator(c, CoordinatorInput::Stop),
+            other => return self.disturb(other, w, c, long),
+        }
+        Ok(())
+    }
+
+    fn disturb(&mut self, fault: Fault, w: WorkerId, c: usize, long: Ms) -> Result {
+        match fault {
+            Fault::LoseZone => self.lose_zone(c),
+            Fault::Storm => self.storm(),
+            Fault::Slow => self.slow_down(w, long),
+            Fault::Flap => {
+                let times = self.env.rng.range(3, 12);
+                return self.flap(w, u32::try_from(times).unwrap_or(3));
+            }
+            Fault::JumpClock => self.jump_clock(Process::Worker(w)),
+            Fault::JumpCoordinatorClock => self.jump_clock(Process::Coordinator(c)),
+            Fault::StoreDown => self.env.outage.down_until = long,
+            Fault::StoreFull => self.env.outage.full_until = long,
+            Fault::LateNotice => self.notice_late(w, c),
+            _ => {} // not drawn in advance
         }
         Ok(())
     }
@@ -263,7 +196,7 @@ impl Host<Schedule> {
         }
     }
 
-    fn reset(&mut self, w: WorkerId) {
+    pub(super) fn reset(&mut self, w: WorkerId) {
         let highest = self.env.store.record.highest;
         let of_now = |c: &&Channel| matches!(c, Channel::Peer(a, _, g) if *a == w && *g == highest);
         let Some(Channel::Peer(a, b, g)) = self.env.network.channels.keys().find(of_now).copied() else {
@@ -290,7 +223,7 @@ impl Host<Schedule> {
         }
     }
 
-    fn break_stream(&mut self, w: WorkerId) {
+    pub(super) fn break_stream(&mut self, w: WorkerId) {
         let Some(c) = self.members[w].coordinator else {
             return;
         };
@@ -304,6 +237,7 @@ impl Host<Schedule> {
         }
         self.transmit(Channel::Up(w, c, number), Message::Closed);
         self.members[w].stream += 1; // nothing more is sent on, or taken from, the old one
+        self.after_random(1, 4, Timer::StreamLost(w));
         self.after_random(5, 80, Event::OpenStream(w));
     }
 
@@ -357,7 +291,11 @@ impl Host<Schedule> {
     pub(super) fn end_faults(&mut self) {
         let now = self.now();
         self.env.faults.ended_at = Some(now);
-        self.env.unreliable = Unreliable::default();
+        self.env.unreliable = if self.env.faults.become_rarer {
+            self.env.unreliable.rarer()
+        } else {
+            Unreliable::default()
+        };
         let last = self.newest_coordinator().unwrap_or(0);
         self.after_random(
             1,
@@ -380,9 +318,12 @@ impl Host<Schedule> {
         let live = self.members.ids(stays);
         if live.len() > min && !self.env.faults.only_joins && self.env.rng.chance(40) {
             let (a, b) = (self.env.rng.pick(&live), self.env.rng.pick(&live));
+            let number = self.env.faults.lasting_cut;
             if let (Some(a), Some(b)) = (a, b)
                 && a != b
+                && self.env.faults.happens(number)
             {
+                self.note_fault(number, Fault::LastingCut, Some(a));
                 self.env
                     .network
                     .blocked

@@ -19,20 +19,34 @@ pub(super) struct Job {
     pub(super) evaluation: Option<EvaluationSteps>,
     /// The run may begin anew from the seed, where all else is lost.
     pub(super) may_begin_anew: bool,
+    /// Faults do not stop, but become rarer (where there are any).
+    pub(super) faults_become_rarer: bool,
+    /// Plans are made by the planner that is shipped, and also ahead of losses.
+    pub(super) shipped_planner: bool,
+    /// Of a hundred gradients of a unit, so many are not finite.
+    pub(super) overflow_percent: u64,
 }
 
 impl Job {
     pub(super) fn draw(rng: &mut Rng, seed: u64) -> Self {
         let segments = small(rng.range(2, 4));
         let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
+        let faults_become_rarer = Rng(mix(seed, 79)).chance(6);
+        // Long enough to meet some of the faults that go on.
+        let times = if faults_become_rarer {
+            Rng(mix(seed, 80)).range(1, 8)
+        } else {
+            1
+        };
         Self {
+            faults_become_rarer,
             layout: Layout {
                 segments,
                 tied: rng.chance(50),
             },
             worker_segments,
             // One run in ten is long enough to see how it goes on after the faults.
-            last_step: Step(rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }),
+            last_step: Step(times * rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }),
             checkpoint_every: rng.range(1, 6),
             final_checkpoint: rng.chance(75),
             evaluation: rng.chance(25).then(|| EvaluationSteps {
@@ -40,6 +54,8 @@ impl Job {
                 batches: small(rng.range(1, 4)),
             }),
             may_begin_anew: rng.chance(50),
+            shipped_planner: Rng(mix(seed, 81)).chance(8),
+            overflow_percent: 0,
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }
     }

@@ -1,15 +1,23 @@
 //! The checker's world: what happens next, and to whom.
 
+mod disturbances;
+mod drawing;
+mod fault_list;
 mod faults;
 mod job;
 mod network;
 mod outages;
+mod planners;
+mod reached;
 mod run;
 mod stats;
 mod store;
 mod unreliable;
+mod uploads;
+mod watch;
 mod workers;
 
+pub use fault_list::{Fault, InjectedFault};
 pub use run::World;
 pub use stats::Stats;
 
@@ -18,14 +26,17 @@ use crate::effects_digest::EffectsDigest;
 use crate::engine::Engine;
 use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::rng::Rng;
-use faults::{Fault, Faults};
+use crate::timeline::Timeline;
+use fault_list::Faults;
 use job::Job;
 use network::{Data, Network};
 use outages::CrashLoop;
+use std::collections::BTreeMap;
 use store::Store;
 use unreliable::Unreliable;
+use uploads::{Outage, Upload};
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
-use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, Mutant, Record};
+use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, MemberInput, Mutant, Record};
 
 type Result = std::result::Result<(), Violation>;
 
@@ -51,12 +62,16 @@ pub(crate) enum Timer {
     LateWrite(u64, Box<Record>),
     Read(usize),
     List(usize),
-    PutShard(StateId, Unit, u64),
+    PutShard(Upload),
     GetShard(WorkerId, Generation, StateId, Unit),
     ShardStaged(WorkerId, Generation, Unit, StateId, u64),
     /// A fault, its number, and what its details are drawn from.
     Fault(Fault, usize, u64),
     Kill(WorkerId),
+    /// A flapping worker's connections break, and so often again.
+    Flap(WorkerId, u32),
+    /// The worker sees that its stream has ended.
+    StreamLost(WorkerId),
     NewCoordinator,
     EndFaults,
 }
@@ -76,6 +91,10 @@ pub(crate) struct Worker {
     crash_loop: Option<CrashLoop>,
     /// The platform said that it will go, truly or not.
     announced: bool,
+    /// It computes slowly until then.
+    slow_until: u64,
+    /// Shards that the store has not taken yet.
+    uploads: usize,
 }
 
 /// One schedule of delays and faults, drawn from a seed.
@@ -87,6 +106,9 @@ pub(crate) struct Schedule {
     store: Store,
     faults: Faults,
     unreliable: Unreliable,
+    outage: Outage,
+    /// How far clocks are ahead.
+    clocks: BTreeMap<Process, u64>,
     checker: Checker,
     hash: u64,
     effects: EffectsDigest,
@@ -94,6 +116,8 @@ pub(crate) struct Schedule {
     lost: bool,
     /// Prints every delivered message.
     print: bool,
+    /// Drawn where somebody wants to see it.
+    timeline: Option<Timeline>,
     stats: Stats,
 }
 
@@ -142,9 +166,13 @@ impl Environment for Schedule {
         match channel {
             Channel::Peer(from, to, generation) => host.send_peer(from, to, generation, message),
             Channel::Up(..) if matches!(message, Message::Report(_)) => {
-                if !host.env.rng.chance(host.env.unreliable.reports) {
-                    host.transmit(channel, message);
+                if host.env.rng.chance(host.env.unreliable.reports) {
+                    return;
                 }
+                if host.env.rng.chance(host.env.unreliable.duplicates) {
+                    host.transmit(channel, message.clone());
+                }
+                host.transmit(channel, message);
             }
             _ => host.transmit(channel, message),
         }
@@ -180,11 +208,22 @@ impl Environment for Schedule {
             Timer::Part(link, state, parts) => host.send_part(link, state, parts),
             Timer::ComeBack(crash_loop) => host.start_worker(Some(crash_loop)),
             Timer::Kill(w) => host.kill(w),
+            Timer::Flap(w, left) => return host.flap(w, left),
+            Timer::StreamLost(w) => return host.member(w, MemberInput::StreamDown),
             Timer::NewCoordinator => host.add_coordinator_process(),
             Timer::EndFaults => host.end_faults(),
             _ => return host.store_event(event),
         }
         Ok(())
+    }
+
+    /// (k), at each tick of a coordinator.
+    fn ticked(host: &mut Host<Self>) -> Result {
+        host.check_memory()
+    }
+
+    fn clock_ahead(&self, process: Process) -> u64 {
+        self.clocks.get(&process).copied().unwrap_or(0)
     }
 
     fn run_machine(&self, _process: Process, handle: impl FnOnce()) {

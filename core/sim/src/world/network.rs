@@ -45,6 +45,10 @@ pub(crate) enum Data {
         bits: u64,
         decision: Option<Decision>,
     },
+    /// State whose digest is not the sender's.
+    Damaged {
+        unit: Unit,
+    },
 }
 
 #[derive(Default)]
@@ -170,6 +174,11 @@ impl Host<Schedule> {
                     decision,
                 }
             }
+            Message::Data(Data::Damaged { unit }) => MemberInput::FetchFailed {
+                generation,
+                from,
+                unit,
+            },
             Message::Data(tensor) => {
                 match tensor {
                     Data::Forward { step, bits } => engine.forward(generation, step, bits),

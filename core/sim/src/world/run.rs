@@ -1,23 +1,27 @@
 //! A job under one schedule, from its beginning to its end.
 
-use super::faults::Faults;
+use super::fault_list::{Faults, InjectedFault};
 use super::job::Job;
 use super::network::{Ms, Network};
 use super::stats::Stats;
 use super::store::Store;
 use super::unreliable::Unreliable;
+use super::uploads::Outage;
 use super::{Result, Schedule};
 use crate::check::{Checker, broken};
 use crate::effects_digest::EffectsDigest;
 use crate::host::Host;
 use crate::rng::Rng;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::timeline::{Kind, Timeline};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use varuna_plan::StateId;
 use varuna_plan::state::mix;
 use varuna_protocol::{Mutant, Record};
 
 /// After the faults stop the job must end within so many milliseconds of the world.
 const PATIENCE: Ms = 40_000;
+/// Where the faults only become rarer, it may take so many times as long.
+const RARER: Ms = 3;
 /// ... and so many for each step: one that is evaluated, over a slow network.
 const STEP_MAX: Ms = 2_000;
 /// ... and events.
@@ -28,21 +32,35 @@ pub struct World {
     host: Host<Schedule>,
 }
 
+impl Schedule {
+    /// How long the job may take from the end of the faults, or since they became rarer.
+    fn patience(&self) -> Ms {
+        let times = if self.faults.become_rarer { RARER } else { 1 };
+        times * (PATIENCE + self.job.last_step.0 * STEP_MAX)
+    }
+
+    fn events_max(&self) -> u64 {
+        EVENTS * if self.faults.become_rarer { RARER } else { 1 }
+    }
+}
+
 impl World {
     /// The schedule of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self::build(seed, None)
+        Self::with_faults(seed, None, None)
     }
 
     /// The schedule of a seed, with a bug.
     #[cfg(feature = "mutants")]
     #[must_use]
     pub fn with_mutant(seed: u64, mutant: Mutant) -> Self {
-        Self::build(seed, Some(mutant))
+        Self::with_faults(seed, Some(mutant), None)
     }
 
-    fn build(seed: u64, mutant: Option<Mutant>) -> Self {
+    /// The schedule of a seed with those of its faults that have these numbers, or with all; with a bug, where the build has any.
+    #[must_use]
+    pub fn with_faults(seed: u64, mutant: Option<Mutant>, only: Option<BTreeSet<usize>>) -> Self {
         let mut rng = Rng(mix(seed, 99));
         let job = Job::draw(&mut rng, seed);
         let workers = rng.range(2, 6).max(job.min_workers() as u64);
@@ -57,19 +75,23 @@ impl World {
             network,
             store: Store {
                 record: Record::default(),
+                older_records: VecDeque::new(),
                 shards: BTreeMap::new(),
                 manifests: BTreeSet::from([StateId::INITIAL]),
                 completed_at: BTreeMap::new(),
                 listed: vec![StateId::INITIAL],
                 damaged: BTreeSet::new(),
             },
-            faults: Faults::default(),
+            faults: Faults::with_only(only),
             unreliable: Unreliable::default(),
+            outage: Outage::default(),
+            clocks: BTreeMap::new(),
             checker: Checker::default(),
             hash: seed,
             effects: EffectsDigest::default(),
             lost: false,
             print: false,
+            timeline: None,
             stats: Stats::default(),
         });
         host.add_coordinator_process();
@@ -85,11 +107,21 @@ impl World {
     /// # Errors
     /// The invariant that was broken.
     pub fn run(&mut self) -> Result {
+        let result = self.run_events();
+        if let Err(violation) = &result {
+            self.host.watch_violation(violation);
+        }
+        result
+    }
+
+    fn run_events(&mut self) -> Result {
         while let Some((number, event)) = self.host.queue.pop() {
             let now = self.host.now();
             self.host.env.stats.events += 1;
             self.host.env.hash = mix(self.host.env.hash, mix(now, number));
+            self.host.env.stats.simulated_ms = now;
             self.host.step(event)?;
+            self.host.watch_looks();
             let env = &mut self.host.env;
             if env.store.record.done {
                 env.stats.done = 1;
@@ -97,12 +129,18 @@ impl World {
             }
             if env.lost {
                 env.stats.lost = 1;
+                env.stats.reach("end: state lost");
                 return Ok(());
             }
             if let Some(ended) = env.faults.ended_at
-                && (now > ended + PATIENCE + env.job.last_step.0 * STEP_MAX || env.stats.events > EVENTS)
+                && (now > ended + env.patience() || env.stats.events > env.events_max())
             {
-                let seen = format!("no end {} ms after the faults stopped", now - ended);
+                let stopped = if env.faults.become_rarer {
+                    "became rarer"
+                } else {
+                    "stopped"
+                };
+                let seen = format!("no end {} ms after the faults {stopped}", now - ended);
                 return broken('f', seen);
             }
         }
@@ -151,7 +189,29 @@ impl World {
         self.host.env.effects.0
     }
 
-    /// What happened so far.
+    /// From now on what happens is noted for [`World::timeline`].
+    pub fn keep_timeline(&mut self) {
+        let mut timeline = Timeline::default();
+        // What lasts all through the schedule has begun already.
+        for fault in self.faults() {
+            timeline.add(fault.at, Kind::Fault, None, fault.to_string());
+        }
+        self.host.env.timeline = Some(timeline);
+    }
+
+    /// The schedule as a picture, where it was kept.
+    #[must_use]
+    pub fn timeline(&self) -> Option<&Timeline> {
+        self.host.env.timeline.as_ref()
+    }
+
+    /// The faults that happened so far.
+    #[must_use]
+    pub fn faults(&self) -> &[InjectedFault] {
+        &self.host.env.faults.injected
+    }
+
+    /// What happened so far, in numbers.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.host.env.stats
@@ -171,6 +231,11 @@ impl World {
         let Some(reached) = saved.or(reported) else {
             return broken('c', "done without the last step".into());
         };
+        env.stats.reach(if saved.is_some() {
+            "end: checkpoint of the last step"
+        } else {
+            "end: last step reported"
+        });
         if let Some(ended) = env.faults.ended_at {
             env.stats.recovery_max = now - ended;
         }

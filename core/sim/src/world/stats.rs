@@ -1,5 +1,7 @@
 //! What happened, in numbers.
 
+use std::collections::BTreeMap;
+
 /// What happened in one schedule, or in many.
 #[derive(Default, Clone, Debug)]
 pub struct Stats {
@@ -25,9 +27,18 @@ pub struct Stats {
     pub cancelled: u64,
     /// Longest time from the end of the faults to the end of the job, in milliseconds of the world.
     pub recovery_max: u64,
+    /// Time of the world, in milliseconds.
+    pub simulated_ms: u64,
+    /// What was reached, by kind: faults, reasons of fences, ways to resume, changes, ends.
+    pub reached: BTreeMap<String, u64>,
 }
 
 impl Stats {
+    /// Something of this kind happened.
+    pub(super) fn reach(&mut self, kind: impl Into<String>) {
+        *self.reached.entry(kind.into()).or_default() += 1;
+    }
+
     /// Adds another schedule.
     pub fn add(&mut self, other: &Stats) {
         self.events += other.events;
@@ -41,5 +52,9 @@ impl Stats {
         self.lost += other.lost;
         self.cancelled += other.cancelled;
         self.recovery_max = self.recovery_max.max(other.recovery_max);
+        self.simulated_ms += other.simulated_ms;
+        for (kind, count) in &other.reached {
+            *self.reached.entry(kind.clone()).or_default() += count;
+        }
     }
 }

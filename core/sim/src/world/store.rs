@@ -1,12 +1,13 @@
 //! Coordinators, the record and the store.
 
 use super::network::Node;
+use super::uploads::SLOW_STORE_MAX;
 use super::{BATCH, Result, Schedule, Timer};
 use crate::check::{Violation, broken};
 use crate::host::{Event, Host, Process};
-use crate::planner::RandomPlanner;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 use varuna_plan::state::Chain;
 use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
 use varuna_protocol::Listing;
@@ -22,8 +23,13 @@ const SETTLED: u64 = 3_000;
 /// So many cancelled changes are chance: workers of crash loops, a link that stays cut.
 const CANCELLED_MAX: u32 = 8;
 
+/// So many records back an old answer may be.
+const OLDER_RECORDS: usize = 4;
+
 pub(super) struct Store {
     pub(super) record: Record,
+    /// What was there before, newest last.
+    pub(super) older_records: VecDeque<Record>,
     pub(super) shards: BTreeMap<(StateId, Unit), u64>,
     /// Complete checkpoints.
     pub(super) manifests: BTreeSet<StateId>,
@@ -39,12 +45,16 @@ impl Host<Schedule> {
         let seed = self.env.rng.draw();
         let mut secret_seed = [0; 16];
         secret_seed[..8].copy_from_slice(&seed.to_le_bytes());
+        let mut timing = Timing::model();
+        if self.env.job.shipped_planner {
+            timing.prepare_plans_every = Duration::from_millis(30);
+        }
         let config = CoordinatorConfig {
             layout: self.env.job.layout,
             global_batch_size: BATCH,
             last_step: self.env.job.last_step,
             min_workers: self.env.job.min_workers(),
-            timing: Timing::model(),
+            timing,
             expected_workers: None,
             evaluation: self.env.job.evaluation,
             final_checkpoint: self.env.job.final_checkpoint,
@@ -53,7 +63,7 @@ impl Host<Schedule> {
             tree_fan_out: 2,
             secret_seed,
         };
-        let planner = Box::new(RandomPlanner::new(seed, self.env.job.worker_segments));
+        let planner = self.env.job.planner(seed);
         let mut machine = Coordinator::new(config, planner);
         if self.env.job.may_begin_anew {
             machine = machine.may_begin_anew();
@@ -69,14 +79,19 @@ impl Host<Schedule> {
     pub(super) fn carry_out_for_coordinator(&mut self, c: usize, effect: CoordinatorEffect) -> Result {
         match effect {
             CoordinatorEffect::Write { expect, record } => {
-                self.after_random(1, 15, Timer::Write(c, expect, Box::new(record)));
+                let late = self.store_delay();
+                self.after_random(1 + late, 15 + late, Timer::Write(c, expect, Box::new(record)));
             }
-            CoordinatorEffect::ReadRecord => self.after_random(1, 10, Timer::Read(c)),
-            CoordinatorEffect::ListCheckpoints => self.after_random(1, 15, Timer::List(c)),
+            CoordinatorEffect::ReadRecord => {
+                let late = self.store_delay();
+                self.after_random(1 + late, 10 + late, Timer::Read(c));
+            }
+            CoordinatorEffect::ListCheckpoints => {
+                let late = self.store_delay();
+                self.after_random(1 + late, 15 + late, Timer::List(c));
+            }
             CoordinatorEffect::Event(event) => {
-                if self.env.print {
-                    println!("{:6} coordinator {c}: {event:?}", self.now());
-                }
+                self.note_event(c, &event);
                 if matches!(event, varuna_protocol::Event::Cancelled { .. }) {
                     return self.count_cancelled();
                 }
@@ -101,7 +116,7 @@ impl Host<Schedule> {
 
     pub(super) fn store_event(&mut self, event: Timer) -> Result {
         if let Timer::Write(c, ..) | Timer::Read(c) | Timer::List(c) = event
-            && let Some(until) = self.blocked_until(Node::Coordinator(c), Node::Store)
+            && let Some(until) = self.store_blocked(c)
         {
             self.at(until, event);
             return Ok(());
@@ -121,7 +136,7 @@ impl Host<Schedule> {
             Timer::LateWrite(expect, record) => drop(self.swap_record(expect, &record)?),
             Timer::Read(_) if self.env.rng.chance(self.env.unreliable.reads) => {}
             Timer::Read(c) => {
-                let record = CoordinatorInput::Record(self.env.store.record.clone());
+                let record = CoordinatorInput::Record(self.read_record());
                 self.after_random(1, 10, Event::Coordinator(c, record));
             }
             Timer::List(c) => {
@@ -136,7 +151,7 @@ impl Host<Schedule> {
                 let complete = self.env.store.listed.clone();
                 return self.coordinator(c, CoordinatorInput::Checkpoints(Listing { complete, fresh }));
             }
-            Timer::PutShard(id, unit, bits) => self.put(id, unit, bits),
+            Timer::PutShard(upload) => self.put_or_retry(upload),
             Timer::GetShard(w, generation, id, unit) => return self.get_shard(w, generation, id, unit),
             Timer::ShardStaged(w, generation, unit, id, bits) => {
                 self.members[w].local.engine.staged.insert((unit, id), bits);
@@ -156,6 +171,9 @@ impl Host<Schedule> {
 
     /// A worker reads a shard of a checkpoint.
     fn get_shard(&mut self, w: WorkerId, generation: Generation, id: StateId, unit: Unit) -> Result {
+        if self.env.outage.is_down(self.now()) {
+            return Ok(()); // it is asked again
+        }
         // The last state's checkpoint ends the run: nothing would ever replace it.
         let last = id.step >= self.env.job.last_step;
         if id != StateId::INITIAL && !last && self.env.rng.chance(self.env.unreliable.shards) {
@@ -192,8 +210,16 @@ impl Host<Schedule> {
         }
     }
 
-    /// An upload outlives its worker: harder where an old worker goes on, easier for a restore.
-    fn put(&mut self, id: StateId, unit: Unit, bits: u64) {
+    /// The record, or one that it has replaced.
+    fn read_record(&mut self) -> Record {
+        let old = self.env.rng.chance(self.env.unreliable.old_records);
+        let before = self.env.store.older_records.len();
+        let which = usize::try_from(self.env.rng.below(before as u64)).unwrap_or(0);
+        let older = self.env.store.older_records.get(which).filter(|_| old);
+        older.unwrap_or(&self.env.store.record).clone()
+    }
+
+    pub(super) fn put(&mut self, id: StateId, unit: Unit, bits: u64) {
         let key = self.shard_key(id);
         self.env.store.shards.insert((key, unit), bits);
         let mut units = self.env.job.layout.all_units();
@@ -210,19 +236,29 @@ impl Host<Schedule> {
         let ok = self.env.store.record.version == expect || self.env.has(Mutant::BlindWrite);
         if ok {
             self.check_persisted(record)?;
-            self.env.store.record = record.clone();
+            let before = std::mem::replace(&mut self.env.store.record, record.clone());
+            self.env.store.older_records.push_back(before);
+            if self.env.store.older_records.len() > OLDER_RECORDS {
+                self.env.store.older_records.pop_front();
+            }
         }
         Ok(ok)
     }
 
     /// (j): a run is not given up while a checkpoint is left, or workers that can be heard, for a while, hold the whole model.
     fn check_given_up(&self, c: usize, units: &[Unit]) -> Result {
+        // The last list, and the write that confirms the end, may have taken that long.
+        let slow = if self.env.faults.slow_store {
+            2 * SLOW_STORE_MAX
+        } else {
+            0
+        };
         let since = |id: &&StateId| {
             self.env
                 .store
                 .completed_at
                 .get(id)
-                .is_some_and(|at| at + REACHED < self.now())
+                .is_some_and(|at| at + REACHED + slow < self.now())
         };
         let mut saved = self
             .env
@@ -281,7 +317,7 @@ impl Host<Schedule> {
             .env
             .faults
             .ended_at
-            .is_some_and(|at| self.now() > at + SETTLED);
+            .is_some_and(|at| self.now() > at + SETTLED && !self.env.faults.become_rarer);
         if settled {
             self.env.faults.cancelled_since += 1;
             if self.env.faults.cancelled_since > CANCELLED_MAX {

@@ -1,5 +1,6 @@
 //! What is unreliable all through a schedule. Each kind is on in some schedules only: all together would hide one another.
 
+use super::fault_list::Fault;
 use crate::rng::Rng;
 
 /// Per cent of the cases in which something goes wrong.
@@ -17,27 +18,86 @@ pub(super) struct Unreliable {
     pub(super) shards: u64,
     /// A transfer of state takes long.
     pub(super) transfers: u64,
+    /// A read of the record brings an older one.
+    pub(super) old_records: u64,
+    /// A report comes twice.
+    pub(super) duplicates: u64,
+    /// State from a peer arrives damaged.
+    pub(super) damaged_transfers: u64,
+    /// The store takes long.
+    pub(super) slow_store: u64,
+    /// A unit's gradient is not finite.
+    pub(super) overflows: u64,
 }
 
-/// How many kinds there are.
-pub(super) const KINDS: usize = 6;
+/// The kinds.
+pub(super) const KINDS: [Fault; 11] = [
+    Fault::UnclearWrites,
+    Fault::UnansweredReads,
+    Fault::OldListings,
+    Fault::LostReports,
+    Fault::DamagedShards,
+    Fault::SlowTransfers,
+    Fault::OldRecords,
+    Fault::DuplicatedReports,
+    Fault::DamagedTransfers,
+    Fault::SlowStore,
+    Fault::OverflowedSteps,
+];
 
 impl Unreliable {
-    /// Draws which kinds are on; `keep` says which of them may be.
-    pub(super) fn draw(rng: &mut Rng, keep: impl Fn(usize) -> bool) -> Self {
-        let mut rates = [0; KINDS];
+    /// Draws which kinds are on, and returns these as well; `keep` says which of them may be.
+    pub(super) fn draw(rng: &mut Rng, keep: impl Fn(usize) -> bool) -> (Self, Vec<usize>) {
+        let mut rates = [0; KINDS.len()];
         for (kind, rate) in rates.iter_mut().enumerate() {
             let drawn = if rng.chance(20) { rng.range(2, 25) } else { 0 };
             *rate = if keep(kind) { drawn } else { 0 };
         }
-        let [writes, reads, listings, reports, shards, transfers] = rates;
-        Self {
+        let on = (0..KINDS.len()).filter(|kind| rates[*kind] > 0).collect();
+        let [
+            writes,
+            reads,
+            listings,
+            reports,
+            shards,
+            transfers,
+            old_records,
+            duplicates,
+            damaged_transfers,
+            slow_store,
+            overflows,
+        ] = rates;
+        let unreliable = Self {
             writes,
             reads,
             listings,
             reports,
             shards: shards / 4,
             transfers,
+            old_records,
+            duplicates,
+            damaged_transfers,
+            slow_store,
+            overflows,
+        };
+        (unreliable, on)
+    }
+
+    /// When faults become rarer.
+    pub(super) fn rarer(self) -> Self {
+        let rarely = |rate: u64| rate.min(2);
+        Self {
+            writes: rarely(self.writes),
+            reads: rarely(self.reads),
+            listings: rarely(self.listings),
+            reports: rarely(self.reports),
+            shards: rarely(self.shards),
+            transfers: rarely(self.transfers),
+            old_records: rarely(self.old_records),
+            duplicates: rarely(self.duplicates),
+            damaged_transfers: rarely(self.damaged_transfers),
+            slow_store: rarely(self.slow_store),
+            ..self
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use super::network::Data;
 use super::outages::CrashLoop;
+use super::uploads::Upload;
 use super::{BATCH, Result, Schedule, Timer, Worker};
 use crate::engine::{Engine, Held, Output, initial_bits};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
 use varuna_plan::{StateId, Unit, WorkerId};
-use varuna_protocol::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
+use varuna_protocol::{MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
 impl Host<Schedule> {
     pub(super) fn add_worker(&mut self) {
@@ -40,6 +41,8 @@ impl Host<Schedule> {
             runs: 0,
             crash_loop,
             announced: false,
+            slow_until: 0,
+            uploads: 0,
         };
         self.members.start(config, worker);
         self.after_random(1, 30, Event::OpenStream(id));
@@ -76,15 +79,16 @@ impl Host<Schedule> {
                 }
             }
             MemberEffect::Put { id, unit } => {
-                let far = if self.env.rng.chance(20) { 900 } else { 60 };
-                if let Some(held) = engine.held.get(&unit).copied() {
-                    self.after_random(5, far, Timer::PutShard(id, unit, held.bits));
+                if let Some(Held { bits, .. }) = engine.held.get(&unit).copied() {
+                    let from = w;
+                    self.upload(Upload { from, id, unit, bits });
                 }
             }
             MemberEffect::Exit(reason) => {
+                self.env.stats.reach(format!("worker exits: {reason:?}"));
                 self.crash(w);
                 // An order to leave may arrive late: the platform starts others, as it does for every job that goes on.
-                if reason == ExitReason::Released && !self.env.store.record.done {
+                if !self.env.store.record.done {
                     self.start_missing_workers();
                 }
             }
@@ -104,7 +108,9 @@ impl Host<Schedule> {
         if parts > 1 {
             self.after_random(40, 60, Timer::Part(link, state, parts - 1));
         } else {
-            self.send_data(w, to, generation, state);
+            let damaged = self.env.rng.chance(self.env.unreliable.damaged_transfers);
+            let sent = if damaged { Data::Damaged { unit } } else { state };
+            self.send_data(w, to, generation, sent);
             self.after_random(1, 8, Timer::Served(w, generation, to, unit));
         }
     }
@@ -121,7 +127,7 @@ impl Host<Schedule> {
                 let evaluation = self.env.job.evaluation.filter(|e| e.has(step));
                 // Nearly as long as the deadline allows.
                 let longest = evaluation.map_or(0, |e| u64::from(e.batches) * 350);
-                let evaluated = self.env.rng.range(0, longest);
+                let evaluated = self.env.rng.range(0, longest) + self.slowness(w);
                 self.after_random(evaluated, evaluated + 3, Timer::Compute(w, run));
                 self.crash_again(w);
             }
@@ -144,7 +150,8 @@ impl Host<Schedule> {
                 self.after_random(1, 6, Timer::Adopted(w, unit, id));
             }
             MemberEffect::Load { generation, id, unit } => {
-                self.after_random(1, 40, Timer::GetShard(w, generation, id, unit));
+                let late = self.store_delay();
+                self.after_random(1 + late, 40 + late, Timer::GetShard(w, generation, id, unit));
             }
             MemberEffect::Adopt { unit, id } => self.after_random(1, 6, Timer::Adopted(w, unit, id)),
             MemberEffect::Free { keep } => {
@@ -167,6 +174,7 @@ impl Host<Schedule> {
             return Ok(());
         }
         let last_unit = Unit(self.env.job.layout.segments - 1);
+        let overflow_percent = self.env.job.overflow_percent;
         let worker = &mut self.members[w];
         if !worker.alive {
             return Ok(());
@@ -176,7 +184,7 @@ impl Host<Schedule> {
             Timer::Compute(_, run) if run == worker.local.runs => self.compute(w),
             Timer::Stop(_) => {
                 engine.job = None;
-                let prepared = engine.prepared(last_unit);
+                let prepared = engine.prepared(last_unit, overflow_percent);
                 self.member(w, MemberInput::Stopped { prepared })
             }
             Timer::Applied(_, id) => self.applied(w, id),
@@ -226,9 +234,11 @@ impl Host<Schedule> {
 
     /// The engine goes on as far as it can.
     pub(super) fn compute(&mut self, w: WorkerId) -> Result {
-        let engine = &mut self.members[w].local.engine;
+        let overflow_percent = self.env.job.overflow_percent;
+        let Worker { engine, uploads, .. } = &mut self.members[w].local;
+        let store_busy = *uploads > 0;
         let mut outputs = Vec::new();
-        engine.pump(w, &mut outputs);
+        engine.pump(w, overflow_percent, &mut outputs);
         let Some((generation, step)) = engine.job.as_ref().map(|j| (j.plan.generation, j.step)) else {
             return Ok(());
         };
@@ -248,7 +258,7 @@ impl Host<Schedule> {
                         generation,
                         step,
                         units,
-                        store_busy: false,
+                        store_busy,
                     };
                     self.member(w, prepared)?;
                 }

@@ -1,0 +1,135 @@
+//! A schedule as a picture: one row for each coordinator and worker, and what happened when.
+//!
+//! It is told what there is to see, and draws it; it decides nothing.
+
+mod svg;
+mod text;
+
+use std::collections::BTreeMap;
+use varuna_plan::WorkerId;
+
+/// Whose row it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Row {
+    /// A coordinator, in the order in which they started.
+    Coordinator(usize),
+    /// A worker.
+    Worker(WorkerId),
+}
+
+/// How a process looks for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// It has ended.
+    Dead,
+    /// It is stopped (SIGSTOP).
+    Paused,
+    /// A worker without a plan.
+    Idle,
+    /// A worker that only serves its state.
+    Source,
+    /// A worker that connects and fetches.
+    Loading,
+    /// A worker that waits for Go.
+    Ready,
+    /// A worker that trains.
+    Running,
+    /// A coordinator.
+    Coordinates,
+}
+
+impl Look {
+    const ALL: [Look; 8] = [
+        Look::Dead,
+        Look::Paused,
+        Look::Idle,
+        Look::Source,
+        Look::Loading,
+        Look::Ready,
+        Look::Running,
+        Look::Coordinates,
+    ];
+
+    /// Its letter in the text, its colour in the picture, and what it is called.
+    fn shown(self) -> (char, &'static str, &'static str) {
+        match self {
+            Look::Dead => (' ', "none", "ended"),
+            Look::Paused => ('z', "#9e9e9e", "paused"),
+            Look::Idle => ('.', "#e0e0e0", "idle"),
+            Look::Source => ('s', "#90caf9", "serves"),
+            Look::Loading => ('l', "#ffcc80", "loads"),
+            Look::Ready => ('r', "#fff59d", "ready"),
+            Look::Running => ('=', "#a5d6a7", "trains"),
+            Look::Coordinates => ('-', "#ce93d8", "coordinates"),
+        }
+    }
+}
+
+/// What an entry is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The world did it.
+    Fault,
+    /// The protocol did it.
+    Protocol,
+    /// An invariant was broken.
+    Violation,
+}
+
+/// Something that happened.
+#[derive(Clone, PartialEq, Debug)]
+struct Entry {
+    at: u64,
+    kind: Kind,
+    row: Option<Row>,
+    text: String,
+}
+
+/// What happened in a schedule.
+#[derive(Default)]
+pub struct Timeline {
+    entries: Vec<Entry>,
+    /// When each row's look became another.
+    looks: BTreeMap<Row, Vec<(u64, Look)>>,
+    end: u64,
+}
+
+impl Timeline {
+    /// Something happened at `at`, in milliseconds of the world.
+    pub fn add(&mut self, at: u64, kind: Kind, row: Option<Row>, text: String) {
+        self.end = self.end.max(at);
+        let entry = Entry { at, kind, row, text };
+        self.entries.push(entry);
+    }
+
+    /// How a process looks at `at`.
+    pub fn look(&mut self, at: u64, row: Row, look: Look) {
+        self.end = self.end.max(at);
+        let looks = self.looks.entry(row).or_default();
+        if looks.last().is_none_or(|(_, last)| *last != look) {
+            looks.push((at, look));
+        }
+    }
+
+    /// A row's looks, each with its begin and end; nothing where the process has ended.
+    fn spans(&self, row: Row) -> Vec<(u64, u64, Look)> {
+        let looks = self.looks.get(&row).map_or(&[][..], Vec::as_slice);
+        let ends = looks.iter().skip(1).map(|(at, _)| *at).chain([self.end]);
+        let spans = looks.iter().zip(ends);
+        let all = spans.map(|((from, look), to)| (*from, to, *look));
+        all.filter(|(.., look)| *look != Look::Dead).collect()
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row> {
+        self.looks.keys().copied()
+    }
+}
+
+impl Row {
+    fn name(self) -> String {
+        match self {
+            Row::Coordinator(c) => format!("coordinator {c}"),
+            Row::Worker(w) => format!("worker {w:?}"),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Which branches of the protocol a schedule reaches, by what its coordinators say.
+
+use super::Schedule;
+use crate::host::Host;
+use varuna_plan::StateId;
+use varuna_protocol::Event;
+
+impl Host<Schedule> {
+    /// A coordinator said something.
+    pub(super) fn note_event(&mut self, c: usize, event: &Event) {
+        if self.env.print {
+            println!("{:6} coordinator {c}: {event:?}", self.now());
+        }
+        self.watch_event(c, event);
+        if let Some(kind) = kind_of(event) {
+            self.env.stats.reach(kind);
+        }
+    }
+}
+
+/// What people would count; none for what is counted otherwise.
+fn kind_of(event: &Event) -> Option<String> {
+    let kind = match event {
+        Event::Fenced { because, .. } => return Some(format!("recovery: {}", without_names(because))),
+        Event::Cancelled { because, .. } => {
+            return Some(format!("change cancelled: {}", without_names(because)));
+        }
+        Event::Resumed { finished: true, .. } => "resume: finishes a step",
+        Event::Resumed {
+            restored: true, base, ..
+        } if *base == StateId::INITIAL => "resume: from the seed",
+        Event::Resumed { restored: true, .. } => "resume: from a checkpoint",
+        Event::Resumed { .. } => "resume: from memory",
+        Event::Planned { change: true, .. } => "change proposed",
+        Event::Switched { .. } => "change switched",
+        Event::TookOver { .. } => "coordinator: takes over",
+        Event::Deposed { .. } => "coordinator: deposed",
+        Event::WriteFailed { .. } => "coordinator: write failed",
+        Event::BelowMinimum { .. } => "coordinator: waits for workers",
+        Event::NoPlan { .. } => "coordinator: no plan",
+        Event::WorkerReleased { .. } => "worker released",
+        Event::StepTimeOff { .. } => "step time off",
+        Event::Committed { overflow: true, .. } => "step skipped: overflow",
+        Event::Committed { .. }
+        | Event::Lost { .. }
+        | Event::Done { .. }
+        | Event::Planned { .. }
+        | Event::Collected { .. }
+        | Event::Connected { .. }
+        | Event::Running { .. }
+        | Event::WorkerJoined { .. }
+        | Event::WorkerLost { .. }
+        | Event::WorkerDraining { .. } => return None,
+    };
+    Some(kind.to_owned())
+}
+
+/// A reason without workers and numbers: the same text for the same cause.
+fn without_names(because: &str) -> String {
+    let is_name = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
+    let words: Vec<&str> = because.split(' ').filter(|word| !is_name(word)).collect();
+    words.join(" ")
+}

@@ -1,0 +1,69 @@
+//! Shards of checkpoints on their way to the store and back: through outages, a full store and a slow one.
+
+use super::network::{Ms, Node};
+use super::{Schedule, Timer};
+use crate::host::Host;
+use varuna_plan::{StateId, Unit, WorkerId};
+
+/// A store that is slow takes at most so many milliseconds longer.
+pub(super) const SLOW_STORE_MAX: Ms = 1_500;
+
+/// A shard that a worker uploads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Upload {
+    pub(super) from: WorkerId,
+    pub(super) id: StateId,
+    pub(super) unit: Unit,
+    pub(super) bits: u64,
+}
+
+impl Host<Schedule> {
+    /// How much longer the store takes this time.
+    pub(super) fn store_delay(&mut self) -> Ms {
+        if self.env.rng.chance(self.env.unreliable.slow_store) {
+            self.env.rng.range(100, SLOW_STORE_MAX)
+        } else {
+            0
+        }
+    }
+
+    /// Begins an upload.
+    pub(super) fn upload(&mut self, upload: Upload) {
+        self.members[upload.from].local.uploads += 1;
+        let far = if self.env.rng.chance(20) { 900 } else { 60 };
+        let late = self.store_delay();
+        self.after_random(5 + late, far + late, Timer::PutShard(upload));
+    }
+
+    /// The shard reaches the store, which takes it, or the worker tries again. An upload outlives its worker: harder where an old
+    /// worker goes on, easier for a restore.
+    pub(super) fn put_or_retry(&mut self, upload: Upload) {
+        if self.env.outage.is_down(self.now()) || self.env.outage.full_until > self.now() {
+            return self.after_random(20, 100, Timer::PutShard(upload));
+        }
+        let uploads = &mut self.members[upload.from].local.uploads;
+        *uploads = uploads.saturating_sub(1);
+        self.put(upload.id, upload.unit, upload.bits);
+    }
+
+    /// Until when the coordinator cannot reach the store, if it cannot now.
+    pub(super) fn store_blocked(&self, c: usize) -> Option<Ms> {
+        let down = Some(self.env.outage.down_until).filter(|until| *until > self.now());
+        self.blocked_until(Node::Coordinator(c), Node::Store).max(down)
+    }
+}
+
+/// What is wrong with the store for everybody.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Outage {
+    /// Nobody reaches it until then.
+    pub(super) down_until: Ms,
+    /// It takes no more shards until then.
+    pub(super) full_until: Ms,
+}
+
+impl Outage {
+    pub(super) fn is_down(&self, now: Ms) -> bool {
+        self.down_until > now
+    }
+}

@@ -1,0 +1,70 @@
+//! What is looked at all the while: how large tables are, and what a timeline is told of a schedule.
+
+use super::{Result, Schedule};
+use crate::check::{Violation, coordinator_is_bounded, member_is_bounded};
+use crate::host::Host;
+use crate::timeline::{Kind, Look, Row};
+use varuna_protocol::{Event, Phase};
+
+impl Host<Schedule> {
+    /// Nobody remembers more than what lives makes needful.
+    pub(super) fn check_memory(&self) -> Result {
+        for (c, coordinator) in self.coordinators.iter().enumerate().filter(|(_, c)| c.alive) {
+            coordinator_is_bounded(c, coordinator.machine.tables())?;
+        }
+        let units = self.env.job.layout.all_units().count();
+        for (id, worker) in self.members.iter().filter(|(_, w)| w.alive) {
+            member_is_bounded(id, worker.machine.tables(), units)?;
+        }
+        Ok(())
+    }
+
+    /// How everybody looks now.
+    pub(super) fn watch_looks(&mut self) {
+        let now = self.now();
+        let Some(timeline) = &mut self.env.timeline else {
+            return;
+        };
+        for (c, coordinator) in self.coordinators.iter().enumerate() {
+            let look = match (coordinator.alive, coordinator.paused > now) {
+                (false, _) => Look::Dead,
+                (true, true) => Look::Paused,
+                (true, false) => Look::Coordinates,
+            };
+            timeline.look(now, Row::Coordinator(c), look);
+        }
+        for (id, worker) in self.members.iter() {
+            let look = match worker.machine.status().phase {
+                _ if !worker.alive => Look::Dead,
+                _ if worker.paused > now => Look::Paused,
+                Phase::Idle => Look::Idle,
+                Phase::Source => Look::Source,
+                Phase::Loading => Look::Loading,
+                Phase::Ready => Look::Ready,
+                Phase::Running => Look::Running,
+            };
+            timeline.look(now, Row::Worker(id), look);
+        }
+    }
+
+    /// What a coordinator says; that workers come and go is seen in their rows.
+    pub(super) fn watch_event(&mut self, c: usize, event: &Event) {
+        let at = self.now();
+        let text = match event {
+            Event::WorkerJoined { .. } | Event::WorkerLost { .. } => return,
+            Event::Committed { id, .. } => format!("committed {id}"),
+            event => format!("{event:?}"),
+        };
+        if let Some(timeline) = &mut self.env.timeline {
+            timeline.add(at, Kind::Protocol, Some(Row::Coordinator(c)), text);
+        }
+    }
+
+    pub(super) fn watch_violation(&mut self, violation: &Violation) {
+        let at = self.now();
+        let text = format!("({}) {}", violation.invariant, violation.seen);
+        if let Some(timeline) = &mut self.env.timeline {
+            timeline.add(at, Kind::Violation, None, text);
+        }
+    }
+}
