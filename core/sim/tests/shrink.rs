@@ -10,7 +10,7 @@ fn caught(mutant: Mutant) -> (u64, usize) {
     let breaks = |seed: &u64| World::with_mutant(*seed, mutant).run().is_err();
     let seed = (0..400).find(breaks).expect("the mutant is caught");
     let mut world = World::with_mutant(seed, mutant);
-    world.run().unwrap_err();
+    world.run().expect_err("the mutant is caught");
     (seed, world.faults().len())
 }
 

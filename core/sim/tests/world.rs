@@ -13,6 +13,40 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/effects.
 /// Set to anything, it makes the test write the golden file instead: only after a change of behaviour that was meant.
 const UPDATE: &str = "VARUNA_UPDATE_GOLDEN";
 
+/// Some of what the schedules must reach.
+const REACHED: &[&str] = &[
+    "change cancelled: cannot reach",
+    "change switched",
+    "coordinator: deposed",
+    "coordinator: write failed",
+    "end: checkpoint of the last step",
+    "end: last step reported",
+    "end: state lost",
+    "fault DamagedTransfers",
+    "fault DuplicatedReports",
+    "fault Flap",
+    "fault Hit",
+    "fault JumpClock",
+    "fault JumpCoordinatorClock",
+    "fault LastingCut",
+    "fault LateNotice",
+    "fault LoseZone",
+    "fault OldRecords",
+    "fault Slow",
+    "fault SlowStore",
+    "fault StoreDown",
+    "fault StoreFull",
+    "fault Storm",
+    "faults become rarer",
+    "recovery: no step was committed for four deadlines",
+    "recovery: the change to generation failed",
+    "resume: finishes a step",
+    "resume: from a checkpoint",
+    "resume: from memory",
+    "step skipped: overflow",
+    "the shipped planner plans",
+];
+
 /// What happened in the seeds of one residue class.
 #[derive(Default)]
 struct Ran {
@@ -28,7 +62,7 @@ impl Ran {
         for seed in (from..SEEDS).step_by(step) {
             let mut world = World::new(seed as u64);
             if let Err(v) = world.run() {
-                let replay = format!("cargo run -p varuna-sim --example trace -- {seed}");
+                let replay = format!("cargo run --release -p varuna-sim --example seeds -- shrink {seed}");
                 ran.broken.push(format!(
                     "seed {seed} breaks ({}): {}; replay: {replay}",
                     v.invariant, v.seen
@@ -96,6 +130,9 @@ fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_e
     assert!(total.rolled > seeds / 4, "{total:?}");
     assert!(total.restores > seeds / 20, "{total:?}");
     assert!(total.faults > seeds * 4, "{total:?}");
+    for kind in REACHED {
+        assert!(total.reached.contains_key(*kind), "{kind}: {:?}", total.reached);
+    }
     compare_with_golden(&golden_lines(digests));
 }
 

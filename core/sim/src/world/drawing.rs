@@ -125,6 +125,7 @@ impl Host<Schedule> {
             return;
         }
         self.env.faults.become_rarer = true;
+        self.env.stats.reach("faults become rarer");
         let mut at = span + 1;
         for _ in 0..RARER_MAX {
             at += own.range(1_000, 6_000);

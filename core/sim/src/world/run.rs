@@ -94,6 +94,9 @@ impl World {
             timeline: None,
             stats: Stats::default(),
         });
+        if host.env.job.shipped_planner {
+            host.env.stats.reach("the shipped planner plans");
+        }
         host.add_coordinator_process();
         for _ in 0..workers {
             host.add_worker();
