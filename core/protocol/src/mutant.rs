@@ -316,6 +316,10 @@ mutants! {
     CountOwnPauseAsStep => unit_tests_and_seeds("f", 14100),
     /// A run is given up although a worker came back while that was written.
     GiveUpOnRevived => UNIT_TESTS,
+    /// A run is given up although what is left was last looked at long ago.
+    GiveUpLate => UNIT_TESTS,
+    /// A coordinator that has not taken over ends the run with orders of its own term.
+    EndBeforeTakeOver => UNIT_TESTS,
     /// A record that is older than the one that is known counts as what the store holds.
     OlderRecordCounts => unit_tests_and_seeds("f", 400),
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.

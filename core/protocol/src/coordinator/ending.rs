@@ -25,7 +25,9 @@ impl Ending {
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Option<Outcome> {
         let upto = shared.record.stored.highest;
         let all = shared.roster.connected();
-        for to in &all {
+        // Before its term is in the record another may be in charge, and workers would obey nobody else again.
+        let in_charge = shared.record.is_in_charge() || bug!(EndBeforeTakeOver);
+        for to in all.iter().filter(|_| in_charge) {
             let Some(status) = shared.roster.status(*to) else {
                 continue;
             };

@@ -1,7 +1,7 @@
 //! The modes of a coordinator, and which follows which. What a mode knows lives in its own type.
 
 use super::active::Active;
-use super::config::CoordinatorEffect;
+use super::config::{CoordinatorEffect, Timing};
 use super::ending::Ending;
 use super::event::{Event, Outcome};
 use super::record::WriteAttempt;
@@ -10,7 +10,7 @@ use super::run_mode::RunMode;
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
-use crate::message::{Record, Report};
+use crate::message::{Record, Report, Time};
 use varuna_plan::{Generation, Unit, WorkerId};
 
 pub(super) enum Mode {
@@ -45,8 +45,17 @@ pub(super) struct Persisting {
 /// A run that is about to be given up.
 struct GivenUp {
     units: Vec<Unit>,
+    since: Time,
     /// A worker has come back or has answered meanwhile: what is left is looked at once more.
     revived: bool,
+}
+
+impl GivenUp {
+    /// A worker came back, or the write took so long that a checkpoint may have been completed meanwhile.
+    fn is_to_be_looked_at_again(&self, now: Time, timing: &Timing) -> bool {
+        let late = now > self.since.after(timing.restore) && !bug!(GiveUpLate);
+        late || (self.revived && !bug!(GiveUpOnRevived))
+    }
 }
 
 impl Default for Mode {
@@ -111,6 +120,7 @@ impl Mode {
                         write,
                         given_up: Some(GivenUp {
                             units,
+                            since: turn.now,
                             revived: false,
                         }),
                         active: collecting.into_interrupted(),
@@ -348,8 +358,8 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
     }
     let before = std::mem::replace(&mut shared.record.stored, record);
     match given_up {
-        Some(given_up) if given_up.revived && !bug!(GiveUpOnRevived) => {
-            let because = "a worker came back before the run was given up".to_owned();
+        Some(given_up) if given_up.is_to_be_looked_at_again(turn.now, &shared.config.timing) => {
+            let because = "what is left may have changed before the run was given up".to_owned();
             return recover(active, because, shared, turn);
         }
         Some(given_up) => return give_up(given_up.units, shared, turn),

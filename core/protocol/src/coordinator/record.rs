@@ -38,6 +38,11 @@ impl RecordKeeper {
         }
     }
 
+    /// The record has this coordinator's term, as far as known.
+    pub(super) fn is_in_charge(&self) -> bool {
+        self.term > 0 && self.stored.term == self.term
+    }
+
     /// Another coordinator has taken over since this one did.
     pub(super) fn is_superseded(&self, read: &Record) -> bool {
         !bug!(IgnoreNewerTerm) && read.term > self.term && self.stored.term == self.term

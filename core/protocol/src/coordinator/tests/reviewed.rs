@@ -635,7 +635,11 @@ fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.answer(A, &[(Unit(1), state(1, 4))]);
     rig.manual = true;
-    rig.wait_with(A, 2_000);
+    for _ in 0..40 {
+        if rig.written.is_none() {
+            rig.wait_with(A, 100);
+        }
+    }
     let record = rig.written.clone().expect("that the run is given up");
     rig.join(B);
     rig.manual = false;
@@ -647,4 +651,40 @@ fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
     rig.wait(300);
     let resumed = |e: &Event| matches!(e, Event::Resumed { base, .. } if *base == state(1, 4));
     assert!(rig.events.iter().any(resumed), "{:?}", rig.events);
+}
+
+/// The last checkpoint was completed meanwhile.
+#[test]
+fn a_run_is_not_given_up_by_what_was_left_long_before_that_was_written() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.manual = true;
+    rig.wait_with(A, 4_000);
+    let record = rig.written.clone().expect("that the run is given up");
+    rig.manual = false;
+    rig.store = record.clone();
+    rig.complete.push(state(1, 4));
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    assert_eq!(rig.finished, None);
+}
+
+#[test]
+fn a_coordinator_that_is_stopped_before_it_took_over_orders_nothing() {
+    let mut rig = Rig {
+        manual: true,
+        ..Rig::with(config(), Record::default())
+    };
+    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    rig.put(CoordinatorInput::Tick);
+    let record = rig.written.clone().expect("its term");
+    rig.sent.clear();
+    rig.join(A);
+    rig.put(CoordinatorInput::Stop);
+    assert_eq!(rig.sent, vec![], "another may be in charge");
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    rig.wait(50);
+    assert!(rig.sent.contains(&(A, Order::Release)), "it is in charge now");
 }
