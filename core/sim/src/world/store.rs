@@ -18,6 +18,8 @@ use varuna_protocol::{
 
 /// Who could be reached for so many milliseconds has been asked, and has answered.
 const REACHED: u64 = 400;
+/// A run is given up by a list of checkpoints that is at most so many milliseconds old: the write that confirms it takes time.
+const CONFIRMED: u64 = 1_000;
 /// Milliseconds after the faults from which on all is quiet.
 const SETTLED: u64 = 3_000;
 /// So many cancelled changes are chance: workers of crash loops, a link that stays cut.
@@ -258,7 +260,7 @@ impl Host<Schedule> {
                 .store
                 .completed_at
                 .get(id)
-                .is_some_and(|at| at + REACHED + slow < self.now())
+                .is_some_and(|at| at + CONFIRMED + slow < self.now())
         };
         let mut saved = self
             .env
