@@ -248,6 +248,27 @@ fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
 }
 
 #[test]
+fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let (mut socket, answer) = by_hand(&b, WorkerId(1), G, SECRET);
+    assert_eq!(answer, Ok(()));
+    write_confirmation(&mut socket).unwrap();
+    let mut bytes = Vec::new();
+    Frame::Tensor(activation(0), vec![1.0; 3])
+        .write(&mut bytes)
+        .unwrap();
+    *bytes.last_mut().unwrap() ^= 0x40;
+    socket.write_all(&bytes).unwrap();
+    assert!(ended(socket));
+    b.closed(WorkerId(1));
+    assert_eq!(
+        b.link().recv(WorkerId(1), activation(0), later()),
+        Err(LinkError::Closed(WorkerId(1)))
+    );
+}
+
+#[test]
 fn two_generations_live_side_by_side_and_end_one_by_one() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);

@@ -1,18 +1,20 @@
-//! A frame: a header of 32 bytes (kind u32, unit or micro-batch u32, round or stage u32, zero u32, step u64, payload length in
-//! bytes u64), and its payload.
+//! A frame: a header and its payload, each with a checksum.
 
-use crate::Tag;
+use crate::header::{HEADER_BYTES, Header, Kind};
+use crate::{FrameError, Tag};
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Decision, StateId, Step, Unit};
 
 /// Longest payload that is accepted, bytes: a boundary activation of 256 Mi elements.
-const PAYLOAD_MAX: u64 = 1 << 30;
+const PAYLOAD_MAX: u32 = 1 << 30;
 /// Longest protocol message or state header that is accepted, bytes.
-const ENCODED_MAX: u64 = 1 << 24;
+const ENCODED_MAX: u32 = 1 << 24;
 /// Memory is taken for this much of a payload before it arrives, bytes; for the rest of a longer one as it arrives. Most payloads
 /// are shorter: they are read in one go.
 const AHEAD: usize = 1 << 24;
+/// Bytes that are received before their checksum is computed: they are still in the processor's cache then.
+const CHUNK: usize = 1 << 17;
 
 /// Announces a unit's state. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -74,92 +76,84 @@ impl Frame {
         }
     }
 
-    /// Sends the frame.
-    ///
-    /// # Errors
-    /// The connection is broken.
-    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let (kind, first, second, step) = match self {
-            Frame::Tensor(tag, _) => match tag {
+    /// Kind, unit or micro-batch, round or stage, step.
+    fn names(&self) -> (Kind, u32, u32, Step) {
+        match self {
+            Frame::Tensor(tag, _) => match *tag {
                 Tag::Activation {
                     stage,
                     step,
                     micro_batch,
-                } => (1u32, *micro_batch, *stage, step.0),
+                } => (Kind::Activation, micro_batch, stage, step),
                 Tag::Gradient {
                     stage,
                     step,
                     micro_batch,
-                } => (2, *micro_batch, *stage, step.0),
-                Tag::Ring { step, unit, round } => (3, unit.0, *round, step.0),
+                } => (Kind::Gradient, micro_batch, stage, step),
+                Tag::Ring { step, unit, round } => (Kind::Ring, unit.0, round, step),
             },
-            Frame::Message(_) => (4, 0, 0, 0),
-            Frame::State(_) => (5, 0, 0, 0),
-            Frame::Part(unit, step, _) => (6, unit.0, 0, step.0),
-        };
+            Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
+            Frame::State(_) => (Kind::State, 0, 0, Step(0)),
+            Frame::Part(unit, step, _) => (Kind::Part, unit.0, 0, *step),
+        }
+    }
+
+    /// Sends the frame.
+    ///
+    /// # Errors
+    /// The connection is broken, or the payload is longer than any receiver accepts.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let (kind, first, second, step) = self.names();
         let payload = self.payload();
-        let mut header = [0u8; 32];
-        header[..4].copy_from_slice(&kind.to_le_bytes());
-        header[4..8].copy_from_slice(&first.to_le_bytes());
-        header[8..12].copy_from_slice(&second.to_le_bytes());
-        header[16..24].copy_from_slice(&step.to_le_bytes());
-        header[24..32].copy_from_slice(&(payload.len() as u64).to_le_bytes());
-        write_both(out, &header, payload)
+        let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
+        let header = Header {
+            kind,
+            first,
+            second,
+            step,
+            length,
+            checksum: crc32c::crc32c(payload),
+        };
+        write_both(out, &header.encode(), payload)
     }
 
     /// Receives a frame.
     ///
     /// # Errors
-    /// The connection is broken or has ended, or the bytes are not a frame (`InvalidData`).
+    /// The connection is broken or has ended, or the bytes are not a frame (`InvalidData`, with a [`FrameError`]).
     pub fn read(input: &mut impl Read) -> io::Result<Frame> {
-        let mut header = [0u8; 32];
-        input.read_exact(&mut header)?;
-        let small = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let large = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        let (kind, first, second, step, length) = (small(0), small(4), small(8), Step(large(16)), large(24));
-        let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        let most = if matches!(kind, 4 | 5) {
-            ENCODED_MAX
-        } else {
-            PAYLOAD_MAX
-        };
-        if length > most {
-            return Err(invalid(format!(
-                "a payload of {length} bytes; at most {most} are allowed"
-            )));
-        }
-        let length = usize::try_from(length).map_err(|_| invalid("no memory for the payload".into()))?;
+        let mut bytes = [0u8; HEADER_BYTES];
+        input.read_exact(&mut bytes)?;
+        let header = Header::decode(&bytes)?;
+        let Header {
+            kind,
+            first,
+            second,
+            step,
+            ..
+        } = header;
+        let unit = Unit(first);
         let tag = match kind {
-            1 => Some(Tag::Activation {
+            Kind::Activation => Tag::Activation {
                 stage: second,
                 step,
                 micro_batch: first,
-            }),
-            2 => Some(Tag::Gradient {
+            },
+            Kind::Gradient => Tag::Gradient {
                 stage: second,
                 step,
                 micro_batch: first,
-            }),
-            3 => Some(Tag::Ring {
+            },
+            Kind::Ring => Tag::Ring {
                 step,
-                unit: Unit(first),
+                unit,
                 round: second,
-            }),
-            4..=6 => None,
-            other => return Err(invalid(format!("frame kind {other}"))),
+            },
+            Kind::Message => return Ok(Frame::Message(bytes_of(input, &header)?)),
+            Kind::State => return Ok(Frame::State(bytes_of(input, &header)?)),
+            Kind::Part => return Ok(Frame::Part(unit, step, floats_of(input, &header)?)),
         };
-        match (tag, kind) {
-            (Some(tag), _) => Ok(Frame::Tensor(tag, floats(input, length)?)),
-            (None, 6) => Ok(Frame::Part(Unit(first), step, floats(input, length)?)),
-            (None, kind) => {
-                let bytes = filled(length, AHEAD, |bytes| input.read_exact(bytes))?;
-                Ok(if kind == 4 {
-                    Frame::Message(bytes)
-                } else {
-                    Frame::State(bytes)
-                })
-            }
-        }
+        Ok(Frame::Tensor(tag, floats_of(input, &header)?))
     }
 }
 
@@ -178,16 +172,59 @@ fn write_both(out: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result
     out.write_all(&payload[written - header.len()..])
 }
 
-fn floats(input: &mut impl Read, bytes: usize) -> io::Result<Vec<f32>> {
-    if !bytes.is_multiple_of(4) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("{bytes} bytes are not a whole number of floats"),
-        ));
-    }
-    filled(bytes / 4, AHEAD / 4, |values| {
-        input.read_exact(bytemuck::cast_slice_mut(values))
+/// The length of a payload, if it is allowed.
+fn allowed(header: &Header, most: u32) -> Result<usize, FrameError> {
+    let Header { kind, length, .. } = *header;
+    let long = FrameError::Long { kind, length, most };
+    usize::try_from(length)
+        .ok()
+        .filter(|_| length <= most)
+        .ok_or(long)
+}
+
+fn bytes_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<u8>> {
+    let length = allowed(header, ENCODED_MAX)?;
+    checked(header, |sum| {
+        filled(length, AHEAD, |bytes| receive(input, bytes, sum))
     })
+}
+
+fn floats_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<f32>> {
+    let length = allowed(header, PAYLOAD_MAX)?;
+    if !length.is_multiple_of(4) {
+        let Header { kind, length, .. } = *header;
+        return Err(FrameError::Floats { kind, length }.into());
+    }
+    checked(header, |sum| {
+        filled(length / 4, AHEAD / 4, |values| {
+            receive(input, bytemuck::cast_slice_mut(values), sum)
+        })
+    })
+}
+
+/// Receives bytes, and adds them to a checksum.
+fn receive(input: &mut impl Read, bytes: &mut [u8], sum: &mut u32) -> io::Result<()> {
+    for chunk in bytes.chunks_mut(CHUNK) {
+        input.read_exact(chunk)?;
+        *sum = crc32c::crc32c_append(*sum, chunk);
+    }
+    Ok(())
+}
+
+/// Receives a payload, and compares its checksum with the header's.
+fn checked<T>(header: &Header, payload: impl FnOnce(&mut u32) -> io::Result<T>) -> io::Result<T> {
+    let mut computed = 0;
+    let payload = payload(&mut computed)?;
+    if computed == header.checksum {
+        return Ok(payload);
+    }
+    let Header { kind, checksum, .. } = *header;
+    let wrong = FrameError::Payload {
+        kind,
+        found: checksum,
+        computed,
+    };
+    Err(wrong.into())
 }
 
 /// A vector of this length. `fill` fills its pieces in order; no more than `ahead`, or what is filled already, is taken at once.
@@ -278,17 +315,54 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_of_which_one_bit_was_changed_is_refused() {
+        let frame = Frame::Part(Unit(2), Step(6), vec![2.0, -1.0]);
+        let mut wire = Vec::new();
+        frame.write(&mut wire).unwrap();
+        for bit in 0..wire.len() * 8 {
+            let mut changed = wire.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let error = Frame::read(&mut changed.as_slice()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "bit {bit}: {error}");
+            let of = if bit < HEADER_BYTES * 8 {
+                "a frame's header"
+            } else {
+                "a part of a state"
+            };
+            assert!(error.to_string().contains(of), "bit {bit}: {error}");
+        }
+    }
+
+    #[test]
     fn numbers_that_no_frame_has_are_refused() {
-        let refused = |at: usize, bytes: &[u8], expected: &str| {
-            let mut header = [0u8; 32];
-            header[0] = 1;
-            header[at..at + bytes.len()].copy_from_slice(bytes);
+        let refused = |kind: u32, length: u32, expected: &str| {
+            let mut header = Header {
+                kind: Kind::Activation,
+                first: 0,
+                second: 0,
+                step: Step(0),
+                length,
+                checksum: 0,
+            }
+            .encode();
+            header[..4].copy_from_slice(&kind.to_le_bytes());
+            let sum = crc32c::crc32c(&header[..28]);
+            header[28..].copy_from_slice(&sum.to_le_bytes());
             let error = Frame::read(&mut header.as_slice()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
             assert!(error.to_string().contains(expected), "{error}");
         };
-        refused(24, &u64::MAX.to_le_bytes(), "at most 1073741824");
-        refused(24, &3u64.to_le_bytes(), "whole number of floats");
-        refused(0, &[7], "frame kind 7");
+        refused(
+            1,
+            u32::MAX,
+            "an activation with a payload of 4294967295 bytes; at most 1073741824",
+        );
+        refused(
+            4,
+            1 << 25,
+            "a protocol message with a payload of 33554432 bytes; at most 16777216",
+        );
+        refused(1, 3, "whole number of floats");
+        refused(7, 0, "frame kind 7; kinds 1 to 6");
     }
 }

@@ -9,8 +9,8 @@ use varuna_plan::{Generation, WorkerId};
 
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
-/// Version of this format. Workers with another version are refused.
-pub const VERSION: u32 = 1;
+/// Version of this format and of the frames after it. Workers with another version are refused.
+pub const VERSION: u32 = 2;
 /// The dialer sends this byte once it has been accepted.
 const CONFIRMATION: u8 = 0xC5;
 /// Bytes of a hello.

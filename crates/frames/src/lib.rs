@@ -1,14 +1,18 @@
 //! The data plane between workers as bytes: a hello, its answer and the answer's confirmation, then frames from the dialer to
-//! the acceptor. All numbers are little-endian.
+//! the acceptor. All numbers are little-endian. Checksums find what was changed by accident; against attackers there is the hello.
 //!
 //! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
 //! reads from what it is given, and takes memory for what has arrived, never for what a length announces.
 
+mod error;
 mod frame;
+mod header;
 mod hello;
 mod incoming;
 
+pub use error::FrameError;
 pub use frame::{Frame, StateHeader};
+pub use header::Kind;
 pub use hello::{Hello, Refusal, VERSION, read_answer, read_confirmation, write_answer, write_confirmation};
 pub use incoming::Incoming;
 

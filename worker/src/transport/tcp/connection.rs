@@ -116,8 +116,13 @@ fn handshake(greeting: Greeting, mut socket: &TcpStream) -> io::Result<Option<(W
 
 /// Receives frames until the connection ends.
 fn serve(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) {
-    let ended = receive(shared, open, from, socket);
-    tracing::debug!(generation = %open.generation, %from, why = ?ended.err(), "a peer's connection ended");
+    let generation = open.generation;
+    match receive(shared, open, from, socket) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            tracing::warn!(%generation, %from, %error, "a peer's connection is closed: what came is no frame");
+        }
+        ended => tracing::debug!(%generation, %from, why = ?ended.err(), "a peer's connection ended"),
+    }
     // The generation holds another handle: without a shutdown the peer would not see the end.
     let _ = socket.shutdown(Shutdown::Both);
     report_loss(shared, open, from);

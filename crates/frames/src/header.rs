@@ -1,0 +1,140 @@
+//! The header of a frame, 32 bytes: kind u32, unit or micro-batch u32, round or stage u32, checksum of the payload u32, step u64,
+//! length of the payload in bytes u32, checksum of the 28 bytes before u32. Checksums are CRC-32C.
+//!
+//! The header has a checksum of its own: a length that was changed on its way would otherwise be waited for.
+
+use crate::FrameError;
+use std::fmt;
+use varuna_plan::Step;
+
+/// Bytes of a header.
+pub(crate) const HEADER_BYTES: usize = 32;
+/// Bytes of a header that its checksum is over.
+const CHECKED: usize = 28;
+
+/// What a frame carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A boundary activation.
+    Activation = 1,
+    /// The gradient of one.
+    Gradient = 2,
+    /// Part of a unit's gradient.
+    Ring = 3,
+    /// A protocol message.
+    Message = 4,
+    /// The header of a state.
+    State = 5,
+    /// Part of a state.
+    Part = 6,
+}
+
+impl Kind {
+    /// The greatest number of a kind.
+    pub(crate) const LAST: u32 = Kind::Part as u32;
+
+    fn of(number: u32) -> Option<Kind> {
+        Some(match number {
+            1 => Kind::Activation,
+            2 => Kind::Gradient,
+            3 => Kind::Ring,
+            4 => Kind::Message,
+            5 => Kind::State,
+            6 => Kind::Part,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Activation => "an activation",
+            Kind::Gradient => "a gradient of an activation",
+            Kind::Ring => "a part of a reduction",
+            Kind::Message => "a protocol message",
+            Kind::State => "a header of a state",
+            Kind::Part => "a part of a state",
+        })
+    }
+}
+
+/// All of a frame but its payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    /// Unit or micro-batch.
+    pub(crate) first: u32,
+    /// Round or stage.
+    pub(crate) second: u32,
+    pub(crate) step: Step,
+    /// Of the payload, bytes.
+    pub(crate) length: u32,
+    /// Of the payload.
+    pub(crate) checksum: u32,
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.first.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.second.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.step.0.to_le_bytes());
+        bytes[24..CHECKED].copy_from_slice(&self.length.to_le_bytes());
+        let own = crc32c::crc32c(&bytes[..CHECKED]);
+        bytes[CHECKED..].copy_from_slice(&own.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
+        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let (found, computed) = (number(CHECKED), crc32c::crc32c(&bytes[..CHECKED]));
+        if found != computed {
+            return Err(FrameError::Header { found, computed });
+        }
+        Ok(Header {
+            kind: Kind::of(number(0)).ok_or(FrameError::Kind(number(0)))?,
+            first: number(4),
+            second: number(8),
+            step: Step(u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]))),
+            length: number(24),
+            checksum: number(12),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_a_header_are_these() {
+        let header = Header {
+            kind: Kind::Ring,
+            first: 7,
+            second: 5,
+            step: Step(9),
+            length: 68,
+            checksum: 0x0403_0201,
+        };
+        let bytes = header.encode();
+        let expected = [
+            3, 0, 0, 0, 7, 0, 0, 0, 5, 0, 0, 0, 1, 2, 3, 4, 9, 0, 0, 0, 0, 0, 0, 0, 68, 0, 0, 0,
+        ];
+        assert_eq!(bytes[..CHECKED], expected);
+        assert_eq!(Header::decode(&bytes), Ok(header));
+        // The checksum is the Castagnoli polynomial's: its check value, from RFC 3720's family of test vectors.
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xE306_9283);
+    }
+
+    #[test]
+    fn every_kind_has_a_number_and_no_other_number_has_one() {
+        for number in 0..=Kind::LAST + 1 {
+            let kind = Kind::of(number);
+            assert_eq!(kind.is_some(), (1..=Kind::LAST).contains(&number), "{number}");
+            assert!(kind.is_none_or(|kind| kind as u32 == number));
+        }
+    }
+}
