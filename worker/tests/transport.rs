@@ -2,12 +2,15 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use varuna_frames::{Frame, Hello, Refusal, StateHeader, read_answer, write_confirmation};
+use varuna_frames::{
+    Frame, Greeting, Hello, Proof, Refusal, Side, StateHeader, read_answer, read_proof, write_answer,
+    write_proof,
+};
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::ring::Reducer;
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
@@ -103,25 +106,38 @@ fn activation(micro_batch: u32) -> Tag {
     }
 }
 
-/// A connection made by hand, after its hello was answered.
+/// A connection made by hand, up to the dialer's proof; with that proof, if the acceptor has proven itself.
 fn by_hand(
     to: &Peer,
     from: WorkerId,
     generation: Generation,
     secret: &str,
-) -> (TcpStream, Result<(), Refusal>) {
+) -> (TcpStream, Result<Proof, Refusal>) {
     let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
-    let proof = Hello::prove(secret, generation, from, to.id);
-    Hello {
+    let hello = Hello {
         generation,
         from,
         to: to.id,
-        proof,
+        nonce: [7; 32],
+    };
+    hello.write(&mut socket).unwrap();
+    let nonce = match read_answer(&mut socket).unwrap() {
+        Ok(nonce) => nonce,
+        Err(refusal) => return (socket, Err(refusal)),
+    };
+    let greeting = Greeting { hello, nonce };
+    let theirs = read_proof(&mut socket).unwrap();
+    if !greeting.proves(secret, Side::Acceptor, &theirs) {
+        return (socket, Err(Refusal::Secret));
     }
-    .write(&mut socket)
-    .unwrap();
-    let answer = read_answer(&mut socket).unwrap();
-    (socket, answer)
+    (socket, Ok(greeting.prove(secret, Side::Dialer)))
+}
+
+/// A connection made by hand that can send frames.
+fn connected_by_hand(to: &Peer, from: WorkerId) -> TcpStream {
+    let (mut socket, proof) = by_hand(to, from, G, SECRET);
+    write_proof(&mut socket, &proof.unwrap()).unwrap();
+    socket
 }
 
 fn ended(mut socket: TcpStream) -> bool {
@@ -172,22 +188,25 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
 fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
-    let answer = |from, generation, secret| by_hand(&b, from, generation, secret).1;
+    let answer = |from, generation, secret| by_hand(&b, from, generation, secret).1.map(drop);
     assert_eq!(answer(WorkerId(1), G, SECRET), Ok(()));
-    assert_eq!(answer(WorkerId(1), G, "other"), Err(Refusal::Secret));
+    assert_eq!(
+        answer(WorkerId(1), G, "other"),
+        Err(Refusal::Secret),
+        "the acceptor does not know this secret"
+    );
     assert_eq!(
         answer(WorkerId(1), Generation(2), SECRET),
         Err(Refusal::Generation),
         "a zombie"
     );
-    // A proof made for another pair does not serve.
+    // Who means another worker, at the address that was that worker's, is told so.
     let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
-    let proof = Hello::prove(SECRET, G, WorkerId(1), WorkerId(9));
     let hello = Hello {
         generation: G,
         from: WorkerId(1),
-        to: b.id,
-        proof,
+        to: WorkerId(9),
+        nonce: [7; 32],
     };
     hello.write(&mut socket).unwrap();
     assert_eq!(read_answer(&mut socket).unwrap(), Err(Refusal::Secret));
@@ -197,11 +216,81 @@ fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
 }
 
 #[test]
+fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let refused = |mut socket: TcpStream, proof: &Proof| {
+        write_proof(&mut socket, proof).unwrap();
+        let _ = Frame::Tensor(activation(0), vec![666.0]).write(&mut socket);
+        assert!(ended(socket));
+    };
+    refused(by_hand(&b, WorkerId(1), G, SECRET).0, &[0; 32]);
+    // The proof of another connection, as one who has listened would replay it with all that was said.
+    let (_, recorded) = by_hand(&b, WorkerId(1), G, SECRET);
+    refused(by_hand(&b, WorkerId(1), G, SECRET).0, &recorded.unwrap());
+    // The acceptor's own proof, sent back to it.
+    let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
+    let hello = Hello {
+        generation: G,
+        from: WorkerId(1),
+        to: b.id,
+        nonce: [7; 32],
+    };
+    hello.write(&mut socket).unwrap();
+    assert!(read_answer(&mut socket).unwrap().is_ok());
+    let reflected = read_proof(&mut socket).unwrap();
+    refused(socket, &reflected);
+    assert!(b.events.try_recv().is_err(), "nobody has come, so nobody is lost");
+    // The true peer still gets in, and its tensor is its own.
+    let a = peer(1);
+    connect_one_way(&a, &b);
+    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+}
+
+#[test]
+fn who_answers_for_a_peer_without_its_secret_gets_nothing() {
+    let a = peer(1);
+    a.mesh.open(G, SECRET);
+    let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
+    a.mesh
+        .dial(G, WorkerId(2), &impostor.local_addr().unwrap().to_string());
+    let (mut socket, _) = impostor.accept().unwrap();
+    let hello = Hello::read(&mut socket).unwrap().unwrap();
+    assert_eq!((hello.from, hello.to), (a.id, WorkerId(2)));
+    write_answer(&mut socket, Ok([3; 32])).unwrap();
+    write_proof(&mut socket, &[3; 32]).unwrap();
+    let why = a.wait(|e| match e {
+        PeerEvent::Refused { why, .. } => Some(why),
+        PeerEvent::Connected { .. } => panic!("an impostor is connected"),
+        _ => None,
+    });
+    assert_eq!(why, Refusal::Secret);
+    assert!(ended(socket), "no proof and no frame came");
+}
+
+#[test]
+fn silent_connections_do_not_keep_a_true_peer_out() {
+    let (a, b) = (peer(1), peer(2));
+    b.mesh.open(G, SECRET);
+    // More than may greet at once; they are held open and say nothing.
+    let silent: Vec<TcpStream> = (0..300)
+        .map(|_| TcpStream::connect(b.mesh.address()).unwrap())
+        .collect();
+    let start = Instant::now();
+    connect_one_way(&a, &b);
+    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    drop(silent);
+}
+
+#[test]
 fn a_connection_that_its_dialer_gave_up_is_no_loss_of_the_peer() {
     let (a, b) = (peer(1), peer(2));
     b.mesh.open(G, SECRET);
-    let (socket, answer) = by_hand(&b, a.id, G, SECRET);
-    assert_eq!(answer, Ok(()));
+    let (socket, proof) = by_hand(&b, a.id, G, SECRET);
+    assert!(proof.is_ok());
     drop(socket);
     connect_one_way(&a, &b);
     a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
@@ -222,10 +311,9 @@ fn a_second_connection_of_a_connected_peer_carries_nothing() {
     connect_one_way(&a, &b);
     a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
     assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
-    let (mut replayed, _) = by_hand(&b, a.id, G, SECRET);
-    let _ = write_confirmation(&mut replayed);
-    let _ = Frame::Tensor(activation(1), vec![666.0]).write(&mut replayed);
-    assert!(ended(replayed));
+    let mut second = connected_by_hand(&b, a.id);
+    let _ = Frame::Tensor(activation(1), vec![666.0]).write(&mut second);
+    assert!(ended(second));
     a.link().send(b.id, activation(1), vec![2.0], later()).unwrap();
     assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![2.0]));
     assert!(b.events.try_recv().is_err(), "the true connection lives");
@@ -236,9 +324,7 @@ fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let part = Frame::Part(Unit(0), Step(0), vec![1.0]);
-    let (mut socket, answer) = by_hand(&b, WorkerId(1), G, SECRET);
-    assert_eq!(answer, Ok(()));
-    write_confirmation(&mut socket).unwrap();
+    let mut socket = connected_by_hand(&b, WorkerId(1));
     part.write(&mut socket).unwrap();
     assert!(ended(socket), "a part without a header is refused");
     b.closed(WorkerId(1));
@@ -251,9 +337,7 @@ fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
 fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
-    let (mut socket, answer) = by_hand(&b, WorkerId(1), G, SECRET);
-    assert_eq!(answer, Ok(()));
-    write_confirmation(&mut socket).unwrap();
+    let mut socket = connected_by_hand(&b, WorkerId(1));
     let mut bytes = Vec::new();
     Frame::Tensor(activation(0), vec![1.0; 3])
         .write(&mut bytes)
@@ -419,8 +503,7 @@ fn a_killed_process_is_noticed_at_once() {
 fn a_half_closed_connection_counts_as_closed() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
-    let (mut socket, _) = by_hand(&b, WorkerId(1), G, SECRET);
-    write_confirmation(&mut socket).unwrap();
+    let mut socket = connected_by_hand(&b, WorkerId(1));
     Frame::Tensor(activation(0), vec![1.0])
         .write(&mut socket)
         .unwrap();

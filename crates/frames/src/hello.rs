@@ -1,7 +1,18 @@
-//! The first bytes of a connection: a hello, its answer, and the answer's confirmation.
+//! The first bytes of a connection, by which both sides prove that they know the generation's secret.
 //!
-//! Without the confirmation an acceptor could not tell a lost connection from one that its dialer gave up.
+//! ```text
+//! dialer   -> acceptor   hello: magic, version u32, generation u64, dialer u64, acceptor u64, nonce (32 bytes)
+//! acceptor -> dialer     answer: one byte; if it takes the hello, its own nonce (32 bytes)
+//! acceptor -> dialer     proof (32 bytes)
+//! dialer   -> acceptor   proof (32 bytes)
+//! ```
+//!
+//! A proof is an HMAC-SHA256 over all that was said and the prover's side, under a key that HKDF derives from the secret for this
+//! generation. Each side draws a nonce for each connection, so that what was recorded proves nothing later. The dialer's
+//! proof comes last and is the confirmation: without it an acceptor could not tell a lost connection from one that its
+//! dialer gave up.
 
+use hkdf::Hkdf;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, Read, Write};
@@ -10,18 +21,23 @@ use varuna_plan::{Generation, WorkerId};
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
 /// Version of this format and of the frames after it. Workers with another version are refused.
-pub const VERSION: u32 = 2;
-/// The dialer sends this byte once it has been accepted.
-const CONFIRMATION: u8 = 0xC5;
+pub const VERSION: u32 = 3;
 /// Bytes of a hello.
 const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32;
+/// What the key of a generation is for: no other key that is derived from a secret may have this purpose.
+const PURPOSE: &[u8] = b"varuna data plane: proofs of a hello";
+
+/// 32 random bytes that are used once.
+pub type Nonce = [u8; 32];
+/// See [`Greeting::prove`].
+pub type Proof = [u8; 32];
 
 /// Why an acceptor refuses a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// The generation is not known yet, or not any more. A later try may succeed.
     Generation,
-    /// The proof is wrong, or the hello is for another worker.
+    /// A proof is wrong, or the hello is for another worker.
     Secret,
     /// Another version of the format.
     Version,
@@ -36,23 +52,20 @@ pub struct Hello {
     pub from: WorkerId,
     /// The acceptor.
     pub to: WorkerId,
-    /// See [`Hello::prove`].
-    pub proof: [u8; 32],
+    /// Drawn by the dialer for this connection.
+    pub nonce: Nonce,
 }
 
 impl Hello {
-    /// HMAC-SHA256 of (generation, from, to) under the generation's secret: the secret itself is never sent.
-    #[must_use]
-    pub fn prove(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> [u8; 32] {
-        mac(secret, generation, from, to).finalize().into_bytes().into()
-    }
-
-    /// Whether the proof matches this secret, in constant time.
-    #[must_use]
-    pub fn proves(&self, secret: &str) -> bool {
-        mac(secret, self.generation, self.from, self.to)
-            .verify_slice(&self.proof)
-            .is_ok()
+    fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        for (at, number) in [(8, self.generation.0), (16, self.from.0), (24, self.to.0)] {
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes[32..].copy_from_slice(&self.nonce);
+        bytes
     }
 
     /// Sends the hello.
@@ -60,14 +73,7 @@ impl Hello {
     /// # Errors
     /// The connection is broken.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES);
-        bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        for number in [self.generation.0, self.from.0, self.to.0] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.proof);
-        out.write_all(&bytes)
+        out.write_all(&self.encode())
     }
 
     /// Receives a hello.
@@ -84,72 +90,113 @@ impl Hello {
             return Ok(Err(Refusal::Version));
         }
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let proof = std::array::from_fn(|i| bytes[32 + i]);
+        let nonce = std::array::from_fn(|i| bytes[32 + i]);
         let hello = Hello {
             generation: Generation(number(8)),
             from: WorkerId(number(16)),
             to: WorkerId(number(24)),
-            proof,
+            nonce,
         };
         Ok(Ok(hello))
     }
 }
 
-fn mac(secret: &str, generation: Generation, from: WorkerId, to: WorkerId) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("HMAC takes keys of any length");
-    for number in [generation.0, from.0, to.0] {
-        mac.update(&number.to_le_bytes());
-    }
-    mac
+/// The side of a connection that proves itself. One side's proof is never taken for the other's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Who opened the connection, and sends frames.
+    Dialer,
+    /// Who listens.
+    Acceptor,
 }
 
-/// Sends the confirmation.
+/// All that was said before the proofs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Greeting {
+    /// The dialer's hello.
+    pub hello: Hello,
+    /// Drawn by the acceptor for this connection.
+    pub nonce: Nonce,
+}
+
+impl Greeting {
+    /// One side's proof that it knows the generation's secret and heard the same; the secret itself is never sent.
+    #[must_use]
+    pub fn prove(&self, secret: &str, side: Side) -> Proof {
+        self.mac(secret, side).finalize().into_bytes().into()
+    }
+
+    /// Whether this is that side's proof, in constant time.
+    #[must_use]
+    pub fn proves(&self, secret: &str, side: Side, proof: &Proof) -> bool {
+        self.mac(secret, side).verify_slice(proof).is_ok()
+    }
+
+    fn mac(&self, secret: &str, side: Side) -> Hmac<Sha256> {
+        let mut key = [0u8; 32];
+        let generation = self.hello.generation.0.to_le_bytes();
+        Hkdf::<Sha256>::new(None, secret.as_bytes())
+            .expand_multi_info(&[PURPOSE, &generation], &mut key)
+            .expect("HKDF gives keys of 32 bytes");
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes keys of any length");
+        mac.update(match side {
+            Side::Dialer => b"dialer  ",
+            Side::Acceptor => b"acceptor",
+        });
+        mac.update(&self.hello.encode());
+        mac.update(&self.nonce);
+        mac
+    }
+}
+
+/// Sends a proof.
 ///
 /// # Errors
 /// The connection is broken.
-pub fn write_confirmation(out: &mut impl Write) -> io::Result<()> {
-    out.write_all(&[CONFIRMATION])
+pub fn write_proof(out: &mut impl Write, proof: &Proof) -> io::Result<()> {
+    out.write_all(proof)
 }
 
-/// Waits for the confirmation.
+/// Receives a proof.
 ///
 /// # Errors
-/// The connection is broken or was given up, or the byte is another one (`InvalidData`).
-pub fn read_confirmation(input: &mut impl Read) -> io::Result<()> {
-    let mut byte = [0u8];
-    input.read_exact(&mut byte)?;
-    if byte[0] == CONFIRMATION {
-        Ok(())
-    } else {
-        Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("byte {} is not a confirmation", byte[0]),
-        ))
-    }
+/// The connection is broken, or was given up.
+pub fn read_proof(input: &mut impl Read) -> io::Result<Proof> {
+    let mut proof = [0u8; 32];
+    input.read_exact(&mut proof)?;
+    Ok(proof)
 }
 
-/// Sends the answer to a hello.
+/// Sends the answer to a hello: the acceptor's nonce, or why it takes no connection.
 ///
 /// # Errors
 /// The connection is broken.
-pub fn write_answer(out: &mut impl Write, answer: Result<(), Refusal>) -> io::Result<()> {
-    out.write_all(&[match answer {
-        Ok(()) => 0,
-        Err(Refusal::Generation) => 1,
-        Err(Refusal::Secret) => 2,
-        Err(Refusal::Version) => 3,
-    }])
+pub fn write_answer(out: &mut impl Write, answer: Result<Nonce, Refusal>) -> io::Result<()> {
+    match answer {
+        Ok(nonce) => {
+            let mut bytes = [0u8; 33];
+            bytes[1..].copy_from_slice(&nonce);
+            out.write_all(&bytes)
+        }
+        Err(Refusal::Generation) => out.write_all(&[1]),
+        Err(Refusal::Secret) => out.write_all(&[2]),
+        Err(Refusal::Version) => out.write_all(&[3]),
+    }
 }
 
 /// Receives the answer to a hello.
 ///
 /// # Errors
 /// The connection is broken, or the byte is not an answer (`InvalidData`).
-pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
+pub fn read_answer(input: &mut impl Read) -> io::Result<Result<Nonce, Refusal>> {
     let mut byte = [0u8];
     input.read_exact(&mut byte)?;
     match byte[0] {
-        0 => Ok(Ok(())),
+        0 => {
+            let mut nonce = [0u8; 32];
+            input.read_exact(&mut nonce)?;
+            Ok(Ok(nonce))
+        }
         1 => Ok(Err(Refusal::Generation)),
         2 => Ok(Err(Refusal::Secret)),
         3 => Ok(Err(Refusal::Version)),
@@ -164,22 +211,51 @@ pub fn read_answer(input: &mut impl Read) -> io::Result<Result<(), Refusal>> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_hello_survives_the_wire_and_proves_one_generation_and_pair() {
-        let proof = Hello::prove("s", Generation(3), WorkerId(1), WorkerId(2));
-        assert_ne!(proof, Hello::prove("t", Generation(3), WorkerId(1), WorkerId(2)));
-        assert_ne!(proof, Hello::prove("s", Generation(4), WorkerId(1), WorkerId(2)));
-        let hello = Hello {
+    const GREETING: Greeting = Greeting {
+        hello: Hello {
             generation: Generation(3),
             from: WorkerId(1),
             to: WorkerId(2),
-            proof,
-        };
+            nonce: [7; 32],
+        },
+        nonce: [9; 32],
+    };
+
+    #[test]
+    fn a_hello_and_its_answer_survive_the_wire() {
+        let hello = GREETING.hello;
         let mut wire = Vec::new();
         hello.write(&mut wire).unwrap();
         assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Ok(hello));
         wire[4] ^= 1;
         assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Err(Refusal::Version));
         assert!(Hello::read(&mut [7u8; 64].as_slice()).is_err());
+        let refusals = [Refusal::Generation, Refusal::Secret, Refusal::Version].map(Err);
+        for answer in [Ok([5; 32])].into_iter().chain(refusals) {
+            let mut wire = Vec::new();
+            write_answer(&mut wire, answer).unwrap();
+            assert_eq!(read_answer(&mut wire.as_slice()).unwrap(), answer);
+        }
+        assert!(read_answer(&mut [4u8].as_slice()).is_err());
+    }
+
+    #[test]
+    fn a_proof_is_of_one_secret_and_side_and_of_all_that_was_said() {
+        let proof = GREETING.prove("s", Side::Dialer);
+        assert!(GREETING.proves("s", Side::Dialer, &proof));
+        assert!(!GREETING.proves("t", Side::Dialer, &proof));
+        assert!(!GREETING.proves("s", Side::Acceptor, &proof));
+        let changed: [fn(&mut Greeting); 5] = [
+            |g| g.hello.generation = Generation(4),
+            |g| g.hello.from = WorkerId(2),
+            |g| g.hello.to = WorkerId(1),
+            |g| g.hello.nonce[31] ^= 1,
+            |g| g.nonce[0] ^= 1,
+        ];
+        for (i, change) in changed.into_iter().enumerate() {
+            let mut other = GREETING;
+            change(&mut other);
+            assert!(!other.proves("s", Side::Dialer, &proof), "change {i}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The data plane between workers as bytes: a hello, its answer and the answer's confirmation, then frames from the dialer to
+//! The data plane between workers as bytes: a greeting in which both sides prove themselves, then frames from the dialer to
 //! the acceptor. All numbers are little-endian. Checksums find what was changed by accident; against attackers there is the hello.
 //!
 //! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
@@ -13,7 +13,9 @@ mod incoming;
 pub use error::FrameError;
 pub use frame::{Frame, StateHeader};
 pub use header::Kind;
-pub use hello::{Hello, Refusal, VERSION, read_answer, read_confirmation, write_answer, write_confirmation};
+pub use hello::{
+    Greeting, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof, write_answer, write_proof,
+};
 pub use incoming::Incoming;
 
 use varuna_plan::{Step, Unit};

@@ -2,14 +2,17 @@
 
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
-use varuna_frames::{Frame, Hello, Incoming, StateHeader, Tag, read_answer, read_confirmation};
+use varuna_frames::{
+    Frame, Greeting, Hello, Incoming, Side, StateHeader, Tag, read_answer, read_proof, write_answer,
+    write_proof,
+};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::{Norms, PeerMessage};
 
 pub(super) const HELLO: Target = Target {
     name: "hello",
-    what: "the hello of a connection, its answer and confirmation",
+    what: "the hello of a connection, its answer and the proofs",
     form: Form::Bytes,
     words: &["VRNA"],
     memory: LITTLE,
@@ -29,27 +32,30 @@ pub(super) const FRAMES: Target = Target {
 };
 
 fn hello_seeds() -> Seeds {
-    let (generation, from, to) = (Generation(3), WorkerId(1), WorkerId(2));
-    let proof = Hello::prove("secret", generation, from, to);
-    let hello = Hello {
-        generation,
-        from,
-        to,
-        proof,
+    let greeting = Greeting {
+        hello: Hello {
+            generation: Generation(3),
+            from: WorkerId(1),
+            to: WorkerId(2),
+            nonce: [7; 32],
+        },
+        nonce: [9; 32],
     };
     let mut wire = Vec::new();
-    hello.write(&mut wire).expect("memory takes everything");
-    wire.push(0xC5);
+    greeting.hello.write(&mut wire).expect("memory takes everything");
+    write_answer(&mut wire, Ok(greeting.nonce)).expect("memory takes everything");
+    for side in [Side::Acceptor, Side::Dialer] {
+        write_proof(&mut wire, &greeting.prove("secret", side)).expect("memory takes everything");
+    }
     vec![("proven", wire)]
 }
 
+/// Both sides of a greeting, one after the other.
 fn run_hello(mut input: &[u8]) -> Result<String, String> {
     let whole = input;
     let said = |e: std::io::Error| e.to_string();
-    let hello = match Hello::read(&mut input).map_err(said)? {
-        Ok(hello) => hello,
-        Err(refusal) => return Err(format!("{refusal:?}")),
-    };
+    let refused = |refusal| format!("{refusal:?}");
+    let hello = Hello::read(&mut input).map_err(said)?.map_err(refused)?;
     let mut written = Vec::new();
     hello.write(&mut written).expect("memory takes everything");
     assert_eq!(
@@ -57,10 +63,14 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
         whole[..written.len()],
         "every byte of a hello means something"
     );
-    let proven = hello.proves("secret");
-    let answer = read_answer(&mut &*input);
-    let confirmed = read_confirmation(&mut input).is_ok();
-    Ok(format!("{proven} {answer:?} {confirmed}"))
+    let nonce = read_answer(&mut input).map_err(said)?.map_err(refused)?;
+    let greeting = Greeting { hello, nonce };
+    let mut proven = Vec::new();
+    for side in [Side::Acceptor, Side::Dialer] {
+        let proof = read_proof(&mut input).map_err(said)?;
+        proven.push(greeting.proves("secret", side, &proof));
+    }
+    Ok(format!("{proven:?}"))
 }
 
 fn frame_seeds() -> Seeds {

@@ -1,29 +1,23 @@
 //! The threads of connections: accept and receive, dial and send.
 
+use super::greet::{accept, dial};
+use super::greetings::Greetings;
 use super::queue::Queue;
 use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read};
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-use varuna_frames::{
-    Frame, Hello, Incoming, Refusal, StateHeader, read_answer, read_confirmation, write_answer,
-    write_confirmation,
-};
+use std::time::Duration;
+use varuna_frames::{Frame, Incoming, Refusal, StateHeader};
 use varuna_plan::{Generation, WorkerId};
 
-/// How long a peer may take to send or answer a hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pauses between two attempts to dial. A peer refuses until it knows the plan, typically for milliseconds.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(2))
     .with_max_delay(Duration::from_millis(100))
     .without_max_times();
-
-/// Connections with an incomplete hello at the same time; more are dropped, and their dialers try again.
-const GREETINGS_MAX: usize = 256;
 /// Pause after a failed accept: without file descriptors it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -40,12 +34,17 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
                 continue;
             }
         };
-        let Some(greeting) = Greeting::begin(shared) else {
-            continue;
+        let socket = Arc::new(socket);
+        let waiting = match Greetings::begin(&shared.greetings, &socket) {
+            Ok(waiting) => waiting,
+            Err(error) => {
+                tracing::debug!(%error, "a connection ended at once");
+                continue;
+            }
         };
+        let own = Arc::clone(shared);
         let spawned = std::thread::Builder::new().name("peer-in".into()).spawn(move || {
-            let own = Arc::clone(&greeting.0);
-            match handshake(greeting, &socket) {
+            match accept(&own, waiting, &socket) {
                 Ok(Some((from, open))) => serve(&own, &open, from, &socket),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "a connection was not accepted"),
@@ -55,63 +54,6 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
             tracing::error!(%error, "cannot start a thread for a connection");
         }
     }
-}
-
-/// Counts a connection whose hello is not complete.
-struct Greeting(Arc<Shared>);
-
-impl Greeting {
-    fn begin(shared: &Arc<Shared>) -> Option<Greeting> {
-        let greeting = Greeting(Arc::clone(shared));
-        (shared.greeting.fetch_add(1, Ordering::SeqCst) < GREETINGS_MAX).then_some(greeting)
-    }
-}
-
-impl Drop for Greeting {
-    fn drop(&mut self) {
-        self.0.greeting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Reads with a deadline for all reads together.
-struct DeadlineReader<'a>(&'a TcpStream, Instant);
-
-impl Read for DeadlineReader<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.1.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.0.set_read_timeout(Some(left))?;
-        self.0.read(buffer)
-    }
-}
-
-/// Checks a hello and answers it. Returns the peer and its generation once the dialer has confirmed.
-fn handshake(greeting: Greeting, mut socket: &TcpStream) -> io::Result<Option<(WorkerId, Arc<Open>)>> {
-    let shared = &*greeting.0;
-    socket.set_nodelay(true)?;
-    let mut input = DeadlineReader(socket, Instant::now() + HELLO_TIMEOUT);
-    let checked = Hello::read(&mut input)?.and_then(|hello| {
-        let open = shared.open(hello.generation).ok_or(Refusal::Generation)?;
-        let valid = hello.to == shared.me && hello.proves(&open.secret);
-        if valid {
-            Ok((hello.from, open))
-        } else {
-            Err(Refusal::Secret)
-        }
-    });
-    let (from, open) = match checked {
-        Ok(peer) => peer,
-        Err(refusal) => return write_answer(&mut socket, Err(refusal)).map(|()| None),
-    };
-    write_answer(&mut socket, Ok(()))?;
-    read_confirmation(&mut input)?;
-    if !open.accept(from, socket) {
-        return Ok(None);
-    }
-    socket.set_read_timeout(None)?;
-    Ok(Some((from, open)))
 }
 
 /// Receives frames until the connection ends.
@@ -208,42 +150,6 @@ pub(super) fn dial_loop(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, 
             return;
         }
     }
-}
-
-fn dial(
-    shared: &Shared,
-    open: &Open,
-    peer: WorkerId,
-    address: &str,
-) -> io::Result<Result<TcpStream, Refusal>> {
-    let mut socket = connect(address)?;
-    socket.set_nodelay(true)?;
-    let proof = Hello::prove(&open.secret, open.generation, shared.me, peer);
-    Hello {
-        generation: open.generation,
-        from: shared.me,
-        to: peer,
-        proof,
-    }
-    .write(&mut socket)?;
-    let answer = read_answer(&mut DeadlineReader(&socket, Instant::now() + HELLO_TIMEOUT))?;
-    if answer.is_ok() {
-        write_confirmation(&mut socket)?;
-    }
-    socket.set_read_timeout(None)?;
-    Ok(answer.map(|()| socket))
-}
-
-/// Connects to the first address of the name that answers (`localhost` has two, and a worker listens on one).
-fn connect(address: &str) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    for resolved in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&resolved, HELLO_TIMEOUT) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }
 
 /// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more.

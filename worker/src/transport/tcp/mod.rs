@@ -1,16 +1,19 @@
 //! The data plane over TCP: each worker listens, and dials every peer of a generation once. Frames go from dialer to acceptor.
 //!
-//! A connection belongs to one generation and starts with a proof of its secret, so that all workers refuse a worker of an
-//! older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread
+//! A connection belongs to one generation and starts with proofs of its secret from both sides, so that all workers refuse a
+//! worker of an older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread
 //! that waits. Peers are authenticated, but traffic is not encrypted: use a private network.
 
 mod connection;
+mod greet;
+mod greetings;
 mod queue;
 mod states;
 
 use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
 use connection::{accept_loop, dial_loop};
+use greetings::Greetings;
 use parking_lot::{Condvar, Mutex};
 use queue::{Queue, QueueError};
 pub use states::StateSource;
@@ -18,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use varuna_frames::{Frame, Refusal, StateHeader};
 use varuna_plan::{Generation, Unit, WorkerId};
@@ -77,8 +80,7 @@ struct Shared {
     emit: Box<dyn Fn(PeerEvent) + Send + Sync>,
     ended: AtomicBool,
     elements_max: usize,
-    /// Connections whose hello is not complete.
-    greeting: AtomicUsize,
+    greetings: Arc<Greetings>,
 }
 
 /// A generation that is open on this worker.
@@ -181,13 +183,13 @@ impl Mesh {
         let listener = TcpListener::bind(bind)?;
         let address = listener.local_addr()?;
         let generations = Mutex::default();
-        let (ended, greeting) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let ended = AtomicBool::new(false);
         let shared = Arc::new(Shared {
             me,
             generations,
             emit: Box::new(emit),
             ended,
-            greeting,
+            greetings: Arc::default(),
             elements_max,
         });
         let own = Arc::clone(&shared);
