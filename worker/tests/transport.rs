@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Frame, Greeting, Hello, Proof, Refusal, Side, StateHeader, read_answer, read_proof, write_answer,
-    write_proof,
+    Digester, Frame, Greeting, Hello, Proof, Refusal, Side, StateHeader, read_answer, read_proof,
+    write_answer, write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::ring::Reducer;
@@ -350,6 +350,47 @@ fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
         b.link().recv(WorkerId(1), activation(0), later()),
         Err(LinkError::Closed(WorkerId(1)))
     );
+}
+
+#[test]
+fn a_state_that_is_not_what_was_sent_is_a_failed_transfer_and_others_may_follow() {
+    let b = peer(2);
+    b.mesh.open(G, SECRET);
+    let mut socket = connected_by_hand(&b, WorkerId(1));
+    let header = StateHeader {
+        unit: Unit(4),
+        id: StateId::INITIAL,
+        decision: None,
+        adam_steps: 0,
+        elements: 2,
+    };
+    let encoded = header.encode().unwrap();
+    let mut digester = Digester::new(&encoded);
+    digester.add(&[1.0, 2.0]);
+    let digest = digester.digest();
+    // The same elements in another order, each frame with the right checksum; then as they were.
+    for parts in [[2.0, 1.0], [1.0, 2.0]] {
+        let parts = parts.map(|value| Frame::Part(Unit(4), Step(0), vec![value]));
+        let state = [Frame::State(encoded.clone())].into_iter().chain(parts);
+        for frame in state.chain([Frame::End(Unit(4), Step(0), digest)]) {
+            frame.write(&mut socket).unwrap();
+        }
+    }
+    let why = b.wait(|e| match e {
+        PeerEvent::StateFailed { unit, why, .. } => Some((unit, why.to_string())),
+        PeerEvent::State { .. } => panic!("a changed state was taken"),
+        _ => None,
+    });
+    assert!(why.0 == Unit(4) && why.1.contains("another digest"), "{why:?}");
+    let data = b.wait(|e| match e {
+        PeerEvent::State { data, .. } => Some(data),
+        _ => None,
+    });
+    assert_eq!(data, [1.0, 2.0]);
+    // An end that comes too early, or without a state, is no frame of a sound peer.
+    Frame::End(Unit(4), Step(0), digest).write(&mut socket).unwrap();
+    assert!(ended(socket));
+    b.closed(WorkerId(1));
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Why bytes are not a frame.
+//! Why bytes are not a frame, and why frames are not a state.
 
 use crate::Kind;
 use std::io;
+use varuna_plan::{StateId, Step, Unit};
 
 /// Why bytes are not a frame. Whoever sent them, or the network between, cannot be trusted any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -37,6 +38,14 @@ pub enum FrameError {
         /// Allowed, bytes.
         most: u32,
     },
+    /// A digest of another length.
+    #[error("{kind} with a payload of {length} bytes, where a digest of 32 belongs")]
+    Digest {
+        /// Of the frame.
+        kind: Kind,
+        /// Announced, bytes.
+        length: u32,
+    },
     /// A length that is no multiple of four.
     #[error("{kind} with a payload of {length} bytes, which is not a whole number of floats")]
     Floats {
@@ -45,6 +54,73 @@ pub enum FrameError {
         /// Announced, bytes.
         length: u32,
     },
+}
+
+/// Why frames do not make up the announced state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StateError {
+    /// A part or an end without a header before it.
+    #[error("a part or the end of unit {unit} at step {step}, and no state is announced")]
+    Unannounced {
+        /// Of the frame.
+        unit: Unit,
+        /// Of the frame.
+        step: Step,
+    },
+    /// A part or an end of another state.
+    #[error(
+        "a part or the end of unit {unit} at step {step}, while unit {announced} at {id} is being received"
+    )]
+    Other {
+        /// Of the frame.
+        unit: Unit,
+        /// Of the frame.
+        step: Step,
+        /// The announced unit.
+        announced: Unit,
+        /// The announced state.
+        id: StateId,
+    },
+    /// More elements than announced, or an end before the last one.
+    #[error("unit {unit} at {id}: {arrived} elements and then {part}; {announced} are announced")]
+    Elements {
+        /// The unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+        /// Received before.
+        arrived: u64,
+        /// Of this part; 0: the end.
+        part: u64,
+        /// In the header.
+        announced: u64,
+    },
+    /// There is no memory for it.
+    #[error("no memory for {announced} elements of unit {unit} at {id}")]
+    Memory {
+        /// The unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+        /// In the header.
+        announced: u64,
+    },
+    /// What arrived is not what was sent, although each frame's checksum is right.
+    #[error(
+        "the state of unit {unit} at {id} has another digest than its sender's: it was changed on its way, or in the memory of one side"
+    )]
+    Digest {
+        /// The unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+    },
+}
+
+impl From<StateError> for io::Error {
+    fn from(error: StateError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
 }
 
 impl From<FrameError> for io::Error {

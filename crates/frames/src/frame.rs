@@ -1,7 +1,7 @@
 //! A frame: a header and its payload, each with a checksum.
 
 use crate::header::{HEADER_BYTES, Header, Kind};
-use crate::{FrameError, Tag};
+use crate::{FrameError, StateDigest, Tag};
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Decision, StateId, Step, Unit};
@@ -60,6 +60,8 @@ pub enum Frame {
     State(Vec<u8>),
     /// A part of the announced state, with its unit and step.
     Part(Unit, Step, Vec<f32>),
+    /// The end of the announced state, with its unit, its step and its digest.
+    End(Unit, Step, StateDigest),
 }
 
 impl Frame {
@@ -73,6 +75,7 @@ impl Frame {
         match self {
             Frame::Tensor(_, values) | Frame::Part(_, _, values) => bytemuck::cast_slice(values),
             Frame::Message(bytes) | Frame::State(bytes) => bytes,
+            Frame::End(_, _, digest) => digest,
         }
     }
 
@@ -95,6 +98,7 @@ impl Frame {
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
             Frame::State(_) => (Kind::State, 0, 0, Step(0)),
             Frame::Part(unit, step, _) => (Kind::Part, unit.0, 0, *step),
+            Frame::End(unit, step, _) => (Kind::End, unit.0, 0, *step),
         }
     }
 
@@ -152,6 +156,7 @@ impl Frame {
             Kind::Message => return Ok(Frame::Message(bytes_of(input, &header)?)),
             Kind::State => return Ok(Frame::State(bytes_of(input, &header)?)),
             Kind::Part => return Ok(Frame::Part(unit, step, floats_of(input, &header)?)),
+            Kind::End => return Ok(Frame::End(unit, step, digest_of(input, &header)?)),
         };
         Ok(Frame::Tensor(tag, floats_of(input, &header)?))
     }
@@ -187,6 +192,16 @@ fn bytes_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<u8>> {
     checked(header, |sum| {
         filled(length, AHEAD, |bytes| receive(input, bytes, sum))
     })
+}
+
+fn digest_of(input: &mut impl Read, header: &Header) -> io::Result<StateDigest> {
+    let Header { kind, length, .. } = *header;
+    let mut digest = StateDigest::default();
+    if length as usize != digest.len() {
+        return Err(FrameError::Digest { kind, length }.into());
+    }
+    checked(header, |sum| receive(input, &mut digest, sum))?;
+    Ok(digest)
 }
 
 fn floats_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<f32>> {
@@ -277,6 +292,7 @@ mod tests {
             Frame::Message(vec![1, 2, 3]),
             Frame::State(vec![]),
             Frame::Part(Unit(2), Step(6), vec![2.0]),
+            Frame::End(Unit(2), Step(6), [9; 32]),
         ];
         let mut wire = Vec::new();
         for frame in &frames {
@@ -363,6 +379,7 @@ mod tests {
             "a protocol message with a payload of 33554432 bytes; at most 16777216",
         );
         refused(1, 3, "whole number of floats");
-        refused(7, 0, "frame kind 7; kinds 1 to 6");
+        refused(7, 31, "the end of a state with a payload of 31 bytes");
+        refused(8, 0, "frame kind 8; kinds 1 to 7");
     }
 }

@@ -27,11 +27,13 @@ pub enum Kind {
     State = 5,
     /// Part of a state.
     Part = 6,
+    /// The end of a state, with its digest.
+    End = 7,
 }
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u32 = Kind::Part as u32;
+    pub(crate) const LAST: u32 = Kind::End as u32;
 
     fn of(number: u32) -> Option<Kind> {
         Some(match number {
@@ -41,6 +43,7 @@ impl Kind {
             4 => Kind::Message,
             5 => Kind::State,
             6 => Kind::Part,
+            7 => Kind::End,
             _ => return None,
         })
     }
@@ -55,6 +58,7 @@ impl fmt::Display for Kind {
             Kind::Message => "a protocol message",
             Kind::State => "a header of a state",
             Kind::Part => "a part of a state",
+            Kind::End => "the end of a state",
         })
     }
 }

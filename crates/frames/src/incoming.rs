@@ -1,6 +1,6 @@
 //! A state that is being received, part by part.
 
-use crate::StateHeader;
+use crate::{Digester, StateDigest, StateError, StateHeader};
 use std::io;
 use varuna_plan::{Step, Unit};
 
@@ -10,49 +10,94 @@ const AHEAD: usize = 1 << 24;
 
 /// A state that is being received.
 pub struct Incoming {
-    /// What was announced.
-    pub header: StateHeader,
-    /// The elements that have arrived.
-    pub data: Vec<f32>,
+    header: StateHeader,
+    data: Vec<f32>,
+    digester: Digester,
 }
 
 impl Incoming {
-    /// Nothing of the announced state has arrived.
-    #[must_use]
-    pub fn new(header: StateHeader) -> Incoming {
-        let data = Vec::new();
-        Incoming { header, data }
+    /// Nothing of the announced state has arrived. `header` is the payload of [`crate::Frame::State`].
+    ///
+    /// # Errors
+    /// It is no header of a state.
+    pub fn announced(header: &[u8]) -> io::Result<Incoming> {
+        Ok(Incoming {
+            header: StateHeader::decode(header)?,
+            data: Vec::new(),
+            digester: Digester::new(header),
+        })
     }
 
     /// Adds a part. It must belong to this state and fit.
     ///
     /// # Errors
     /// It does not, or there is no memory for it.
-    pub fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> io::Result<()> {
+    pub fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> Result<(), StateError> {
+        self.is_of(unit, step)?;
         let StateHeader { elements, id, .. } = self.header;
-        let missing = elements.saturating_sub(self.data.len() as u64);
-        if (unit, step) != (self.header.unit, id.step) || part.len() as u64 > missing {
-            return Err(io::Error::other(format!(
-                "a part of {} elements of unit {unit} at step {step}; {missing} of unit {} at {id} are missing",
-                part.len(),
-                self.header.unit
-            )));
+        let start = self.data.len();
+        let missing = elements.saturating_sub(start as u64);
+        if part.len() as u64 > missing {
+            return Err(self.elements(part.len()));
         }
-        if self.data.capacity() - self.data.len() < part.len() {
+        if self.data.capacity() - start < part.len() {
             // What is announced may never come.
-            let ahead = self.data.len().max(AHEAD).max(part.len());
+            let ahead = start.max(AHEAD).max(part.len());
             let ahead = usize::try_from(missing).unwrap_or(usize::MAX).min(ahead);
             let grown = self.data.try_reserve_exact(ahead);
-            grown.map_err(|_| io::Error::other(format!("no memory for a state of {elements} elements")))?;
+            let announced = elements;
+            grown.map_err(|_| StateError::Memory { unit, id, announced })?;
         }
         self.data.extend_from_slice(part);
+        // Of what lies here now, not of what came.
+        self.digester.add(&self.data[start..]);
         Ok(())
     }
 
-    /// Whether all of it has arrived.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.data.len() as u64 == self.header.elements
+    /// The state, if all of it has arrived as it was sent.
+    ///
+    /// # Errors
+    /// It has not, or the end is that of another state.
+    pub fn finish(
+        self,
+        unit: Unit,
+        step: Step,
+        digest: &StateDigest,
+    ) -> Result<(StateHeader, Vec<f32>), StateError> {
+        self.is_of(unit, step)?;
+        if self.data.len() as u64 != self.header.elements {
+            return Err(self.elements(0));
+        }
+        if self.digester.digest() != *digest {
+            let id = self.header.id;
+            return Err(StateError::Digest { unit, id });
+        }
+        Ok((self.header, self.data))
+    }
+
+    fn is_of(&self, unit: Unit, step: Step) -> Result<(), StateError> {
+        let StateHeader {
+            unit: announced, id, ..
+        } = self.header;
+        if (unit, step) == (announced, id.step) {
+            return Ok(());
+        }
+        Err(StateError::Other {
+            unit,
+            step,
+            announced,
+            id,
+        })
+    }
+
+    fn elements(&self, part: usize) -> StateError {
+        StateError::Elements {
+            unit: self.header.unit,
+            id: self.header.id,
+            arrived: self.data.len() as u64,
+            part: part as u64,
+            announced: self.header.elements,
+        }
     }
 }
 
@@ -61,33 +106,64 @@ mod tests {
     use super::*;
     use varuna_plan::StateId;
 
-    fn incoming(elements: u64) -> Incoming {
-        Incoming::new(StateHeader {
+    /// An announced state, and what computes its digest.
+    fn incoming(elements: u64) -> (Incoming, Digester) {
+        let header = StateHeader {
             unit: Unit(1),
             id: StateId::INITIAL,
             decision: None,
             adam_steps: 0,
             elements,
-        })
+        };
+        let encoded = header.encode().unwrap();
+        (Incoming::announced(&encoded).unwrap(), Digester::new(&encoded))
     }
 
     #[test]
     fn parts_make_up_the_announced_state_and_nothing_beyond_it() {
-        let mut state = incoming(3);
+        let (mut state, mut digester) = incoming(3);
+        digester.add(&[1.0, 2.0, 3.0]);
         state.extend(Unit(1), Step(0), &[1.0, 2.0]).unwrap();
-        assert!(!state.is_complete());
         for (unit, step, part) in [(2, 0, 1), (1, 1, 1), (1, 0, 2)] {
             assert!(state.extend(Unit(unit), Step(step), &vec![0.0; part]).is_err());
         }
         state.extend(Unit(1), Step(0), &[3.0]).unwrap();
-        assert!(state.is_complete());
-        assert_eq!(state.data, [1.0, 2.0, 3.0]);
-        assert!(incoming(0).is_complete());
+        let (header, data) = state.finish(Unit(1), Step(0), &digester.digest()).unwrap();
+        assert_eq!((header.unit, data), (Unit(1), vec![1.0, 2.0, 3.0]));
+        let (empty, digester) = incoming(0);
+        assert!(empty.finish(Unit(1), Step(0), &digester.digest()).is_ok());
+    }
+
+    #[test]
+    fn a_state_ends_when_all_of_it_has_come_as_it_was_sent() {
+        let ended = |part: &[f32], unit, change: fn(&mut StateDigest)| {
+            let (mut state, mut digester) = incoming(2);
+            digester.add(&[1.0, 2.0]);
+            state.extend(Unit(1), Step(0), part).unwrap();
+            let mut digest = digester.digest();
+            change(&mut digest);
+            state.finish(Unit(unit), Step(0), &digest)
+        };
+        assert!(ended(&[1.0, 2.0], 1, |_| {}).is_ok());
+        let said = |outcome: Result<_, StateError>| outcome.unwrap_err().to_string();
+        assert!(said(ended(&[2.0, 1.0], 1, |_| {})).contains("another digest than its sender's"));
+        assert!(said(ended(&[1.0, 2.0], 1, |d| d[31] ^= 1)).contains("another digest"));
+        assert!(said(ended(&[1.0], 1, |_| {})).contains("1 elements and then 0; 2 are announced"));
+        assert!(said(ended(&[1.0, 2.0], 2, |_| {})).contains("while unit 1"));
+    }
+
+    #[test]
+    fn the_header_is_part_of_the_digest() {
+        let (_, digester) = incoming(0);
+        let (other, _) = incoming(1);
+        let mut other = other;
+        other.header.elements = 0;
+        assert!(other.finish(Unit(1), Step(0), &digester.digest()).is_err());
     }
 
     #[test]
     fn no_memory_is_taken_for_a_state_that_is_only_announced() {
-        let mut state = incoming(u64::MAX);
+        let (mut state, _) = incoming(u64::MAX);
         assert_eq!(state.data.capacity(), 0);
         state.extend(Unit(1), Step(0), &[1.0]).unwrap();
         assert!(state.data.capacity() <= AHEAD);

@@ -4,13 +4,15 @@
 //! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
 //! reads from what it is given, and takes memory for what has arrived, never for what a length announces.
 
+mod digest;
 mod error;
 mod frame;
 mod header;
 mod hello;
 mod incoming;
 
-pub use error::FrameError;
+pub use digest::{Digester, StateDigest};
+pub use error::{FrameError, StateError};
 pub use frame::{Frame, StateHeader};
 pub use header::Kind;
 pub use hello::{

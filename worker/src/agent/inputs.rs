@@ -167,6 +167,19 @@ impl Agent {
                 };
                 return self.feed_unit(unit, id, UnitState { adam_steps, data }, fetched);
             }
+            PeerEvent::StateFailed {
+                generation,
+                from,
+                unit,
+                why,
+            } => {
+                tracing::warn!(%generation, %from, %why, "a state is refused and asked for again");
+                MemberInput::FetchFailed {
+                    generation,
+                    from,
+                    unit,
+                }
+            }
             PeerEvent::Refused {
                 generation,
                 peer,

@@ -3,8 +3,8 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Frame, Greeting, Hello, Incoming, Side, StateHeader, Tag, read_answer, read_proof, write_answer,
-    write_proof,
+    Digester, Frame, Greeting, Hello, Incoming, Side, StateError, StateHeader, Tag, read_answer, read_proof,
+    write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
@@ -112,10 +112,14 @@ fn frame_seeds() -> Seeds {
         ),
     ];
     let messages = [norms, PeerMessage::Fetch { unit: Unit(1) }].map(|m| Frame::Message(encode(&m)));
+    let encoded = header.encode().expect("a header can be written");
+    let mut digester = Digester::new(&encoded);
+    digester.add(&[1.0, 1.0, 1.0, 2.0]);
     let state = [
-        Frame::State(postcard::to_stdvec(&header).expect("a header can be written")),
+        Frame::State(encoded),
         Frame::Part(Unit(1), ID.step, vec![1.0; 3]),
         Frame::Part(Unit(1), ID.step, vec![2.0]),
+        Frame::End(Unit(1), ID.step, digester.digest()),
     ];
     let wire = |frames: &[Frame]| {
         let mut wire = Vec::new();
@@ -178,8 +182,8 @@ fn run_frames(mut input: &[u8]) -> Result<String, String> {
                 'm'
             }
             Frame::State(bytes) => {
-                let header = StateHeader::decode(&bytes).map_err(|e| format!("{kinds} {e}"))?;
-                state = Some(Incoming::new(header));
+                let announced = Incoming::announced(&bytes).map_err(|e| format!("{kinds} {e}"))?;
+                state = Some(announced);
                 's'
             }
             Frame::Part(unit, step, part) => {
@@ -189,10 +193,15 @@ fn run_frames(mut input: &[u8]) -> Result<String, String> {
                     .map_err(|e| format!("{kinds} {e}"))?;
                 'p'
             }
+            Frame::End(unit, step, digest) => {
+                let incoming = state.take().ok_or("an end without a header")?;
+                match incoming.finish(unit, step, &digest) {
+                    Ok(_) => 'e',
+                    Err(StateError::Digest { .. }) => 'd',
+                    Err(e) => return Err(format!("{kinds} {e}")),
+                }
+            }
         });
         kinds.truncate(8);
-        if state.as_ref().is_some_and(Incoming::is_complete) {
-            state = None;
-        }
     }
 }

@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use varuna_frames::{Frame, Incoming, Refusal, StateHeader};
+use varuna_frames::{Frame, Incoming, Refusal, StateError};
 use varuna_plan::{Generation, WorkerId};
 
 /// Pauses between two attempts to dial. A peer refuses until it knows the plan, typically for milliseconds.
@@ -97,13 +97,9 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
                     message,
                 });
             }
-            Frame::State(bytes) => {
-                state = Some(Incoming::new(StateHeader::decode(&bytes)?));
-            }
+            Frame::State(bytes) => state = Some(Incoming::announced(&bytes)?),
             Frame::Part(unit, step, part) => {
-                let Some(incoming) = state.as_mut() else {
-                    return Err(io::Error::other("a part without its header"));
-                };
+                let incoming = state.as_mut().ok_or(StateError::Unannounced { unit, step })?;
                 incoming.extend(unit, step, &part)?;
                 (shared.emit)(PeerEvent::StateProgress {
                     generation,
@@ -111,14 +107,25 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
                     unit,
                 });
             }
-        }
-        if let Some(Incoming { header, data }) = state.take_if(|s| s.is_complete()) {
-            (shared.emit)(PeerEvent::State {
-                generation,
-                from,
-                header,
-                data,
-            });
+            Frame::End(unit, step, digest) => {
+                let incoming = state.take().ok_or(StateError::Unannounced { unit, step })?;
+                (shared.emit)(match incoming.finish(unit, step, &digest) {
+                    Ok((header, data)) => PeerEvent::State {
+                        generation,
+                        from,
+                        header,
+                        data,
+                    },
+                    // The connection is sound: other states may come.
+                    Err(why @ StateError::Digest { .. }) => PeerEvent::StateFailed {
+                        generation,
+                        from,
+                        unit,
+                        why,
+                    },
+                    Err(error) => return Err(error.into()),
+                });
+            }
         }
     }
 }

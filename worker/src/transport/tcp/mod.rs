@@ -23,7 +23,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use varuna_frames::{Frame, Refusal, StateHeader};
+use varuna_frames::{Frame, Refusal, StateError, StateHeader};
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -59,6 +59,13 @@ pub enum PeerEvent {
         from: WorkerId,
         header: StateHeader,
         data: Vec<f32>,
+    },
+    /// A state has arrived that is not what was sent.
+    StateFailed {
+        generation: Generation,
+        from: WorkerId,
+        unit: Unit,
+        why: StateError,
     },
     /// A peer refuses this worker; no other try can succeed.
     Refused {

@@ -5,7 +5,7 @@ use super::states::StateSource;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
-use varuna_frames::{Frame, StateHeader};
+use varuna_frames::{Digester, Frame, StateHeader};
 use varuna_plan::Unit;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
@@ -27,39 +27,52 @@ pub(super) enum QueueError {
 /// One unit's state that is being sent.
 struct Transfer {
     header: StateHeader,
+    /// The encoded header, until that is sent.
+    encoded: Option<Vec<u8>>,
     state: Box<dyn StateSource>,
     /// Elements sent so far, after the header.
     sent: usize,
+    /// Of what is sent so far.
+    digester: Digester,
+}
+
+impl Transfer {
+    /// The next frame, and whether it is the last one.
+    fn next_frame(&mut self) -> (Frame, bool) {
+        let StateHeader { unit, id, .. } = self.header;
+        if let Some(encoded) = self.encoded.take() {
+            return (Frame::State(encoded), false);
+        }
+        let end = self.state.elements().min(self.sent + PART);
+        if self.sent == end {
+            return (Frame::End(unit, id.step, self.digester.digest()), true);
+        }
+        let part = self.state.range(self.sent, end);
+        self.digester.add(&part);
+        self.sent = end;
+        (Frame::Part(unit, id.step, part), false)
+    }
 }
 
 #[derive(Default)]
 struct State {
     urgent: VecDeque<Frame>,
     urgent_bytes: usize,
-    /// Transfers in order, each with its encoded header until that is sent.
-    transfers: VecDeque<(Option<Vec<u8>>, Transfer)>,
+    /// Transfers in order.
+    transfers: VecDeque<Transfer>,
     closed: bool,
 }
 
 impl State {
     /// The next frame of the first transfer; with its unit, if it is the last one.
     fn next_part(&mut self) -> Option<(Frame, Option<Unit>)> {
-        let (header, transfer) = self.transfers.front_mut()?;
-        let frame = match header.take() {
-            Some(encoded) => Frame::State(encoded),
-            None => {
-                let end = transfer.state.elements().min(transfer.sent + PART);
-                let part = transfer.state.range(transfer.sent, end);
-                transfer.sent = end;
-                Frame::Part(transfer.header.unit, transfer.header.id.step, part)
-            }
-        };
+        let transfer = self.transfers.front_mut()?;
         let unit = transfer.header.unit;
-        let whole = transfer.sent == transfer.state.elements();
-        if whole {
+        let (frame, last) = transfer.next_frame();
+        if last {
             self.transfers.pop_front();
         }
-        Some((frame, whole.then_some(unit)))
+        Some((frame, last.then_some(unit)))
     }
 }
 
@@ -113,14 +126,13 @@ impl Queue {
         if own.transfers.len() >= TRANSFERS_MAX {
             return false;
         }
-        own.transfers.push_back((
-            Some(encoded),
-            Transfer {
-                header,
-                state,
-                sent: 0,
-            },
-        ));
+        own.transfers.push_back(Transfer {
+            header,
+            digester: Digester::new(&encoded),
+            encoded: Some(encoded),
+            state,
+            sent: 0,
+        });
         self.changed.notify_all();
         true
     }
@@ -195,9 +207,20 @@ mod tests {
             Some(Frame::Part(Unit(1), Step(0), vec![1.0; PART]))
         );
         assert_eq!(frame(&queue), Some(Frame::Part(Unit(1), Step(0), vec![1.0])));
+        let end = |unit: u32, elements: usize| {
+            let mut digester = Digester::new(&[u8::try_from(unit).unwrap()]);
+            digester.add(&vec![unit as f32; elements]);
+            Some((
+                Frame::End(Unit(unit), Step(0), digester.digest()),
+                Some(Unit(unit)),
+            ))
+        };
+        assert_eq!(queue.pop(), end(1, PART + 1));
         assert_eq!(frame(&queue), Some(Frame::State(vec![2])));
+        assert_eq!(queue.pop(), end(2, 0));
         assert_eq!(frame(&queue), Some(Frame::State(vec![3])));
         assert_eq!(frame(&queue), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
+        assert_eq!(queue.pop(), end(3, 1));
     }
 
     #[test]
