@@ -16,7 +16,7 @@ use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
 use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
-use varuna_worker::transport::tcp::Mesh;
+use varuna_worker::transport::tcp::{Mesh, of_job};
 
 /// Peers may say so many things before the agent has looked at them.
 const EVENTS: usize = 4096;
@@ -123,6 +123,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         .map(start)
         .transpose()
         .context("cannot start uploads of checkpoints")?;
+    mesh.limit(of_job(&job.model, job.training.global_batch_size));
     let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {

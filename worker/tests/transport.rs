@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Digester, Frame, Greeting, Hello, Proof, Refusal, Side, StateHeader, read_answer, read_proof,
+    Digester, Frame, Greeting, Hello, Limits, Proof, Refusal, Side, StateHeader, read_answer, read_proof,
     write_answer, write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
@@ -642,4 +642,42 @@ fn throughput_and_latency_are_printed() {
         best = best.min(slowest.unwrap());
     }
     println!("ring of 2, 4 units of 8 MB: {best:?}");
+}
+
+#[test]
+fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them() {
+    let b = peer(2);
+    b.mesh.limit(Limits {
+        tensor_elements: 4,
+        message_bytes: 8,
+        state_elements: Some(vec![2]),
+    });
+    b.mesh.open(G, SECRET);
+    let state = |unit, elements| {
+        let header = StateHeader {
+            unit: Unit(unit),
+            id: StateId::INITIAL,
+            decision: None,
+            adam_steps: 0,
+            elements,
+        };
+        Frame::State(header.encode().unwrap())
+    };
+    let refused = [
+        Frame::Tensor(activation(0), vec![0.0; 5]),
+        Frame::Message(vec![0; 9]),
+        state(1, 2),
+        state(0, 3),
+    ];
+    for (i, frame) in refused.into_iter().enumerate() {
+        let from = WorkerId(10 + i as u64);
+        let mut socket = connected_by_hand(&b, from);
+        Frame::Tensor(activation(0), vec![0.0; 4])
+            .write(&mut socket)
+            .unwrap();
+        assert_eq!(b.link().recv(from, activation(0), later()), Ok(vec![0.0; 4]));
+        let _ = frame.write(&mut socket);
+        assert!(ended(socket), "frame {i}");
+        b.closed(from);
+    }
 }

@@ -59,6 +59,24 @@ pub enum FrameError {
 /// Why frames do not make up the announced state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StateError {
+    /// A unit that the model does not have.
+    #[error("a state of unit {unit}; there are {units} units")]
+    Unit {
+        /// Announced.
+        unit: Unit,
+        /// Of the model.
+        units: usize,
+    },
+    /// A state of another size than the unit's.
+    #[error("a state of unit {unit} with {announced} elements; its state has {expected}")]
+    Size {
+        /// Announced.
+        unit: Unit,
+        /// In the header.
+        announced: u64,
+        /// By the model.
+        expected: u64,
+    },
     /// A part or an end without a header before it.
     #[error("a part or the end of unit {unit} at step {step}, and no state is announced")]
     Unannounced {

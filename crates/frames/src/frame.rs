@@ -1,15 +1,11 @@
 //! A frame: a header and its payload, each with a checksum.
 
 use crate::header::{HEADER_BYTES, Header, Kind};
-use crate::{FrameError, StateDigest, Tag};
+use crate::{FrameError, Limits, StateDigest, Tag};
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Decision, StateId, Step, Unit};
 
-/// Longest payload that is accepted, bytes: a boundary activation of 256 Mi elements.
-const PAYLOAD_MAX: u32 = 1 << 30;
-/// Longest protocol message or state header that is accepted, bytes.
-const ENCODED_MAX: u32 = 1 << 24;
 /// Memory is taken for this much of a payload before it arrives, bytes; for the rest of a longer one as it arrives. Most payloads
 /// are shorter: they are read in one go.
 const AHEAD: usize = 1 << 24;
@@ -124,8 +120,9 @@ impl Frame {
     /// Receives a frame.
     ///
     /// # Errors
-    /// The connection is broken or has ended, or the bytes are not a frame (`InvalidData`, with a [`FrameError`]).
-    pub fn read(input: &mut impl Read) -> io::Result<Frame> {
+    /// The connection is broken or has ended, or the bytes are not a frame within the limits (`InvalidData`, with a
+    /// [`FrameError`]).
+    pub fn read(input: &mut impl Read, limits: &Limits) -> io::Result<Frame> {
         let mut bytes = [0u8; HEADER_BYTES];
         input.read_exact(&mut bytes)?;
         let header = Header::decode(&bytes)?;
@@ -137,6 +134,7 @@ impl Frame {
             ..
         } = header;
         let unit = Unit(first);
+        let length = limits.payload(kind, header.length)?;
         let tag = match kind {
             Kind::Activation => Tag::Activation {
                 stage: second,
@@ -153,12 +151,12 @@ impl Frame {
                 unit,
                 round: second,
             },
-            Kind::Message => return Ok(Frame::Message(bytes_of(input, &header)?)),
-            Kind::State => return Ok(Frame::State(bytes_of(input, &header)?)),
-            Kind::Part => return Ok(Frame::Part(unit, step, floats_of(input, &header)?)),
+            Kind::Message => return Ok(Frame::Message(bytes_of(input, &header, length)?)),
+            Kind::State => return Ok(Frame::State(bytes_of(input, &header, length)?)),
+            Kind::Part => return Ok(Frame::Part(unit, step, floats_of(input, &header, length)?)),
             Kind::End => return Ok(Frame::End(unit, step, digest_of(input, &header)?)),
         };
-        Ok(Frame::Tensor(tag, floats_of(input, &header)?))
+        Ok(Frame::Tensor(tag, floats_of(input, &header, length)?))
     }
 }
 
@@ -177,18 +175,7 @@ fn write_both(out: &mut impl Write, header: &[u8], payload: &[u8]) -> io::Result
     out.write_all(&payload[written - header.len()..])
 }
 
-/// The length of a payload, if it is allowed.
-fn allowed(header: &Header, most: u32) -> Result<usize, FrameError> {
-    let Header { kind, length, .. } = *header;
-    let long = FrameError::Long { kind, length, most };
-    usize::try_from(length)
-        .ok()
-        .filter(|_| length <= most)
-        .ok_or(long)
-}
-
-fn bytes_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<u8>> {
-    let length = allowed(header, ENCODED_MAX)?;
+fn bytes_of(input: &mut impl Read, header: &Header, length: usize) -> io::Result<Vec<u8>> {
     checked(header, |sum| {
         filled(length, AHEAD, |bytes| receive(input, bytes, sum))
     })
@@ -204,8 +191,7 @@ fn digest_of(input: &mut impl Read, header: &Header) -> io::Result<StateDigest> 
     Ok(digest)
 }
 
-fn floats_of(input: &mut impl Read, header: &Header) -> io::Result<Vec<f32>> {
-    let length = allowed(header, PAYLOAD_MAX)?;
+fn floats_of(input: &mut impl Read, header: &Header, length: usize) -> io::Result<Vec<f32>> {
     if !length.is_multiple_of(4) {
         let Header { kind, length, .. } = *header;
         return Err(FrameError::Floats { kind, length }.into());
@@ -300,7 +286,7 @@ mod tests {
         }
         let mut input = wire.as_slice();
         for frame in frames {
-            assert_eq!(Frame::read(&mut input).unwrap(), frame);
+            assert_eq!(Frame::read(&mut input, &Limits::default()).unwrap(), frame);
         }
     }
 
@@ -322,7 +308,7 @@ mod tests {
     #[test]
     fn memory_is_taken_for_what_has_arrived_and_not_for_what_a_length_announces() {
         let mut asked = 0;
-        let cut = filled(PAYLOAD_MAX as usize, AHEAD, |piece: &mut [u8]| {
+        let cut = filled(1 << 30, AHEAD, |piece: &mut [u8]| {
             asked += piece.len();
             Err(io::ErrorKind::UnexpectedEof.into())
         });
@@ -338,7 +324,7 @@ mod tests {
         for bit in 0..wire.len() * 8 {
             let mut changed = wire.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            let error = Frame::read(&mut changed.as_slice()).unwrap_err();
+            let error = Frame::read(&mut changed.as_slice(), &Limits::default()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "bit {bit}: {error}");
             let of = if bit < HEADER_BYTES * 8 {
                 "a frame's header"
@@ -364,7 +350,7 @@ mod tests {
             header[..4].copy_from_slice(&kind.to_le_bytes());
             let sum = crc32c::crc32c(&header[..28]);
             header[28..].copy_from_slice(&sum.to_le_bytes());
-            let error = Frame::read(&mut header.as_slice()).unwrap_err();
+            let error = Frame::read(&mut header.as_slice(), &Limits::default()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
             assert!(error.to_string().contains(expected), "{error}");
         };
@@ -379,6 +365,16 @@ mod tests {
             "a protocol message with a payload of 33554432 bytes; at most 16777216",
         );
         refused(1, 3, "whole number of floats");
+        refused(
+            5,
+            1025,
+            "a header of a state with a payload of 1025 bytes; at most 1024",
+        );
+        refused(
+            6,
+            (1 << 20) + 4,
+            "a part of a state with a payload of 1048580 bytes; at most 1048576",
+        );
         refused(7, 31, "the end of a state with a payload of 31 bytes");
         refused(8, 0, "frame kind 8; kinds 1 to 7");
     }

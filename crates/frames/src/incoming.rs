@@ -1,6 +1,6 @@
 //! A state that is being received, part by part.
 
-use crate::{Digester, StateDigest, StateError, StateHeader};
+use crate::{Digester, Limits, StateDigest, StateError, StateHeader};
 use std::io;
 use varuna_plan::{Step, Unit};
 
@@ -16,15 +16,17 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Nothing of the announced state has arrived. `header` is the payload of [`crate::Frame::State`].
+    /// Nothing of the announced state has arrived. `encoded` is the payload of [`crate::Frame::State`].
     ///
     /// # Errors
-    /// It is no header of a state.
-    pub fn announced(header: &[u8]) -> io::Result<Incoming> {
+    /// It is no header of a state, or of one that no unit has.
+    pub fn announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
+        let header = StateHeader::decode(encoded)?;
+        limits.state(&header)?;
         Ok(Incoming {
-            header: StateHeader::decode(header)?,
+            header,
             data: Vec::new(),
-            digester: Digester::new(header),
+            digester: Digester::new(encoded),
         })
     }
 
@@ -116,7 +118,10 @@ mod tests {
             elements,
         };
         let encoded = header.encode().unwrap();
-        (Incoming::announced(&encoded).unwrap(), Digester::new(&encoded))
+        (
+            Incoming::announced(&encoded, &Limits::default()).unwrap(),
+            Digester::new(&encoded),
+        )
     }
 
     #[test]

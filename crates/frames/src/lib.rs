@@ -10,6 +10,7 @@ mod frame;
 mod header;
 mod hello;
 mod incoming;
+mod limits;
 
 pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
@@ -19,6 +20,7 @@ pub use hello::{
     Greeting, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof, write_answer, write_proof,
 };
 pub use incoming::Incoming;
+pub use limits::{Limits, PART_ELEMENTS};
 
 use varuna_plan::{Step, Unit};
 

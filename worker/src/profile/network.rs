@@ -10,7 +10,7 @@ use crate::transport::tcp::{Mesh, PeerEvent};
 use crate::transport::{Link, Tag};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -22,6 +22,8 @@ use varuna_plan::{Generation, Step, Unit, WorkerId};
 const GENERATION: Generation = Generation(1);
 /// Nothing between two processes of one machine takes longer.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Bytes of the longest line: the addresses of many workers.
+const LINE_MAX: u64 = 1 << 20;
 /// Elements of messages and how often each is sent back and forth: from latency to the largest boundaries.
 const MESSAGES: [(usize, usize); 6] = [
     (1, 200),
@@ -105,10 +107,7 @@ pub(super) fn lead(arguments: &Arguments, job: &Job, bench: &mut Bench) -> Resul
         let mut child = start_peer(arguments, place)?;
         let stdout = child.stdout.take().context("a peer has no output")?;
         peers.0.push(child);
-        let mut line = String::new();
-        BufReader::new(stdout)
-            .read_line(&mut line)
-            .context("a peer says nothing")?;
+        let line = one_line(BufReader::new(stdout)).context("a peer says nothing")?;
         let said: Place = serde_json::from_str(&line).context("a peer did not say where it listens")?;
         addresses.push(said.address);
     }
@@ -130,6 +129,17 @@ pub(super) fn lead(arguments: &Arguments, job: &Job, bench: &mut Bench) -> Resul
     })
 }
 
+/// Reads a line, which must not be longer than any that is said here.
+fn one_line(from: impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    let read = from.take(LINE_MAX).read_line(&mut line)?;
+    if read as u64 == LINE_MAX && !line.ends_with('\n') {
+        let why = format!("a line of more than {LINE_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(line)
+}
+
 /// Goes through the script as a peer.
 pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<()> {
     let (mesh, events) = listen(place)?;
@@ -137,10 +147,7 @@ pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<(
         address: mesh.address().to_string(),
     };
     println!("{}", serde_json::to_string(&own)?);
-    let mut line = String::new();
-    std::io::stdin()
-        .read_line(&mut line)
-        .context("the leader has gone")?;
+    let line = one_line(io::stdin().lock()).context("the leader has gone")?;
     let meeting: Meeting = serde_json::from_str(&line).context("the leader has gone")?;
     let mut station = Station::join(place, mesh, &events, &meeting)?;
     let _ = station.messages()?;
@@ -149,7 +156,7 @@ pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<(
     let mut bench = (place < crowd).then(|| arguments.bench(job)).transpose()?;
     let _ = station.crowds(crowd, bench.as_mut())?;
     // Who ends first takes its connections with it: the leader ends all others.
-    let _ = std::io::stdin().read_line(&mut line);
+    let _ = one_line(io::stdin().lock());
     Ok(())
 }
 
@@ -326,5 +333,18 @@ impl Station {
             .iter()
             .map(|times| (middle(times).0 / alone).max(1.0))
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_does_not_end_is_not_read_for_ever() {
+        assert_eq!(one_line("one\ntwo\n".as_bytes()).unwrap(), "one\n");
+        assert_eq!(one_line("".as_bytes()).unwrap(), "");
+        let endless = BufReader::new(io::repeat(b'x'));
+        assert_eq!(one_line(endless).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -10,6 +10,9 @@ use varuna_plan::WorkerId;
 /// so that a fast sender cannot block the one whose message is needed next.
 pub const ELEMENTS_MAX: usize = 1 << 27;
 
+/// What a message counts beside its elements: its place here takes memory even if it has none.
+const OVERHEAD: usize = 64;
+
 /// Why a message was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutError {
@@ -22,7 +25,7 @@ pub enum PutError {
 #[derive(Default)]
 struct State {
     messages: BTreeMap<(WorkerId, Tag), Vec<f32>>,
-    /// Elements in `messages`, by sender.
+    /// What the messages count, by sender.
     elements: BTreeMap<WorkerId, usize>,
     closed: BTreeSet<WorkerId>,
     aborted: bool,
@@ -50,14 +53,15 @@ impl State {
     fn remove(&mut self, key: &(WorkerId, Tag)) -> Option<Vec<f32>> {
         let message = self.messages.remove(key)?;
         if let Some(elements) = self.elements.get_mut(&key.0) {
-            *elements -= message.len();
+            *elements -= message.len() + OVERHEAD;
         }
         Some(message)
     }
 }
 
 impl Mailbox {
-    /// A mailbox that accepts messages of a sender until more than `elements_max` elements of it wait.
+    /// A mailbox that accepts messages of a sender until more than `elements_max` elements of it wait; each message
+    /// counts some more than it has.
     #[must_use]
     pub fn bounded(elements_max: usize) -> Mailbox {
         Mailbox {
@@ -93,7 +97,7 @@ impl Mailbox {
             return Err(PutError::Closed);
         }
         state.remove(&(from, tag));
-        *state.elements.entry(from).or_default() += payload.len();
+        *state.elements.entry(from).or_default() += payload.len() + OVERHEAD;
         state.messages.insert((from, tag), payload);
         self.changed.notify_all();
         Ok(())
@@ -224,10 +228,18 @@ mod tests {
 
     #[test]
     fn a_repeated_message_is_counted_once() {
-        let (mailbox, a) = (Mailbox::bounded(4), WorkerId(1));
+        let (mailbox, a) = (Mailbox::bounded(4 + OVERHEAD), WorkerId(1));
         for _ in 0..3 {
             assert_eq!(mailbox.put(a, tag(0), vec![0.0; 4], Some(Instant::now())), Ok(()));
         }
+    }
+
+    #[test]
+    fn messages_without_elements_are_bounded_too() {
+        let (mailbox, a) = (Mailbox::bounded(3 * OVERHEAD), WorkerId(1));
+        let put = |micro_batch| mailbox.put(a, tag(micro_batch), vec![], Some(Instant::now()));
+        let taken = (0..10).take_while(|i| put(*i) == Ok(())).count();
+        assert_eq!(taken, 4, "until more than three wait");
     }
 
     #[test]

@@ -17,6 +17,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 
 /// Elements of a slice, about: 1 MiB. Larger units are reduced in several pieces, so that one is summed while others are sent.
 const SLICE: usize = 1 << 18;
+/// Elements of the longest message of a ring: a slice, and what does not divide evenly.
+pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
 /// Pieces of one unit in progress at once. It limits what waits at the neighbours.
 const WINDOW: usize = 8;
 

@@ -3,8 +3,8 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Digester, Frame, Greeting, Hello, Incoming, Side, StateError, StateHeader, Tag, read_answer, read_proof,
-    write_answer, write_proof,
+    Digester, Frame, Greeting, Hello, Incoming, Limits, Side, StateError, StateHeader, Tag, read_answer,
+    read_proof, write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
@@ -159,17 +159,19 @@ fn seal(mut bytes: &mut [u8]) {
 
 /// What a worker does with a connection, until its end.
 fn run_frames(mut input: &[u8]) -> Result<String, String> {
+    let limits = Limits::default();
     let mut state: Option<Incoming> = None;
     let mut kinds = String::new();
     loop {
-        let frame = match Frame::read(&mut input) {
+        let frame = match Frame::read(&mut input, &limits) {
             Ok(frame) => frame,
             Err(_) if input.is_empty() && !kinds.is_empty() => return Ok(kinds),
             Err(error) => return Err(format!("{kinds} {error}")),
         };
         let mut written = Vec::new();
         frame.write(&mut written).expect("memory takes everything");
-        let again = Frame::read(&mut written.as_slice()).expect("a frame that was written can be read");
+        let again =
+            Frame::read(&mut written.as_slice(), &limits).expect("a frame that was written can be read");
         let mut rewritten = Vec::new();
         again.write(&mut rewritten).expect("memory takes everything");
         assert_eq!(rewritten, written);
@@ -182,7 +184,7 @@ fn run_frames(mut input: &[u8]) -> Result<String, String> {
                 'm'
             }
             Frame::State(bytes) => {
-                let announced = Incoming::announced(&bytes).map_err(|e| format!("{kinds} {e}"))?;
+                let announced = Incoming::announced(&bytes, &limits).map_err(|e| format!("{kinds} {e}"))?;
                 state = Some(announced);
                 's'
             }

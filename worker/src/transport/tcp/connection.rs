@@ -81,10 +81,11 @@ fn report_loss(shared: &Shared, open: &Open, peer: WorkerId) {
 
 fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> io::Result<()> {
     let generation = open.generation;
+    let limits = Arc::clone(&shared.limits.lock());
     let mut input = BufReader::with_capacity(1 << 16, socket);
     let mut state: Option<Incoming> = None;
     loop {
-        match Frame::read(&mut input)? {
+        match Frame::read(&mut input, &limits)? {
             Frame::Tensor(tag, payload) => {
                 // Fails after a fence. The connection stays, to notice the peer's end.
                 let _ = open.mailbox.put(from, tag, payload, None);
@@ -97,7 +98,7 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> 
                     message,
                 });
             }
-            Frame::State(bytes) => state = Some(Incoming::announced(&bytes)?),
+            Frame::State(bytes) => state = Some(Incoming::announced(&bytes, &limits)?),
             Frame::Part(unit, step, part) => {
                 let incoming = state.as_mut().ok_or(StateError::Unannounced { unit, step })?;
                 incoming.extend(unit, step, &part)?;

@@ -7,6 +7,7 @@
 mod connection;
 mod greet;
 mod greetings;
+mod limits;
 mod queue;
 mod states;
 
@@ -14,6 +15,7 @@ use super::mailbox::{ELEMENTS_MAX, Mailbox};
 use super::{Link, LinkError, Tag};
 use connection::{accept_loop, dial_loop};
 use greetings::Greetings;
+pub use limits::of_job;
 use parking_lot::{Condvar, Mutex};
 use queue::{Queue, QueueError};
 pub use states::StateSource;
@@ -23,7 +25,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use varuna_frames::{Frame, Refusal, StateError, StateHeader};
+use varuna_frames::{Frame, Limits, Refusal, StateError, StateHeader};
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -88,6 +90,8 @@ struct Shared {
     ended: AtomicBool,
     elements_max: usize,
     greetings: Arc<Greetings>,
+    /// Of connections that begin from now on.
+    limits: Mutex<Arc<Limits>>,
 }
 
 /// A generation that is open on this worker.
@@ -197,6 +201,7 @@ impl Mesh {
             emit: Box::new(emit),
             ended,
             greetings: Arc::default(),
+            limits: Mutex::default(),
             elements_max,
         });
         let own = Arc::clone(&shared);
@@ -210,6 +215,11 @@ impl Mesh {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Bounds what later connections may carry.
+    pub fn limit(&self, limits: Limits) {
+        *self.shared.limits.lock() = Arc::new(limits);
     }
 
     /// Accepts connections of a generation from now on.

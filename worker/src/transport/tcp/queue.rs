@@ -5,15 +5,13 @@ use super::states::StateSource;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
-use varuna_frames::{Digester, Frame, StateHeader};
+use varuna_frames::{Digester, Frame, PART_ELEMENTS as PART, StateHeader};
 use varuna_plan::Unit;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
 /// Transfers that may wait: the protocol has one on its way to each peer; those of a closed generation may overlap.
 const TRANSFERS_MAX: usize = 64;
-/// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
-const PART: usize = 1 << 18;
 
 /// Why a frame was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

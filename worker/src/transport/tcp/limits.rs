@@ -1,0 +1,73 @@
+//! What a job's workers can have to send each other.
+
+use crate::transport::ring::MESSAGE_ELEMENTS;
+use varuna_frames::Limits;
+use varuna_model::{Model, Parameter};
+
+/// Bytes of a protocol message without its norms: a handful of numbers.
+const MESSAGE: u32 = 64;
+/// Bytes of one unit's norms in a message, at most: its number and three floats, each with what tells that it is there.
+const NORMS: u32 = 32;
+/// Parameters, first and second moments.
+const PARTS: u64 = 3;
+
+/// The limits of a job with this model and this global batch, which no micro-batch exceeds.
+#[must_use]
+pub fn of_job(model: &Model, global_batch_size: u64) -> Limits {
+    let elements = |unit| {
+        model
+            .parameters(unit)
+            .iter()
+            .map(Parameter::elements)
+            .sum::<usize>() as u64
+    };
+    let sample = u64::from(model.sequence_length) * u64::from(model.hidden_size);
+    let boundary = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
+    let layout = model.layout();
+    let units = u32::try_from(layout.units()).unwrap_or(u32::MAX);
+    let default = Limits::default();
+    Limits {
+        tensor_elements: boundary.max(MESSAGE_ELEMENTS).min(default.tensor_elements),
+        message_bytes: units
+            .saturating_mul(NORMS)
+            .saturating_add(MESSAGE)
+            .min(default.message_bytes),
+        state_elements: Some(layout.all_units().map(|unit| PARTS * elements(unit)).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::UnitNorm;
+    use varuna_plan::{Generation, Step, Unit};
+    use varuna_protocol::{Norms, PeerMessage};
+
+    #[test]
+    fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
+        let model = varuna_model::gpt2::preset("gpt2-tiny").unwrap();
+        let limits = of_job(&model, 8);
+        let units: Vec<Unit> = model.layout().all_units().collect();
+        let norm = UnitNorm {
+            norm2: f64::MAX,
+            overflow: true,
+            loss: f64::MAX,
+            eval_loss: Some(f64::MAX),
+        };
+        let longest = PeerMessage::Norm(Norms {
+            step: Step(u64::MAX),
+            owned: units.iter().map(|unit| (*unit, norm)).collect(),
+            armed: Generation(u64::MAX),
+            save: true,
+            store_busy: true,
+        });
+        let bytes = postcard::to_stdvec(&longest).unwrap().len();
+        let most = limits.message_bytes as usize;
+        assert!((bytes..2 * bytes).contains(&most), "{bytes} of {most}");
+        assert_eq!(
+            u64::from(limits.tensor_elements),
+            (8 * u64::from(model.sequence_length) * u64::from(model.hidden_size)).max(1 << 18)
+        );
+        assert_eq!(limits.state_elements.unwrap().len(), units.len());
+    }
+}
