@@ -13,13 +13,22 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::{Child, Command};
 
+/// What a worker needs to reach the coordinator.
+pub(crate) struct Credentials {
+    /// `host:port`.
+    pub(crate) coordinator: String,
+    /// The run's token.
+    pub(crate) token: String,
+    /// The certificate (PEM) that the coordinator shows; empty: none.
+    pub(crate) certificate: String,
+}
+
 /// The children of `varuna run`, in the order of their start.
 pub(crate) struct Children {
     /// This program.
     own: PathBuf,
     program: PathBuf,
-    coordinator: String,
-    token: String,
+    credentials: Credentials,
     logs: PathBuf,
     started: usize,
     running: Vec<Running>,
@@ -87,16 +96,14 @@ fn own_program() -> Result<PathBuf, Failure> {
 impl Children {
     pub(crate) fn new(
         program: PathBuf,
-        coordinator: String,
-        token: String,
+        credentials: Credentials,
         logs: PathBuf,
     ) -> Result<Children, Failure> {
         let own = own_program()?;
         Ok(Children {
             own,
             program,
-            coordinator,
-            token,
+            credentials,
             logs,
             started: 0,
             running: Vec::new(),
@@ -115,8 +122,9 @@ impl Children {
         command
             .args(["with-parent", &std::process::id().to_string()])
             .arg(&self.program)
-            .args(["--coordinator", &self.coordinator, "--name", &name])
-            .env("VARUNA_TOKEN", &self.token)
+            .args(["--coordinator", &self.credentials.coordinator, "--name", &name])
+            .env("VARUNA_TOKEN", &self.credentials.token)
+            .env("VARUNA_CERTIFICATE", &self.credentials.certificate)
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)

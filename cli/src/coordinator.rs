@@ -1,5 +1,6 @@
 //! `varuna coordinator`: a coordinator without workers of its own, and what it shares with `varuna run`.
 
+use crate::access::Security;
 use crate::failure::Failure;
 use crate::job::{self, JobFile};
 use crate::progress::Progress;
@@ -30,6 +31,18 @@ pub(crate) struct Arguments {
     /// Token of the run; workers and commands must present it.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
+    #[command(flatten)]
+    security: Security,
+}
+
+/// Where a coordinator listens, and to whom.
+pub(crate) struct Endpoint<'a> {
+    /// `host:port`.
+    pub(crate) bind: String,
+    /// Of the run.
+    pub(crate) token: String,
+    /// What is asked beyond the token.
+    pub(crate) security: &'a Security,
 }
 
 /// The workers that the coordinator's process starts and stops itself.
@@ -54,14 +67,20 @@ pub(crate) fn measured(profile: Option<&Path>, job: &Job) -> Result<Option<Costs
 pub(crate) async fn start(
     file: JobFile,
     folder: &Path,
-    bind: String,
-    token: String,
+    endpoint: Endpoint<'_>,
     data_fingerprint: String,
     costs: Option<Costs>,
     local_workers: Option<LocalWorkers>,
 ) -> Result<Control, Failure> {
+    let Endpoint {
+        bind,
+        token,
+        security,
+    } = endpoint;
+    security.check(&bind, &token)?;
     // The folder's lock comes first: a second run in the folder must not claim the checkpoint location.
     let run = RunFolder::open(folder, &file.text)?;
+    let identity = security.identity(folder)?;
     let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
     let JobFile { job, text } = file;
     let timing = Timing::default();
@@ -71,7 +90,7 @@ pub(crate) async fn start(
         data_fingerprint,
         bind,
         token,
-        identity: None,
+        identity,
         host: local_workers.as_ref().and_then(|_| hostname()),
         expected_workers: local_workers.as_ref().map(|w| w.workers),
         timing,
@@ -105,8 +124,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let fingerprint = job::check_data(&file.job).unwrap_or_default();
     let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let outcome = runtime()?.block_on(async {
-        let (bind, token) = (arguments.bind.clone(), arguments.token.clone());
-        let mut control = start(file, &arguments.run_dir, bind, token, fingerprint, costs, None).await?;
+        let endpoint = Endpoint {
+            bind: arguments.bind.clone(),
+            token: arguments.token.clone(),
+            security: &arguments.security,
+        };
+        let mut control = start(file, &arguments.run_dir, endpoint, fingerprint, costs, None).await?;
         println!("coordinator at {}", control.address);
         let mut progress = Progress::new(steps);
         let mut interrupts = Interrupts::listen()?;

@@ -1,5 +1,6 @@
 //! `varuna`: runs jobs on this machine, and shows runs, plans, datasets and checkpoints.
 
+mod access;
 mod chart;
 mod checkpoint;
 mod children;

@@ -1,7 +1,8 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
-use crate::children::{Children, Ended, worker_program};
-use crate::coordinator::{LocalWorkers, measured, runtime, start};
+use crate::access::Security;
+use crate::children::{Children, Credentials, Ended, worker_program};
+use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
 use crate::job;
 use crate::progress::Progress;
@@ -37,6 +38,8 @@ pub(crate) struct Arguments {
     /// The worker program [default: varuna-worker in the folder of this program].
     #[arg(long, env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
+    #[command(flatten)]
+    security: Security,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -63,8 +66,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let control = start(
             file,
             &folder,
-            arguments.bind.clone(),
-            token.clone(),
+            Endpoint {
+                bind: arguments.bind.clone(),
+                token: token.clone(),
+                security: &arguments.security,
+            },
             fingerprint,
             costs,
             Some(LocalWorkers {
@@ -76,8 +82,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         println!("run folder {}", folder.display());
         let children = Children::new(
             program,
-            control.address.to_string(),
-            token,
+            Credentials {
+                coordinator: control.address.to_string(),
+                token,
+                certificate: arguments
+                    .security
+                    .identity(&folder)?
+                    .map_or(String::new(), |identity| identity.certificate),
+            },
             folder.join("workers"),
         )?;
         let run = Run {

@@ -318,6 +318,60 @@ fn a_port_in_use_and_a_held_run_folder_have_their_own_exit_code() {
 }
 
 #[test]
+fn a_coordinator_that_others_reach_needs_a_token_and_tls() {
+    let place = Place::new();
+    let (job, run) = (place.path("job.yaml"), place.path("run"));
+    let beyond = [
+        "coordinator",
+        "--job",
+        &job,
+        "--run-dir",
+        &run,
+        "--bind",
+        "0.0.0.0:0",
+    ];
+    place.refuses(&beyond, 2, &["0.0.0.0:0", "--tls", "VARUNA_TOKEN", "--insecure"]);
+    let worker = place.worker("exit 0");
+    let beyond = ["run", &job, "--worker-binary", &worker, "--bind", "0.0.0.0:0"];
+    place.refuses(&beyond, 2, &["0.0.0.0:0", "--tls", "--insecure"]);
+    assert!(!Path::new(&run).exists(), "nothing was begun");
+}
+
+#[test]
+fn commands_reach_a_coordinator_over_tls_by_its_run_folder() {
+    let place = Place::new();
+    let (job, run) = (place.path("job.yaml"), place.path("run"));
+    let arguments = [
+        "coordinator",
+        "--job",
+        &job,
+        "--run-dir",
+        &run,
+        "--tls",
+        "--token",
+        "t",
+    ];
+    let mut child = place
+        .command(&[&arguments[..], &["--bind", "0.0.0.0:0"]].concat())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    let status = loop {
+        let status = place.varuna(&["status", &run]);
+        if status.status.success() {
+            break status;
+        }
+        assert!(start.elapsed() < PATIENCE, "{}", said(&status));
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(String::from_utf8_lossy(&status.stdout).contains("tiny"));
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGINT).unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_plan_is_printed_with_its_schedule() {
     let place = Place::new();
     let output = place.varuna(&["plan", &place.path("job.yaml"), "-n", "3"]);

@@ -64,6 +64,20 @@ pub struct Identity {
     pub key: String,
 }
 
+impl Identity {
+    /// A new key, and a certificate signed with it: nobody but the job's workers and commands needs to trust it.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    pub fn self_signed() -> Result<Identity, rcgen::Error> {
+        let made = rcgen::generate_simple_self_signed([varuna_wire::SERVER_NAME.to_owned()])?;
+        Ok(Identity {
+            certificate: made.cert.pem(),
+            key: made.signing_key.serialize_pem(),
+        })
+    }
+}
+
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Identity")

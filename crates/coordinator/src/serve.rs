@@ -94,6 +94,10 @@ async fn start(
     folder.write_contact(&Contact {
         address: address.to_string(),
         token: options.token.clone(),
+        certificate: options
+            .identity
+            .as_ref()
+            .map(|identity| identity.certificate.clone()),
         pid: std::process::id(),
     })?;
     let (inbound, inbox) = channel(INBOX_MAX);

@@ -2,25 +2,17 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use varuna_api::parse_job;
-use varuna_coordinator::{Identity, Options, RunFolder, SERVER_NAME, Timing, serve};
+use varuna_coordinator::{Identity, Options, RunFolder, Timing, serve};
 use varuna_wire::v1::StatusRequest;
 
 const JOB: &str = "apiVersion: varuna.dev/v1alpha1\nkind: VarunaJob\nmetadata: {name: j}\nspec:\n  model: {preset: gpt2-tiny}\n  \
                    data: {path: d}\n  training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}\n";
 const TOKEN: &str = "a-token";
 
-fn identity() -> Identity {
-    let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()]).unwrap();
-    Identity {
-        certificate: made.cert.pem(),
-        key: made.signing_key.serialize_pem(),
-    }
-}
-
 #[tokio::test]
 async fn only_who_trusts_its_certificate_reaches_the_coordinator() {
     let temp = tempfile::TempDir::new().unwrap();
-    let identity = identity();
+    let identity = Identity::self_signed().unwrap();
     let options = Options {
         job: parse_job(JOB).unwrap(),
         job_text: JOB.into(),
@@ -47,11 +39,14 @@ async fn only_who_trusts_its_certificate_reaches_the_coordinator() {
     };
     status(Some(&identity.certificate)).await.unwrap();
     assert!(status(None).await.is_err(), "in the clear");
-    let other = self::identity();
+    let other = Identity::self_signed().unwrap();
     assert!(
         status(Some(&other.certificate)).await.is_err(),
         "another's certificate"
     );
     assert!(status(Some("no certificate")).await.is_err());
+    // Commands find it in the run folder.
+    let contact = varuna_run_folder::RunFiles::new(temp.path()).contact().unwrap();
+    assert_eq!(contact.certificate, Some(identity.certificate));
     control.outcome.abort();
 }

@@ -9,6 +9,9 @@ pub struct Contact {
     pub address: String,
     /// The run's token, which every request must carry; empty where the run has none.
     pub token: String,
+    /// The certificate (PEM) that it shows; none where it speaks in the clear.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
     /// Its process id on its host.
     pub pid: u32,
 }

@@ -68,6 +68,18 @@ impl RunFiles {
         self.folder.join("coordinator.json")
     }
 
+    /// Path of the certificate that the coordinator shows, where it was made for this run.
+    #[must_use]
+    pub fn certificate_path(&self) -> PathBuf {
+        self.folder.join("certificate.pem")
+    }
+
+    /// Path of that certificate's private key.
+    #[must_use]
+    pub fn private_key_path(&self) -> PathBuf {
+        self.folder.join("key.pem")
+    }
+
     /// Path of the status document.
     #[must_use]
     pub fn status_path(&self) -> PathBuf {

@@ -335,6 +335,7 @@ mod tests {
         let contact = Contact {
             address: "a:1".into(),
             token: "t".into(),
+            certificate: Some("c".into()),
             pid: 1,
         };
         folder.write_contact(&contact).unwrap();

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use varuna_coordinator::{Identity, SERVER_NAME};
+use varuna_coordinator::Identity;
 
 /// The credentials of all jobs, read or made once each.
 pub struct CredentialStore {
@@ -56,20 +56,13 @@ impl CredentialStore {
             },
             (None, ..) => Credentials {
                 token: hex::encode(rand::random::<[u8; 16]>()),
-                identity: Some(self_signed()?),
+                identity: Some(
+                    Identity::self_signed()
+                        .map_err(|e| Error::coordinator(format!("no certificate can be made: {e}")))?,
+                ),
             },
         };
         self.known.lock().insert(job.uid.clone(), found.clone());
         Ok(found)
     }
-}
-
-/// A key, and a certificate signed with it: only this job's workers need to trust it.
-fn self_signed() -> Result<Identity, Error> {
-    let made = rcgen::generate_simple_self_signed([SERVER_NAME.to_owned()]);
-    let made = made.map_err(|e| Error::coordinator(format!("no certificate can be made: {e}")))?;
-    Ok(Identity {
-        certificate: made.cert.pem(),
-        key: made.signing_key.serialize_pem(),
-    })
 }

@@ -183,6 +183,7 @@ fn run_folder_seeds() -> Seeds {
     let contact = Contact {
         address: "127.0.0.1:7000".into(),
         token: "t".into(),
+        certificate: None,
         pid: 7,
     };
     vec![
