@@ -1,49 +1,15 @@
 //! A frame: a header and its payload, each with a checksum.
 
-use crate::header::{HEADER_BYTES, Header, Kind};
-use crate::{FrameError, Limits, StateDigest, Tag};
-use serde::{Deserialize, Serialize};
+use crate::header::{HEADER_BYTES, Header};
+use crate::{FrameError, Kind, Limits, StateDigest, Tag};
 use std::io::{self, IoSlice, Read, Write};
-use varuna_plan::{Decision, StateId, Step, Unit};
+use varuna_plan::{Step, Unit};
 
 /// Memory is taken for this much of a payload before it arrives, bytes; for the rest of a longer one as it arrives. Most payloads
 /// are shorter: they are read in one go.
 const AHEAD: usize = 1 << 24;
 /// Bytes that are received before their checksum is computed: they are still in the processor's cache then.
 const CHUNK: usize = 1 << 17;
-
-/// Announces a unit's state. Its parts follow in order.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-pub struct StateHeader {
-    /// The unit.
-    pub unit: Unit,
-    /// Its state.
-    pub id: StateId,
-    /// The sender's last decision.
-    pub decision: Option<Decision>,
-    /// Optimizer steps applied.
-    pub adam_steps: u64,
-    /// Number of elements that follow.
-    pub elements: u64,
-}
-
-impl StateHeader {
-    /// The payload of [`Frame::State`].
-    ///
-    /// # Errors
-    /// It cannot be encoded.
-    pub fn encode(&self) -> io::Result<Vec<u8>> {
-        postcard::to_stdvec(self).map_err(io::Error::other)
-    }
-
-    /// Reads the payload of [`Frame::State`].
-    ///
-    /// # Errors
-    /// It is no header of a state.
-    pub fn decode(payload: &[u8]) -> io::Result<StateHeader> {
-        postcard::from_bytes(payload).map_err(io::Error::other)
-    }
-}
 
 /// One message of a connection.
 #[derive(Clone, PartialEq, Debug)]

@@ -10,17 +10,20 @@ mod frame;
 mod header;
 mod hello;
 mod incoming;
+mod kind;
 mod limits;
+mod state_header;
 
 pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
-pub use frame::{Frame, StateHeader};
-pub use header::Kind;
+pub use frame::Frame;
 pub use hello::{
     Greeting, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof, write_answer, write_proof,
 };
 pub use incoming::Incoming;
+pub use kind::Kind;
 pub use limits::{Limits, PART_ELEMENTS};
+pub use state_header::StateHeader;
 
 use varuna_plan::{Step, Unit};
 

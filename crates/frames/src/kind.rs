@@ -1,0 +1,55 @@
+//! What a frame carries, as a number on the wire and in words.
+
+use std::fmt;
+
+/// What a frame carries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A boundary activation.
+    Activation = 1,
+    /// The gradient of one.
+    Gradient = 2,
+    /// Part of a unit's gradient.
+    Ring = 3,
+    /// A protocol message.
+    Message = 4,
+    /// The header of a state.
+    State = 5,
+    /// Part of a state.
+    Part = 6,
+    /// The end of a state, with its digest.
+    End = 7,
+}
+
+impl Kind {
+    /// The greatest number of a kind.
+    pub(crate) const LAST: u32 = Kind::End as u32;
+
+    /// The kind with this number.
+    pub(crate) fn of(number: u32) -> Option<Kind> {
+        Some(match number {
+            1 => Kind::Activation,
+            2 => Kind::Gradient,
+            3 => Kind::Ring,
+            4 => Kind::Message,
+            5 => Kind::State,
+            6 => Kind::Part,
+            7 => Kind::End,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Activation => "an activation",
+            Kind::Gradient => "a gradient of an activation",
+            Kind::Ring => "a part of a reduction",
+            Kind::Message => "a protocol message",
+            Kind::State => "a header of a state",
+            Kind::Part => "a part of a state",
+            Kind::End => "the end of a state",
+        })
+    }
+}
