@@ -1,0 +1,173 @@
+//! What a disturbed network does to a piece of data. Pure: the forwarders carry it out.
+
+use crate::fault::Part;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What TCP waits at least before it sends a lost packet again (Linux' `TCP_RTO_MIN`).
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+
+/// How a part of the network is disturbed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Condition {
+    /// Nothing passes and nobody is told: connections stay, new ones are accepted and never answered, ends are not seen. What
+    /// is held passes when the fault ends, as TCP would send it again.
+    Held,
+    /// Connections are reset, and new ones too.
+    Reset,
+    /// Every piece is late.
+    Delayed {
+        /// By so much.
+        ms: u64,
+    },
+    /// Packets are lost: a piece waits for its retransmission.
+    Lossy {
+        /// So many pieces of a hundred.
+        percent: u32,
+    },
+    /// A slow link.
+    Slow {
+        /// What passes in a second.
+        bytes_per_second: u64,
+    },
+}
+
+/// An end of a link.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// The coordinator.
+    Coordinator,
+    /// The worker that was started as this one.
+    Worker(u32),
+    /// A worker that is not known yet.
+    Unknown,
+}
+
+/// A disturbance of all links from some places to some places. None: any place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rule {
+    /// Where data comes from.
+    pub from: Option<Place>,
+    /// Where it goes to.
+    pub to: Option<Place>,
+    /// What happens to it.
+    pub condition: Condition,
+}
+
+impl Rule {
+    fn matches(&self, from: Place, to: Place) -> bool {
+        self.from.is_none_or(|p| p == from) && self.to.is_none_or(|p| p == to)
+    }
+}
+
+/// The rules for a part of the network; `number` names the worker that a victim stands for.
+pub fn rules(part: Part, condition: Condition, number: impl Fn(crate::fault::Victim) -> u32) -> Vec<Rule> {
+    let worker = |victim| Some(Place::Worker(number(victim)));
+    let coordinator = Some(Place::Coordinator);
+    let ends = match part {
+        Part::OneWay { from, to } => vec![(worker(from), worker(to))],
+        Part::Between { one, other } => vec![(worker(one), worker(other)), (worker(other), worker(one))],
+        Part::ToCoordinator(victim) => vec![(worker(victim), coordinator)],
+        Part::FromCoordinator(victim) => vec![(coordinator, worker(victim))],
+        Part::Around(victim) => vec![(worker(victim), None), (None, worker(victim))],
+        Part::AroundCoordinator => vec![(coordinator, None), (None, coordinator)],
+        Part::Everything => vec![(None, None)],
+    };
+    let rule = |(from, to)| Rule { from, to, condition };
+    ends.into_iter().map(rule).collect()
+}
+
+/// What happens to a piece of data, or to the end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Treatment {
+    /// It waits until the rules change.
+    Hold,
+    /// Its connection is reset.
+    Reset,
+    /// It passes after so long.
+    After(Duration),
+}
+
+/// What happens to a piece of `bytes` bytes; `chance` is drawn from 0..1.
+#[must_use]
+pub fn treatment(rules: &[Rule], from: Place, to: Place, bytes: usize, chance: f64) -> Treatment {
+    let mut wait = Duration::ZERO;
+    let mut held = false;
+    for rule in rules.iter().filter(|r| r.matches(from, to)) {
+        match rule.condition {
+            Condition::Reset => return Treatment::Reset,
+            Condition::Held => held = true,
+            Condition::Delayed { ms } => wait += Duration::from_millis(ms),
+            Condition::Lossy { percent } if chance * 100.0 < f64::from(percent) => wait += RETRANSMISSION,
+            Condition::Lossy { .. } => {}
+            Condition::Slow { bytes_per_second } => {
+                wait += Duration::from_millis(bytes as u64 * 1_000 / bytes_per_second.max(1));
+            }
+        }
+    }
+    if held {
+        Treatment::Hold
+    } else {
+        Treatment::After(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Victim;
+
+    const A: Place = Place::Worker(1);
+    const B: Place = Place::Worker(2);
+
+    fn of(part: Part, condition: Condition) -> Vec<Rule> {
+        rules(part, condition, |victim| victim.0)
+    }
+
+    #[test]
+    fn a_cut_in_one_direction_leaves_the_other_as_it_is() {
+        let (from, to) = (Victim(1), Victim(2));
+        let rules = of(Part::OneWay { from, to }, Condition::Held);
+        assert_eq!(treatment(&rules, A, B, 10, 0.5), Treatment::Hold);
+        assert_eq!(treatment(&rules, B, A, 10, 0.5), Treatment::After(Duration::ZERO));
+        assert_eq!(
+            treatment(&rules, A, Place::Coordinator, 10, 0.5),
+            Treatment::After(Duration::ZERO)
+        );
+    }
+
+    #[test]
+    fn a_worker_that_is_cut_off_reaches_nobody_and_the_others_reach_each_other() {
+        let rules = of(Part::Around(Victim(1)), Condition::Held);
+        for (from, to) in [(A, B), (B, A), (A, Place::Coordinator), (Place::Unknown, A)] {
+            assert_eq!(treatment(&rules, from, to, 10, 0.5), Treatment::Hold);
+        }
+        assert_eq!(
+            treatment(&rules, B, Place::Coordinator, 10, 0.5),
+            Treatment::After(Duration::ZERO)
+        );
+    }
+
+    #[test]
+    fn times_add_up_and_a_reset_wins() {
+        let mut rules = of(Part::Everything, Condition::Delayed { ms: 5 });
+        rules.extend(of(
+            Part::Everything,
+            Condition::Slow {
+                bytes_per_second: 1_000,
+            },
+        ));
+        rules.extend(of(Part::Everything, Condition::Lossy { percent: 10 }));
+        let after = |ms| Treatment::After(Duration::from_millis(ms));
+        assert_eq!(treatment(&rules, A, B, 20, 0.5), after(25));
+        assert_eq!(treatment(&rules, A, B, 20, 0.05), after(225));
+        rules.extend(of(Part::AroundCoordinator, Condition::Held));
+        rules.extend(of(Part::AroundCoordinator, Condition::Reset));
+        assert_eq!(treatment(&rules, A, B, 20, 0.5), after(25));
+        assert_eq!(
+            treatment(&rules, A, Place::Coordinator, 20, 0.5),
+            Treatment::Reset
+        );
+    }
+}

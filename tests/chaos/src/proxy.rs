@@ -1,0 +1,272 @@
+//! Forwarders before the workers and the coordinator, which disturb what passes as the rules say.
+//!
+//! Each connection's ends are known: a worker reaches the coordinator through a forwarder of its own, and who dials a worker says
+//! its id in its first bytes.
+
+use crate::links::{Place, Rule, Treatment, treatment};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use varuna_frames::Hello;
+use varuna_plan::WorkerId;
+
+/// Bytes that are forwarded at once.
+const PIECE: usize = 32 << 10;
+/// Bytes of a worker's hello to another.
+const HELLO: usize = 64;
+
+/// The rules in force, and the workers' names.
+#[derive(Debug)]
+pub struct Links {
+    rules: watch::Sender<BTreeMap<usize, Vec<Rule>>>,
+    numbers: Mutex<BTreeMap<WorkerId, u32>>,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Links {
+            rules: watch::Sender::new(BTreeMap::new()),
+            numbers: Mutex::default(),
+        }
+    }
+}
+
+impl Links {
+    /// From now on these rules hold as well, under the name of a fault.
+    pub fn disturb(&self, fault: usize, rules: Vec<Rule>) {
+        self.rules.send_modify(|all| {
+            all.insert(fault, rules);
+        });
+    }
+
+    /// The rules of this fault hold no longer.
+    pub fn mend(&self, fault: usize) {
+        self.rules.send_modify(|all| {
+            all.remove(&fault);
+        });
+    }
+
+    /// The worker with this id is the one that was started as `number`.
+    pub fn name(&self, worker: WorkerId, number: u32) {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.insert(worker, number);
+    }
+
+    fn place(&self, worker: WorkerId) -> Place {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.get(&worker).map_or(Place::Unknown, |n| Place::Worker(*n))
+    }
+}
+
+/// What a forwarder stands before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Before {
+    /// A worker's listener for its peers.
+    Worker(u32),
+    /// The coordinator, for this worker alone.
+    Coordinator(u32),
+}
+
+/// A dialer that has said its name, where it has one.
+#[derive(Clone, Copy)]
+enum Dialer {
+    Known(Place),
+    Worker(WorkerId),
+}
+
+/// The connection was reset by a fault.
+struct Reset;
+
+/// Forwards connections until the task is ended.
+pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, to: SocketAddr) {
+    loop {
+        // An error is of one connection, or passes.
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        let links = Arc::clone(&links);
+        tokio::spawn(async move {
+            let mut stream = stream;
+            if connection(&links, &mut stream, before, to).await.is_none() {
+                // Dropped with this, the socket is reset instead of closed.
+                let _ = stream.set_zero_linger();
+            }
+        });
+    }
+}
+
+/// One connection, to its end. None: it is to be reset.
+async fn connection(links: &Links, stream: &mut TcpStream, before: Before, to: SocketAddr) -> Option<()> {
+    stream.set_nodelay(true).ok()?;
+    let mut first = Vec::new();
+    let (dialer, acceptor) = match before {
+        Before::Coordinator(number) => (Dialer::Known(Place::Worker(number)), Place::Coordinator),
+        Before::Worker(number) => {
+            first.resize(HELLO, 0);
+            stream.read_exact(&mut first).await.ok()?;
+            let hello = Hello::read(&mut first.as_slice()).ok()?.ok()?;
+            (Dialer::Worker(hello.from), Place::Worker(number))
+        }
+    };
+    let forth = Way {
+        links,
+        ends: Ends::From(dialer, acceptor),
+    };
+    let back = Way {
+        links,
+        ends: Ends::To(acceptor, dialer),
+    };
+    forth.pass(first.len()).await.ok()?;
+    let mut target = TcpStream::connect(to).await.ok()?;
+    target.set_nodelay(true).ok()?;
+    target.write_all(&first).await.ok()?;
+    let ended = {
+        let (from_dialer, to_dialer) = stream.split();
+        let (from_acceptor, to_acceptor) = target.split();
+        tokio::try_join!(
+            forth.carry(from_dialer, to_acceptor),
+            back.carry(from_acceptor, to_dialer)
+        )
+    };
+    if ended.is_err() {
+        let _ = target.set_zero_linger();
+        return None;
+    }
+    Some(())
+}
+
+#[derive(Clone, Copy)]
+enum Ends {
+    From(Dialer, Place),
+    To(Place, Dialer),
+}
+
+/// One direction of a connection.
+struct Way<'a> {
+    links: &'a Links,
+    ends: Ends,
+}
+
+impl Way<'_> {
+    fn treatment(&self, bytes: usize, chance: f64) -> Treatment {
+        let known = |dialer| match dialer {
+            Dialer::Known(place) => place,
+            Dialer::Worker(id) => self.links.place(id),
+        };
+        let (from, to) = match self.ends {
+            Ends::From(dialer, to) => (known(dialer), to),
+            Ends::To(from, dialer) => (from, known(dialer)),
+        };
+        let rules = self.links.rules.borrow();
+        let all: Vec<Rule> = rules.values().flatten().copied().collect();
+        treatment(&all, from, to, bytes, chance)
+    }
+
+    /// Returns when a piece of this length may pass.
+    async fn pass(&self, bytes: usize) -> Result<(), Reset> {
+        let mut changes = self.links.rules.subscribe();
+        let chance = rand::random();
+        loop {
+            match self.treatment(bytes, chance) {
+                Treatment::Reset => return Err(Reset),
+                Treatment::After(wait) if wait.is_zero() => return Ok(()),
+                Treatment::After(wait) => {
+                    tokio::time::sleep(wait).await;
+                    return Ok(());
+                }
+                // The sender lives as long as the links.
+                Treatment::Hold => drop(changes.changed().await),
+            }
+        }
+    }
+
+    /// Returns when connections are reset.
+    async fn reset(&self) {
+        let mut changes = self.links.rules.subscribe();
+        while self.treatment(0, 1.0) != Treatment::Reset {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn carry(&self, mut from: ReadHalf<'_>, mut to: WriteHalf<'_>) -> Result<(), Reset> {
+        let mut piece = vec![0; PIECE];
+        loop {
+            let read = tokio::select! {
+                read = from.read(&mut piece) => read.unwrap_or(0),
+                () = self.reset() => return Err(Reset),
+            };
+            // The end of a connection is a piece, too: who is cut off does not see it.
+            self.pass(read).await?;
+            if read == 0 {
+                let _ = to.shutdown().await;
+                return Ok(());
+            }
+            if to.write_all(&piece[..read]).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::links::Condition;
+
+    async fn pair(links: &Arc<Links>) -> (TcpStream, TcpStream) {
+        let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, to) = (front.local_addr().unwrap(), behind.local_addr().unwrap());
+        tokio::spawn(forward(Arc::clone(links), front, Before::Coordinator(3), to));
+        let dialer = TcpStream::connect(address).await.unwrap();
+        (dialer, behind.accept().await.unwrap().0)
+    }
+
+    fn rule(from: Option<Place>, condition: Condition) -> Vec<Rule> {
+        vec![Rule {
+            from,
+            to: None,
+            condition,
+        }]
+    }
+
+    #[tokio::test]
+    async fn what_is_held_in_one_direction_passes_when_the_fault_ends_and_the_other_direction_is_free() {
+        let links = Arc::new(Links::default());
+        let (mut dialer, mut acceptor) = pair(&links).await;
+        let mut byte = [0];
+        dialer.write_all(&[1]).await.unwrap();
+        acceptor.read_exact(&mut byte).await.unwrap();
+        links.disturb(1, rule(Some(Place::Worker(3)), Condition::Held));
+        dialer.write_all(&[2]).await.unwrap();
+        acceptor.write_all(&[3]).await.unwrap();
+        dialer.read_exact(&mut byte).await.unwrap();
+        assert_eq!(byte, [3]);
+        assert_eq!(
+            acceptor.try_read(&mut byte).unwrap_err().kind(),
+            std::io::ErrorKind::WouldBlock
+        );
+        links.mend(1);
+        acceptor.read_exact(&mut byte).await.unwrap();
+        assert_eq!(byte, [2]);
+    }
+
+    #[tokio::test]
+    async fn a_reset_reaches_both_ends_and_a_close_is_forwarded() {
+        let links = Arc::new(Links::default());
+        let (mut dialer, mut acceptor) = pair(&links).await;
+        links.disturb(1, rule(None, Condition::Reset));
+        assert!(dialer.read(&mut [0]).await.is_err());
+        assert!(acceptor.read(&mut [0]).await.is_err());
+        links.mend(1);
+        let (dialer, mut acceptor) = pair(&links).await;
+        drop(dialer);
+        assert_eq!(acceptor.read(&mut [0]).await.unwrap(), 0);
+    }
+}

@@ -1,0 +1,350 @@
+//! The timeline of faults that a seed stands for. Pure.
+
+use crate::fault::{Fault, Part, Planned, Victim};
+use crate::links::Condition;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Workers that a run has while nothing is wrong.
+pub const WORKERS: u32 = 5;
+/// Workers that may be disturbed at the same time by faults that leave the others alone.
+const DISTURBED_MAX: usize = 3;
+/// Quiet time at the start, in which the workers load their program and train the first steps, milliseconds.
+const START_MS: u64 = 4_000;
+
+/// What a timeline is drawn for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Settings {
+    /// Its length, milliseconds. Every fault has ended by then.
+    pub length_ms: u64,
+    /// Mean time between the beginnings of two faults, milliseconds.
+    pub every_ms: u64,
+    /// The disk of the run folder can be filled.
+    pub disk: bool,
+    /// The coordinator's fsync can be made to fail.
+    pub fsync: bool,
+}
+
+/// What is drawn, and how often: of the sum of all weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Kill,
+    KillTogether,
+    KillMost,
+    KillCoordinator,
+    Pause,
+    PauseCoordinator,
+    Notice,
+    Join,
+    Cut,
+    CutCoordinator,
+    Reset,
+    Delay,
+    Loss,
+    SlowLink,
+    DiskFull,
+    FsyncFails,
+    StoreDown,
+    NoMemory,
+}
+
+const WEIGHTS: &[(Kind, u32)] = &[
+    (Kind::Kill, 520),
+    (Kind::KillTogether, 60),
+    (Kind::KillMost, 8),
+    (Kind::KillCoordinator, 50),
+    (Kind::Pause, 50),
+    (Kind::PauseCoordinator, 15),
+    (Kind::Notice, 50),
+    (Kind::Join, 40),
+    (Kind::Cut, 25),
+    (Kind::CutCoordinator, 20),
+    (Kind::Reset, 30),
+    (Kind::Delay, 25),
+    (Kind::Loss, 20),
+    (Kind::SlowLink, 20),
+    (Kind::DiskFull, 20),
+    (Kind::FsyncFails, 15),
+    (Kind::StoreDown, 15),
+    (Kind::NoMemory, 15),
+];
+
+/// The timeline of a seed, in order of time.
+#[must_use]
+pub fn timeline(seed: u64, settings: Settings) -> Vec<Planned> {
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut planned: Vec<Planned> = Vec::new();
+    let mut now = START_MS;
+    loop {
+        // Exponential gaps, as of independent causes; the least keeps the coordinator able to follow.
+        let gap = -(1.0 - random.random::<f64>()).ln() * settings.every_ms as f64;
+        now += (gap as u64).clamp(50, 10 * settings.every_ms.max(50));
+        if now >= settings.length_ms {
+            return planned;
+        }
+        let (for_ms, fault) = draw(&mut random, settings);
+        let next = Planned {
+            at_ms: now,
+            for_ms,
+            fault,
+        };
+        if next.end_ms() <= settings.length_ms && fits(&planned, &next) {
+            planned.push(next);
+        }
+    }
+}
+
+/// Whether a fault may begin beside those that are under way.
+fn fits(planned: &[Planned], next: &Planned) -> bool {
+    let under_way = || planned.iter().filter(|p| p.end_ms() >= next.at_ms);
+    // The coordinator, its disk and the store are there once.
+    let single = |fault: &Fault| match fault {
+        Fault::KillCoordinator | Fault::PauseCoordinator => Some(0),
+        Fault::DiskFull => Some(1),
+        Fault::FsyncFails => Some(2),
+        Fault::StoreDown => Some(3),
+        _ => None,
+    };
+    if let Some(of_next) = single(&next.fault) {
+        return under_way().all(|p| single(&p.fault) != Some(of_next));
+    }
+    let disturbed: usize = under_way().map(|p| disturbed(&p.fault)).sum();
+    let own = self::disturbed(&next.fault);
+    own == 0 || own > DISTURBED_MAX || disturbed + own <= DISTURBED_MAX
+}
+
+/// Workers that cannot train while the fault is there.
+fn disturbed(fault: &Fault) -> usize {
+    match fault {
+        Fault::Kill { victims } => victims.len(),
+        Fault::Pause { .. } | Fault::NoMemory { .. } | Fault::Notice { .. } => 1,
+        Fault::Network {
+            condition: Condition::Held | Condition::Reset,
+            part,
+        } => match part {
+            Part::Everything | Part::AroundCoordinator => 0,
+            _ => 1,
+        },
+        _ => 0,
+    }
+}
+
+fn draw(random: &mut StdRng, settings: Settings) -> (u64, Fault) {
+    let usable = |kind: Kind| match kind {
+        Kind::DiskFull => settings.disk,
+        Kind::FsyncFails => settings.fsync,
+        _ => true,
+    };
+    let weights = || WEIGHTS.iter().filter(|(kind, _)| usable(*kind));
+    let mut left = random.random_range(0..weights().map(|(_, w)| w).sum::<u32>());
+    for (kind, weight) in weights() {
+        match left.checked_sub(*weight) {
+            Some(rest) => left = rest,
+            None => return of_kind(*kind, random),
+        }
+    }
+    (0, Fault::Join) // not reached: `left` is less than the sum
+}
+
+fn of_kind(kind: Kind, random: &mut StdRng) -> (u64, Fault) {
+    let victim = |random: &mut StdRng| Victim(random.random_range(0..u32::MAX));
+    let victims = |random: &mut StdRng, count: u32| -> Vec<Victim> {
+        let first = random.random_range(0..u32::MAX / 2);
+        (0..count).map(|i| Victim(first + i)).collect()
+    };
+    let mostly_short = |random: &mut StdRng| match random.random_range(0..10) {
+        0..7 => random.random_range(50..1_500),
+        _ => random.random_range(3_000..9_000),
+    };
+    match kind {
+        Kind::Kill => {
+            let victims = victims(random, 1);
+            (random.random_range(20..1_000), Fault::Kill { victims })
+        }
+        Kind::KillTogether => {
+            let count = random.random_range(2..=DISTURBED_MAX as u32);
+            let victims = victims(random, count);
+            (random.random_range(20..1_000), Fault::Kill { victims })
+        }
+        Kind::KillMost => {
+            let count = random.random_range(WORKERS - 1..=WORKERS + 3);
+            let victims = victims(random, count);
+            (random.random_range(20..1_000), Fault::Kill { victims })
+        }
+        Kind::KillCoordinator => (random.random_range(20..2_500), Fault::KillCoordinator),
+        Kind::Pause => (
+            mostly_short(random),
+            Fault::Pause {
+                victim: victim(random),
+            },
+        ),
+        Kind::PauseCoordinator => (mostly_short(random), Fault::PauseCoordinator),
+        Kind::Notice => (
+            random.random_range(20..1_000),
+            Fault::Notice {
+                victim: victim(random),
+            },
+        ),
+        Kind::Join => (random.random_range(3_000..15_000), Fault::Join),
+        Kind::NoMemory => (
+            random.random_range(200..2_000),
+            Fault::NoMemory {
+                victim: victim(random),
+            },
+        ),
+        Kind::DiskFull => (random.random_range(200..4_000), Fault::DiskFull),
+        Kind::FsyncFails => (random.random_range(200..4_000), Fault::FsyncFails),
+        Kind::StoreDown => (random.random_range(1_000..8_000), Fault::StoreDown),
+        Kind::Cut | Kind::CutCoordinator | Kind::Reset | Kind::Delay | Kind::Loss | Kind::SlowLink => {
+            network(kind, random)
+        }
+    }
+}
+
+fn network(kind: Kind, random: &mut StdRng) -> (u64, Fault) {
+    let first = Victim(random.random_range(0..u32::MAX / 2));
+    let second = Victim(first.0 + random.random_range(1..WORKERS));
+    let (from, to) = (first, second);
+    let between = Part::Between {
+        one: first,
+        other: second,
+    };
+    let peers = [Part::OneWay { from, to }, between, Part::Around(first)];
+    let uplinks = [
+        Part::ToCoordinator(first),
+        Part::FromCoordinator(first),
+        Part::AroundCoordinator,
+    ];
+    let wide = [between, Part::Around(first), Part::Everything];
+    let choose = |random: &mut StdRng, of: [Part; 3]| of[random.random_range(0..of.len())];
+    let (for_ms, part, condition) = match kind {
+        Kind::CutCoordinator => {
+            let part = choose(random, uplinks);
+            (random.random_range(200..7_000), part, Condition::Held)
+        }
+        Kind::Reset => {
+            let part = choose(random, wide);
+            (random.random_range(10..400), part, Condition::Reset)
+        }
+        Kind::Delay => {
+            let ms = random.random_range(1..30);
+            (
+                random.random_range(500..4_000),
+                choose(random, wide),
+                Condition::Delayed { ms },
+            )
+        }
+        Kind::Loss => {
+            let percent = random.random_range(1..8);
+            let part = choose(random, wide);
+            (
+                random.random_range(500..4_000),
+                part,
+                Condition::Lossy { percent },
+            )
+        }
+        Kind::SlowLink => {
+            let bytes_per_second = random.random_range(100_000..4_000_000);
+            let part = choose(random, wide);
+            (
+                random.random_range(500..4_000),
+                part,
+                Condition::Slow { bytes_per_second },
+            )
+        }
+        _ => {
+            let part = choose(random, peers);
+            (random.random_range(200..8_000), part, Condition::Held)
+        }
+    };
+    (for_ms, Fault::Network { part, condition })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    const SETTINGS: Settings = Settings {
+        length_ms: 100_000,
+        every_ms: 1_000,
+        disk: true,
+        fsync: true,
+    };
+
+    #[test]
+    fn a_seed_always_stands_for_the_same_timeline_and_another_for_another() {
+        assert_eq!(timeline(7, SETTINGS), timeline(7, SETTINGS));
+        assert_ne!(timeline(7, SETTINGS), timeline(8, SETTINGS));
+    }
+
+    #[test]
+    fn every_fault_has_an_end_within_the_timeline_and_comes_after_the_start() {
+        for seed in 0..200 {
+            let planned = timeline(seed, SETTINGS);
+            assert!(planned.len() > 30, "seed {seed}: {}", planned.len());
+            assert!(planned.is_sorted_by_key(|p| p.at_ms));
+            for fault in planned {
+                assert!(
+                    fault.at_ms >= START_MS && fault.end_ms() <= SETTINGS.length_ms,
+                    "{fault:?}"
+                );
+                assert!(fault.for_ms > 0, "{fault:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_is_drawn_and_kills_are_the_most() {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for fault in (0..50).flat_map(|seed| timeline(seed, SETTINGS)) {
+            *counts.entry(fault.fault.name()).or_default() += 1;
+        }
+        let kinds: BTreeSet<&str> = counts.keys().copied().collect();
+        let expected = [
+            "kill",
+            "killTogether",
+            "killCoordinator",
+            "pause",
+            "pauseCoordinator",
+            "notice",
+            "join",
+            "cutOneWay",
+            "cut",
+            "reset",
+            "delay",
+            "loss",
+            "slowLink",
+            "diskFull",
+            "fsyncFails",
+            "storeDown",
+            "noMemory",
+        ];
+        assert_eq!(kinds, BTreeSet::from(expected));
+        assert_eq!(counts.values().max(), counts.get("kill"));
+    }
+
+    #[test]
+    fn what_cannot_be_injected_here_is_not_drawn() {
+        let none = Settings {
+            disk: false,
+            fsync: false,
+            ..SETTINGS
+        };
+        let drawn = (0..50).flat_map(|seed| timeline(seed, none));
+        let names: BTreeSet<&str> = drawn.map(|p| p.fault.name()).collect();
+        assert!(!names.contains("diskFull") && !names.contains("fsyncFails"));
+    }
+
+    #[test]
+    fn two_workers_stay_undisturbed_unless_most_are_killed_at_once() {
+        for planned in (0..100).map(|seed| timeline(seed, SETTINGS)) {
+            for p in planned.iter().filter(|p| disturbed(&p.fault) <= DISTURBED_MAX) {
+                let small = planned.iter().filter(|q| disturbed(&q.fault) <= DISTURBED_MAX);
+                let together = small.filter(|q| q.at_ms <= p.at_ms && p.at_ms <= q.end_ms());
+                let count: usize = together.map(|q| disturbed(&q.fault)).sum();
+                assert!(count <= DISTURBED_MAX, "{count} at {} ms", p.at_ms);
+            }
+        }
+    }
+}

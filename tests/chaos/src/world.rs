@@ -1,0 +1,485 @@
+//! The processes of one run, what is done to them, and what became of them.
+
+use crate::disk::{FsyncSwitch, SmallDisk};
+use crate::fault::{Fault, Part, Planned, Victim};
+use crate::judge::{Life, Problem};
+use crate::links::{Condition, rules};
+use crate::processes::{Paths, Worker, coordinator, coordinator_address, own_address, signal};
+use crate::proxy::Links;
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varuna_run_folder::now_ms;
+
+/// A coordinator that ended by itself is started again after this time, as a supervisor would.
+const RESTART: Duration = Duration::from_millis(300);
+/// A program that starts needs no longer to say its address.
+const START: Duration = Duration::from_secs(60);
+/// So long after the end of a fault of the disk a coordinator may still end because of it.
+const AFTERMATH: Duration = Duration::from_secs(2);
+
+/// What is undone when a fault ends.
+#[derive(Debug)]
+enum Ending {
+    Replace(usize),
+    StartCoordinator,
+    Continue(u32),
+    ContinueCoordinator,
+    Leave,
+    Mend(Vec<u32>),
+    FreeDisk,
+    MendFsync,
+    MendStore,
+    GiveMemory(u32),
+    Nothing,
+}
+
+/// What a world is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Programs and files.
+    pub paths: Paths,
+    /// Where checkpoints go.
+    pub store: PathBuf,
+    /// The disk of the run folder, where it is one of its own.
+    pub disk: Option<SmallDisk>,
+    /// The switch of the coordinator's fsync.
+    pub fsync: Option<FsyncSwitch>,
+    /// Workers while nothing is wrong.
+    pub workers: usize,
+}
+
+/// The processes of one run.
+#[derive(Debug)]
+pub struct World {
+    parts: Parts,
+    links: Arc<Links>,
+    address: Option<SocketAddr>,
+    coordinator: Option<Child>,
+    /// The coordinator is away because of a fault.
+    coordinator_away: bool,
+    restart_at: Option<Instant>,
+    disk_fault: Option<Instant>,
+    workers: Vec<Worker>,
+    target: usize,
+    /// Workers whose places are not taken yet.
+    missing: usize,
+    started: u32,
+    endings: BTreeMap<usize, Ending>,
+    /// What became of each worker, by its number.
+    pub lives: BTreeMap<u32, Life>,
+    /// What should not have happened.
+    pub problems: Vec<Problem>,
+    /// Processes killed with -9: workers, coordinators.
+    pub kills: [u64; 2],
+    /// The coordinator's exit code at the end of the job.
+    pub exit: Option<i32>,
+}
+
+impl World {
+    /// Starts the coordinator and the workers.
+    ///
+    /// # Errors
+    /// They do not start.
+    pub async fn start(parts: Parts) -> Result<World> {
+        let bind = format!("{}:0", own_address(93));
+        let child = coordinator(&parts.paths, &bind, parts.fsync.as_ref())?;
+        let mut world = World {
+            target: parts.workers,
+            links: Arc::default(),
+            address: None,
+            coordinator: Some(child),
+            coordinator_away: false,
+            restart_at: None,
+            disk_fault: None,
+            workers: Vec::new(),
+            missing: 0,
+            started: 0,
+            endings: BTreeMap::new(),
+            lives: BTreeMap::new(),
+            problems: Vec::new(),
+            kills: [0, 0],
+            exit: None,
+            parts,
+        };
+        let begin = Instant::now();
+        while world.address.is_none() {
+            if begin.elapsed() > START {
+                bail!("the coordinator does not say its address");
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            world.address = coordinator_address(&world.parts.paths.run);
+        }
+        world.supervise().await?;
+        Ok(world)
+    }
+
+    /// Sees who has ended, and starts what must be there.
+    ///
+    /// # Errors
+    /// A program cannot be started.
+    pub async fn supervise(&mut self) -> Result<()> {
+        self.reap();
+        self.look_after_coordinator()?;
+        for worker in &mut self.workers {
+            if worker.id.is_none() {
+                worker.id = worker.read_id();
+                if let Some(id) = worker.id {
+                    self.links.name(id, worker.number);
+                    if let Some(life) = self.lives.get_mut(&worker.number) {
+                        life.worker = Some(id);
+                    }
+                }
+            }
+        }
+        while self.exit.is_none() && self.workers.len() + self.missing < self.target {
+            let address = self.address.context("no address of the coordinator")?;
+            let number = self.started;
+            self.started += 1;
+            let worker = Worker::start(&self.parts.paths, &self.links, number, address).await?;
+            self.workers.push(worker);
+            self.lives
+                .insert(number, Life::begun(Worker::name(number), now_ms()));
+        }
+        Ok(())
+    }
+
+    /// Workers that have not ended.
+    #[must_use]
+    pub fn alive(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn reap(&mut self) {
+        let done = self.exit.is_some();
+        let (lives, problems) = (&mut self.lives, &mut self.problems);
+        self.workers.retain_mut(|worker| {
+            let Ok(Some(status)) = worker.child.try_wait() else {
+                return true;
+            };
+            let name = Worker::name(worker.number);
+            if let Some(life) = lives.get_mut(&worker.number) {
+                life.ended_ms.get_or_insert(now_ms());
+                // A worker without memory may end as it likes.
+                let expected = life.killed || life.starved || (life.noticed || done) && status.success();
+                if !expected {
+                    problems.push(Problem::WorkerEnded {
+                        name,
+                        status: status.to_string(),
+                    });
+                }
+            }
+            false
+        });
+    }
+
+    fn look_after_coordinator(&mut self) -> Result<()> {
+        let ended = self
+            .coordinator
+            .as_mut()
+            .and_then(|c| c.try_wait().ok().flatten());
+        if let Some(status) = ended {
+            self.coordinator = None;
+            if !self.coordinator_away {
+                if status.success() {
+                    self.exit = Some(0);
+                    return Ok(());
+                }
+                let by_disk = self.disk_fault.is_some_and(|at| at.elapsed() < AFTERMATH);
+                if !by_disk {
+                    let status = status.to_string();
+                    self.problems.push(Problem::CoordinatorEnded { status });
+                }
+                self.restart_at = Some(Instant::now() + RESTART);
+            }
+        }
+        if self.restart_at.is_some_and(|at| at <= Instant::now()) {
+            self.start_coordinator()?;
+        }
+        if self
+            .endings
+            .values()
+            .any(|e| matches!(e, Ending::FreeDisk | Ending::MendFsync))
+        {
+            self.disk_fault = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    fn start_coordinator(&mut self) -> Result<()> {
+        self.restart_at = None;
+        let address = self.address.context("no address of the coordinator")?.to_string();
+        self.coordinator = Some(coordinator(
+            &self.parts.paths,
+            &address,
+            self.parts.fsync.as_ref(),
+        )?);
+        Ok(())
+    }
+
+    /// The number of the worker that a victim stands for now.
+    fn number(&self, victim: Victim) -> u32 {
+        let count = u32::try_from(self.workers.len()).unwrap_or(u32::MAX).max(1);
+        let worker = self.workers.get((victim.0 % count) as usize);
+        // Without workers nobody is meant.
+        worker.map_or(u32::MAX, |w| w.number)
+    }
+
+    fn worker(&self, number: u32) -> Option<&Worker> {
+        self.workers.iter().find(|w| w.number == number)
+    }
+
+    fn send(&self, number: u32, what: Signal) {
+        if let Some(worker) = self.worker(number) {
+            signal(&worker.child, what);
+        }
+    }
+
+    fn life(&mut self, number: u32) -> Option<&mut Life> {
+        self.lives.get_mut(&number)
+    }
+
+    /// Begins a fault, known by `name` until its end. Returns the workers that it is about.
+    ///
+    /// # Errors
+    /// It cannot be injected.
+    pub fn begin(&mut self, name: usize, planned: &Planned) -> Result<Vec<u32>> {
+        let mut about = Vec::new();
+        let ending = match &planned.fault {
+            Fault::Kill { victims } => {
+                about = victims.iter().map(|v| self.number(*v)).collect();
+                about.sort_unstable();
+                about.dedup();
+                self.kill(&about)
+            }
+            Fault::KillCoordinator => self.kill_coordinator(),
+            Fault::Pause { victim } => {
+                about.push(self.number(*victim));
+                self.impair(&about);
+                self.send(about[0], Signal::SIGSTOP);
+                Ending::Continue(about[0])
+            }
+            Fault::PauseCoordinator => {
+                self.signal_coordinator(Signal::SIGSTOP);
+                Ending::ContinueCoordinator
+            }
+            Fault::Notice { victim } => {
+                about.push(self.number(*victim));
+                self.notice(about[0]);
+                Ending::Nothing
+            }
+            Fault::Join => {
+                self.target += 1;
+                Ending::Leave
+            }
+            Fault::Network { part, condition } => {
+                about = self.disturb(name, *part, *condition);
+                Ending::Mend(about.clone())
+            }
+            Fault::DiskFull => {
+                self.parts.disk.as_ref().map_or(Ok(()), SmallDisk::fill)?;
+                Ending::FreeDisk
+            }
+            Fault::FsyncFails => {
+                self.parts.fsync.as_ref().map_or(Ok(()), |f| f.fail(true))?;
+                Ending::MendFsync
+            }
+            Fault::StoreDown => {
+                self.take_store_away()?;
+                Ending::MendStore
+            }
+            Fault::NoMemory { victim } => {
+                about.push(self.number(*victim));
+                self.starve(about[0]);
+                Ending::GiveMemory(about[0])
+            }
+        };
+        self.endings.insert(name, ending);
+        Ok(about)
+    }
+
+    /// Ends a fault.
+    ///
+    /// # Errors
+    /// What it took away cannot be given back.
+    pub fn end(&mut self, name: usize) -> Result<()> {
+        match self.endings.remove(&name) {
+            Some(Ending::Replace(count)) => self.missing -= count,
+            Some(Ending::StartCoordinator) => {
+                self.coordinator_away = false;
+                if self.exit.is_none() {
+                    self.start_coordinator()?;
+                }
+            }
+            Some(Ending::Continue(number)) => {
+                self.send(number, Signal::SIGCONT);
+                self.recover(&[number]);
+            }
+            Some(Ending::ContinueCoordinator) => self.signal_coordinator(Signal::SIGCONT),
+            Some(Ending::Leave) => {
+                self.target -= 1;
+                if let Some(worker) = self.workers.first().filter(|_| self.workers.len() > self.target) {
+                    self.notice(worker.number);
+                }
+            }
+            Some(Ending::Mend(about)) => {
+                self.links.mend(name);
+                self.recover(&about);
+            }
+            Some(Ending::FreeDisk) => {
+                if let Some(disk) = &self.parts.disk {
+                    disk.free();
+                }
+            }
+            Some(Ending::MendFsync) => self.parts.fsync.as_ref().map_or(Ok(()), |f| f.fail(false))?,
+            Some(Ending::MendStore) => self.give_store_back()?,
+            Some(Ending::GiveMemory(number)) => {
+                self.limit_memory(number, "unlimited");
+                self.recover(&[number]);
+            }
+            Some(Ending::Nothing) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Ends all faults that are under way.
+    ///
+    /// # Errors
+    /// As [`World::end`].
+    pub fn end_all(&mut self) -> Result<()> {
+        let names: Vec<usize> = self.endings.keys().copied().collect();
+        names.into_iter().try_for_each(|name| self.end(name))
+    }
+
+    fn kill(&mut self, numbers: &[u32]) -> Ending {
+        let before = self.workers.len();
+        let now = now_ms();
+        for number in numbers {
+            if self.worker(*number).is_some()
+                && let Some(life) = self.life(*number)
+            {
+                life.killed = true;
+                life.ended_ms = Some(now);
+            }
+            self.send(*number, Signal::SIGKILL);
+        }
+        // Dropped, each is waited for.
+        self.workers.retain(|w| !numbers.contains(&w.number));
+        let killed = before - self.workers.len();
+        self.kills[0] += killed as u64;
+        self.missing += killed;
+        Ending::Replace(killed)
+    }
+
+    fn kill_coordinator(&mut self) -> Ending {
+        if let Some(mut child) = self.coordinator.take() {
+            signal(&child, Signal::SIGKILL);
+            let _ = child.wait();
+            self.kills[1] += 1;
+        }
+        self.coordinator_away = true;
+        self.restart_at = None;
+        Ending::StartCoordinator
+    }
+
+    fn signal_coordinator(&self, what: Signal) {
+        if let Some(child) = &self.coordinator {
+            signal(child, what);
+        }
+    }
+
+    fn notice(&mut self, number: u32) {
+        if let Some(life) = self.life(number) {
+            life.noticed = true;
+        }
+        self.send(number, Signal::SIGTERM);
+    }
+
+    /// Disturbs a part of the network. Returns the workers that the coordinator may not hear because of it.
+    fn disturb(&mut self, name: usize, part: Part, condition: Condition) -> Vec<u32> {
+        let number = |victim| self.number(victim);
+        self.links.disturb(name, rules(part, condition, number));
+        let about = match part {
+            Part::OneWay { .. } | Part::Between { .. } => vec![],
+            Part::ToCoordinator(v) | Part::FromCoordinator(v) | Part::Around(v) => vec![self.number(v)],
+            Part::AroundCoordinator | Part::Everything => self.workers.iter().map(|w| w.number).collect(),
+        };
+        self.impair(&about);
+        about
+    }
+
+    fn impair(&mut self, numbers: &[u32]) {
+        for number in numbers {
+            if let Some(life) = self.life(*number) {
+                life.impaired_ms.push((now_ms(), u64::MAX));
+            }
+        }
+    }
+
+    fn recover(&mut self, numbers: &[u32]) {
+        for number in numbers {
+            // Where several faults overlap, the first end closes the last of them: an impairment may look shorter, not gone.
+            let open = self
+                .life(*number)
+                .and_then(|l| l.impaired_ms.iter_mut().find(|i| i.1 == u64::MAX));
+            if let Some(open) = open {
+                open.1 = now_ms();
+            }
+        }
+    }
+
+    fn starve(&mut self, number: u32) {
+        if let Some(life) = self.life(number) {
+            life.starved = true;
+        }
+        self.impair(&[number]);
+        let Some(id) = self.worker(number).map(|w| w.child.id()) else {
+            return;
+        };
+        let pages = std::fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
+        let pages: Option<u64> = pages.split(' ').next().and_then(|p| p.parse().ok());
+        if let Some(pages) = pages {
+            // What it has it keeps; it gets nothing more.
+            self.limit_memory(number, &(pages * 4096).to_string());
+        }
+    }
+
+    fn limit_memory(&self, number: u32, limit: &str) {
+        if let Some(worker) = self.worker(number) {
+            let (pid, limit) = (worker.child.id().to_string(), format!("--as={limit}:unlimited"));
+            // Without the program this fault does nothing.
+            let _ = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+        }
+    }
+
+    fn away(&self) -> PathBuf {
+        self.parts.store.with_extension("away")
+    }
+
+    /// A file in the place of its folder: every request fails.
+    fn take_store_away(&self) -> Result<()> {
+        let store = &self.parts.store;
+        std::fs::rename(store, self.away()).context("cannot take the store away")?;
+        std::fs::write(store, "").context("cannot take the store away")
+    }
+
+    fn give_store_back(&self) -> Result<()> {
+        let store = &self.parts.store;
+        std::fs::remove_file(store).context("cannot give the store back")?;
+        std::fs::rename(self.away(), store).context("cannot give the store back")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.coordinator {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
