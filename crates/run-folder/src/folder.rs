@@ -1,11 +1,11 @@
 //! Writing a run folder.
 
 use crate::{
-    Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus, now_ms, replace_file,
+    Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus, log::Log, now_ms,
+    replace_file,
 };
-use serde::Serialize;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use varuna_plan::Plan;
 
@@ -30,13 +30,14 @@ pub enum FolderError {
     },
 }
 
-/// An open, locked run folder: what the coordinator writes to. A full disk is logged once and never stops training.
+/// An open, locked run folder: what the coordinator writes to. A full disk is logged once and never stops training; what the two
+/// logs miss meanwhile they get when it has room again.
 pub struct RunFolder {
     files: RunFiles,
     /// Held as long as this lives; the system frees it with the process.
     _lock: File,
-    events: File,
-    metrics: File,
+    events: Log,
+    metrics: Log,
     last: Option<Metric>,
     /// The last write failed, and that was logged.
     failing: bool,
@@ -63,7 +64,7 @@ impl RunFolder {
             }
             Err(source) => return Err(io("read", &job_path)(source)),
         }
-        let append = |path: PathBuf| open_log(&path).map_err(io("open", &path));
+        let append = |path: PathBuf| Log::open(&path).map_err(io("open", &path));
         Ok(RunFolder {
             _lock: lock,
             last: last_metric(&files.metrics_path()),
@@ -105,7 +106,7 @@ impl RunFolder {
             steps_lost,
             time_ms: now_ms(),
         };
-        let result = append_line(&mut self.events, &entry);
+        let result = self.events.append(&entry);
         self.log_failure("events.jsonl", result);
     }
 
@@ -114,7 +115,7 @@ impl RunFolder {
         if self.last.as_ref().is_some_and(|last| metric.state <= last.state) {
             return;
         }
-        let result = append_line(&mut self.metrics, &metric);
+        let result = self.metrics.append(&metric);
         self.log_failure("metrics.jsonl", result);
         self.last = Some(metric);
     }
@@ -136,12 +137,14 @@ impl RunFolder {
         self.log_failure("plans/", result);
     }
 
-    /// Replaces `status.json`.
+    /// Replaces `status.json`, and writes lines of the logs that a full disk did not take.
     pub fn write_status(&mut self, status: &RunStatus) {
         let path = self.files.status_path();
         let result = serde_json::to_string(status)
             .map_err(std::io::Error::from)
-            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
+            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached))
+            .and_then(|()| self.events.write_waiting())
+            .and_then(|()| self.metrics.write_waiting());
         self.log_failure("status.json", result);
     }
 
@@ -177,34 +180,6 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
         Err(std::fs::TryLockError::WouldBlock) => Err(FolderError::Held(folder.to_owned())),
         Err(std::fs::TryLockError::Error(source)) => Err(io("lock", &path)(source)),
     }
-}
-
-fn append_line(file: &mut File, entry: &impl Serialize) -> std::io::Result<()> {
-    // In one write, so that a reader or a crash sees at most one incomplete line.
-    let line = serde_json::to_string(entry)?;
-    file.write_all(format!("{line}\n").as_bytes())
-}
-
-/// Opens a file of lines for appending. A coordinator that was killed may have left half a line, which would spoil the next.
-fn open_log(path: &Path) -> std::io::Result<File> {
-    let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .read(true)
-        .append(true)
-        .open(path)?;
-    let mut end = file.metadata()?.len();
-    let mut byte = [0];
-    while end > 0 {
-        file.seek(SeekFrom::Start(end - 1))?;
-        file.read_exact(&mut byte)?;
-        if byte == *b"\n" {
-            break;
-        }
-        end -= 1;
-    }
-    file.set_len(end)?;
-    Ok(file)
 }
 
 /// The last complete line; a coordinator that was killed may have left half of one.

@@ -19,6 +19,7 @@ mod contact;
 mod event;
 mod files;
 mod folder;
+mod log;
 mod metric;
 mod status;
 

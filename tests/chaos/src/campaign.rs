@@ -31,6 +31,8 @@ pub struct Entry {
     pub steps_lost: u64,
     /// Committed steps run again because all holders of some unit were gone.
     pub steps_again: u64,
+    /// Steps in the state of a checkpoint that nobody could tell of any more.
+    pub unpublished: u64,
     /// Greatest difference of a loss, as a share of the undisturbed one.
     pub loss_difference: f64,
     /// From each kill to the next published step, ascending.
@@ -52,6 +54,7 @@ impl Entry {
             terms,
             steps_lost,
             steps_again,
+            unpublished,
             restores,
             pauses_ms,
             longest_ms,
@@ -71,6 +74,7 @@ impl Entry {
             changes: [plans, recoveries, terms, restores],
             steps_lost,
             steps_again,
+            unpublished,
             loss_difference,
             pauses_ms,
             longest_ms,
@@ -97,7 +101,7 @@ impl fmt::Display for Entry {
         write!(
             f,
             "seed {}: {verdict}; {} steps in {:.0} s, {faults} faults, {} kills of workers and {} of the coordinator, {plans} plans, \
-             {recoveries} recoveries ({restores} from a checkpoint), {terms} terms; {} steps lost, {} run again, losses differ by {:.1e}; \
+             {recoveries} recoveries ({restores} from a checkpoint), {terms} terms; {} steps lost, {} run again, {} unpublished, losses differ by {:.1e}; \
              a kill to the next step {} ms (median), longest pause {:.1} s",
             self.seed,
             self.steps,
@@ -106,6 +110,7 @@ impl fmt::Display for Entry {
             self.coordinator_kills,
             self.steps_lost,
             self.steps_again,
+            self.unpublished,
             self.loss_difference,
             quantile(&self.pauses_ms, 50),
             self.longest_ms as f64 / 1e3,
@@ -202,6 +207,7 @@ impl fmt::Display for Campaign {
             "RESULT chaos.steps_run_again_without_holder {}",
             sum(|e| e.steps_again)
         )?;
+        writeln!(f, "RESULT chaos.steps_unpublished {}", sum(|e| e.unpublished))?;
         writeln!(f, "RESULT chaos.loss_difference {difference:.1e}")?;
         writeln!(f, "RESULT chaos.pause_median_ms {half}")?;
         writeln!(f, "RESULT chaos.pause_longest_ms {longest}")?;
@@ -224,6 +230,7 @@ mod tests {
             changes: [3, 2, 1, 0],
             steps_lost: 0,
             steps_again: 5,
+            unpublished: 0,
             loss_difference: 1e-7,
             pauses_ms: vec![100, 300, 200 * seed],
             longest_ms: 900,

@@ -15,7 +15,7 @@ use varuna_run_folder::{Metric, RunFiles};
 /// A file is not there; one that is damaged is evidence.
 pub fn read(paths: &Paths, world: &World) -> Result<Evidence> {
     let files = RunFiles::new(&paths.run);
-    let mut problems = world.problems.clone();
+    let mut problems: Vec<Problem> = world.all_problems().collect();
     let mut damaged = |why: String| problems.push(Problem::Damaged { why });
     let events = files.events().unwrap_or_else(|error| {
         damaged(error.to_string());

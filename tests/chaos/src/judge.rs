@@ -142,6 +142,8 @@ pub struct Figures {
     pub steps_lost: u64,
     /// Committed steps that were run again because all holders of some unit were gone.
     pub steps_again: u64,
+    /// Steps in the state of a checkpoint that nobody could tell of any more.
+    pub unpublished: u64,
     /// Recoveries that went back to a checkpoint, or to the seed.
     pub restores: usize,
     /// From each kill of a worker to the next published step, ascending, milliseconds.
@@ -171,10 +173,10 @@ pub fn judge(evidence: &Evidence, undisturbed: &[Metric]) -> Verdict {
             .problems
             .push(Problem::NotComplete { exit: evidence.exit });
     }
+    numbers(evidence, &mut verdict);
     order(evidence, &mut verdict);
     losses(evidence, undisturbed, &mut verdict);
     states(evidence, &mut verdict);
-    numbers(evidence, &mut verdict);
     rollbacks::judge(evidence, &mut verdict);
     pauses(evidence, &mut verdict.figures);
     verdict
@@ -188,21 +190,23 @@ fn protocol(evidence: &Evidence) -> impl Iterator<Item = (u64, &Event)> {
     })
 }
 
-/// Every step is published, in order; again only where a recovery went back behind it.
+/// Every step is published, in order; again only where a recovery went back behind it. Steps that were committed while no
+/// coordinator was there remain unpublished where all who ran them have ended and a later state comes from a checkpoint.
 fn order(evidence: &Evidence, verdict: &mut Verdict) {
-    let bases: BTreeSet<u64> = protocol(evidence)
-        .filter_map(|(_, event)| match event {
-            Event::Resumed { base, .. } => Some(base.step.0),
+    let bases = |only_restored: bool| -> BTreeSet<u64> {
+        let base = |event: &Event| match event {
+            Event::Resumed { base, restored, .. } if *restored || !only_restored => Some(base.step.0),
             _ => None,
-        })
-        .collect();
+        };
+        protocol(evidence).filter_map(|(_, event)| base(event)).collect()
+    };
+    let (bases, restored) = (bases(false), bases(true));
     let mut last = 0;
     for step in evidence.published.iter().map(|m| m.step.0) {
-        if step > last + 1 {
-            verdict.problems.push(Problem::Order {
-                after: last,
-                then: step,
-            });
+        if step > last + 1 && verdict.figures.terms > 1 && restored.contains(&(step - 1)) {
+            verdict.figures.unpublished += step - last - 1;
+        } else if step > last + 1 {
+            verdict.problems.push(Problem::Order { after: last, then: step });
         } else if step <= last && !bases.contains(&(step - 1)) {
             verdict.problems.push(Problem::Again { step });
         }

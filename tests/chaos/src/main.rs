@@ -37,7 +37,7 @@ struct Arguments {
     #[arg(long, default_value_t = 600)]
     steps: u64,
     /// Mean time between two faults, milliseconds
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_100)]
     every_ms: u64,
     /// Longest time in which faults begin in one run, seconds
     #[arg(long, default_value_t = 300)]

@@ -84,8 +84,7 @@ pub async fn run(request: &Request) -> Result<Outcome> {
     }
     let store = store.canonicalize()?;
     let (seed, settings) = request.faults.unzip();
-    // Deeper pipelines have fewer holders of each segment.
-    let depth = seed.map_or(1, |seed| 1 + u32::try_from(seed % 3).unwrap_or(0));
+    let depth = seed.map_or(1, depth);
     let job = JobFile {
         steps: request.steps,
         min_depth: depth,
@@ -134,6 +133,15 @@ pub async fn run(request: &Request) -> Result<Outcome> {
         faults,
         seconds,
     })
+}
+
+/// Fewest stages: deeper pipelines have fewer holders of each segment.
+fn depth(seed: u64) -> u32 {
+    match seed % 4 {
+        0 => 1,
+        1 | 2 => 2,
+        _ => 3,
+    }
 }
 
 /// Begins and ends faults at their times until the job has ended, or does not go on.

@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 /// Workers that a run has while nothing is wrong.
-pub const WORKERS: u32 = 5;
+pub const WORKERS: u32 = 6;
 /// Workers that may be disturbed at the same time by faults that leave the others alone.
 const DISTURBED_MAX: usize = 3;
 /// Quiet time at the start, in which the workers load their program and train the first steps, milliseconds.
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn two_workers_stay_undisturbed_unless_most_are_killed_at_once() {
+    fn three_workers_stay_undisturbed_unless_most_are_killed_at_once() {
         for planned in (0..100).map(|seed| timeline(seed, SETTINGS)) {
             for p in planned.iter().filter(|p| disturbed(&p.fault) <= DISTURBED_MAX) {
                 let small = planned.iter().filter(|q| disturbed(&q.fault) <= DISTURBED_MAX);

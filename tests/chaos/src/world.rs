@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -22,6 +23,9 @@ const RESTART: Duration = Duration::from_millis(300);
 const START: Duration = Duration::from_secs(60);
 /// So long after the end of a fault of the disk a coordinator may still end because of it.
 const AFTERMATH: Duration = Duration::from_secs(2);
+
+/// Workers are released no longer than this before the coordinator ends.
+const RELEASE: Duration = Duration::from_secs(10);
 
 /// What is undone when a fault ends.
 #[derive(Debug)]
@@ -75,6 +79,8 @@ pub struct World {
     pub lives: BTreeMap<u32, Life>,
     /// What should not have happened.
     pub problems: Vec<Problem>,
+    /// Workers that ended with success unasked, with the time: released, if the job ends with them.
+    released: Vec<(Instant, Problem)>,
     /// Processes killed with -9: workers, coordinators.
     pub kills: [u64; 2],
     /// The coordinator's exit code at the end of the job.
@@ -103,6 +109,7 @@ impl World {
             endings: BTreeMap::new(),
             lives: BTreeMap::new(),
             problems: Vec::new(),
+            released: Vec::new(),
             kills: [0, 0],
             exit: None,
             parts,
@@ -149,6 +156,12 @@ impl World {
         Ok(())
     }
 
+    /// What should not have happened, once the run has ended.
+    pub fn all_problems(&self) -> impl Iterator<Item = Problem> + '_ {
+        let released = self.released.iter().map(|(_, problem)| problem);
+        self.problems.iter().chain(released).cloned()
+    }
+
     /// Workers that have not ended.
     #[must_use]
     pub fn alive(&self) -> usize {
@@ -157,21 +170,26 @@ impl World {
 
     fn reap(&mut self) {
         let done = self.exit.is_some();
-        let (lives, problems) = (&mut self.lives, &mut self.problems);
+        let (lives, problems, released) = (&mut self.lives, &mut self.problems, &mut self.released);
         self.workers.retain_mut(|worker| {
             let Ok(Some(status)) = worker.child.try_wait() else {
                 return true;
             };
-            let name = Worker::name(worker.number);
+            let problem = Problem::WorkerEnded {
+                name: Worker::name(worker.number),
+                status: status.to_string(),
+            };
             if let Some(life) = lives.get_mut(&worker.number) {
                 life.ended_ms.get_or_insert(now_ms());
+                // A notice that comes before the program can take it ends it at once.
+                let noticed = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
                 // A worker without memory may end as it likes.
-                let expected = life.killed || life.starved || (life.noticed || done) && status.success();
-                if !expected {
-                    problems.push(Problem::WorkerEnded {
-                        name,
-                        status: status.to_string(),
-                    });
+                let expected = life.killed || life.starved || life.noticed && noticed;
+                match status.success() {
+                    // Forgotten if the job ends now.
+                    true if !expected && !done => released.push((Instant::now(), problem)),
+                    false if !expected => problems.push(problem),
+                    _ => {}
                 }
             }
             false
@@ -188,6 +206,7 @@ impl World {
             if !self.coordinator_away {
                 if status.success() {
                     self.exit = Some(0);
+                    self.released.retain(|(at, _)| at.elapsed() > RELEASE);
                     return Ok(());
                 }
                 let by_disk = self.disk_fault.is_some_and(|at| at.elapsed() < AFTERMATH);

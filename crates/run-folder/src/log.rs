@@ -1,0 +1,110 @@
+//! A file of lines that is only appended to.
+
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+/// Lines that wait for a disk with room: some megabytes, hours of a run's steps. Beyond them the oldest are given up.
+const WAITING_MAX: usize = 16_384;
+
+/// An open log. Lines that cannot be written wait until they can, so that none is missing once the disk has room again.
+pub(crate) struct Log {
+    file: File,
+    waiting: VecDeque<String>,
+}
+
+impl Log {
+    /// Opens a log for appending. A coordinator that was killed may have left half a line, which would spoil the next.
+    pub(crate) fn open(path: &Path) -> std::io::Result<Log> {
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .append(true)
+            .open(path)?;
+        let mut end = file.metadata()?.len();
+        let mut byte = [0];
+        while end > 0 {
+            file.seek(SeekFrom::Start(end - 1))?;
+            file.read_exact(&mut byte)?;
+            if byte == *b"\n" {
+                break;
+            }
+            end -= 1;
+        }
+        file.set_len(end)?;
+        Ok(Log {
+            file,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// Adds a line behind those that wait, and writes what can be written.
+    pub(crate) fn append(&mut self, entry: &impl Serialize) -> std::io::Result<()> {
+        let line = serde_json::to_string(entry)?;
+        self.waiting.push_back(format!("{line}\n"));
+        if self.waiting.len() > WAITING_MAX {
+            self.waiting.pop_front();
+        }
+        self.write_waiting()
+    }
+
+    /// Writes the lines that wait, as far as that is possible.
+    pub(crate) fn write_waiting(&mut self) -> std::io::Result<()> {
+        self.write_waiting_by(|file, line| file.write_all(line))
+    }
+
+    fn write_waiting_by(
+        &mut self,
+        mut write: impl FnMut(&mut File, &[u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        while let Some(line) = self.waiting.front() {
+            let end = self.file.metadata()?.len();
+            // In one write, so that a reader or a crash sees at most one incomplete line.
+            if let Err(error) = write(&mut self.file, line.as_bytes()) {
+                // A full disk takes the beginning of a line, and the next one would be appended to it.
+                self.file.set_len(end)?;
+                return Err(error);
+            }
+            self.waiting.pop_front();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Error, ErrorKind};
+
+    #[test]
+    fn lines_that_a_full_disk_does_not_take_are_written_once_it_has_room_whole_and_in_order() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("log");
+        let mut log = Log::open(&path).unwrap();
+        log.append(&1).unwrap();
+        log.waiting.extend(["2\n".to_owned(), "3\n".to_owned()]);
+        let full = log.write_waiting_by(|file, line| {
+            file.write_all(&line[..1])?;
+            Err(Error::from(ErrorKind::StorageFull))
+        });
+        assert_eq!(full.unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
+        log.append(&4).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n4\n");
+    }
+
+    #[test]
+    fn no_more_lines_wait_than_the_bound() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut log = Log::open(&temp.path().join("log")).unwrap();
+        log.waiting = (0..WAITING_MAX).map(|i| format!("{i}\n")).collect();
+        log.append(&0).unwrap();
+        assert!(log.waiting.is_empty());
+        let written = std::fs::read_to_string(temp.path().join("log")).unwrap();
+        assert_eq!(written.lines().count(), WAITING_MAX);
+        assert!(written.starts_with("1\n"), "the oldest was given up");
+    }
+}
