@@ -46,6 +46,8 @@ pub enum Fault {
     Kill {
         /// Which.
         victims: Vec<Victim>,
+        /// The last holders of a unit, too. Otherwise others are killed in their place, or nobody.
+        reckless: bool,
     },
     /// The coordinator is killed with -9, and started again at the end.
     KillCoordinator,
@@ -88,7 +90,7 @@ impl Fault {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Fault::Kill { victims } if victims.len() > 1 => "killTogether",
+            Fault::Kill { victims, .. } if victims.len() > 1 => "killTogether",
             Fault::Kill { .. } => "kill",
             Fault::KillCoordinator => "killCoordinator",
             Fault::Pause { .. } => "pause",

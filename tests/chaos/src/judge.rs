@@ -206,7 +206,10 @@ fn order(evidence: &Evidence, verdict: &mut Verdict) {
         if step > last + 1 && verdict.figures.terms > 1 && restored.contains(&(step - 1)) {
             verdict.figures.unpublished += step - last - 1;
         } else if step > last + 1 {
-            verdict.problems.push(Problem::Order { after: last, then: step });
+            verdict.problems.push(Problem::Order {
+                after: last,
+                then: step,
+            });
         } else if step <= last && !bases.contains(&(step - 1)) {
             verdict.problems.push(Problem::Again { step });
         }

@@ -8,6 +8,7 @@
 //! | [`proxy`] | forwarders before every worker and before the coordinator, which carry out what `links` says |
 //! | [`processes`], [`disk`], [`job`] | the processes, the disk of the record, the job |
 //! | [`run`], [`world`] | one run: carries the timeline out, and starts again what must be there |
+//! | [`needed`] | which workers hold what nobody else holds |
 //! | [`evidence`] | reads what a run left behind |
 //! | [`campaign`] | many runs, each a line of a file, so that a campaign can be taken up again |
 
@@ -18,6 +19,7 @@ pub mod fault;
 pub mod job;
 pub mod judge;
 pub mod links;
+pub mod needed;
 pub mod processes;
 pub mod proxy;
 pub mod run;

@@ -4,24 +4,26 @@ use crate::disk::{FsyncSwitch, SmallDisk};
 use crate::fault::{Fault, Part, Planned, Victim};
 use crate::judge::{Life, Problem};
 use crate::links::{Condition, rules};
+use crate::needed::Needed;
 use crate::processes::{Paths, Worker, coordinator, coordinator_address, own_address, signal};
 use crate::proxy::Links;
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_plan::WorkerId;
 use varuna_run_folder::now_ms;
 
 /// A coordinator that ended by itself is started again after this time, as a supervisor would.
 const RESTART: Duration = Duration::from_millis(300);
 /// A program that starts needs no longer to say its address.
 const START: Duration = Duration::from_secs(60);
-/// So long after the end of a fault of the disk a coordinator may still end because of it.
+/// So long after the end of a fault of the disk or the store a coordinator may still end because of it.
 const AFTERMATH: Duration = Duration::from_secs(2);
 
 /// Workers are released no longer than this before the coordinator ends.
@@ -170,6 +172,7 @@ impl World {
 
     fn reap(&mut self) {
         let done = self.exit.is_some();
+        let endings = &self.endings;
         let (lives, problems, released) = (&mut self.lives, &mut self.problems, &mut self.released);
         self.workers.retain_mut(|worker| {
             let Ok(Some(status)) = worker.child.try_wait() else {
@@ -184,7 +187,9 @@ impl World {
                 // A notice that comes before the program can take it ends it at once.
                 let noticed = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
                 // A worker without memory may end as it likes.
-                let expected = life.killed || life.starved || life.noticed && noticed;
+                // A folder that is no folder cannot be opened as a store.
+                let unopened = endings.values().any(|e| matches!(e, Ending::MendStore));
+                let expected = life.killed || life.starved || life.noticed && noticed || unopened;
                 match status.success() {
                     // Forgotten if the job ends now.
                     true if !expected && !done => released.push((Instant::now(), problem)),
@@ -223,7 +228,7 @@ impl World {
         if self
             .endings
             .values()
-            .any(|e| matches!(e, Ending::FreeDisk | Ending::MendFsync))
+            .any(|e| matches!(e, Ending::FreeDisk | Ending::MendFsync | Ending::MendStore))
         {
             self.disk_fault = Some(Instant::now());
         }
@@ -270,10 +275,8 @@ impl World {
     pub fn begin(&mut self, name: usize, planned: &Planned) -> Result<Vec<u32>> {
         let mut about = Vec::new();
         let ending = match &planned.fault {
-            Fault::Kill { victims } => {
-                about = victims.iter().map(|v| self.number(*v)).collect();
-                about.sort_unstable();
-                about.dedup();
+            Fault::Kill { victims, reckless } => {
+                about = self.victims(victims, *reckless);
                 self.kill(&about)
             }
             Fault::KillCoordinator => self.kill_coordinator(),
@@ -373,6 +376,27 @@ impl World {
     pub fn end_all(&mut self) -> Result<()> {
         let names: Vec<usize> = self.endings.keys().copied().collect();
         names.into_iter().try_for_each(|name| self.end(name))
+    }
+
+    /// The workers that are killed: in the place of the last holder of a unit another one, or nobody, unless `reckless`.
+    fn victims(&self, victims: &[Victim], reckless: bool) -> Vec<u32> {
+        let healthy = |w: &&Worker| {
+            let life = self.lives.get(&w.number);
+            life.is_some_and(|l| !l.noticed && l.impaired_ms.iter().all(|(_, end)| *end < u64::MAX))
+        };
+        let mut left: BTreeSet<WorkerId> = self.workers.iter().filter(healthy).filter_map(|w| w.id).collect();
+        let needed = Needed::read(&self.parts.paths.run);
+        let mut chosen = BTreeSet::new();
+        let count = self.workers.len();
+        for victim in victims {
+            let order = (0..count).map(|i| &self.workers[(victim.0 as usize + i) % count]);
+            let free = |w: &&Worker| !chosen.contains(&w.number) && (reckless || needed.without(&left, w.id));
+            if let Some(worker) = order.clone().find(free) {
+                chosen.insert(worker.number);
+                worker.id.map(|id| left.remove(&id));
+            }
+        }
+        chosen.into_iter().collect()
     }
 
     fn kill(&mut self, numbers: &[u32]) -> Ending {

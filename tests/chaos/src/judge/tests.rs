@@ -162,7 +162,10 @@ fn a_step_that_only_a_worker_knows_counts_as_committed() {
 #[test]
 fn steps_that_nobody_could_tell_of_remain_unpublished_only_before_a_restored_state_of_a_later_coordinator() {
     let mut evidence = rolled_back(Some(340));
-    evidence.published = [1, 3, 4].iter().map(|step| metric(1, *step, 100 * step)).collect();
+    evidence.published = [1, 3, 4]
+        .iter()
+        .map(|step| metric(1, *step, 100 * step))
+        .collect();
     evidence.events[3] = resumed(250, 2, state(1, 2));
     evidence.events.truncate(4);
     assert_eq!(problems(&evidence), ["after step 1 the next published step is 3"]);
