@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
+.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -52,6 +52,9 @@ fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames
 
 fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
 	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- replay $(TARGET) $(INPUT)
+
+chaos: build ## Real processes under faults, judged by the run folder (DURATION=600 SEED=... KILLS=... RUNS=...); runs/chaos, taken up again where it stood
+	target/debug/varuna-chaos --duration $(or $(DURATION),600) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(RUNS),--runs $(RUNS)) $(ARGUMENTS)
 
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check

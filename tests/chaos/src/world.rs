@@ -24,7 +24,7 @@ const RESTART: Duration = Duration::from_millis(300);
 /// A program that starts needs no longer to say its address.
 const START: Duration = Duration::from_secs(60);
 /// So long after the end of a fault of the disk or the store a coordinator may still end because of it.
-const AFTERMATH: Duration = Duration::from_secs(2);
+const AFTERMATH: Duration = Duration::from_secs(10);
 
 /// Workers are released no longer than this before the coordinator ends.
 const RELEASE: Duration = Duration::from_secs(10);
@@ -71,6 +71,7 @@ pub struct World {
     coordinator_away: bool,
     restart_at: Option<Instant>,
     disk_fault: Option<Instant>,
+    store_fault: Option<Instant>,
     workers: Vec<Worker>,
     target: usize,
     /// Workers whose places are not taken yet.
@@ -105,6 +106,7 @@ impl World {
             coordinator_away: false,
             restart_at: None,
             disk_fault: None,
+            store_fault: None,
             workers: Vec::new(),
             missing: 0,
             started: 0,
@@ -172,7 +174,8 @@ impl World {
 
     fn reap(&mut self) {
         let done = self.exit.is_some();
-        let endings = &self.endings;
+        // A store that is no folder cannot be opened; a program may take a while to end because of it.
+        let unopened = self.store_fault.is_some_and(|at| at.elapsed() < AFTERMATH);
         let (lives, problems, released) = (&mut self.lives, &mut self.problems, &mut self.released);
         self.workers.retain_mut(|worker| {
             let Ok(Some(status)) = worker.child.try_wait() else {
@@ -187,8 +190,6 @@ impl World {
                 // A notice that comes before the program can take it ends it at once.
                 let noticed = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
                 // A worker without memory may end as it likes.
-                // A folder that is no folder cannot be opened as a store.
-                let unopened = endings.values().any(|e| matches!(e, Ending::MendStore));
                 let expected = life.killed || life.starved || life.noticed && noticed || unopened;
                 match status.success() {
                     // Forgotten if the job ends now.
@@ -214,7 +215,8 @@ impl World {
                     self.released.retain(|(at, _)| at.elapsed() > RELEASE);
                     return Ok(());
                 }
-                let by_disk = self.disk_fault.is_some_and(|at| at.elapsed() < AFTERMATH);
+                let faults = [self.disk_fault, self.store_fault];
+                let by_disk = faults.into_iter().flatten().any(|at| at.elapsed() < AFTERMATH);
                 if !by_disk {
                     let status = status.to_string();
                     self.problems.push(Problem::CoordinatorEnded { status });
@@ -225,12 +227,13 @@ impl World {
         if self.restart_at.is_some_and(|at| at <= Instant::now()) {
             self.start_coordinator()?;
         }
-        if self
-            .endings
-            .values()
-            .any(|e| matches!(e, Ending::FreeDisk | Ending::MendFsync | Ending::MendStore))
-        {
-            self.disk_fault = Some(Instant::now());
+        let now = Instant::now();
+        for ending in self.endings.values() {
+            match ending {
+                Ending::FreeDisk | Ending::MendFsync => self.disk_fault = Some(now),
+                Ending::MendStore => self.store_fault = Some(now),
+                _ => {}
+            }
         }
         Ok(())
     }
