@@ -1,6 +1,5 @@
 //! The kinds of faults.
 
-use crate::links::Condition;
 use serde::{Deserialize, Serialize};
 
 /// Which worker: a number that is taken modulo the number of workers that could be meant, when the fault begins.
@@ -36,6 +35,32 @@ pub enum Part {
     AroundCoordinator,
     /// All links.
     Everything,
+}
+
+/// How a part of the network is disturbed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Condition {
+    /// Nothing passes and nobody is told: connections stay, new ones are accepted and never answered, ends are not seen. What
+    /// is held passes when the fault ends, as TCP would send it again.
+    Held,
+    /// Connections are reset, and new ones too.
+    Reset,
+    /// Every piece is late.
+    Delayed {
+        /// By so much.
+        ms: u64,
+    },
+    /// Packets are lost: a piece waits for its retransmission.
+    Lossy {
+        /// So many pieces of a hundred.
+        percent: u32,
+    },
+    /// A slow link.
+    Slow {
+        /// What passes in a second.
+        bytes_per_second: u64,
+    },
 }
 
 /// What goes wrong.

@@ -1,37 +1,10 @@
 //! What a disturbed network does to a piece of data. Pure: the forwarders carry it out.
 
-use crate::fault::Part;
-use serde::{Deserialize, Serialize};
+use crate::fault::{Condition, Part, Victim};
 use std::time::Duration;
 
 /// What TCP waits at least before it sends a lost packet again (Linux' `TCP_RTO_MIN`).
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-
-/// How a part of the network is disturbed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Condition {
-    /// Nothing passes and nobody is told: connections stay, new ones are accepted and never answered, ends are not seen. What
-    /// is held passes when the fault ends, as TCP would send it again.
-    Held,
-    /// Connections are reset, and new ones too.
-    Reset,
-    /// Every piece is late.
-    Delayed {
-        /// By so much.
-        ms: u64,
-    },
-    /// Packets are lost: a piece waits for its retransmission.
-    Lossy {
-        /// So many pieces of a hundred.
-        percent: u32,
-    },
-    /// A slow link.
-    Slow {
-        /// What passes in a second.
-        bytes_per_second: u64,
-    },
-}
 
 /// An end of a link.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -62,7 +35,7 @@ impl Rule {
 }
 
 /// The rules for a part of the network; `number` names the worker that a victim stands for.
-pub fn rules(part: Part, condition: Condition, number: impl Fn(crate::fault::Victim) -> u32) -> Vec<Rule> {
+pub fn rules(part: Part, condition: Condition, number: impl Fn(Victim) -> u32) -> Vec<Rule> {
     let worker = |victim| Some(Place::Worker(number(victim)));
     let coordinator = Some(Place::Coordinator);
     let ends = match part {
@@ -116,7 +89,6 @@ pub fn treatment(rules: &[Rule], from: Place, to: Place, bytes: usize, chance: f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::Victim;
 
     const A: Place = Place::Worker(1);
     const B: Place = Place::Worker(2);

@@ -217,7 +217,7 @@ impl Way<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::links::Condition;
+    use crate::fault::Condition;
 
     async fn pair(links: &Arc<Links>) -> (TcpStream, TcpStream) {
         let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();

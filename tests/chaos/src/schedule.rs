@@ -1,7 +1,6 @@
 //! The timeline of faults that a seed stands for. Pure.
 
-use crate::fault::{Fault, Part, Planned, Victim};
-use crate::links::Condition;
+use crate::fault::{Condition, Fault, Part, Planned, Victim};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
