@@ -93,7 +93,7 @@ mutants! {
     /// Units that the new plan takes away are freed when the plan is accepted.
     FreeBeforeGo => seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 30100),
+    ShardsWithoutGeneration => seeds("b", 70600),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
@@ -313,7 +313,7 @@ mutants! {
     /// Only a tick shows that the coordinator itself was paused.
     TicksAloneShowPause => UNIT_TESTS,
     /// The time in which the coordinator itself was paused counts as the time of a step.
-    CountOwnPauseAsStep => unit_tests_and_seeds("f", 14100),
+    CountOwnPauseAsStep => unit_tests_and_seeds("f", 40600),
     /// A run is given up although a worker came back while that was written.
     GiveUpOnRevived => UNIT_TESTS,
     /// A run is given up although what is left was last looked at long ago.
