@@ -112,7 +112,7 @@ impl Active {
         if running && !finished && stalled {
             return Next::Recover("no step was committed for four deadlines".into());
         }
-        let untold = shared.ask_for_commits(target.members(), turn);
+        let untold = shared.ask_for_commits(turn);
         if finished && !untold {
             return self.finish(shared, turn);
         }

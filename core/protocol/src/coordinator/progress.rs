@@ -27,10 +27,13 @@ pub(super) struct Untold {
     since: Option<Time>,
     /// Workers that were asked and did not know the next one.
     misses: usize,
+    /// Workers that may know it.
+    candidates: usize,
 }
 
-/// So many workers are asked for a commit before it is left out.
-const ASKED_FOR_COMMIT: usize = 3;
+/// A commit is left out once everyone who may know it was asked, but these at least and at most: among many newcomers a few may
+/// have run the step.
+const ASKED_FOR_COMMIT: (usize, usize) = (3, 64);
 
 /// Generations in a row that ran and committed nothing: the deadline of steps grows with them.
 #[derive(Default)]
@@ -82,6 +85,11 @@ impl Progress {
         Some((since, self.untold.misses))
     }
 
+    /// So many workers may know the commits that were not told.
+    pub(super) fn note_candidates(&mut self, count: usize) {
+        self.untold.candidates = count;
+    }
+
     /// Takes what a worker told beyond `after`; returns what is to be published.
     pub(super) fn take_told(&mut self, now: Time, after: Step, told: Vec<Decision>) -> Vec<Decision> {
         if after != self.commits.step() {
@@ -90,7 +98,8 @@ impl Progress {
         let next = told.first().is_some_and(|d| d.id.step == after.next());
         if !next {
             self.untold.misses += 1;
-            if self.untold.misses < ASKED_FOR_COMMIT {
+            let (least, most) = ASKED_FOR_COMMIT;
+            if self.untold.misses < self.untold.candidates.clamp(least, most) {
                 return Vec::new();
             }
             if told.is_empty() {

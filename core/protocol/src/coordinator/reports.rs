@@ -3,7 +3,7 @@
 use super::config::Hello;
 use super::event::Event;
 use super::shared::Shared;
-use super::turn::Turn;
+use super::turn::{Scope, Turn};
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
 use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
 
@@ -153,8 +153,9 @@ impl Shared {
         }
     }
 
-    /// Asks for commits that were not told. True while an answer is worth waiting for.
-    pub(super) fn ask_for_commits(&mut self, members: &[WorkerId], turn: &mut Turn<'_>) -> bool {
+    /// Asks for commits that were not told: those first that have trained longest, whether they are members or not. True while an
+    /// answer is worth waiting for.
+    pub(super) fn ask_for_commits(&mut self, turn: &mut Turn<'_>) -> bool {
         let timing = self.config.timing;
         let Some((since, misses)) = self.progress.untold(turn.now) else {
             return false;
@@ -163,9 +164,15 @@ impl Shared {
             return true; // they are on their way
         }
         let after = self.progress.commits.step();
-        let knows = |w: &&WorkerId| self.roster.status(**w).is_some_and(|s| s.at.step > after);
-        let knowing: Vec<WorkerId> = members.iter().filter(knows).copied().collect();
-        if let Some(to) = knowing.get(misses % knowing.len().max(1)) {
+        let statuses = self.roster.statuses(Scope::Everyone).into_iter();
+        let trained_from = |w: WorkerId| self.roster.get(w).and_then(|w| w.first_step);
+        let beyond = statuses.filter(|(_, s)| s.at.step > after);
+        let mut knowing: Vec<(Step, WorkerId)> = beyond
+            .map(|(w, _)| (trained_from(w).unwrap_or(Step(u64::MAX)), w))
+            .collect();
+        knowing.sort_unstable();
+        self.progress.note_candidates(knowing.len());
+        if let Some((_, to)) = knowing.get(misses % knowing.len().max(1)) {
             self.outbox.order(turn, *to, Order::Tell { after });
         }
         turn.now < since.after(timing.settle)

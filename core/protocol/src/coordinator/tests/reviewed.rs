@@ -390,6 +390,58 @@ fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
     assert_eq!(published(&rig).last(), Some(&9));
 }
 
+/// Found by killing real workers: newcomers answered first, and the one that had run the steps was not asked.
+#[test]
+fn a_commit_is_asked_of_everyone_that_may_know_it_before_it_is_left_out() {
+    let decision = |step: u64| Decision {
+        parent: state(1, step - 1),
+        id: state(1, step),
+        norm2: 1.0,
+        overflow: false,
+        loss: 1.0,
+        eval_loss: None,
+        switch: None,
+    };
+    let workers: Vec<WorkerId> = (1..=6).map(WorkerId).collect();
+    let mut rig = Rig::training(&workers);
+    for w in &workers {
+        rig.status(*w, 1, Phase::Running, state(1, 2));
+    }
+    let mut asked = BTreeSet::new();
+    for _ in 0..200 {
+        rig.wait(50);
+        let tell = |(to, order): &(WorkerId, Order)| matches!(order, Order::Tell { .. }).then_some(*to);
+        let Some(to) = rig.sent.iter().rev().find_map(tell) else {
+            continue;
+        };
+        asked.insert(to);
+        if asked.len() == workers.len() {
+            break;
+        }
+        let nothing = Report::Commits {
+            after: Step(0),
+            decisions: vec![],
+        };
+        rig.say(to, nothing);
+    }
+    assert_eq!(asked.len(), workers.len(), "{asked:?}");
+    let knowing = rig
+        .sent
+        .iter()
+        .rev()
+        .find_map(|(to, order)| matches!(order, Order::Tell { .. }).then_some(*to));
+    let decisions = vec![decision(1), decision(2)];
+    rig.say(
+        knowing.unwrap(),
+        Report::Commits {
+            after: Step(0),
+            decisions,
+        },
+    );
+    let published = |e: &&Event| matches!(e, Event::Committed { .. });
+    assert_eq!(rig.events.iter().filter(published).count(), 2);
+}
+
 #[test]
 fn a_run_is_not_given_up_while_a_holder_is_connected_and_may_still_answer() {
     let mut rig = Rig::training(&[A, B]);
