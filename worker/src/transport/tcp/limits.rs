@@ -56,7 +56,7 @@ mod tests {
         };
         let longest = PeerMessage::Norm(Norms {
             step: Step(u64::MAX),
-            owned: units.iter().map(|unit| (*unit, norm)).collect(),
+            units: units.iter().map(|unit| (*unit, norm)).collect(),
             armed: Generation(u64::MAX),
             save: true,
             store_busy: true,
