@@ -11,15 +11,16 @@ use crate::streams::Streams;
 use crate::view::View;
 use rand::TryRngCore as _;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
-use varuna_plan::{Base, StateId, Step, WorkerId};
+use varuna_plan::{Base, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Outcome};
 use varuna_protocol::{Coordinator, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
-use varuna_wire::{Downward, Hello, Upward, Welcome};
+use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
 /// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
@@ -37,6 +38,7 @@ pub(crate) struct Driver {
     scale: Option<Sender<ScaleRequest>>,
     record: RecordClient,
     streams: Streams,
+    plans: EncodedPlans,
     checkpoints: Checkpoints,
     publisher: Publisher,
     outcome: Option<Outcome>,
@@ -65,6 +67,7 @@ impl Driver {
             scale: options.scale,
             record,
             streams: Streams::new(options.host),
+            plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
             publisher: Publisher::new(folder, &job, watchers),
             job,
@@ -244,10 +247,10 @@ impl Driver {
     fn carry_out(&mut self, effect: CoordinatorEffect) -> Option<CoordinatorInput> {
         match effect {
             CoordinatorEffect::Send { to, order } => {
-                if let Order::Prepare(plan) = &order {
-                    self.publisher.plan(plan);
-                }
-                let sent = self.send(to, &Downward::Order(order));
+                let sent = match &order {
+                    Order::Prepare(plan) => self.send_plan(to, plan),
+                    _ => self.send(to, &Downward::Order(order)),
+                };
                 return (!sent).then_some(CoordinatorInput::StreamDown { from: to });
             }
             CoordinatorEffect::Write { expect, record } => return self.record.write(expect, record),
@@ -273,6 +276,15 @@ impl Driver {
     /// False where the worker does not read what it is sent.
     fn send(&mut self, to: WorkerId, message: &Downward) -> bool {
         self.streams.send(to, message.to_wire(self.machine.term()))
+    }
+
+    /// Like [`Driver::send`]; the first time the plan is also written for people.
+    fn send_plan(&mut self, to: WorkerId, plan: &Arc<Plan>) -> bool {
+        let (message, is_new) = self.plans.prepare(plan, self.machine.term());
+        if is_new {
+            self.publisher.plan(plan);
+        }
+        self.streams.send(to, message)
     }
 
     fn log_checkpoint(&mut self, event: CheckpointEvent) {

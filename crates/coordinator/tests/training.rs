@@ -18,7 +18,7 @@ use varuna_coordinator::{
 use varuna_plan::Step;
 use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
-use varuna_wire::{Downward, Hello, Upward};
+use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward};
 
 const TOKEN: &str = "a-token";
 const STEPS: u64 = 150;
@@ -367,10 +367,11 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
     assert!(reason(&other).contains("another job"));
     let mut newer = Upward::Hello(hello(1, TOKEN)).to_wire();
     if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut newer.message {
-        hello.protocol_version = 3;
+        hello.protocol_version = PROTOCOL_VERSION + 1;
     }
     let newer = answer_to(&address, newer).await;
-    assert!(reason(&newer).contains("version 3"));
+    let version = format!("version {}", PROTOCOL_VERSION + 1);
+    assert!(reason(&newer).contains(&version));
     let impatient = answer_to(&address, varuna_wire::v1::Up::default()).await;
     assert!(reason(&impatient).contains("missing"));
     let Downward::Welcome(welcome) = answer(&address, hello(1, TOKEN)).await else {

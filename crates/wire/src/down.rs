@@ -1,10 +1,11 @@
 //! Coordinator to worker: orders, and the answers to a hello.
 
 use crate::error::{WireError, need};
-use crate::{plan, v1};
+use crate::{encoded_plans, plan, v1};
+use prost::Message as _;
 use std::sync::Arc;
 use v1::down::Order as Wire;
-use varuna_plan::{Generation, Step};
+use varuna_plan::{Generation, Plan, Step};
 use varuna_protocol::Order;
 
 /// The answer to a hello that was accepted.
@@ -84,9 +85,7 @@ impl Downward {
             Wire::Fence(f) => Downward::Order(Order::Fence {
                 upto: Generation(f.upto),
             }),
-            Wire::Prepare(p) => Downward::Order(Order::Prepare(Arc::new(plan::read(need(
-                p.plan, "Prepare", "plan",
-            )?)?))),
+            Wire::Prepare(p) => Downward::Order(Order::Prepare(Arc::new(read_plan(&p.plan)?))),
             Wire::Arm(a) => Downward::Order(Order::Arm {
                 generation: generation(a.generation, "Arm")?,
             }),
@@ -101,11 +100,22 @@ impl Downward {
     }
 }
 
+fn read_plan(bytes: &[u8]) -> Result<Plan, WireError> {
+    if bytes.is_empty() {
+        return need(None, "Prepare", "plan");
+    }
+    let wire = v1::Plan::decode(bytes).map_err(|error| {
+        let found = format!("{} bytes ({error})", bytes.len());
+        WireError::value("Prepare", "plan", found, "an encoded Plan")
+    })?;
+    plan::read(wire)
+}
+
 fn order_to_wire(order: &Order) -> Wire {
     match order {
         Order::Fence { upto } => Wire::Fence(v1::Fence { upto: upto.0 }),
         Order::Prepare(plan) => Wire::Prepare(v1::Prepare {
-            plan: Some(plan::to_wire(plan)),
+            plan: encoded_plans::encode(plan),
         }),
         Order::Arm { generation } => Wire::Arm(v1::Arm {
             generation: generation.0,

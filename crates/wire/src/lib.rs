@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod down;
+mod encoded_plans;
 pub mod error;
 pub mod metrics;
 mod plan;
@@ -27,11 +28,13 @@ pub mod v1 {
 
 pub use client::{Client, SERVER_NAME, connect};
 pub use down::{Downward, Welcome};
+pub use encoded_plans::EncodedPlans;
 pub use error::WireError;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use up::{Hello, Upward};
 
-/// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts.
+/// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts. 3: norms are
+/// gathered along the plan's tree.
 pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Greatest message taken or sent, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.

@@ -2,6 +2,7 @@
 
 use super::{Plan, links};
 use crate::ids::{Unit, WorkerId};
+use crate::layout::SegmentRange;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
@@ -106,5 +107,82 @@ impl Tables {
     pub(crate) fn children(&self, worker: WorkerId) -> &[WorkerId] {
         let place = self.members.binary_search(&worker);
         place.map_or(&[], |place| links::children(&self.members, place, self.fan_out))
+    }
+}
+
+impl Plan {
+    /// Whether the worker has a stage.
+    #[must_use]
+    pub fn has(&self, worker: WorkerId) -> bool {
+        self.index.of(self).has(worker)
+    }
+    /// Whether the worker has a stage or serves state.
+    #[must_use]
+    pub fn involves(&self, worker: WorkerId) -> bool {
+        self.index.of(self).involves(worker)
+    }
+    /// All members, ascending.
+    #[must_use]
+    pub fn members(&self) -> &[WorkerId] {
+        &self.index.of(self).members
+    }
+    /// The first holder of a unit: it owns the unit's part of the norm. None for a unit that no stage holds.
+    #[must_use]
+    pub fn owner(&self, unit: Unit) -> Option<WorkerId> {
+        self.index.of(self).holders(unit).first().copied()
+    }
+    /// The position of a worker: (pipeline index, index of its first stage).
+    #[must_use]
+    pub fn place(&self, worker: WorkerId) -> Option<(usize, usize)> {
+        self.index.of(self).place(worker)
+    }
+    /// The segments of each of the worker's stages, ascending; none for a worker without a stage.
+    #[must_use]
+    pub fn segments_of(&self, worker: WorkerId) -> Vec<SegmentRange> {
+        let Some((pipeline, _)) = self.place(worker) else {
+            return Vec::new();
+        };
+        let stages = self.shape.pipelines[pipeline].stages.iter();
+        stages
+            .filter(|s| s.worker == worker)
+            .map(|s| s.segments)
+            .collect()
+    }
+    /// The units that a worker holds, in order; none for a worker without a stage.
+    #[must_use]
+    pub fn units(&self, worker: WorkerId) -> Vec<Unit> {
+        let ranges = self.segments_of(worker);
+        let held = |unit: &Unit| ranges.iter().any(|r| self.layout.stage_holds(*r, *unit));
+        self.layout.all_units().filter(held).collect()
+    }
+    /// Holders of a unit, the first owns its part of the norm.
+    #[must_use]
+    pub fn holders(&self, unit: Unit) -> &[WorkerId] {
+        self.index.of(self).holders(unit)
+    }
+    /// The workers that this one exchanges norms, tensors or state with while all goes well, ascending.
+    #[must_use]
+    pub fn links(&self, worker: WorkerId) -> &[WorkerId] {
+        self.index.of(self).links(worker)
+    }
+    /// The member above this one in the tree along which a step's norms are gathered; none for its root.
+    #[must_use]
+    pub fn tree_parent(&self, worker: WorkerId) -> Option<WorkerId> {
+        self.index.of(self).parent(worker)
+    }
+    /// The members below this one in the tree along which a step's norms are gathered.
+    #[must_use]
+    pub fn tree_children(&self, worker: WorkerId) -> &[WorkerId] {
+        self.index.of(self).children(worker)
+    }
+    /// Who else can give the worker the unit, the one that it asks first at the head.
+    #[must_use]
+    pub fn sources_for(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
+        let listed = self.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
+        let mut sources: Vec<WorkerId> = listed.iter().copied().filter(|w| *w != worker).collect();
+        let first = self.index.of(self).first_source(worker, unit);
+        let first = sources.iter().position(|w| Some(*w) == first);
+        sources.rotate_left(first.unwrap_or(0));
+        sources
     }
 }

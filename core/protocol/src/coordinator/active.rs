@@ -1,8 +1,8 @@
 //! A generation in force: launch, watch, promote.
 
 use super::all_of::AllOf;
-use super::change::Considered;
 use super::config::{CoordinatorEffect, Timing};
+use super::considered::Considered;
 use super::event::Event;
 use super::outbox::OrderKind;
 use super::shared::Shared;

@@ -1,6 +1,7 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
 use super::active::Active;
+use super::considered::Considered;
 use super::event::Event;
 use super::roster::Worker;
 use super::shared::Shared;
@@ -14,33 +15,6 @@ use varuna_plan::{Base, Generation, Infeasible, Plan, WorkerId};
 
 /// The time for connecting doubles so often at most.
 const SLOW_CHANGES: u32 = 4;
-
-/// What was there when a change was last thought about.
-pub(super) struct Considered {
-    /// Who could be planned with, in order.
-    workers: Vec<WorkerId>,
-    /// The roster's number.
-    changes: u64,
-    /// From then on it is looked at again: a quarantine or a bad link may have come to its end.
-    until: Time,
-}
-
-impl Considered {
-    pub(super) fn now(mut workers: Vec<WorkerId>, shared: &Shared, now: Time) -> Self {
-        workers.sort_unstable();
-        Self {
-            workers,
-            changes: shared.roster.changes(),
-            until: now.after(shared.config.timing.heartbeat),
-        }
-    }
-
-    /// There can be nothing new: what is known of many workers need not be looked at with every tick.
-    pub(super) fn holds(&self, shared: &Shared, now: Time, plan: &Plan) -> bool {
-        let same = now < self.until && self.changes == shared.roster.changes();
-        same && !shared.speeds.is_due(plan.members())
-    }
-}
 
 /// What became of those who take part in a planned change.
 struct Readiness {

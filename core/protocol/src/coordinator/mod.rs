@@ -12,6 +12,7 @@ mod change;
 mod checkpoints;
 mod churn;
 mod config;
+mod considered;
 mod ending;
 mod event;
 mod mode;

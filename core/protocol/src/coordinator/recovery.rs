@@ -1,8 +1,8 @@
 //! Recovery: fence, collect inventories, decide where to resume, plan.
 
 use super::active::Active;
-use super::change::Considered;
 use super::config::{CoordinatorEffect, Listing};
+use super::considered::Considered;
 use super::event::Event;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;

@@ -1,3 +1,4 @@
+mod checkpoints;
 mod guards;
 mod norm_tree;
 mod reviewed;
@@ -724,72 +725,6 @@ fn an_old_go_does_not_make_a_fenced_worker_give_up_its_state() {
         vec![MemberEffect::Free { keep: vec![] }],
         "a spare of generation 2"
     );
-}
-
-/// Prepares, decides and commits a step with the peer, which wants a checkpoint or not; what this member said of one, and put.
-fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Unit, Step)>) {
-    let said = rig.member.checkpoints.is_wanted();
-    rig.prepare(step);
-    let decision = apply(&rig.peer_norms(step, 0, peer_wants)).unwrap();
-    let effects = rig.put(MemberInput::Applied { id: decision.id });
-    let put = effects.iter().filter_map(|e| match e {
-        MemberEffect::Put { unit, id } => Some((*unit, id.step)),
-        _ => None,
-    });
-    (said, put.collect())
-}
-
-#[test]
-fn one_members_request_makes_all_put_the_same_state_once() {
-    let mut rig = Rig::running();
-    rig.member.config.checkpoint_every = Some(u64::MAX);
-    assert_eq!(step(&mut rig, 0, false), (false, vec![]));
-    // The order reached the peer only; here it comes late and asks for nothing new.
-    let (said, put) = step(&mut rig, 1, true);
-    assert!(!said);
-    assert_eq!(put, [(Unit(0), Step(2))], "each holder writes its share");
-    rig.order(Order::Save { after: Step(1) });
-    assert_eq!(step(&mut rig, 2, false), (false, vec![]));
-    // The order reached this member only.
-    rig.order(Order::Save { after: Step(3) });
-    let (said, put) = step(&mut rig, 3, false);
-    assert!(said && put == [(Unit(0), Step(4))], "{put:?}");
-    rig.order(Order::Save { after: Step(3) });
-    assert_eq!(step(&mut rig, 4, false), (false, vec![]));
-}
-
-#[test]
-fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy() {
-    let mut rig = Rig::running();
-    rig.member.config.checkpoint_every = Some(1);
-    rig.prepare(0);
-    let busy = Norms {
-        step: Step(0),
-        units: vec![],
-        armed: Generation(0),
-        save: true,
-        store_busy: true,
-    };
-    let decision = apply(&rig.put(MemberInput::Peer {
-        generation: Generation(1),
-        from: PEER,
-        message: PeerMessage::Norm(busy),
-    }));
-    let effects = rig.put(MemberInput::Applied {
-        id: decision.unwrap().id,
-    });
-    let puts = |effects: &[MemberEffect]| effects.iter().any(|e| matches!(e, MemberEffect::Put { .. }));
-    assert!(!puts(&effects));
-    let (_, put) = step(&mut rig, 1, false);
-    assert_eq!(put, [(Unit(0), Step(2))]);
-    rig.put(MemberInput::Prepared {
-        generation: Generation(1),
-        step: Step(2),
-        units: Rig::units(),
-        store_busy: true,
-    });
-    let told = |e: &MemberEffect| matches!(e, MemberEffect::Send { message: PeerMessage::Decided(c), .. } if c.store_busy);
-    assert!(rig.peer_norm(2, 0).iter().any(told));
 }
 
 #[test]

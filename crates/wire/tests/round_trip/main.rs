@@ -4,6 +4,7 @@ mod strategies;
 
 use proptest::prelude::*;
 use prost::Message as _;
+use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use strategies::{order, run_status, upward};
@@ -13,7 +14,7 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Plan, Prediction, ScheduleSpec, Shape, StateId, Step, Unit,
 };
 use varuna_protocol::{Inventory, Order, Prepared, Report};
-use varuna_wire::{Downward, PROTOCOL_VERSION, Upward, Welcome, WireError, v1};
+use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, Welcome, WireError, v1};
 
 /// A plan that is as small as one can be.
 fn small_plan() -> Plan {
@@ -167,7 +168,7 @@ fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
 #[test]
 fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
     for (error, parts) in [
-        (refused(|h| h.protocol_version = 9), ["version 9", "version 2"]),
+        (refused(|h| h.protocol_version = 9), ["version 9", "version 3"]),
         (
             refused(|h| h.worker_id = 0),
             ["worker_id is 0", "any number but 0"],
@@ -211,7 +212,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
         Upward::from_wire(up),
         Err(WireError::Version {
             found: 1,
-            expected: 2
+            expected: PROTOCOL_VERSION
         })
     );
 }
@@ -293,6 +294,24 @@ fn messages_with_missing_or_impossible_parts_are_refused() {
 }
 
 #[test]
+fn a_plan_is_encoded_once_for_all_workers_that_it_is_sent_to() {
+    let bytes = |down: &v1::Down| match &down.order {
+        Some(v1::down::Order::Prepare(v1::Prepare { plan })) => plan.clone(),
+        other => panic!("{other:?}"),
+    };
+    let mut plans = EncodedPlans::default();
+    let (present, next) = (Arc::new(small_plan()), Arc::new(small_plan()));
+    let (first, is_new) = plans.prepare(&present, 7);
+    assert!(is_new);
+    assert_eq!(first, Downward::Order(Order::Prepare(present.clone())).to_wire(7));
+    assert!(plans.prepare(&next, 7).1, "another plan");
+    let (second, is_new) = plans.prepare(&present, 8);
+    assert!(!is_new);
+    assert_eq!(second.term, 8);
+    assert_eq!(bytes(&first).as_ptr(), bytes(&second).as_ptr(), "the same bytes");
+}
+
+#[test]
 fn an_order_that_names_no_generation_or_no_plan_is_refused() {
     use v1::down::Order as O;
     let bad = [
@@ -300,8 +319,16 @@ fn an_order_that_names_no_generation_or_no_plan_is_refused() {
         (Some(O::Go(v1::Go { generation: 0 })), "generation is 0"),
         (Some(O::Arm(v1::Arm { generation: 0 })), "generation is 0"),
         (
-            Some(O::Prepare(v1::Prepare { plan: None })),
+            Some(O::Prepare(v1::Prepare {
+                plan: Vec::new().into(),
+            })),
             "Prepare: field plan is missing",
+        ),
+        (
+            Some(O::Prepare(v1::Prepare {
+                plan: vec![0xff; 3].into(),
+            })),
+            "Prepare: field plan is 3 bytes",
         ),
     ];
     for (order, part) in bad {
@@ -316,11 +343,13 @@ fn an_order_that_names_no_generation_or_no_plan_is_refused() {
 fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
     let refused = |change: fn(&mut v1::Plan)| {
         let down = Downward::Order(Order::Prepare(Arc::new(small_plan()))).to_wire(1);
-        let Some(v1::down::Order::Prepare(v1::Prepare { plan: Some(mut plan) })) = down.order else {
+        let Some(v1::down::Order::Prepare(v1::Prepare { plan })) = down.order else {
             panic!("no plan in {down:?}")
         };
+        let mut plan = v1::Plan::decode(plan).unwrap();
         change(&mut plan);
-        let order = v1::down::Order::Prepare(v1::Prepare { plan: Some(plan) });
+        let plan = plan.encode_to_vec().into();
+        let order = v1::down::Order::Prepare(v1::Prepare { plan });
         let down = v1::Down {
             term: 1,
             order: Some(order),

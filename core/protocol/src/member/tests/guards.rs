@@ -1,5 +1,6 @@
 //! What a member refuses: late, repeated and foreign messages, and state and gradients that do not fit.
 
+use super::checkpoints::step;
 use super::*;
 use varuna_plan::state::Chain;
 
