@@ -1,5 +1,4 @@
 //! A coordinator that shows a certificate: only over TLS, and only to those that trust this one.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use varuna_api::parse_job;
 use varuna_coordinator::{Identity, Options, RunFolder, Timing, serve};

@@ -4,7 +4,6 @@ mod strategies;
 
 use proptest::prelude::*;
 use prost::Message as _;
-use prost::Message as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use strategies::{order, run_status, upward};
