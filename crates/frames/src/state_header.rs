@@ -20,7 +20,7 @@ pub struct StateHeader {
 }
 
 impl StateHeader {
-    /// The payload of [`Frame::State`].
+    /// The payload of [`crate::Frame::State`].
     ///
     /// # Errors
     /// It cannot be encoded.
@@ -28,7 +28,7 @@ impl StateHeader {
         postcard::to_stdvec(self).map_err(io::Error::other)
     }
 
-    /// Reads the payload of [`Frame::State`].
+    /// Reads the payload of [`crate::Frame::State`].
     ///
     /// # Errors
     /// It is no header of a state.

@@ -1,5 +1,4 @@
 //! The chart, by helm itself and a real API server.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};

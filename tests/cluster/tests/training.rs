@@ -1,9 +1,5 @@
 //! A job on a real API server with real workers: from `kubectl apply` to Complete, through preemptions.
-#![expect(
-    clippy::unwrap_used,
-    clippy::too_many_lines,
-    reason = "a test that tells a story"
-)]
+#![expect(clippy::too_many_lines, reason = "a test that tells a story")]
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
