@@ -161,7 +161,7 @@ mutants! {
     /// State is taken over while a fence waits.
     AdoptBeforeFence => UNIT_TESTS,
     /// A member is ready before it is connected to its peers.
-    ReadyUnconnected => seeds("f", 0),
+    ReadyUnconnected => unit_tests_and_seeds("f", 0),
     /// State that is being overwritten still counts as held.
     KeepReplacedState => UNIT_TESTS,
     /// The decision that led to a state does not travel with it.

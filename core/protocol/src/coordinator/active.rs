@@ -142,14 +142,14 @@ impl Active {
     /// The generation trains, nobody came, went or announced it, and everyone was looked at a moment ago: what is known of
     /// thousands of workers need not be looked at with every tick. A worker that says something is looked at when it does.
     fn is_quiet(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan) -> bool {
+        if turn.scope != Scope::Everyone {
+            return false;
+        }
         let trains = self.is_running(plan.generation) && self.suspicion.is_none();
         let known = self
             .considered
             .as_ref()
             .is_some_and(|c| c.holds(shared, turn.now, plan));
-        if turn.scope != Scope::Everyone {
-            return false;
-        }
         if trains && known && turn.now < self.look_at {
             return true;
         }

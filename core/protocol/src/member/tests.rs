@@ -1,4 +1,5 @@
 mod checkpoints;
+mod connections;
 mod guards;
 mod norm_tree;
 mod reviewed;

@@ -598,13 +598,19 @@ fn a_generation_that_does_not_start_in_time_is_recovered_from() {
     assert!(loading(&mut rig, 2_000));
 }
 
-#[test]
-fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_run_up() {
+/// B holds what A does not, and has not answered; then the coordinator was paused for a minute.
+fn paused_while_b_is_waited_for() -> Rig {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
     rig.answer(A, &[(Unit(1), state(1, 4))]);
     rig.now = rig.now.after(Duration::from_secs(60));
+    rig
+}
+
+#[test]
+fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_run_up() {
+    let mut rig = paused_while_b_is_waited_for();
     rig.wait(500);
     assert_eq!(rig.finished, None, "B is connected and may answer");
 }
@@ -612,11 +618,7 @@ fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_ru
 /// As above, but something else comes before the clock's next tick.
 #[test]
 fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
-    let mut rig = Rig::training(&[A, B]);
-    rig.status(A, 1, Phase::Running, state(1, 4));
-    rig.say(A, suspect(1, B));
-    rig.answer(A, &[(Unit(1), state(1, 4))]);
-    rig.now = rig.now.after(Duration::from_secs(60));
+    let mut rig = paused_while_b_is_waited_for();
     let listing = Listing::fresh(vec![StateId::INITIAL]);
     rig.put(CoordinatorInput::Checkpoints(listing));
     rig.wait(500);
