@@ -1,8 +1,9 @@
-//! The modelled engine: tensors are hashes, a step is one forward, one backward and an all-to-all reduction per unit.
+//! The modelled engine: tensors are hashes, a step is one forward, one backward and a reduction around the ring of
+//! each unit's holders.
 //!
 //! Everything carries information (generation, samples) that only the checker reads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::state::{UnitNorm, mix};
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
@@ -33,6 +34,8 @@ pub(crate) struct Job {
     pub(crate) step: Step,
     forwarded: Option<u64>,
     backwarded: bool,
+    /// Contributions that went on to the next of the ring: by unit, and whose they are.
+    passed_on: BTreeSet<(Unit, WorkerId)>,
     /// Prepared was reported, or the step failed: nothing more happens.
     pub(crate) over: bool,
 }
@@ -67,7 +70,8 @@ pub(crate) struct Engine {
 pub(crate) enum Output {
     Forward(WorkerId, Step, u64),
     Backward(WorkerId, Step, u64),
-    Reduce(WorkerId, Step, Unit, Contribution),
+    /// To the next of the unit's ring: somebody's contribution.
+    Reduce(WorkerId, Step, Unit, WorkerId, Contribution),
     Prepared(Vec<(Unit, UnitNorm)>),
 }
 
@@ -119,10 +123,10 @@ impl Engine {
         generation: Generation,
         step: Step,
         unit: Unit,
-        from: WorkerId,
+        of: WorkerId,
         part: Contribution,
     ) {
-        self.parts.insert((generation, step, unit, from), part);
+        self.parts.insert((generation, step, unit, of), part);
     }
     pub(crate) fn close(&mut self, generation: Generation) {
         if !self.any_generation {
@@ -143,6 +147,7 @@ impl Engine {
             step,
             forwarded: None,
             backwarded: false,
+            passed_on: BTreeSet::new(),
             over: false,
         });
     }
@@ -216,8 +221,9 @@ impl Engine {
             if j > 0 {
                 outputs.push(Output::Backward(pipeline.stages[j - 1].worker, step, bits));
             }
-            self.contribute(me, &plan, step, bits, samples, outputs);
+            self.contribute(me, &plan, step, bits, samples);
         }
+        self.pass_on(me, job, outputs);
         self.reduce(&plan, step, &units);
         if units.iter().all(|u| self.reduced.units.contains_key(u)) {
             job.over = true;
@@ -227,15 +233,7 @@ impl Engine {
         }
     }
 
-    fn contribute(
-        &mut self,
-        me: WorkerId,
-        plan: &Plan,
-        step: Step,
-        bits: u64,
-        samples: (u64, u64),
-        outputs: &mut Vec<Output>,
-    ) {
+    fn contribute(&mut self, me: WorkerId, plan: &Plan, step: Step, bits: u64, samples: (u64, u64)) {
         let ranges = plan.segments_of(me);
         let first = ranges.iter().any(|r| r.start == 0);
         let last = ranges.iter().any(|r| r.end == plan.layout.segments);
@@ -250,8 +248,20 @@ impl Engine {
                 bits: mix(mix(bits, u64::from(unit.0)), weight),
             };
             self.parts.insert((plan.generation, step, unit, me), part);
-            for to in plan.holders(unit).iter().copied().filter(|w| *w != me) {
-                outputs.push(Output::Reduce(to, step, unit, part));
+        }
+    }
+
+    /// Each contribution travels along the ring, from holder to holder, until everyone has it.
+    fn pass_on(&self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
+        for ((generation, step, unit, of), part) in &self.parts {
+            let ring = job.plan.holders(*unit);
+            let fits = *step == job.step && (*generation == job.plan.generation || self.any_generation);
+            let Some(place) = ring.iter().position(|w| *w == me).filter(|_| fits) else {
+                continue;
+            };
+            let next = ring[(place + 1) % ring.len()];
+            if next != *of && job.passed_on.insert((*unit, *of)) {
+                outputs.push(Output::Reduce(next, *step, *unit, *of, *part));
             }
         }
     }
@@ -263,8 +273,8 @@ impl Engine {
             }
             let holders = plan.holders(*unit);
             let here = |w: &WorkerId| {
-                let fits = |((g, s, u, from), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
-                    *s == step && u == unit && from == w && (*g == plan.generation || self.any_generation)
+                let fits = |((g, s, u, of), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
+                    *s == step && u == unit && of == w && (*g == plan.generation || self.any_generation)
                 };
                 self.parts.iter().find(fits).map(|(_, part)| *part)
             };

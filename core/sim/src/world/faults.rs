@@ -280,11 +280,7 @@ impl Host<Schedule> {
     /// A drained worker's process ends, or one that was hit. After the faults enough workers must stay.
     pub(super) fn kill(&mut self, w: WorkerId) {
         self.crash(w);
-        let live = self.members.ids(stays).len();
-        let cut = usize::from(self.env.network.blocked.values().any(|t| *t == Ms::MAX));
-        if self.env.faults.ended_at.is_some() && live < self.env.job.min_workers() + cut {
-            self.add_worker();
-        }
+        self.start_missing_workers();
     }
 
     /// The faults stop: old coordinators may stay, one link may stay cut, enough workers live.

@@ -31,9 +31,11 @@ pub(crate) enum Data {
         step: Step,
         bits: u64,
     },
+    /// The contribution of a holder, passed on along the ring.
     Reduce {
         step: Step,
         unit: Unit,
+        of: WorkerId,
         part: Contribution,
     },
     StateBegins {
@@ -183,7 +185,7 @@ impl Host<Schedule> {
                 match tensor {
                     Data::Forward { step, bits } => engine.forward(generation, step, bits),
                     Data::Backward { step, bits } => engine.backward(generation, step, bits),
-                    Data::Reduce { step, unit, part } => engine.part(generation, step, unit, from, part),
+                    Data::Reduce { step, unit, of, part } => engine.part(generation, step, unit, of, part),
                     _ => {}
                 }
                 return self.compute(to);

@@ -87,10 +87,11 @@ impl Host<Schedule> {
         }
     }
 
-    /// Once the faults have ended there are as many workers as a plan needs.
+    /// Once the faults have ended there are as many workers as a plan needs, also without one of two that a lasting cut parts.
     pub(super) fn start_missing_workers(&mut self) {
-        let min = self.env.job.min_workers();
-        while self.env.faults.ended_at.is_some() && self.members.ids(stays).len() < min {
+        let cut = self.env.network.blocked.values().any(|until| *until == Ms::MAX);
+        let enough = self.env.job.min_workers() + usize::from(cut);
+        while self.env.faults.ended_at.is_some() && self.members.ids(stays).len() < enough {
             self.add_worker();
         }
     }

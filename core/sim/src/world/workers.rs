@@ -250,8 +250,8 @@ impl Host<Schedule> {
                 Output::Backward(to, step, bits) => {
                     self.send_data(w, to, generation, Data::Backward { step, bits });
                 }
-                Output::Reduce(to, step, unit, part) => {
-                    self.send_data(w, to, generation, Data::Reduce { step, unit, part });
+                Output::Reduce(to, step, unit, of, part) => {
+                    self.send_data(w, to, generation, Data::Reduce { step, unit, of, part });
                 }
                 Output::Prepared(units) => {
                     let prepared = MemberInput::Prepared {
