@@ -322,6 +322,8 @@ mutants! {
     EndBeforeTakeOver => UNIT_TESTS,
     /// A record that is older than the one that is known counts as what the store holds.
     OlderRecordCounts => unit_tests_and_seeds("f", 400),
+    /// A store that refuses writes is asked again with every tick.
+    WriteWithoutDelay => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
     KeepBadLink => UNIT_TESTS,
     /// A member tells its level with every step and with every connection.

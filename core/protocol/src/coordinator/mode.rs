@@ -108,11 +108,13 @@ impl Mode {
             Mode::Active(mut active) => match active.step(shared, turn) {
                 Next::Stay => Mode::Active(active),
                 Next::Recover(because) => recover(active, because, shared, turn),
+                Next::Write(_) if shared.record.delays_writes(turn.now) => Mode::Active(active),
                 Next::Write(record) => persist(active, record, shared, turn),
             },
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
                 Step::Wait => Mode::Collecting(collecting),
                 Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                Step::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
                 Step::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
                 Step::GiveUp(units) => {
                     let write = shared.record.write(shared.record.stored.clone(), turn);
@@ -183,6 +185,7 @@ impl Mode {
                 }
                 let mut active = persisting.active;
                 shared.record.stored = record;
+                shared.record.note_failed_write(turn.now, &shared.config.timing);
                 active.write_failed(turn.now, &shared.config.timing);
                 Mode::Active(active)
             }
@@ -357,6 +360,7 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
         active.planned_at = turn.now;
     }
     let before = std::mem::replace(&mut shared.record.stored, record);
+    shared.record.note_write();
     match given_up {
         Some(given_up) if given_up.is_to_be_looked_at_again(turn.now, &shared.config.timing) => {
             let because = "what is left may have changed before the run was given up".to_owned();

@@ -6,6 +6,9 @@ use crate::message::{Record, Time};
 use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan};
 
+/// The delay before another write doubles so often.
+const WRITE_DELAY_DOUBLINGS: u32 = 3;
+
 /// The record as last read or written, and this coordinator's term.
 #[derive(Default)]
 pub(super) struct RecordKeeper {
@@ -13,6 +16,10 @@ pub(super) struct RecordKeeper {
     /// 0 before the record was read.
     pub(super) term: u64,
     watch_at: Time,
+    /// Writes that failed one after another.
+    failures: u32,
+    /// Nothing is written before.
+    write_at: Time,
 }
 
 fn number(plan: &Option<Arc<Plan>>) -> Option<Generation> {
@@ -36,6 +43,24 @@ impl RecordKeeper {
             self.watch_at = turn.now.after(timing.watch);
             turn.push(CoordinatorEffect::ReadRecord);
         }
+    }
+
+    /// A store that refuses writes is left alone for a while, longer each time. Once is chance: that is tried again at once.
+    pub(super) fn note_failed_write(&mut self, now: Time, timing: &Timing) {
+        let doublings = self.failures.saturating_sub(1).min(WRITE_DELAY_DOUBLINGS);
+        if self.failures > 0 {
+            self.write_at = now.after(timing.repeat * (1 << doublings));
+        }
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    pub(super) fn note_write(&mut self) {
+        self.failures = 0;
+    }
+
+    /// The store has just refused several writes.
+    pub(super) fn delays_writes(&self, now: Time) -> bool {
+        now < self.write_at && !bug!(WriteWithoutDelay)
     }
 
     /// The record has this coordinator's term, as far as known.

@@ -253,6 +253,9 @@ impl Collecting {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Step {
+        if shared.record.delays_writes(turn.now) {
+            return Step::Wait;
+        }
         let Some(pool) = self.pool(shared, turn) else {
             return Step::Wait;
         };

@@ -311,3 +311,37 @@ fn the_answer_to_an_earlier_write_says_nothing_of_the_present_one() {
     rig.put(CoordinatorInput::Written { ok: true, record });
     assert!(rig.machine.record().next.is_some());
 }
+
+#[test]
+fn a_store_that_refuses_writes_is_asked_less_and_less_often_and_at_once_after_a_single_refusal() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.manual = true;
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let mut refused_at = vec![];
+    for _ in 0..500 {
+        rig.sent.retain(|(_, order)| matches!(order, Order::Fence { .. }));
+        if rig.sent.pop().is_some() {
+            rig.answer(A, &all_at(state(1, 4)));
+        }
+        rig.wait(10);
+        if let Some(record) = rig.written.take() {
+            refused_at.push(rig.now.since(Time(0)).as_millis() as u64);
+            rig.put(CoordinatorInput::Written { ok: false, record });
+        }
+    }
+    let pauses: Vec<u64> = refused_at.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(pauses[0] <= 20, "{pauses:?}");
+    let repeat = Timing::model().repeat.as_millis() as u64;
+    assert!(
+        pauses[1..]
+            .iter()
+            .all(|p| (repeat..=repeat * 8 + 100).contains(p)),
+        "{pauses:?}"
+    );
+    assert!(pauses[4..].iter().all(|p| *p >= repeat * 8), "{pauses:?}");
+    rig.manual = false;
+    rig.wait(300);
+    rig.answer(A, &all_at(state(1, 4)));
+    assert_eq!(rig.plan().members(), [A]);
+}

@@ -93,7 +93,7 @@ fn writes_that_fail_do_not_make_the_deadline_longer() {
             for w in [A, B] {
                 rig.answer(w, &all_at(state(1, 4)));
             }
-            rig.wait(200);
+            rig.wait(300); // longer than the store is left alone
         };
         rig.manual = true;
         for _ in 0..failures {
