@@ -92,17 +92,25 @@ enum Command {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     runtime()?.block_on(async {
         match &arguments.command {
-            Command::Ls { uri, json } => ls(&Location::open(uri)?, *json).await,
-            Command::Show { uri, name } => show(&Location::open(uri)?, name.as_deref()).await,
-            Command::Verify { uri, json } => verify(&Location::open(uri)?, *json).await,
-            Command::Prune { uri, keep } => prune(&Location::open(uri)?, *keep).await,
+            Command::Ls { uri, json } => ls(&Location::open_existing(uri)?, *json).await,
+            Command::Show { uri, name } => show(&Location::open_existing(uri)?, name.as_deref()).await,
+            Command::Verify { uri, json } => verify(&Location::open_existing(uri)?, *json).await,
+            Command::Prune { uri, keep } => prune(&Location::open_existing(uri)?, *keep).await,
             Command::Save { run, timeout } => save::save(run, *timeout).await,
             Command::Export {
                 uri,
                 folder,
                 tokenizer,
                 name,
-            } => huggingface::export(&Location::open(uri)?, folder, name.as_deref(), *tokenizer).await,
+            } => {
+                huggingface::export(
+                    &Location::open_existing(uri)?,
+                    folder,
+                    name.as_deref(),
+                    *tokenizer,
+                )
+                .await
+            }
             Command::Import { uri, folder, job } => {
                 huggingface::import(&Location::open(uri)?, folder, job).await
             }

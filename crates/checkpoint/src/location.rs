@@ -32,7 +32,8 @@ pub struct Location {
     root: Path,
 }
 
-/// A URI or a path as a URL. A local folder is created.
+/// A URI or a path as a URL. A local folder need not be there: what is written first makes it, and a disk that is away for a
+/// while must not keep a worker from training.
 fn to_url(uri: &str) -> Result<Url, CheckpointError> {
     let wrong = |why: String| CheckpointError::Location {
         uri: uri.to_owned(),
@@ -46,8 +47,7 @@ fn to_url(uri: &str) -> Result<Url, CheckpointError> {
         Ok(url) if url.scheme().len() > 1 => return Ok(url),
         _ => std::path::PathBuf::from(uri),
     };
-    std::fs::create_dir_all(&path).map_err(|e| wrong(e.to_string()))?;
-    let path = path.canonicalize().map_err(|e| wrong(e.to_string()))?;
+    let path = std::path::absolute(path).map_err(|e| wrong(e.to_string()))?;
     Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
 }
 
@@ -98,6 +98,21 @@ impl Location {
     /// The location cannot be used. The store is not asked yet.
     pub fn open(uri: &str) -> Result<Location, CheckpointError> {
         Location::open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+    }
+
+    /// Like [`Location::open`], for somebody who wants to read what is there: a local folder has to exist.
+    ///
+    /// # Errors
+    /// The location cannot be used, or is a path of this machine that is no folder.
+    pub fn open_existing(uri: &str) -> Result<Location, CheckpointError> {
+        let local = to_url(uri)?.to_file_path().ok();
+        if let Some(path) = local.filter(|path| !path.is_dir()) {
+            return Err(CheckpointError::Location {
+                uri: uri.to_owned(),
+                why: format!("{} is no folder", path.display()),
+            });
+        }
+        Location::open(uri)
     }
 
     /// Like [`Location::open`], with `settings` instead of the environment: variable names in lower case, and values.

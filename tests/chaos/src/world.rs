@@ -172,8 +172,6 @@ impl World {
 
     fn reap(&mut self) {
         let done = self.exit.is_some();
-        // A store that is no folder cannot be opened; a program may take a while to end because of it.
-        let unopened = self.store_fault.is_some_and(|at| at.elapsed() < AFTERMATH);
         let (lives, problems, released) = (&mut self.lives, &mut self.problems, &mut self.released);
         self.workers.retain_mut(|worker| {
             let Ok(Some(status)) = worker.child.try_wait() else {
@@ -188,7 +186,7 @@ impl World {
                 // A notice that comes before the program can take it ends it at once.
                 let noticed = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
                 // A worker without memory may end as it likes.
-                let expected = life.killed || life.starved || life.noticed && noticed || unopened;
+                let expected = life.killed || life.starved || life.noticed && noticed;
                 match status.success() {
                     // Forgotten if the job ends now.
                     true if !expected && !done => released.push((Instant::now(), problem)),

@@ -3,7 +3,7 @@
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use std::sync::Arc;
-use varuna_checkpoint::{CheckpointError, Location, Store, folder_name};
+use varuna_checkpoint::{CheckpointError, Location, RateLimit, Store, folder_name};
 use varuna_plan::Unit;
 use varuna_store_tests::{LAYOUT, facts, save, shard, state as id};
 
@@ -111,11 +111,36 @@ fn a_place_that_cannot_be_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    for uri in [file.to_str().unwrap(), "ftp://host/x", "s3://"] {
-        let error = Location::open(uri).unwrap_err().to_string();
+    let missing = folder.path().join("missing");
+    let places = [
+        file.to_str().unwrap(),
+        missing.to_str().unwrap(),
+        "ftp://host/x",
+        "s3://",
+    ];
+    for uri in places {
+        let error = Location::open_existing(uri).unwrap_err().to_string();
         assert!(
             error.starts_with(&format!("checkpoint location {uri}: ")),
             "{error}"
         );
     }
+    assert!(!missing.exists(), "who reads makes no folder");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_away_is_used_again_when_it_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoints");
+    std::fs::write(&path, "").unwrap();
+    let store = Store::new(Location::open(path.to_str().unwrap()).unwrap(), LAYOUT, facts());
+    let put = || async {
+        let limit = RateLimit::new(None);
+        let file = shard(id(3), Unit(0), 33).encode().unwrap();
+        store.put_shard(id(3), Unit(0), file, &limit).await
+    };
+    put().await.unwrap_err();
+    std::fs::remove_file(&path).unwrap();
+    put().await.unwrap();
+    assert_eq!(store.location().list().await.unwrap().len(), 1);
 }
