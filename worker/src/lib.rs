@@ -7,6 +7,7 @@ mod background;
 pub mod checkpoints;
 pub mod engine;
 pub mod model;
+pub mod numerics;
 pub mod profile;
 pub mod samples;
 pub mod state;

@@ -233,6 +233,7 @@ fn engine(arguments: &Arguments, me: WorkerId, job: &Job, data: TokenDataset) ->
         me,
         model: job.model.clone(),
         training: job.training.clone(),
+        numerics: job.precision.into(),
         samples: Arc::new(DatasetSamples(data)),
     })
 }

@@ -1,10 +1,11 @@
 //! The training state of one unit in flat buffers: parameters, two moments, gradient.
 //!
-//! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer,
-//! their gradients views of the last, so that autograd accumulates where the reduction reads.
+//! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer, or of
+//! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
 
+use crate::numerics::Numerics;
 use std::time::Duration;
-use tch::Tensor;
+use tch::{Device, Tensor};
 use varuna_api::Adam;
 use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::state::mix;
@@ -71,10 +72,12 @@ impl UnitSnapshot {
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
-    /// By name, autograd leaves: views of `weights`; their gradients are views of `gradients`.
-    pub parameters: Vec<(&'static str, Tensor)>,
-    /// All parameters, one after the other.
+    /// By name, autograd leaves: views of `copy` or else of `weights`; their gradients are views of `gradients`.
+    parameters: Vec<(&'static str, Tensor)>,
+    /// All master parameters, one after the other.
     weights: Tensor,
+    /// The parameters in the format that is computed in, where that is not the masters' own.
+    copy: Option<Tensor>,
     first: Tensor,
     second: Tensor,
     gradients: Tensor,
@@ -97,18 +100,21 @@ impl UnitBuffers {
     ///
     /// # Errors
     /// libtorch fails (out of memory).
-    pub fn new(model: &Model, unit: Unit) -> Result<UnitBuffers, TorchError> {
+    pub fn new(model: &Model, unit: Unit, numerics: Numerics) -> Result<UnitBuffers, TorchError> {
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL);
         let memory = [(); 3].map(|()| FlatBuffer::zeros(total));
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
+        let copy = || Tensor::zeros([size(total)], (numerics.compute(), Device::Cpu));
+        let copy = numerics.has_copy().then(copy);
+        let computed = copy.as_ref().unwrap_or(&weights);
         let mut at = 0;
         let mut leaves = Vec::new();
         for p in &list {
             let shape: Vec<i64> = p.shape.iter().map(|s| size(*s)).collect();
             let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(shape.as_slice());
-            let leaf = view(&weights).detach().set_requires_grad(true);
+            let leaf = view(computed).detach().set_requires_grad(true);
             set_grad(&leaf, &view(&gradients))?;
             leaves.push((p.name, leaf));
             at += size(p.elements());
@@ -117,6 +123,7 @@ impl UnitBuffers {
         Ok(UnitBuffers {
             parameters: leaves,
             weights,
+            copy,
             first: memory[1].tensor()?,
             second: memory[2].tensor()?,
             gradients,
@@ -132,22 +139,51 @@ impl UnitBuffers {
     ///
     /// # Errors
     /// libtorch fails.
-    pub fn initial(model: &Model, unit: Unit, seed: u64) -> Result<UnitBuffers, TorchError> {
-        let buffers = UnitBuffers::new(model, unit)?;
+    pub fn initial(
+        model: &Model,
+        unit: Unit,
+        numerics: Numerics,
+        seed: u64,
+    ) -> Result<UnitBuffers, TorchError> {
+        let mut buffers = UnitBuffers::new(model, unit, numerics)?;
         let _guard = tch::no_grad_guard();
-        for (p, (_, leaf)) in model.parameters(unit).iter().zip(&buffers.parameters) {
-            let mut leaf = leaf.detach();
+        for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
             match p.initial {
                 Initial::Normal(deviation) => {
                     let [block, number] = p.stream;
                     let own = [0x1717, block, number].into_iter().fold(seed, mix);
-                    fill_normal(&leaf, own, deviation)?;
+                    fill_normal(&master, own, deviation)?;
                 }
-                Initial::Ones => drop(leaf.fill_(1.0)),
+                Initial::Ones => drop(master.fill_(1.0)),
                 Initial::Zeros => {}
             }
         }
+        buffers.renew_copy();
         Ok(buffers)
+    }
+
+    /// Rounds the masters into the copy, where there is one.
+    fn renew_copy(&mut self) {
+        if let Some(copy) = &mut self.copy {
+            let _guard = tch::no_grad_guard();
+            copy.copy_(&self.weights);
+        }
+    }
+
+    /// The master parameters by name: views.
+    #[must_use]
+    pub fn masters(&self) -> Vec<(&'static str, Tensor)> {
+        let mut at = 0;
+        let views = self.parameters.iter().map(|(name, leaf)| {
+            let (shape, elements) = (leaf.size(), size(leaf.numel()));
+            at += elements;
+            let view = self
+                .weights
+                .narrow(0, at - elements, elements)
+                .view(shape.as_slice());
+            (*name, view)
+        });
+        views.collect()
     }
 
     /// A parameter of the model's description.
@@ -211,6 +247,7 @@ impl UnitBuffers {
             lease.as_mut().copy_from_slice(part);
         }
         self.adam_steps = state.adam_steps;
+        self.renew_copy();
         Ok(())
     }
 
@@ -266,6 +303,7 @@ impl UnitBuffers {
                 step,
             )?;
         }
+        self.renew_copy();
         Ok(())
     }
 }

@@ -38,7 +38,7 @@ static std::vector<at::Tensor> list(Handle* handles, int count) {
 }
 
 // y = x w' + b, whose backward adds the gradients of w and b to the given tensors within the product (BLAS's beta), instead of
-// making them anew and adding them in a second pass.
+// making them anew and adding them in a second pass. The gradients may be single precision where x, w and b are narrower.
 struct Linear : torch::autograd::Function<Linear> {
   // An optional, because an undefined tensor among the arguments is an error.
   typedef std::optional<at::Tensor> Maybe;
@@ -56,9 +56,19 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto saved = context->get_saved_variables();
     const auto &x = saved[0], &w = saved[1];
     const auto y_gradient = gradients[0].reshape({-1, w.size(0)});
-    context->saved_data["w_gradient"].toTensor().addmm_(y_gradient.t(), x.reshape({-1, w.size(1)}));
+    auto w_gradient = context->saved_data["w_gradient"].toTensor();
+    const auto x_rows = x.reshape({-1, w.size(1)});
+    if (w_gradient.scalar_type() == y_gradient.scalar_type()) {
+      w_gradient.addmm_(y_gradient.t(), x_rows);
+    } else {
+      // A product of 16-bit numbers is rounded once; the sum over products keeps single precision.
+      w_gradient.add_(y_gradient.t().mm(x_rows));
+    }
     const auto b_gradient = context->saved_data.find("b_gradient");
-    if (b_gradient != context->saved_data.end()) b_gradient->second.toTensor().add_(y_gradient.sum(0));
+    if (b_gradient != context->saved_data.end()) {
+      auto sum = b_gradient->second.toTensor();
+      sum.add_(y_gradient.sum({0}, false, sum.scalar_type()));
+    }
     at::Tensor x_gradient;
     if (context->needs_input_grad(0)) x_gradient = y_gradient.mm(w).view(x.sizes());
     return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
@@ -78,7 +88,7 @@ struct Lookup : torch::autograd::Function<Lookup> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto rows = context->get_saved_variables()[0].reshape({-1});
     auto gradient = context->saved_data["gradient"].toTensor();
-    gradient.index_add_(0, rows, gradients[0].reshape({-1, gradient.size(1)}));
+    gradient.index_add_(0, rows, gradients[0].reshape({-1, gradient.size(1)}).to(gradient.scalar_type()));
     return {at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

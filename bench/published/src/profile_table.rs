@@ -170,6 +170,7 @@ impl Table {
             source: Source::Measured,
             runtime: Runtime::Rendezvous,
             element_bytes: ELEMENT_BYTES,
+            parameter_bytes: None,
             global_batch_size: self.global_batch_size,
             tied_parameters,
             segments,

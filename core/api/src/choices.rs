@@ -30,4 +30,4 @@ pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
 ];
 
 /// `spec.training.precision`; the first where it is left out.
-pub(crate) const PRECISIONS: [(&str, Precision); 1] = [("fp32", Precision::Fp32)];
+pub(crate) const PRECISIONS: [(&str, Precision); 2] = [("fp32", Precision::Fp32), ("bf16", Precision::Bf16)];

@@ -59,6 +59,20 @@ impl Job {
 pub enum Precision {
     /// 32-bit floats throughout.
     Fp32,
+    /// Parameters, activations and their gradients in 16 bits with the exponents of fp32; sums over samples, master parameters
+    /// and moments in fp32.
+    Bf16,
+}
+
+impl Precision {
+    /// Bytes of an element of an activation.
+    #[must_use]
+    pub fn element_bytes(self) -> u64 {
+        match self {
+            Precision::Fp32 => 4,
+            Precision::Bf16 => 2,
+        }
+    }
 }
 
 /// The tokens.

@@ -201,7 +201,7 @@ pub struct TrainingSpec {
     pub steps: Option<u64>,
     /// Seed of weights, sample order and dropout; 0 where left out.
     pub seed: Option<u64>,
-    /// `fp32`.
+    /// `fp32`, or `bf16`: computes in bfloat16 with master parameters, moments and gradients in fp32. `fp32` where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::PRECISIONS.map(|(name, _)| name))))]
     pub precision: Option<String>,
     /// The optimizer. Required.

@@ -48,7 +48,13 @@ pub fn planner_with(job: &Job, costs: Option<&Costs>) -> CostPlanner {
 #[must_use]
 pub fn planner(job: &Job) -> CostPlanner {
     CostPlanner {
-        costs: Costs::estimate(&job.model.spec(), Device::CPU_CORE),
+        costs: Costs::estimate(
+            &job.model.spec(),
+            Device {
+                element_bytes: job.precision.element_bytes(),
+                ..Device::CPU_CORE
+            },
+        ),
         constraints: Constraints {
             min_workers: job.elasticity.min_workers,
             max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),

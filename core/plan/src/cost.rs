@@ -11,13 +11,53 @@ use serde::{Deserialize, Serialize};
 pub use varuna_model::SegmentKind;
 use varuna_model::{ModelSpec, SegmentSpec};
 
-/// Bytes of training state per parameter in fp32: weight, gradient, first and second moment.
-pub(crate) const STATE_BYTES: u64 = 16;
 /// Bytes of a token as the first segment takes it: a 64-bit integer.
 const TOKEN_BYTES: u64 = 8;
 
 fn four_bytes() -> u64 {
     4
+}
+
+/// Bytes that a parameter takes, by the number formats of the training.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ParameterBytes {
+    /// In a worker's memory, all through the training.
+    pub resident: u64,
+    /// To a worker that lacks it: the master and its moments.
+    pub moved: u64,
+    /// Of its gradient in a ring.
+    pub gradient: u64,
+}
+
+impl ParameterBytes {
+    /// Master, gradient and two moments in single precision.
+    pub const FP32: ParameterBytes = ParameterBytes {
+        resident: 16,
+        moved: 12,
+        gradient: 4,
+    };
+    /// The same, and a copy of 16 bits that is computed with.
+    pub const MIXED: ParameterBytes = ParameterBytes {
+        resident: 18,
+        ..ParameterBytes::FP32
+    };
+
+    /// Where activations have elements of so many bytes.
+    #[must_use]
+    pub fn computing_in(element_bytes: u64) -> ParameterBytes {
+        if element_bytes < 4 {
+            ParameterBytes::MIXED
+        } else {
+            ParameterBytes::FP32
+        }
+    }
+}
+
+impl Default for ParameterBytes {
+    fn default() -> Self {
+        ParameterBytes::FP32
+    }
 }
 
 /// How the runtime whose steps are predicted moves tensors between stages.
@@ -122,7 +162,7 @@ pub struct Device {
     pub latency_ms: f64,
     /// Link bandwidth, bytes a second.
     pub bytes_per_s: f64,
-    /// Bytes of one element of an activation or gradient on the wire and in the stash.
+    /// Bytes of one element of an activation, or of its gradient, on the wire and in the stash.
     #[serde(default = "four_bytes")]
     pub element_bytes: u64,
 }
@@ -146,6 +186,9 @@ pub struct Costs {
     pub segments: Vec<SegmentCost>,
     /// Parameters of the tied weight, 0 where nothing is tied.
     pub tied_parameters: u64,
+    /// What a parameter takes.
+    #[serde(default)]
+    pub parameter: ParameterBytes,
     /// Device and links.
     pub device: Device,
     /// False while this is an analytic estimate.
@@ -196,6 +239,7 @@ impl Costs {
         Costs {
             segments: model.segments.iter().map(segment).collect(),
             tied_parameters: model.tied_parameters,
+            parameter: ParameterBytes::computing_in(device.element_bytes),
             device,
             calibrated: false,
             runtime: Runtime::Overlapped,
@@ -260,7 +304,7 @@ impl Costs {
         };
         let working: u64 = of.iter().filter(again).map(saved).sum();
         let activations = u64::from(stash) * kept + working;
-        self.parameters(range) * STATE_BYTES + activations * u64::from(samples)
+        self.parameters(range) * self.parameter.resident + activations * u64::from(samples)
     }
 
     /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.
@@ -298,7 +342,7 @@ impl Costs {
     #[must_use]
     pub fn gradient_ms(&self, parameters: u64) -> f64 {
         let bytes_per_s = self.ring_bytes_per_s.unwrap_or(self.device.bytes_per_s);
-        (parameters * self.device.element_bytes) as f64 / bytes_per_s * 1e3
+        (parameters * self.parameter.gradient) as f64 / bytes_per_s * 1e3
     }
 }
 
@@ -348,8 +392,36 @@ mod tests {
         assert!((again(full) - costs.forward_ms(stage, 2)).abs() < 1e-9);
         assert_eq!(
             costs.memory_bytes(stage, 0, 1, none),
-            costs.parameters(stage) * STATE_BYTES
+            costs.parameters(stage) * 16
         );
+    }
+
+    #[test]
+    fn sixteen_bits_halve_activations_and_add_a_copy_of_the_parameters() {
+        let wide = costs(true);
+        let narrow = Costs::estimate(
+            &Model {
+                layers: 48,
+                hidden_size: 1600,
+                sequence_length: 1024,
+                ..gpt2::SMALL
+            }
+            .spec(),
+            Device {
+                element_bytes: 2,
+                ..Device::CPU_CORE
+            },
+        );
+        let stage = SegmentRange { start: 1, end: 39 };
+        let memory = |c: &Costs, stash| c.memory_bytes(stage, stash, 1, Recompute::None);
+        assert_eq!(memory(&narrow, 0), memory(&wide, 0) / 16 * 18);
+        let kept = |c: &Costs| memory(c, 3) - memory(c, 0);
+        assert_eq!(2 * kept(&narrow), kept(&wide));
+        assert_eq!(
+            narrow.gradient_ms(1_000).to_bits(),
+            wide.gradient_ms(1_000).to_bits()
+        );
+        assert!(narrow.transfer_ms(3, 8) < 0.6 * wide.transfer_ms(3, 8));
     }
 
     #[test]

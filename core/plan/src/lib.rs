@@ -19,7 +19,7 @@ pub mod profile;
 pub mod schedule;
 pub mod state;
 
-pub use cost::{Calibration, Costs, Device, Runtime};
+pub use cost::{Calibration, Costs, Device, ParameterBytes, Runtime};
 pub use deadline::{EvaluationSteps, StepDeadline};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};

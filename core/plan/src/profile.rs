@@ -7,7 +7,7 @@ mod read;
 
 pub use error::ProfileError;
 
-use crate::cost::{Calibration, Costs, Device, Host, Runtime, SegmentCost, SegmentKind};
+use crate::cost::{Calibration, Costs, Device, Host, ParameterBytes, Runtime, SegmentCost, SegmentKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -108,8 +108,12 @@ pub struct Profile {
     pub source: Source,
     /// How tensors move in the runtime that it was made for.
     pub runtime: Runtime,
-    /// Bytes of an activation or gradient element on the wire.
+    /// Bytes of an element of an activation, or of its gradient, on the wire.
     pub element_bytes: u64,
+    /// What a parameter takes. Where left out, its gradient has elements of `elementBytes`, and the rest is as in single
+    /// precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameter_bytes: Option<ParameterBytes>,
     /// Samples in a step of the runs that it belongs to, where known.
     pub global_batch_size: Option<u64>,
     /// Parameters of the weight that first and last segment share, or 0.
@@ -195,6 +199,7 @@ impl Profile {
             source: Source::Estimated,
             runtime: costs.runtime,
             element_bytes: costs.device.element_bytes,
+            parameter_bytes: Some(costs.parameter),
             global_batch_size: None,
             tied_parameters: costs.tied_parameters,
             segments: costs.segments.iter().enumerate().map(segment).collect(),
@@ -234,6 +239,10 @@ impl Profile {
         Costs {
             segments: self.segments.iter().map(segment).collect(),
             tied_parameters: self.tied_parameters,
+            parameter: self.parameter_bytes.unwrap_or(ParameterBytes {
+                gradient: self.element_bytes,
+                ..ParameterBytes::FP32
+            }),
             device: Device {
                 // Only an estimate needs these two.
                 flops_per_s: 0.0,

@@ -5,6 +5,7 @@
 
 mod step;
 
+use crate::numerics::Numerics;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::collections::BTreeMap;
@@ -51,6 +52,8 @@ pub struct EngineConfig {
     pub model: Model,
     /// How it trains.
     pub training: Training,
+    /// In which numbers.
+    pub numerics: Numerics,
     /// Its data.
     pub samples: Arc<dyn Samples>,
 }
@@ -166,7 +169,13 @@ impl Engine {
     /// # Errors
     /// libtorch refuses (out of memory).
     pub fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
-        let buffers = UnitBuffers::initial(&self.config.model, unit, self.config.training.seed)?;
+        let EngineConfig {
+            model,
+            training,
+            numerics,
+            ..
+        } = &self.config;
+        let buffers = UnitBuffers::initial(model, unit, *numerics, training.seed)?;
         self.units.insert(unit, buffers);
         Ok(())
     }
@@ -196,7 +205,7 @@ impl Engine {
     /// # Errors
     /// The state is of another size, or libtorch refuses.
     pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let mut buffers = UnitBuffers::new(&self.config.model, unit)?;
+        let mut buffers = UnitBuffers::new(&self.config.model, unit, self.config.numerics)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())
@@ -271,17 +280,17 @@ impl Engine {
         Ok(())
     }
 
-    /// The unit's parameters by name, for export and tests.
+    /// The unit's master parameters by name, for export and tests.
     ///
     /// # Errors
     /// The unit is not held.
     pub fn parameters(&self, unit: Unit) -> Result<Vec<(&'static str, tch::Tensor)>, EngineError> {
         let held = self.held_unit(unit)?;
-        let copies = held.parameters.iter().map(|(name, t)| (*name, t.detach().copy()));
-        Ok(copies.collect())
+        let copies = held.masters().into_iter();
+        Ok(copies.map(|(name, t)| (name, t.copy())).collect())
     }
 
-    /// A hash of the unit's parameters: equal hashes mean equal bits, but for chance.
+    /// A hash of the unit's master parameters: equal hashes mean equal bits, but for chance.
     ///
     /// # Errors
     /// The unit is not held.

@@ -14,7 +14,7 @@ use place::{Place, small};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit, WorkerId};
@@ -190,11 +190,12 @@ impl Run<'_> {
             i64::from(self.config.model.hidden_size),
         );
         let elements = i64::try_from(values.len()).unwrap_or(0);
-        Ok(tensor_from_vec(values, &[elements / (t * d), t, d])?)
+        let x_btd = tensor_from_vec(values, &[elements / (t * d), t, d])?;
+        Ok(x_btd.to_kind(self.config.numerics.compute()))
     }
 
     fn send(&self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let flat = tensor.detach().contiguous();
+        let flat = tensor.detach().contiguous().to_kind(Kind::Float);
         let mut values = vec![0.0f32; flat.numel()];
         flat.copy_data(&mut values, flat.numel());
         Ok(self.link.send(to, tag, values, self.deadline)?)

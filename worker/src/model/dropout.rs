@@ -43,7 +43,8 @@ impl Dropout<'_> {
             fill_bernoulli(&mask_btd.get(row), seed, keep).expect("a probability in 0..1");
         }
         let _ = mask_btd.g_mul_scalar_(1.0 / keep);
-        x_btd * mask_btd
+        // The mask's scale has no exact value in a narrow format, and would be off for all elements alike.
+        (x_btd * mask_btd).to_kind(x_btd.kind())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::state::UnitBuffers;
 use dropout::Dropout;
 use norm::norm;
 use std::collections::BTreeMap;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::{NORM, TABLE};
 use varuna_model::{Model, SegmentKind, SegmentRange, Unit};
@@ -57,6 +57,8 @@ pub fn forward(
 pub fn loss(logits_btv: &Tensor, targets_bt: &Tensor) -> Tensor {
     let vocabulary = logits_btv.size().last().copied().unwrap_or(1);
     let (logits, targets) = (logits_btv.view([-1, vocabulary]), targets_bt.reshape([-1]));
+    // In single precision: the sum over a vocabulary has more terms than a narrow format has digits.
+    let logits = logits.to_kind(Kind::Float);
     logits.cross_entropy_loss(&targets, None::<Tensor>, tch::Reduction::Mean, -100, 0.0)
 }
 

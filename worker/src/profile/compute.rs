@@ -1,6 +1,7 @@
 //! Compute: whole steps of a real engine on one stage, taken apart by segment.
 
 use crate::engine::{Engine, EngineConfig, EngineError, Lap, SampleError, StepReport, Work};
+use crate::numerics::Numerics;
 use crate::transport::Link;
 use crate::transport::local::LocalMesh;
 use std::collections::BTreeMap;
@@ -41,6 +42,7 @@ impl crate::engine::Samples for Random {
 /// An engine that holds a whole model and trains it on random tokens.
 pub(super) struct Bench {
     pub(super) model: Model,
+    pub(super) numerics: Numerics,
     engine: Engine,
     link: Arc<dyn Link>,
     at: StateId,
@@ -104,7 +106,7 @@ impl Samples {
 
 impl Bench {
     /// Makes the model's first state.
-    pub(super) fn new(model: Model, training: &Training) -> Result<Bench, EngineError> {
+    pub(super) fn new(model: Model, training: &Training, numerics: Numerics) -> Result<Bench, EngineError> {
         let mut engine = Engine::new(EngineConfig {
             me: ME,
             model: model.clone(),
@@ -112,6 +114,7 @@ impl Bench {
                 evaluation: None,
                 ..training.clone()
             },
+            numerics,
             samples: Arc::new(Random {
                 vocabulary: u64::from(model.vocabulary_size.max(1)),
             }),
@@ -121,6 +124,7 @@ impl Bench {
         }
         Ok(Bench {
             model,
+            numerics,
             engine,
             link: LocalMesh::new(&[ME]).link(ME),
             at: StateId::INITIAL,
@@ -276,7 +280,7 @@ mod tests {
             },
             evaluation: None,
         };
-        Bench::new(model, &training).unwrap()
+        Bench::new(model, &training, Numerics::FP32).unwrap()
     }
 
     #[test]

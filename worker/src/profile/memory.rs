@@ -11,6 +11,7 @@ use varuna_torch::{backward, taken_bytes};
 
 use crate::model::dropout::Dropout;
 use crate::model::forward;
+use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 
 /// Bytes of one sample.
@@ -31,23 +32,23 @@ pub(super) fn measure(bench: &Bench) -> Result<BTreeMap<u32, Bytes>> {
             continue;
         };
         // The first time fills caches of the libraries.
-        let _ = one(model, segment)?;
-        found.insert(segment, one(model, segment)?);
+        let _ = one(model, bench.numerics, segment)?;
+        found.insert(segment, one(model, bench.numerics, segment)?);
     }
     Ok(found)
 }
 
-fn one(model: &Model, segment: u32) -> Result<Bytes> {
+fn one(model: &Model, numerics: Numerics, segment: u32) -> Result<Bytes> {
     let mut units = BTreeMap::new();
     let needed = [Some(Unit(segment)), model.layout().tied_unit()];
     for unit in needed.into_iter().flatten() {
-        units.insert(unit, UnitBuffers::initial(model, unit, 1)?);
+        units.insert(unit, UnitBuffers::initial(model, unit, numerics, 1)?);
     }
     let (t, d) = (i64::from(model.sequence_length), i64::from(model.hidden_size));
     let device = tch::Device::Cpu;
     let input = match segment {
         0 => Tensor::zeros([1, t], (Kind::Int64, device)),
-        _ => Tensor::randn([1, t, d], (Kind::Float, device)).set_requires_grad(true),
+        _ => Tensor::randn([1, t, d], (numerics.compute(), device)).set_requires_grad(true),
     };
     let dropout = Dropout {
         probability: model.dropout,

@@ -21,8 +21,6 @@ use varuna_plan::{Costs, Device};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
-/// Bytes of training state a parameter: weight, gradient, two moments.
-const STATE_BYTES: u64 = 16;
 
 /// Measures a job's model on this machine and prints a profile.
 #[derive(clap::Args, Clone)]
@@ -94,7 +92,7 @@ impl Arguments {
             layers: job.model.layers.min(LAYERS),
             ..job.model.clone()
         };
-        Ok(Bench::new(model, &job.training)?)
+        Ok(Bench::new(model, &job.training, job.precision.into())?)
     }
 }
 
@@ -169,7 +167,12 @@ fn assemble(
 ) -> Profile {
     let model = &job.model;
     let kinds = kinds(&bench.model);
-    let estimate = Costs::estimate(&model.spec(), Device::CPU_CORE);
+    let element_bytes = job.precision.element_bytes();
+    let device = Device {
+        element_bytes,
+        ..Device::CPU_CORE
+    };
+    let estimate = Costs::estimate(&model.spec(), device);
     let sketch = Profile::of_costs(&estimate, String::new(), String::new());
     let segments = sketch.segments.into_iter().map(|sketch| {
         let same = kinds.get(&sketch.kind).map_or(&[][..], Vec::as_slice);
@@ -199,7 +202,7 @@ fn assemble(
             input_bytes: sketch.input_bytes,
             saved_bytes: bytes.saved,
             optimizer_ms: found.optimizer_ms(same),
-            state_bytes: Some(sketch.parameters * STATE_BYTES),
+            state_bytes: Some(sketch.parameters * estimate.parameter.resident),
             working_bytes: Some(bytes.working),
             rows: arguments.micro_batch_sizes.iter().map(row).collect(),
         }
@@ -211,7 +214,8 @@ fn assemble(
         device: "cpu".into(),
         source: Source::Measured,
         runtime: varuna_plan::Runtime::Overlapped,
-        element_bytes: 4,
+        element_bytes,
+        parameter_bytes: Some(estimate.parameter),
         global_batch_size: None,
         tied_parameters: estimate.tied_parameters,
         segments: segments.collect(),

@@ -6,7 +6,7 @@ pub(crate) mod plain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Adam, Evaluation, LearningRate, Training};
+use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
 use varuna_model::{Features, Model};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
@@ -24,6 +24,7 @@ pub(crate) struct Case {
     pub(crate) dropout: f64,
     pub(crate) evaluate: bool,
     pub(crate) features: Features,
+    pub(crate) precision: Precision,
 }
 
 impl Default for Case {
@@ -33,6 +34,7 @@ impl Default for Case {
             dropout: 0.1,
             evaluate: false,
             features: Features::GPT2,
+            precision: Precision::Fp32,
         }
     }
 }
@@ -197,6 +199,7 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
         me,
         model: case.model(),
         training: case.training(),
+        numerics: case.precision.into(),
         samples: Arc::new(samples),
     })
 }

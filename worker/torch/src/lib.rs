@@ -325,6 +325,33 @@ mod tests {
     }
 
     #[test]
+    fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
+        let (from, half) = (Kind::Float, Kind::BFloat16);
+        tch::manual_seed(5);
+        let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
+        let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).to_kind(half).set_requires_grad(true);
+        let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
+        for t in [&table, &w, &b] {
+            // Of the third decimal, a 16-bit sum near a thousand keeps nothing.
+            set_grad(t, &Tensor::full(t.size(), 1000.001, CPU)).unwrap();
+        }
+        let y = linear(&lookup(&table, &rows).unwrap(), &w, Some(&b)).unwrap();
+        assert_eq!(y.kind(), half);
+        backward(&[&y], &[&y.detach()]).unwrap();
+        let wide = [&table, &w, &b].map(|t| t.detach().to_kind(from).set_requires_grad(true));
+        let [wide_table, wide_w, wide_b] = &wide;
+        let plain = Tensor::embedding(wide_table, &rows, -1, false, false).linear(wide_w, Some(wide_b));
+        backward(&[&plain], &[&y.detach().to_kind(from)]).unwrap();
+        for (narrow, wide) in [&table, &w, &b].iter().zip(&wide) {
+            assert_eq!(narrow.grad().kind(), from);
+            let added = narrow.grad() - 1000.001;
+            let off = (&added - wide.grad()).abs().max().double_value(&[]);
+            let size = wide.grad().abs().max().double_value(&[]);
+            assert!(off < 0.01 * size, "{off} of {size}");
+        }
+    }
+
+    #[test]
     fn masks_and_normals_follow_their_seed_alone() {
         let mask = |seed| {
             let mask = Tensor::empty([64, 8], CPU);

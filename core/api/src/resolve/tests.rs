@@ -344,8 +344,8 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "steps: 200",
-        "steps: 1\n    precision: bf16",
-        "spec.training.precision: \"bf16\" — fp32",
+        "steps: 1\n    precision: fp8",
+        "spec.training.precision: \"fp8\" — fp32 or bf16",
     ),
     (
         "    optimizer: {learningRate: 3e-4}\n",

@@ -1,7 +1,7 @@
 //! Training state that a plan's workers lack and must fetch.
 
 use super::problem::Problem;
-use crate::cost::{Costs, STATE_BYTES};
+use crate::cost::Costs;
 use crate::document::{Shape, Stage};
 use crate::ids::WorkerId;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub(super) fn unit_bytes(costs: &Costs) -> Vec<u64> {
     let own = costs.segments.iter().map(|s| s.parameters);
     let all = own.chain([costs.tied_parameters]);
-    all.map(|parameters| parameters * STATE_BYTES).collect()
+    all.map(|parameters| parameters * costs.parameter.moved).collect()
 }
 
 /// How many workers hold some state.

@@ -75,7 +75,7 @@ impl StageSums {
             tied: costs.tied_parameters,
             runtime: costs.runtime,
             lightest,
-            state_bytes: crate::cost::STATE_BYTES,
+            state_bytes: costs.parameter.resident,
         }
     }
 

@@ -12,6 +12,11 @@ pub(super) const MOST: u64 = 1 << 50;
 pub(super) fn validate(profile: &Profile, check: &Checker) -> Result<(), ProfileError> {
     check.count("version", profile.version, VERSION, VERSION)?;
     check.count("elementBytes", profile.element_bytes, 1, 16)?;
+    if let Some(bytes) = profile.parameter_bytes {
+        check.count("parameterBytes.resident", bytes.resident, 1, 64)?;
+        check.count("parameterBytes.moved", bytes.moved, 1, 64)?;
+        check.count("parameterBytes.gradient", bytes.gradient, 1, 16)?;
+    }
     if let Some(batch) = profile.global_batch_size {
         check.count("globalBatchSize", batch, 1, MOST)?;
     }

@@ -1,0 +1,138 @@
+//! Narrower numbers: the curve of single precision within their own digits, and the same bits under every plan where no sum is
+//! taken in another order.
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{Case, Trained, assert_close, engine, run, shape, single};
+use varuna_api::Precision;
+use varuna_model::{Features, Mlp, Norm};
+use varuna_plan::{Recompute, WorkerId};
+
+const STEPS: u64 = 40;
+/// bfloat16 has eight digits of two: a rounding is off by one in 512 at most. Errors of many roundings mostly cancel out.
+const OFF: f64 = 1e-2;
+
+fn bf16() -> Case {
+    Case {
+        precision: Precision::Bf16,
+        ..Case::default()
+    }
+}
+
+fn losses_agree(of: &Trained, with: &Trained, what: &str) {
+    for (step, (a, b)) in of.losses.iter().zip(&with.losses).enumerate() {
+        assert!(
+            (a - b).abs() <= OFF * b,
+            "{what}: loss at step {step}: {a} and {b}"
+        );
+    }
+    assert_eq!(of.losses.len(), with.losses.len());
+}
+
+#[test]
+fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
+    let llama = Features {
+        norm: Norm::RmsNorm,
+        mlp: Mlp::SwiGlu,
+        bias: false,
+        ..Features::GPT2
+    };
+    for (tied, features) in [(true, Features::GPT2), (false, Features::GPT2), (true, llama)] {
+        let narrow = Case {
+            tied,
+            features,
+            ..bf16()
+        };
+        let wide = Case {
+            precision: Precision::Fp32,
+            tied,
+            features,
+            ..Case::default()
+        };
+        let narrow = run(&narrow, &single(&narrow), STEPS);
+        let wide = run(&wide, &single(&wide), STEPS);
+        losses_agree(&narrow, &wide, &format!("tied {tied}, {features:?}"));
+        assert_ne!(narrow.losses, wide.losses);
+        assert!(narrow.losses[STEPS as usize - 1] < 0.9 * narrow.losses[0]);
+    }
+}
+
+#[test]
+fn bf16_draws_the_same_curve_under_every_plan() {
+    let case = bf16();
+    let unsplit = run(&case, &single(&case), STEPS);
+    for (name, plan) in [
+        ("cut inside a block", shape(&case, &[&[2, 4]], &[8], 2)),
+        ("two pipelines", shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2)),
+    ] {
+        losses_agree(&run(&case, &plan, STEPS), &unsplit, name);
+    }
+}
+
+#[test]
+fn cuts_alone_change_no_bit_and_neither_does_recomputing() {
+    // Untied, and one micro-batch of the whole batch: nothing is summed in another order.
+    let case = Case {
+        tied: false,
+        ..bf16()
+    };
+    let of = |stages: &[u32], recompute| {
+        let mut plan = shape(&case, &[stages], &[8], 8);
+        plan.schedule.recompute = recompute;
+        run(&case, &plan, STEPS)
+    };
+    let unsplit = of(&[6], Recompute::None);
+    for (stages, recompute) in [
+        (&[2, 4][..], Recompute::None),
+        (&[1, 1, 1, 1, 1, 1], Recompute::Full),
+        (&[3, 3], Recompute::Selective),
+    ] {
+        let split = of(stages, recompute);
+        assert_eq!(split.losses, unsplit.losses, "{stages:?}");
+        assert_eq!(split.parameters, unsplit.parameters, "{stages:?}");
+    }
+}
+
+#[test]
+fn state_is_single_precision_whatever_is_computed_in() {
+    let (mut narrow, mut wide) = (
+        engine(&bf16(), WorkerId(1)),
+        engine(&Case::default(), WorkerId(1)),
+    );
+    for unit in bf16().model().layout().all_units() {
+        narrow.initialise(unit).unwrap();
+        wide.initialise(unit).unwrap();
+        let state = narrow.export(unit).unwrap();
+        assert_eq!(state, wide.export(unit).unwrap(), "{unit}: masters begin alike");
+        // A state of either goes on in the other.
+        wide.import(unit, &state).unwrap();
+        assert_eq!(
+            wide.parameters_digest(unit).unwrap(),
+            narrow.parameters_digest(unit).unwrap()
+        );
+    }
+}
+
+#[test]
+fn a_step_too_small_for_bf16_still_moves_the_masters() {
+    // With the rate of the smallest steps the parameters would stand still in eight digits.
+    let case = bf16();
+    let trained = run(&case, &single(&case), STEPS);
+    let rounded = |x: f32| x.to_bits() & 0xffff == 0;
+    for (unit, data) in &trained.parameters {
+        let masters = &data[..data.len() / 3];
+        let narrow = masters.iter().filter(|x| rounded(**x)).count();
+        assert!(
+            masters.is_empty() || narrow * 10 < masters.len(),
+            "unit {unit}: {narrow} of {} masters are bf16 numbers",
+            masters.len()
+        );
+    }
+    assert_close(
+        &trained,
+        &run(&case, &single(&case), STEPS),
+        0.0,
+        "the same run twice",
+    );
+}
