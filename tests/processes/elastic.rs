@@ -48,6 +48,28 @@ fn a_killed_worker_costs_no_step() {
     finish(run);
 }
 
+/// Steps and, after the kill, whole states go over TLS.
+#[test]
+fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
+    let mut run = Run::start(
+        &JobFile {
+            encryption: "tls",
+            ..two_stages()
+        },
+        4,
+    );
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    let logs = run.report();
+    assert!(
+        logs.contains("connections to other workers are encrypted"),
+        "{logs}"
+    );
+    finish(run);
+}
+
 /// The best cuts of one block lie between its attention and its MLP, in two stages as in three.
 #[test]
 fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_api::{Job, parse_job};
+use varuna_api::{Encryption, Job, parse_job};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
@@ -123,6 +123,10 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         .map(start)
         .transpose()
         .context("cannot start uploads of checkpoints")?;
+    if job.network.encryption == Encryption::Tls {
+        mesh.encrypt().context("network.encryption of the job file")?;
+        tracing::info!("connections to other workers are encrypted");
+    }
     mesh.limit(of_job(&job.model, job.training.global_batch_size));
     let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");

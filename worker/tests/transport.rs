@@ -119,13 +119,18 @@ fn by_hand(
         from,
         to: to.id,
         nonce: [7; 32],
+        encrypted: false,
     };
     hello.write(&mut socket).unwrap();
     let nonce = match read_answer(&mut socket).unwrap() {
         Ok(nonce) => nonce,
         Err(refusal) => return (socket, Err(refusal)),
     };
-    let greeting = Greeting { hello, nonce };
+    let greeting = Greeting {
+        hello,
+        nonce,
+        binding: None,
+    };
     let theirs = read_proof(&mut socket).unwrap();
     if !greeting.proves(secret, Side::Acceptor, &theirs) {
         return (socket, Err(Refusal::Secret));
@@ -207,6 +212,7 @@ fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
         from: WorkerId(1),
         to: WorkerId(9),
         nonce: [7; 32],
+        encrypted: false,
     };
     hello.write(&mut socket).unwrap();
     assert_eq!(read_answer(&mut socket).unwrap(), Err(Refusal::Secret));
@@ -235,6 +241,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
         from: WorkerId(1),
         to: b.id,
         nonce: [7; 32],
+        encrypted: false,
     };
     hello.write(&mut socket).unwrap();
     assert!(read_answer(&mut socket).unwrap().is_ok());

@@ -31,6 +31,8 @@ pub struct Job {
     pub workers: Workers,
     /// Where state is saved, if anywhere.
     pub checkpoint: Option<Checkpoint>,
+    /// Connections between workers.
+    pub network: Network,
     /// What announces the end of a worker.
     pub disruption: Disruption,
     /// The run is stopped until this is false again.
@@ -147,6 +149,24 @@ impl Checkpoint {
     pub fn regular_steps(&self) -> u64 {
         self.interval_steps.unwrap_or(u64::MAX)
     }
+}
+
+/// Connections between workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Network {
+    /// The same for all workers: each takes it from the job that its coordinator gives it.
+    pub encryption: Encryption,
+}
+
+/// Encryption between workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encryption {
+    /// The network is trusted.
+    None,
+    /// TLS 1.3.
+    Tls,
 }
 
 /// What announces the end of a worker.

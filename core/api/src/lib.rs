@@ -24,7 +24,9 @@ pub mod training;
 pub use conditions::{ConditionType, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::model_hash;
-pub use job::{Checkpoint, Data, Disruption, Elasticity, Job, Pipelines, Precision, Workers};
+pub use job::{
+    Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, Workers,
+};
 pub use planner::{measured_costs, planner, planner_with};
 pub use resolve::parse_job;
 pub use training::{Adam, Evaluation, LearningRate, Training};

@@ -22,6 +22,9 @@ use std::collections::BTreeMap;
 #[cfg(feature = "kubernetes")]
 use varuna_model::gpt2;
 
+mod network;
+pub use network::NetworkSpec;
+
 /// `apiVersion` of a job file.
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
 /// `kind` of a job file.
@@ -79,6 +82,8 @@ pub struct Metadata {
             "pipeline cannot change: make a new job"),
         validation = ("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)",
             "checkpoint cannot change: make a new job"),
+        validation = ("has(self.network) == has(oldSelf.network) && (!has(self.network) || self.network == oldSelf.network)",
+            "network cannot change: make a new job"),
         validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
@@ -108,6 +113,8 @@ pub struct Spec {
     pub workers: Option<WorkersSpec>,
     /// Where and how often state is saved.
     pub checkpoint: Option<CheckpointSpec>,
+    /// Connections between workers.
+    pub network: Option<NetworkSpec>,
     /// What announces the end of a worker.
     pub disruption: Option<DisruptionSpec>,
     /// Stop the run and delete its pods until this is false again.

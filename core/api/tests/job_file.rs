@@ -254,7 +254,7 @@ fn a_job_with_every_default_written_out_is_the_same_job() {
             "model": { "preset": "gpt2-tiny" }, "data": { "path": "d" },
             "training": { "globalBatchSize": 8, "steps": 9, "optimizer": { "learningRate": 0.01 }, "evaluation": { "intervalSteps": 3 } },
             "checkpoint": { "uri": "c", "intervalSteps": 3 },
-            "pipeline": {}, "elasticity": {}, "workers": {}, "disruption": {},
+            "pipeline": {}, "elasticity": {}, "workers": {}, "network": {}, "disruption": {},
         },
     });
     let short = varuna_api::parse_job(&job.to_string()).unwrap();

@@ -1,11 +1,11 @@
-//! What checksums and digests cost: frames of 1 MiB over loopback, from one thread to another, by turns with and without them.
+//! What checksums, digests and TLS cost: frames of 1 MiB over loopback, from one thread to another, by turns with and without them.
 //! Prints time, processor time of both threads together (which other processes disturb less), and ratios: `cargo run --release -p varuna-frames --example throughput`.
 #![expect(clippy::unwrap_used, reason = "a measurement that cannot be made has failed")]
 
 use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
-use varuna_frames::{Digester, Frame, Incoming, Limits, PART_ELEMENTS, StateHeader};
+use varuna_frames::{Digester, Frame, Incoming, Limits, PART_ELEMENTS, StateHeader, Tls};
 use varuna_plan::{StateId, Step, Unit};
 
 /// Frames of a turn, 1 MiB each.
@@ -22,6 +22,8 @@ enum Checks {
     None,
     /// Each frame has its checksums.
     Checksums,
+    /// The same, encrypted.
+    Tls,
     /// The frames are a state, with its digest.
     Digest,
 }
@@ -40,7 +42,7 @@ fn part(values: Vec<f32>) -> Frame {
     Frame::Part(Unit(0), Step(0), values)
 }
 
-fn send(mut out: TcpStream, checks: Checks) {
+fn send(mut out: impl Write, checks: Checks) {
     let encoded = header().encode().unwrap();
     let mut digester = Digester::new(&encoded);
     let state = vec![1.5f32; PART_ELEMENTS];
@@ -55,7 +57,7 @@ fn send(mut out: TcpStream, checks: Checks) {
                 out.write_all(bytemuck::cast_slice(&values)).unwrap();
                 continue;
             }
-            Checks::Checksums => {}
+            Checks::Checksums | Checks::Tls => {}
             Checks::Digest => digester.add(&values),
         }
         part(values).write(&mut out).unwrap();
@@ -65,8 +67,8 @@ fn send(mut out: TcpStream, checks: Checks) {
         .unwrap();
 }
 
-fn receive(input: TcpStream, checks: Checks) {
-    let (limits, mut input) = (Limits::default(), BufReader::with_capacity(1 << 16, input));
+fn receive(mut input: impl Read, checks: Checks) {
+    let limits = Limits::default();
     let mut incoming = Incoming::announced(&header().encode().unwrap(), &limits).unwrap();
     // As a digested state is put together.
     let mut data: Vec<f32> = Vec::with_capacity(1 << 24);
@@ -102,16 +104,30 @@ fn processor_ms() -> f64 {
     spent.tv_sec as f64 * 1e3 + spent.tv_nsec as f64 / 1e6
 }
 
-/// Time and processor time, milliseconds.
-fn turn(checks: Checks) -> (f64, f64) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let input = listener.accept().unwrap().0;
+/// Time and processor time, milliseconds, of frames from one thread to another.
+fn measured(out: impl Write + Send + 'static, input: impl Read, checks: Checks) -> (f64, f64) {
     let (start, before) = (Instant::now(), processor_ms());
     let sender = std::thread::spawn(move || send(out, checks));
     receive(input, checks);
     sender.join().unwrap();
     (start.elapsed().as_secs_f64() * 1e3, processor_ms() - before)
+}
+
+/// One turn, without the handshake where there is one: a connection has one for all of its frames.
+fn turn(checks: Checks) -> (f64, f64) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let input = listener.accept().unwrap().0;
+    // As a worker reads.
+    let buffered = |input| BufReader::with_capacity(1 << 16, input);
+    if !matches!(checks, Checks::Tls) {
+        return measured(out, buffered(input), checks);
+    }
+    let accepting = std::thread::spawn(move || Tls::new().unwrap().accept(input).unwrap());
+    let out = Tls::new().unwrap().dial(out).unwrap();
+    let accepted = accepting.join().unwrap();
+    let (session, input) = accepted.apart();
+    measured(out, session.on(buffered(input)), checks)
 }
 
 /// Median, lower and upper quartile.
@@ -136,16 +152,18 @@ fn main() {
     alone("BLAKE3", |values| {
         _ = std::hint::black_box(blake3::hash(bytemuck::cast_slice(values)));
     });
-    let (mut plain, mut summed, mut digested) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut plain, mut summed, mut sealed, mut digested) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..TURNS {
         plain.push(turn(Checks::None));
         summed.push(turn(Checks::Checksums));
+        sealed.push(turn(Checks::Tls));
         digested.push(turn(Checks::Digest));
     }
     println!("{FRAMES} MiB; medians of {TURNS} turns (ratios to no checks, quartiles)");
     for (what, found) in [
         ("no checks", &plain),
         ("checksums", &summed),
+        ("checksums and TLS", &sealed),
         ("checksums and digest", &digested),
     ] {
         let line = |name: &str, of: fn(&(f64, f64)) -> f64| {
@@ -160,4 +178,9 @@ fn main() {
         line("time", |turn| turn.0);
         line("processor time", |turn| turn.1);
     }
+    // What the switch costs: with the checksums, which are always there, on both sides of the ratio.
+    let pairs = sealed.iter().zip(&summed);
+    let (ratio, low, high) = quartiles(pairs.map(|(with, without)| with.1 / without.1).collect());
+    println!("TLS: processor time to that of checksums alone, ratio {ratio:.3} ({low:.3} - {high:.3})");
+    println!("RESULT data_plane_tls_processor_ratio {ratio:.3}");
 }

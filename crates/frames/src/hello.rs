@@ -1,8 +1,9 @@
 //! The first bytes of a connection, by which both sides prove that they know the generation's secret.
 //!
 //! ```text
-//! dialer   -> acceptor   hello: magic, version u32, generation u64, dialer u64, acceptor u64, nonce (32 bytes)
+//! dialer   -> acceptor   hello: magic, version u32, generation u64, dialer u64, acceptor u64, nonce (32 bytes), encrypted u8
 //! acceptor -> dialer     answer: one byte; if it takes the hello, its own nonce (32 bytes)
+//!                        a TLS handshake, where the job encrypts; all that follows is inside
 //! acceptor -> dialer     proof (32 bytes)
 //! dialer   -> acceptor   proof (32 bytes)
 //! ```
@@ -11,7 +12,11 @@
 //! generation. Each side draws a nonce for each connection, so that what was recorded proves nothing later. The dialer's
 //! proof comes last and is the confirmation: without it an acceptor could not tell a lost connection from one that its
 //! dialer gave up.
+//!
+//! Whether a connection is encrypted is the job's to say, to both sides, and nothing is negotiated: an acceptor refuses a hello that says
+//! otherwise than its own job. Inside TLS the proofs are over the session's [`Binding`] too.
 
+use crate::Binding;
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -21,9 +26,9 @@ use varuna_plan::{Generation, WorkerId};
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
 /// Version of this format and of the frames after it. Workers with another version are refused.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes of a hello.
-const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32;
+pub const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32 + 1;
 /// What the key of a generation is for: no other key that is derived from a secret may have this purpose.
 const PURPOSE: &[u8] = b"varuna data plane: proofs of a hello";
 
@@ -33,14 +38,22 @@ pub type Nonce = [u8; 32];
 pub type Proof = [u8; 32];
 
 /// Why an acceptor refuses a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The generation is not known yet, or not any more. A later try may succeed.
+    /// A later try may succeed.
+    #[error("the generation is not known to the peer: not yet, or not any more")]
     Generation,
     /// A proof is wrong, or the hello is for another worker.
+    #[error("who answers there knows another secret, or is another worker")]
     Secret,
     /// Another version of the format.
+    #[error(
+        "the peer speaks another version of the data plane than {VERSION}: workers of one run are of one build"
+    )]
     Version,
+    /// They were not given the same job.
+    #[error("one side encrypts (network.encryption of the job file) and the other does not")]
+    Encryption,
 }
 
 /// The first message of a connection, from the dialer.
@@ -54,6 +67,8 @@ pub struct Hello {
     pub to: WorkerId,
     /// Drawn by the dialer for this connection.
     pub nonce: Nonce,
+    /// What follows the answer is encrypted.
+    pub encrypted: bool,
 }
 
 impl Hello {
@@ -64,7 +79,8 @@ impl Hello {
         for (at, number) in [(8, self.generation.0), (16, self.from.0), (24, self.to.0)] {
             bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
         }
-        bytes[32..].copy_from_slice(&self.nonce);
+        bytes[32..64].copy_from_slice(&self.nonce);
+        bytes[64] = u8::from(self.encrypted);
         bytes
     }
 
@@ -91,11 +107,19 @@ impl Hello {
         }
         let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let nonce = std::array::from_fn(|i| bytes[32 + i]);
+        if bytes[64] > 1 {
+            let why = format!(
+                "byte {} does not say whether a connection is encrypted; 0 or 1 does",
+                bytes[64]
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         let hello = Hello {
             generation: Generation(number(8)),
             from: WorkerId(number(16)),
             to: WorkerId(number(24)),
             nonce,
+            encrypted: bytes[64] == 1,
         };
         Ok(Ok(hello))
     }
@@ -117,6 +141,8 @@ pub struct Greeting {
     pub hello: Hello,
     /// Drawn by the acceptor for this connection.
     pub nonce: Nonce,
+    /// Of the TLS session in which the proofs are sent, if there is one.
+    pub binding: Option<Binding>,
 }
 
 impl Greeting {
@@ -145,6 +171,8 @@ impl Greeting {
         });
         mac.update(&self.hello.encode());
         mac.update(&self.nonce);
+        // With and without one the messages differ in length, and in the hello's last byte.
+        mac.update(self.binding.as_ref().map_or(&[], |binding| binding.as_slice()));
         mac
     }
 }
@@ -181,6 +209,7 @@ pub fn write_answer(out: &mut impl Write, answer: Result<Nonce, Refusal>) -> io:
         Err(Refusal::Generation) => out.write_all(&[1]),
         Err(Refusal::Secret) => out.write_all(&[2]),
         Err(Refusal::Version) => out.write_all(&[3]),
+        Err(Refusal::Encryption) => out.write_all(&[4]),
     }
 }
 
@@ -200,6 +229,7 @@ pub fn read_answer(input: &mut impl Read) -> io::Result<Result<Nonce, Refusal>> 
         1 => Ok(Err(Refusal::Generation)),
         2 => Ok(Err(Refusal::Secret)),
         3 => Ok(Err(Refusal::Version)),
+        4 => Ok(Err(Refusal::Encryption)),
         other => Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("byte {other} is not an answer"),
@@ -217,8 +247,10 @@ mod tests {
             from: WorkerId(1),
             to: WorkerId(2),
             nonce: [7; 32],
+            encrypted: true,
         },
         nonce: [9; 32],
+        binding: Some([5; 32]),
     };
 
     #[test]
@@ -227,16 +259,24 @@ mod tests {
         let mut wire = Vec::new();
         hello.write(&mut wire).unwrap();
         assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Ok(hello));
+        wire[64] = 2;
+        assert!(Hello::read(&mut wire.as_slice()).is_err());
         wire[4] ^= 1;
         assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Err(Refusal::Version));
-        assert!(Hello::read(&mut [7u8; 64].as_slice()).is_err());
-        let refusals = [Refusal::Generation, Refusal::Secret, Refusal::Version].map(Err);
+        assert!(Hello::read(&mut [7u8; HELLO_BYTES].as_slice()).is_err());
+        let refusals = [
+            Refusal::Generation,
+            Refusal::Secret,
+            Refusal::Version,
+            Refusal::Encryption,
+        ]
+        .map(Err);
         for answer in [Ok([5; 32])].into_iter().chain(refusals) {
             let mut wire = Vec::new();
             write_answer(&mut wire, answer).unwrap();
             assert_eq!(read_answer(&mut wire.as_slice()).unwrap(), answer);
         }
-        assert!(read_answer(&mut [4u8].as_slice()).is_err());
+        assert!(read_answer(&mut [5u8].as_slice()).is_err());
     }
 
     #[test]
@@ -245,12 +285,15 @@ mod tests {
         assert!(GREETING.proves("s", Side::Dialer, &proof));
         assert!(!GREETING.proves("t", Side::Dialer, &proof));
         assert!(!GREETING.proves("s", Side::Acceptor, &proof));
-        let changed: [fn(&mut Greeting); 5] = [
+        let changed: [fn(&mut Greeting); 8] = [
             |g| g.hello.generation = Generation(4),
             |g| g.hello.from = WorkerId(2),
             |g| g.hello.to = WorkerId(1),
             |g| g.hello.nonce[31] ^= 1,
+            |g| g.hello.encrypted = false,
             |g| g.nonce[0] ^= 1,
+            |g| g.binding = Some([6; 32]),
+            |g| g.binding = None,
         ];
         for (i, change) in changed.into_iter().enumerate() {
             let mut other = GREETING;

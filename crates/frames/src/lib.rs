@@ -1,5 +1,6 @@
 //! The data plane between workers as bytes: a greeting in which both sides prove themselves, then frames from the dialer to
-//! the acceptor. All numbers are little-endian. Checksums find what was changed by accident; against attackers there is the hello.
+//! the acceptor. All numbers are little-endian. Checksums find what was changed by accident; against attackers there are the
+//! hello, and TLS where the job asks for it.
 //!
 //! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
 //! reads from what it is given, and takes memory for what has arrived, never for what a length announces.
@@ -13,17 +14,20 @@ mod incoming;
 mod kind;
 mod limits;
 mod state_header;
+mod tls;
 
 pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
 pub use frame::Frame;
 pub use hello::{
-    Greeting, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof, write_answer, write_proof,
+    Greeting, HELLO_BYTES, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof,
+    write_answer, write_proof,
 };
 pub use incoming::Incoming;
 pub use kind::Kind;
 pub use limits::{Limits, PART_ELEMENTS};
 pub use state_header::StateHeader;
+pub use tls::{Binding, Encrypted, Tls, TlsError};
 
 use varuna_plan::{Step, Unit};
 

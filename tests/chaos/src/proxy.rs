@@ -11,13 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use varuna_frames::Hello;
+use varuna_frames::{HELLO_BYTES, Hello};
 use varuna_plan::WorkerId;
 
 /// Bytes that are forwarded at once.
 const PIECE: usize = 32 << 10;
-/// Bytes of a worker's hello to another.
-const HELLO: usize = 64;
 
 /// The rules in force, and the workers' names.
 #[derive(Debug)]
@@ -106,7 +104,7 @@ async fn connection(links: &Links, stream: &mut TcpStream, before: Before, to: S
     let (dialer, acceptor) = match before {
         Before::Coordinator(number) => (Dialer::Known(Place::Worker(number)), Place::Coordinator),
         Before::Worker(number) => {
-            first.resize(HELLO, 0);
+            first.resize(HELLO_BYTES, 0);
             stream.read_exact(&mut first).await.ok()?;
             let hello = Hello::read(&mut first.as_slice()).ok()?.ok()?;
             (Dialer::Worker(hello.from), Place::Worker(number))

@@ -185,7 +185,7 @@ impl Agent {
                 peer,
                 why,
             } => {
-                tracing::warn!(%generation, %peer, ?why, "a peer refuses connections from this worker");
+                tracing::warn!(%generation, %peer, %why, "no connection to a peer");
                 return Ok(());
             }
         };

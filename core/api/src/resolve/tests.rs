@@ -1,5 +1,5 @@
 use super::parse_job;
-use crate::{Evaluation, Job};
+use crate::{Encryption, Evaluation, Job};
 use varuna_plan::{Recompute, ScheduleKind};
 
 /// The smallest job: everything else has a default.
@@ -87,6 +87,7 @@ fn a_minimal_job_gets_its_defaults() {
         (Some(1.0), None)
     );
     assert_eq!(job.data.validation_fraction, 0.05);
+    assert_eq!(job.network.encryption, Encryption::None);
 }
 
 #[test]
@@ -172,6 +173,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (job.disruption.notice_seconds, job.disruption.node_signals.len()),
         (30, 1)
     );
+    assert_eq!(job.network.encryption, Encryption::Tls);
     assert!(job.suspend);
 }
 
@@ -456,6 +458,11 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.pipeline.recompute: \"some\" — auto or none or selective or full",
     ),
     (
+        "encryption: tls",
+        "encryption: ssl",
+        "spec.network.encryption: \"ssl\" — none or tls",
+    ),
+    (
         "minDepth: 2",
         "minDepth: 0",
         "spec.pipeline.minDepth: 0 — 1 to 10: a stage holds at least one of the model's segments",
@@ -521,7 +528,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "suspend: true",
         "paused: true",
-        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `disruption`, `suspend`",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `disruption`, `suspend`",
     ),
 ];
 

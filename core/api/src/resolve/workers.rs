@@ -1,9 +1,11 @@
-//! `spec.elasticity`, `spec.workers` and `spec.disruption`: how many workers there may be, what each has, and what announces its end.
+//! `spec.elasticity`, `spec.workers`, `spec.network` and `spec.disruption`: how many workers there may be, what each has, how they are
+//! connected, and what announces the end of one.
 
 use super::check::Check;
-use crate::job::{Disruption, Elasticity, Workers};
+use crate::choices::ENCRYPTION;
+use crate::job::{Disruption, Elasticity, Network, Workers};
 use crate::limits;
-use crate::manifest::{DisruptionSpec, ElasticitySpec, WorkersSpec};
+use crate::manifest::{DisruptionSpec, ElasticitySpec, NetworkSpec, WorkersSpec};
 
 pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth: u32) -> Elasticity {
     let at = |field: &str| format!("spec.elasticity.{field}");
@@ -41,6 +43,12 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
         device_memory_bytes,
         threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
         template: written.template,
+    }
+}
+
+pub(super) fn network(check: &mut Check, written: NetworkSpec) -> Network {
+    Network {
+        encryption: check.choice("spec.network.encryption", written.encryption, &ENCRYPTION),
     }
 }
 

@@ -38,8 +38,10 @@ fn hello_seeds() -> Seeds {
             from: WorkerId(1),
             to: WorkerId(2),
             nonce: [7; 32],
+            encrypted: false,
         },
         nonce: [9; 32],
+        binding: None,
     };
     let mut wire = Vec::new();
     greeting.hello.write(&mut wire).expect("memory takes everything");
@@ -64,7 +66,13 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
         "every byte of a hello means something"
     );
     let nonce = read_answer(&mut input).map_err(said)?.map_err(refused)?;
-    let greeting = Greeting { hello, nonce };
+    // Any will do where there is one: no proof of the corpus is of a session.
+    let binding = hello.encrypted.then_some([5; 32]);
+    let greeting = Greeting {
+        hello,
+        nonce,
+        binding,
+    };
     let mut proven = Vec::new();
     for side in [Side::Acceptor, Side::Dialer] {
         let proof = read_proof(&mut input).map_err(said)?;

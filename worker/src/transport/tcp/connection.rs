@@ -1,11 +1,11 @@
 //! The threads of connections: accept and receive, dial and send.
 
-use super::greet::{accept, dial};
+use super::greet::{Session, accept, dial};
 use super::greetings::Greetings;
 use super::queue::Queue;
 use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +45,7 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
         let own = Arc::clone(shared);
         let spawned = std::thread::Builder::new().name("peer-in".into()).spawn(move || {
             match accept(&own, waiting, &socket) {
-                Ok(Some((from, open))) => serve(&own, &open, from, &socket),
+                Ok(Some((from, open, session))) => serve(&own, &open, from, (&socket, session)),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "a connection was not accepted"),
             }
@@ -57,9 +57,15 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
 }
 
 /// Receives frames until the connection ends.
-fn serve(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) {
+fn serve(shared: &Shared, open: &Open, from: WorkerId, (socket, session): (&TcpStream, Session)) {
     let generation = open.generation;
-    match receive(shared, open, from, socket) {
+    let input = BufReader::with_capacity(1 << 16, socket);
+    // Below TLS, which reads 4 KiB at a time.
+    let received = match session {
+        Some(session) => receive(shared, open, from, session.on(input)),
+        None => receive(shared, open, from, input),
+    };
+    match received {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             tracing::warn!(%generation, %from, %error, "a peer's connection is closed: what came is no frame");
         }
@@ -79,10 +85,9 @@ fn report_loss(shared: &Shared, open: &Open, peer: WorkerId) {
     }
 }
 
-fn receive(shared: &Shared, open: &Open, from: WorkerId, socket: &TcpStream) -> io::Result<()> {
+fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -> io::Result<()> {
     let generation = open.generation;
     let limits = Arc::clone(&shared.limits.lock());
-    let mut input = BufReader::with_capacity(1 << 16, socket);
     let mut state: Option<Incoming> = None;
     loop {
         match Frame::read(&mut input, &limits)? {
@@ -137,7 +142,7 @@ pub(super) fn dial_loop(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, 
     let mut backoff = BACKOFF.build();
     loop {
         match dial(shared, open, peer, address) {
-            Ok(Ok(socket)) => return watch(shared, open, peer, socket),
+            Ok(Ok(connection)) => return watch(shared, open, peer, connection),
             Ok(Err(Refusal::Generation)) => {}
             Ok(Err(why)) => {
                 return (shared.emit)(PeerEvent::Refused {
@@ -160,8 +165,13 @@ pub(super) fn dial_loop(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, 
     }
 }
 
-/// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more.
-fn watch(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, mut socket: TcpStream) {
+/// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more, within TLS neither.
+fn watch(
+    shared: &Arc<Shared>,
+    open: &Arc<Open>,
+    peer: WorkerId,
+    (mut socket, session): (TcpStream, Session),
+) {
     let generation = open.generation;
     if !open.keep(&socket) {
         return;
@@ -171,7 +181,16 @@ fn watch(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, mut socket: Tcp
         let (own, queue) = (Arc::clone(shared), Arc::clone(&queue));
         std::thread::Builder::new()
             .name("peer-out".into())
-            .spawn(move || send_frames(&own, (generation, peer), &queue, writer))
+            .spawn(move || {
+                match session {
+                    Some(session) => {
+                        send_frames(&own, (generation, peer), &queue, session.on(&writer));
+                    }
+                    None => send_frames(&own, (generation, peer), &queue, &writer),
+                }
+                // Both the peer and the thread in `watch` see the end at once.
+                let _ = writer.shutdown(Shutdown::Both);
+            })
     });
     match started {
         Ok(_) => {
@@ -186,10 +205,10 @@ fn watch(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, mut socket: Tcp
     report_loss(shared, open, peer);
 }
 
-fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut socket: TcpStream) {
+fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut out: impl Write) {
     let (generation, to) = to;
     while let Some((frame, sent)) = queue.pop() {
-        if frame.write(&mut socket).is_err() {
+        if frame.write(&mut out).is_err() {
             break;
         }
         if let Some(unit) = sent {
@@ -197,6 +216,4 @@ fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut s
         }
     }
     queue.close();
-    // Both the peer and the thread in `watch` see the end at once.
-    let _ = socket.shutdown(Shutdown::Both);
 }

@@ -9,12 +9,15 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Greeting, Hello, Nonce, Refusal, Side, read_answer, read_proof, write_answer, write_proof,
+    Encrypted, Greeting, Hello, Nonce, Refusal, Side, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::WorkerId;
 
 /// How long a peer may take for all of its part of a greeting.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The TLS session of a connection, if the job encrypts, without its socket.
+pub(super) type Session = Option<Encrypted<()>>;
 
 /// A connection with a deadline for all of its reads and writes together.
 struct Deadline<'a>(&'a TcpStream, Instant);
@@ -66,43 +69,75 @@ fn nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
+/// Whether a hello is for this worker, and of a generation that is open here.
+fn check(shared: &Shared, hello: Hello) -> Result<(Hello, Arc<Open>), Refusal> {
+    let open = shared.open(hello.generation).ok_or(Refusal::Generation)?;
+    if hello.to != shared.me {
+        return Err(Refusal::Secret);
+    }
+    let encrypted = shared.tls.get().is_some();
+    if hello.encrypted != encrypted {
+        tracing::warn!(from = %hello.from, theirs = hello.encrypted, own = encrypted, "a peer is refused: {}", Refusal::Encryption);
+        return Err(Refusal::Encryption);
+    }
+    Ok((hello, open))
+}
+
 /// Checks who has connected. Returns the peer and its generation once both sides have proven themselves.
 pub(super) fn accept(
     shared: &Shared,
     waiting: Waiting,
     socket: &TcpStream,
-) -> io::Result<Option<(WorkerId, Arc<Open>)>> {
+) -> io::Result<Option<(WorkerId, Arc<Open>, Session)>> {
     let mut channel = begin(socket)?;
-    let checked = Hello::read(&mut channel)?.and_then(|hello| {
-        let open = shared.open(hello.generation).ok_or(Refusal::Generation)?;
-        if hello.to == shared.me {
-            Ok((hello, open))
-        } else {
-            Err(Refusal::Secret)
-        }
-    });
+    let checked = Hello::read(&mut channel)?.and_then(|hello| check(shared, hello));
     let (hello, open) = match checked {
         Ok(known) => known,
         Err(refusal) => return write_answer(&mut channel, Err(refusal)).map(|()| None),
     };
-    let greeting = Greeting {
+    let mut greeting = Greeting {
         hello,
         nonce: nonce()?,
+        binding: None,
     };
-    let mut answer = Vec::new();
-    write_answer(&mut answer, Ok(greeting.nonce))?;
-    write_proof(&mut answer, &greeting.prove(&open.secret, Side::Acceptor))?;
-    channel.write_all(&answer)?;
-    let proof = read_proof(&mut channel)?;
-    if !greeting.proves(&open.secret, Side::Dialer, &proof) {
-        let why = format!("the proof is not that of worker {}", hello.from);
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-    }
+    write_answer(&mut channel, Ok(greeting.nonce))?;
+    let session = if let Some(tls) = shared.tls.get() {
+        let mut inside = tls.accept(channel)?;
+        greeting.binding = Some(inside.binding());
+        let session = prove_first(&mut inside, &greeting, &open.secret);
+        session.map(|()| Some(inside.on(())))
+    } else {
+        prove_first(&mut channel, &greeting, &open.secret).map(|()| None)
+    }?;
     if !waiting.end() || !open.accept(hello.from, socket) {
         return Ok(None);
     }
     end(socket)?;
-    Ok(Some((hello.from, open)))
+    Ok(Some((hello.from, open, session)))
+}
+
+/// The acceptor's proof, and the dialer's after it.
+fn prove_first(channel: &mut (impl Read + Write), greeting: &Greeting, secret: &str) -> io::Result<()> {
+    write_proof(channel, &greeting.prove(secret, Side::Acceptor))?;
+    let proof = read_proof(channel)?;
+    if greeting.proves(secret, Side::Dialer, &proof) {
+        return Ok(());
+    }
+    let why = format!("the proof is not that of worker {}", greeting.hello.from);
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// The dialer's proof, if the acceptor's is right.
+fn prove_last(
+    channel: &mut (impl Read + Write),
+    greeting: &Greeting,
+    secret: &str,
+) -> io::Result<Result<(), Refusal>> {
+    let proof = read_proof(channel)?;
+    if !greeting.proves(secret, Side::Acceptor, &proof) {
+        return Ok(Err(Refusal::Secret));
+    }
+    write_proof(channel, &greeting.prove(secret, Side::Dialer)).map(Ok)
 }
 
 /// Connects to a peer. Returns the connection once both sides have proven themselves.
@@ -111,7 +146,7 @@ pub(super) fn dial(
     open: &Open,
     peer: WorkerId,
     address: &str,
-) -> io::Result<Result<TcpStream, Refusal>> {
+) -> io::Result<Result<(TcpStream, Session), Refusal>> {
     let socket = connect(address)?;
     let mut channel = begin(&socket)?;
     let hello = Hello {
@@ -119,20 +154,27 @@ pub(super) fn dial(
         from: shared.me,
         to: peer,
         nonce: nonce()?,
+        encrypted: shared.tls.get().is_some(),
     };
     hello.write(&mut channel)?;
     let nonce = match read_answer(&mut channel)? {
         Ok(nonce) => nonce,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let greeting = Greeting { hello, nonce };
-    let proof = read_proof(&mut channel)?;
-    if !greeting.proves(&open.secret, Side::Acceptor, &proof) {
-        return Ok(Err(Refusal::Secret));
-    }
-    write_proof(&mut channel, &greeting.prove(&open.secret, Side::Dialer))?;
+    let mut greeting = Greeting {
+        hello,
+        nonce,
+        binding: None,
+    };
+    let proven = if let Some(tls) = shared.tls.get() {
+        let mut inside = tls.dial(channel)?;
+        greeting.binding = Some(inside.binding());
+        prove_last(&mut inside, &greeting, &open.secret)?.map(|()| Some(inside.on(())))
+    } else {
+        prove_last(&mut channel, &greeting, &open.secret)?.map(|()| None)
+    };
     end(&socket)?;
-    Ok(Ok(socket))
+    Ok(proven.map(|session| (socket, session)))
 }
 
 /// Connects to the first address of the name that answers (`localhost` has two, and a worker listens on one).

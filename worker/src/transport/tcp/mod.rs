@@ -2,7 +2,7 @@
 //!
 //! A connection belongs to one generation and starts with proofs of its secret from both sides, so that all workers refuse a
 //! worker of an older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread
-//! that waits. Peers are authenticated, but traffic is not encrypted: use a private network.
+//! that waits. Traffic is encrypted where the job asks for it ([`Mesh::encrypt`]); else a private network has to keep strangers out.
 
 mod connection;
 mod greet;
@@ -22,10 +22,10 @@ pub use states::StateSource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use varuna_frames::{Frame, Limits, Refusal, StateError, StateHeader};
+use varuna_frames::{Frame, Limits, Refusal, StateError, StateHeader, Tls, TlsError};
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -92,6 +92,8 @@ struct Shared {
     greetings: Arc<Greetings>,
     /// Of connections that begin from now on.
     limits: Mutex<Arc<Limits>>,
+    /// Set, if the job encrypts, before the first generation: nothing that a peer says changes it.
+    tls: OnceLock<Tls>,
 }
 
 /// A generation that is open on this worker.
@@ -202,6 +204,7 @@ impl Mesh {
             ended,
             greetings: Arc::default(),
             limits: Mutex::default(),
+            tls: OnceLock::new(),
             elements_max,
         });
         let own = Arc::clone(&shared);
@@ -220,6 +223,17 @@ impl Mesh {
     /// Bounds what later connections may carry.
     pub fn limit(&self, limits: Limits) {
         *self.shared.limits.lock() = Arc::new(limits);
+    }
+
+    /// Encrypts all connections; to be called before the first generation is opened.
+    ///
+    /// # Errors
+    /// There is no key.
+    pub fn encrypt(&self) -> Result<(), TlsError> {
+        let tls = Tls::new()?;
+        // A second call changes nothing: the first key is as good.
+        let _ = self.shared.tls.set(tls);
+        Ok(())
     }
 
     /// Accepts connections of a generation from now on.
