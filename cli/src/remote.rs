@@ -32,7 +32,7 @@ pub(crate) fn contact(run: &Path) -> Result<Contact, Failure> {
 }
 
 pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
-    varuna_wire::connect(&contact.address, contact.certificate.as_deref())
+    varuna_wire::connect(&contact.address, contact.certificate.as_deref(), &contact.token)
         .await
         .map_err(|e| Failure::Internal(format!("no coordinator answers at {}: {e}", contact.address)))
 }

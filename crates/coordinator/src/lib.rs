@@ -13,6 +13,7 @@
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
 //! | `publisher`, `event_text` | run folder, log and view |
 
+mod admission;
 mod checkpoints;
 mod driver;
 mod error;

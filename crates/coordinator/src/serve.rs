@@ -1,5 +1,6 @@
 //! Starting a coordinator, and the handle that comes back.
 
+use crate::admission::{Incoming, admission};
 use crate::driver::Driver;
 use crate::error::CoordinatorError;
 use crate::inbox::{Inbound, WorkerNotice};
@@ -12,6 +13,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::sync::watch;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Server, ServerTlsConfig};
 use tracing::Instrument as _;
 use varuna_protocol::coordinator::Outcome;
@@ -21,6 +23,10 @@ use varuna_wire::v1::coordinator_server::CoordinatorServer;
 
 /// How many messages the inbox holds; senders wait when it is full.
 const INBOX_MAX: usize = 4096;
+/// Streams of one connection at the same time: a worker has one, a command a few.
+const STREAMS_MAX: u32 = 32;
+/// Bytes of a request's headers: names, a path and the token.
+const HEADERS_MAX: u32 = 8 << 10;
 
 /// The handle to a running coordinator.
 pub struct Control {
@@ -73,7 +79,8 @@ fn server(identity: Option<&Identity>) -> Result<Server, CoordinatorError> {
         server = server.tls_config(ServerTlsConfig::new().identity(identity))?;
     }
     Ok(server
-        .tcp_nodelay(true)
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEADERS_MAX)
         .http2_keepalive_interval(Some(Duration::from_secs(2)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5))))
 }
@@ -105,9 +112,10 @@ async fn start(
     let service = CoordinatorServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let service = InterceptedService::new(service, admission(options.token.clone()));
     let server = server(options.identity.as_ref())?
         .add_service(service)
-        .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+        .serve_with_incoming(Incoming::new(listener));
     let (watchers, view) = watch::channel(View::default());
     let mut driver = Driver::new(options, folder, record(inbound.clone()), watchers, &inbound)?;
     let work = async move {

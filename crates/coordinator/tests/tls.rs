@@ -30,7 +30,7 @@ async fn only_who_trusts_its_certificate_reaches_the_coordinator() {
     let control = serve(options, folder).await.unwrap();
     let address = control.address.to_string();
     let status = async |certificate: Option<&str>| {
-        let mut client = varuna_wire::connect(&address, certificate)
+        let mut client = varuna_wire::connect(&address, certificate, TOKEN)
             .await
             .map_err(|e| e.to_string())?;
         let request = StatusRequest { token: TOKEN.into() };

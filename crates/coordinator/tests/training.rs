@@ -327,7 +327,7 @@ async fn answer(address: &str, hello: Hello) -> Downward {
 }
 
 async fn answer_to(address: &str, first: varuna_wire::v1::Up) -> Downward {
-    let mut client = varuna_wire::connect(address, None).await.unwrap();
+    let mut client = varuna_wire::connect(address, None, TOKEN).await.unwrap();
     let (up, requests) = channel(1);
     up.send(first).await.unwrap();
     let mut down = client
@@ -356,6 +356,12 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
     let address = run.address();
     let wrong = answer(&address, hello(1, "wrong")).await;
     assert!(reason(&wrong).contains("token"));
+    // That one had shown the right one with their request.
+    let mut client = varuna_wire::connect(&address, None, "wrong").await.unwrap();
+    let (_up, requests) = channel(1);
+    let refused = client.attach(ReceiverStream::new(requests)).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    assert!(refused.message().contains("token"), "{refused}");
     let other = answer(
         &address,
         Hello {
@@ -383,7 +389,7 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_a_workers_newest_stream_counts() {
     let run = Run::start(0).await;
-    let mut client = varuna_wire::connect(&run.address(), None).await.unwrap();
+    let mut client = varuna_wire::connect(&run.address(), None, TOKEN).await.unwrap();
     let mut streams = vec![];
     for _ in 0..2 {
         let (up, requests) = channel(4);
@@ -409,7 +415,7 @@ async fn only_a_workers_newest_stream_counts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_need_the_token_and_a_standalone_coordinator_starts_no_workers() {
     let run = Run::start(0).await;
-    let mut client = varuna_wire::connect(&run.address(), None).await.unwrap();
+    let mut client = varuna_wire::connect(&run.address(), None, TOKEN).await.unwrap();
     let refused = client
         .status(StatusRequest {
             token: "wrong".into(),

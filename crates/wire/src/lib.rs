@@ -3,6 +3,7 @@
 //!
 //! Messages from the wire are outside data: each is checked here once, with errors that name the field. Of the generated code
 //! other crates use only the service's client and server, and requests. This crate decides nothing.
+//! What both kinds of listeners do about peers that have proven nothing is here too ([`Strangers`]).
 
 pub mod client;
 pub mod down;
@@ -12,6 +13,7 @@ pub mod metrics;
 mod plan;
 mod state;
 pub mod status;
+mod strangers;
 pub mod up;
 
 /// The generated code.
@@ -26,11 +28,12 @@ pub mod v1 {
     tonic::include_proto!("varuna.v1");
 }
 
-pub use client::{Client, SERVER_NAME, connect};
+pub use client::{Client, SERVER_NAME, connect, shown_token};
 pub use down::{Downward, Welcome};
 pub use encoded_plans::EncodedPlans;
 pub use error::WireError;
 pub use metrics::{SegmentTimes, StepMetrics};
+pub use strangers::Strangers;
 pub use up::{Hello, Upward};
 
 /// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts. 3: norms are

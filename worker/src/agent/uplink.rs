@@ -104,12 +104,20 @@ async fn attach(
     events: &Sender<UplinkEvent>,
     backoff: &mut ExponentialBackoff,
 ) -> Result<std::convert::Infallible, StreamError> {
-    let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref()).await?;
+    let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &hello.token).await?;
     let (up, requests) = channel(QUEUE);
     let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
     send(&Upward::Hello(hello.clone())).await?;
-    let mut orders = client.attach(ReceiverStream::new(requests)).await?.into_inner();
     let emit = async |event| events.send(event).await.map_err(|_| StreamError::AgentGone);
+    let mut orders = match client.attach(ReceiverStream::new(requests)).await {
+        Ok(orders) => orders.into_inner(),
+        // Another try would show the same token.
+        Err(status) if status.code() == tonic::Code::Unauthenticated => {
+            emit(UplinkEvent::Refused(status.message().to_owned())).await?;
+            return Err(StreamError::AgentGone);
+        }
+        Err(status) => return Err(status.into()),
+    };
     loop {
         tokio::select! {
             down = orders.message() => {

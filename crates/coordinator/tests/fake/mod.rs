@@ -204,7 +204,7 @@ struct Stream {
 }
 
 async fn attach(hello: &Hello, coordinator: &str) -> Option<Stream> {
-    let mut client = varuna_wire::connect(coordinator, None).await.ok()?;
+    let mut client = varuna_wire::connect(coordinator, None, &hello.token).await.ok()?;
     let (up, requests) = channel(8192);
     up.send(Upward::Hello(hello.clone()).to_wire()).await.ok()?;
     let down = client

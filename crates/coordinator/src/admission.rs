@@ -1,0 +1,222 @@
+//! Who may hold a connection to the coordinator's port.
+//!
+//! Whoever reaches the port can connect, and say nothing or ask for streams. Until a request on a connection shows the run's token,
+//! the connection is a stranger's: there is a bounded number of them, and each ends after a few seconds whatever it does. The token is
+//! looked at in a request's headers, before a byte of its message is read, so that no memory is taken for who has none.
+
+use std::future::Future as _;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use subtle::ConstantTimeEq as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tonic::transport::server::{Connected, TlsConnectInfo};
+use tonic::{Request, Status};
+use varuna_wire::{Strangers, shown_token};
+
+/// How long a connection may take, its TLS handshake included, until a request on it shows the token.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Strangers at the same time. Each has a file descriptor, of which a process often may have 1,024; and after a restart of the coordinator
+/// all its workers are strangers for a moment.
+const MAX: usize = 512;
+/// Of them from one source. All workers of a node come from one.
+const OF_ONE_SOURCE: usize = 256;
+/// Pause after a failed accept: without file descriptors it would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// All strangers of a port. Each is told when it is one no more; to be dropped without a word means to make room.
+type All = Arc<Mutex<Strangers<oneshot::Sender<()>>>>;
+
+/// A connection's place among the strangers.
+pub(crate) struct Stranger {
+    all: All,
+    number: u64,
+}
+
+impl Stranger {
+    fn end(&self) -> Option<oneshot::Sender<()>> {
+        // Nothing panics while it holds this lock.
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.end(self.number)
+    }
+
+    fn is_known(&self) {
+        if let Some(tell) = self.end() {
+            // An error means that the connection has ended.
+            let _ = tell.send(());
+        }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Refuses requests that do not show the token, and lets the others' connections stay.
+pub(crate) fn admission(
+    token: String,
+) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
+    move |request| {
+        let shown = shown_token(request.metadata());
+        if !bool::from(shown.as_ref().ct_eq(token.as_bytes())) {
+            return Err(Status::unauthenticated("the token is not this run's"));
+        }
+        let of_tls = request.extensions().get::<TlsConnectInfo<Arc<Stranger>>>();
+        let of_tcp = request.extensions().get::<Arc<Stranger>>();
+        if let Some(stranger) = of_tls.map(TlsConnectInfo::get_ref).or(of_tcp) {
+            stranger.is_known();
+        }
+        Ok(request)
+    }
+}
+
+/// The port's connections. It never ends: what fails is one connection, or passes.
+pub(crate) struct Incoming {
+    listener: TcpListener,
+    all: All,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Incoming {
+    pub(crate) fn new(listener: TcpListener) -> Incoming {
+        Incoming {
+            listener,
+            all: Arc::new(Mutex::new(Strangers::new(MAX, OF_ONE_SOURCE))),
+            pause: None,
+        }
+    }
+}
+
+impl Stream for Incoming {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+            }
+            match ready!(self.listener.poll_accept(context)) {
+                Ok((socket, from)) => return Poll::Ready(Some(Ok(Connection::new(socket, from, &self.all)))),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    self.pause = Some(Box::pin(tokio::time::sleep(ACCEPT_PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// A connection that ends by itself while its peer is a stranger.
+pub(crate) struct Connection {
+    socket: TcpStream,
+    stranger: Arc<Stranger>,
+    /// Until the peer has shown the token.
+    waiting: Option<Waiting>,
+}
+
+struct Waiting {
+    verdict: oneshot::Receiver<()>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Connection {
+    fn new(socket: TcpStream, from: SocketAddr, all: &All) -> Connection {
+        // An error means that the peer has closed it, which the first read says.
+        let _ = socket.set_nodelay(true);
+        let (tell, verdict) = oneshot::channel();
+        let begun = all
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .begin(from.ip(), tell);
+        // Whoever had to make room is told by the drop of its sender.
+        let (number, _displaced) = begun;
+        Connection {
+            socket,
+            stranger: Arc::new(Stranger {
+                all: Arc::clone(all),
+                number,
+            }),
+            waiting: Some(Waiting {
+                verdict,
+                deadline: Box::pin(tokio::time::sleep(DEADLINE)),
+            }),
+        }
+    }
+
+    /// Why the connection has to end. A server always waits to read, so this is asked whenever there is something new.
+    fn refused(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
+        let Waiting { verdict, deadline } = self.waiting.as_mut()?;
+        match Pin::new(verdict).poll(context) {
+            Poll::Ready(Ok(())) => {
+                self.waiting = None;
+                None
+            }
+            Poll::Ready(Err(_)) => Some(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => {
+                let late = deadline.as_mut().poll(context).is_ready();
+                late.then(|| io::ErrorKind::TimedOut.into())
+            }
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Arc<Stranger>;
+
+    fn connect_info(&self) -> Arc<Stranger> {
+        Arc::clone(&self.stranger)
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(why) = self.refused(context) {
+            return Poll::Ready(Err(why));
+        }
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
