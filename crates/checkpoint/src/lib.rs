@@ -4,6 +4,7 @@
 //! any worker, changes nothing. A checkpoint is complete or absent: without its manifest it does not exist, and the manifest
 //! is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
+mod digest;
 pub mod huggingface;
 mod listed;
 mod location;
@@ -15,6 +16,7 @@ mod retention;
 mod shard;
 mod store;
 
+pub use digest::DataDigest;
 pub use listed::Listed;
 pub use location::Location;
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};

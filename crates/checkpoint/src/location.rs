@@ -253,7 +253,7 @@ impl Location {
             ));
         }
         let facts = ShardFacts::read(id, unit, &file)?;
-        if facts.sha256() != entry.sha256 {
+        if *facts.digest() != entry.digest {
             return Err(damaged(
                 &entry.file,
                 "its digest differs from the one in the manifest".into(),

@@ -1,14 +1,16 @@
 //! The manifest: the shards of a checkpoint, and everything about training that is not in them.
 
-use crate::CheckpointError;
 use crate::name::{shard_file, unit_name};
+use crate::{CheckpointError, DataDigest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varuna_plan::{Layout, StateId};
 
-/// The version of the format that this build writes, and the only one that it reads. Version 1 had one shard for each block;
-/// since version 2 each half of a block has its own.
-pub const FORMAT_VERSION: u32 = 2;
+/// The version of the format that this build writes. Since version 3 digests are BLAKE3.
+pub const FORMAT_VERSION: u32 = 3;
+/// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
+/// own.
+const OLDEST_VERSION: u32 = 2;
 
 /// The job that made a checkpoint.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -38,8 +40,9 @@ pub struct ShardEntry {
     pub file: String,
     /// Its length.
     pub bytes: u64,
-    /// SHA-256 of its data (what follows the safetensors header), in hex.
-    pub sha256: String,
+    /// Of its data (what follows the safetensors header), under the name of its function.
+    #[serde(flatten)]
+    pub digest: DataDigest,
 }
 
 /// `manifest.json`. Its content depends on the state and the job alone, so all writers write the same.
@@ -91,11 +94,11 @@ impl Manifest {
             why,
         };
         let version: Version = serde_json::from_slice(text).map_err(|e| damaged(e.to_string()))?;
-        if version.format_version != FORMAT_VERSION {
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&version.format_version) {
             return Err(CheckpointError::Unsuitable {
                 id,
                 why: format!(
-                    "it has format version {}, this build reads {FORMAT_VERSION}",
+                    "it has format version {}, this build reads {OLDEST_VERSION} to {FORMAT_VERSION}",
                     version.format_version
                 ),
             });

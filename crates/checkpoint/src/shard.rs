@@ -3,11 +3,10 @@
 //! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged
 //! shard is found without the manifest.
 
-use crate::CheckpointError;
+use crate::{CheckpointError, DataDigest};
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use varuna_plan::StateId;
@@ -50,8 +49,9 @@ struct Header {
     adam_steps: u64,
     /// The parameters in their order: safetensors keeps none.
     order: Vec<String>,
-    /// SHA-256 of everything after the header.
-    sha256: String,
+    /// Of everything after the header.
+    #[serde(flatten)]
+    digest: DataDigest,
 }
 
 struct Floats<'a> {
@@ -99,16 +99,15 @@ impl Shard {
         }
         // The library writes tensors of one type in the order of their names; the digest uses the same order.
         views.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut digest = Sha256::new();
-        for (_, floats) in &views {
-            digest.update(floats.data());
-        }
+        let parts = views
+            .iter()
+            .map(|(_, floats)| bytemuck::cast_slice(floats.values));
         let header = Header {
             state: self.id,
             unit: self.unit.clone(),
             adam_steps: self.adam_steps,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
-            sha256: hex::encode(digest.finalize()),
+            digest: DataDigest::of(parts),
         };
         let text = serde_json::to_string(&header).map_err(|e| damaged(e.to_string()))?;
         // One key only: the library writes metadata in the order of a hash map.
@@ -130,7 +129,7 @@ impl Shard {
         };
         let facts = ShardFacts::read(id, unit, file)?;
         let data = &file[facts.data_start..];
-        if hex::encode(Sha256::digest(data)) != facts.header.sha256 {
+        if !facts.header.digest.is_of(data) {
             return Err(shard.damaged("its data do not match its digest"));
         }
         let tensors = SafeTensors::deserialize(file).map_err(|e| shard.damaged(e))?;
@@ -228,9 +227,9 @@ impl ShardFacts {
         })
     }
 
-    /// SHA-256 of the data, in hex.
-    pub(crate) fn sha256(&self) -> &str {
-        &self.header.sha256
+    /// Of the data, as the header says.
+    pub(crate) fn digest(&self) -> &DataDigest {
+        &self.header.digest
     }
 
     /// Bytes of the whole file.

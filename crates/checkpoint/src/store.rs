@@ -166,7 +166,7 @@ impl Store {
             unit: name,
             file,
             bytes,
-            sha256: facts.sha256().to_owned(),
+            digest: facts.digest().clone(),
         })
     }
 

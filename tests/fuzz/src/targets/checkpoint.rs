@@ -7,11 +7,10 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutPayload};
 use sha2::{Digest, Sha256};
-use std::fmt::Write as _;
 use std::sync::Arc;
 use varuna_checkpoint::{
-    Claim, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name, huggingface,
-    prunable, unit_name,
+    Claim, DataDigest, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name,
+    huggingface, prunable, unit_name,
 };
 use varuna_model::{Model, gpt2};
 use varuna_plan::{Layout, StateId, Unit};
@@ -120,7 +119,7 @@ fn manifest(layout: Layout) -> Manifest {
             file: format!("{unit}.safetensors"),
             unit,
             bytes: 1000,
-            sha256: "0".repeat(64),
+            digest: DataDigest::Blake3("0".repeat(64)),
         }
     };
     Manifest::new(ID, layout, facts(), layout.all_units().map(shard).collect())
@@ -175,15 +174,16 @@ fn shard_seeds() -> Seeds {
 
 /// With the digest of its data in its header, where it has one: a mutation of the data says nothing else of the reader.
 fn with_digest(input: &[u8]) -> Option<Vec<u8>> {
-    const BEFORE: &[u8] = br#"sha256\":\""#;
+    const BLAKE3: &[u8] = br#"blake3\":\""#;
+    const SHA256: &[u8] = br#"sha256\":\""#;
     let length = u64::from_le_bytes(*input.split_at_checked(8)?.0.as_array()?);
     let start = usize::try_from(length).ok()?.checked_add(8)?;
     let (header, data) = input.split_at_checked(start)?;
-    let at = header.windows(BEFORE.len()).position(|w| w == BEFORE)? + BEFORE.len();
-    let mut digest = String::new();
-    for byte in Sha256::digest(data) {
-        write!(digest, "{byte:02x}").ok()?;
-    }
+    let after = |name: &[u8]| Some(header.windows(name.len()).position(|w| w == name)? + name.len());
+    let (at, digest) = match after(BLAKE3) {
+        Some(at) => (at, blake3::hash(data).to_hex().to_string()),
+        None => (after(SHA256)?, format!("{:x}", Sha256::digest(data))),
+    };
     let mut fixed = input.to_vec();
     fixed.get_mut(at..at + 64)?.copy_from_slice(digest.as_bytes());
     Some(fixed)
