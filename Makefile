@@ -120,7 +120,7 @@ test-kube: build test-data ## Test the operator on a real control plane, without
 	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test operator --test training
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
-	$(CARGO) run --release --locked -p varuna-sim --example scale
+	$(CARGO) run --release --locked -p varuna-bench-protocol
 
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py

@@ -60,12 +60,7 @@ impl Environment for Scale<'_> {
     }
 
     fn send(host: &mut Host<Self>, channel: Channel, message: Message<Infallible>) {
-        let count = &mut host.env.count;
-        match channel {
-            Channel::Peer(..) => count.peer_messages += 1,
-            Channel::Up(..) => count.reports += 1,
-            Channel::Down(..) => count.orders += 1,
-        }
+        host.env.count(&message);
         host.after(LATENCY_NS, Timer::Deliver(channel, message));
     }
 
@@ -122,6 +117,28 @@ impl Environment for Scale<'_> {
 
     fn run_machine(&self, process: Process, handle: impl FnOnce()) {
         self.time(process, handle);
+    }
+}
+
+impl Scale<'_> {
+    fn count(&mut self, message: &Message<Infallible>) {
+        let (meter, count) = (self.meter, &mut self.count);
+        match message {
+            Message::Report(report) => {
+                count.reports += 1;
+                count.report_bytes += meter.report_bytes(report);
+            }
+            Message::Order(term, order) => {
+                count.orders += 1;
+                count.order_bytes += meter.order_bytes(*term, order);
+            }
+            Message::Peer(message) => {
+                count.peer_messages += 1;
+                count.peer_bytes += meter.peer_bytes(message);
+            }
+            Message::Closed => {}
+            Message::Data(never) => match *never {},
+        }
     }
 }
 
@@ -184,7 +201,7 @@ impl Host<Scale<'_>> {
             CoordinatorEffect::Write { expect, record } => {
                 let ok = self.env.record.version == expect;
                 if ok {
-                    let bytes = serde_json::to_vec(&record).map_or(0, |text| text.len());
+                    let bytes = self.env.meter.record_bytes(&record);
                     self.env.record_bytes = self.env.record_bytes.max(bytes);
                     self.env.record = record.clone();
                 }

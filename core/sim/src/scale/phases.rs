@@ -1,6 +1,6 @@
 //! The phases, one after the other, on one host.
 
-use super::{COORDINATOR, Cost, Costs, Scale, Setup, Unfinished};
+use super::{COORDINATOR, Cost, Costs, Meter, Scale, Setup, Unfinished};
 use crate::host::{Event, Host, Process};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ const STEPS: u32 = 20;
 /// No phase may take longer, on the simulated clock.
 const WITHIN: Duration = Duration::from_secs(600);
 
-pub(super) fn measure(setup: &Setup, clock: &dyn Fn() -> Duration) -> Result<Costs, Unfinished> {
+pub(super) fn measure(setup: &Setup, meter: &dyn Meter) -> Result<Costs, Unfinished> {
     let mut host = Host::new(Scale {
-        clock,
+        meter,
         spent: Cell::new(Duration::ZERO),
         count: Cost::default(),
         record: Record::default(),
@@ -54,6 +54,7 @@ pub(super) fn measure(setup: &Setup, clock: &dyn Fn() -> Duration) -> Result<Cos
         recovery: decision.and(resumed),
         growth,
         record_bytes: host.env.record_bytes,
+        coordinator_bytes: coordinator_bytes(host, meter),
     })
 }
 
@@ -79,17 +80,21 @@ fn coordinator(setup: &Setup) -> Coordinator {
     Coordinator::new(config, Box::new(setup.planner.clone()))
 }
 
-impl Cost {
-    fn and(self, more: Cost) -> Cost {
-        Cost {
-            simulated: self.simulated + more.simulated,
-            coordinator: self.coordinator + more.coordinator,
-            reports: self.reports + more.reports,
-            orders: self.orders + more.orders,
-            peer_messages: self.peer_messages + more.peer_messages,
-            connections: self.connections + more.connections,
-        }
-    }
+/// What the machine of the only coordinator holds: all else is dropped first, so that nothing shares its plans.
+fn coordinator_bytes(host: Host<Scale<'_>>, meter: &dyn Meter) -> u64 {
+    let Host {
+        queue,
+        members,
+        mut coordinators,
+        env,
+    } = host;
+    drop((queue, members, env));
+    let Some(only) = coordinators.pop() else {
+        return 0;
+    };
+    let before = meter.allocated_bytes();
+    drop(only.machine);
+    before.saturating_sub(meter.allocated_bytes())
 }
 
 impl Host<Scale<'_>> {
