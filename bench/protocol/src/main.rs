@@ -109,21 +109,27 @@ fn main() {
             workers,
             global_batch_size: workers * 4,
         };
-        let costs = measure(&setup, &RealMeter::default()).unwrap_or_else(|error| {
+        let meter = RealMeter::default();
+        let costs = measure(&setup, &meter).unwrap_or_else(|error| {
             eprintln!("{error}");
             std::process::exit(1)
         });
         for (phase, _, cost) in phases(&costs) {
             row(workers, phase, cost);
         }
-        measured.push((workers, costs));
+        measured.push((workers, costs, meter.text_bytes.get()));
     }
-    println!("\n| workers | record, kB | coordinator's machine, kB of memory |\n|---|---|---|");
-    for (workers, costs) in &measured {
+    println!(
+        "\n| workers | record as text, kB | as it is stored, kB | coordinator's machine, kB of memory |\n|---|---|---|---|"
+    );
+    for (workers, costs, text_bytes) in &measured {
         let (record, memory) = (kb(costs.record_bytes), kb(costs.coordinator_bytes));
-        println!("| {workers} | {record:.0} | {memory:.0} |");
+        println!(
+            "| {workers} | {:.0} | {record:.0} | {memory:.0} |",
+            kb(*text_bytes)
+        );
     }
-    for (workers, costs) in &measured {
+    for (workers, costs, _) in &measured {
         for result in results(*workers, costs) {
             println!("RESULT protocol.{result}");
         }

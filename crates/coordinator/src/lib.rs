@@ -10,6 +10,7 @@
 //! | `driver` | the state machine, its clock and the order of its inputs and effects |
 //! | `streams` | the attached workers |
 //! | `record_client`, [`store`] | the persisted record |
+//! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
 //! | `publisher`, `event_text` | run folder, log and view |
 
@@ -23,6 +24,7 @@ pub mod location_lease;
 mod options;
 mod publisher;
 mod record_client;
+pub mod record_format;
 mod serve;
 mod server;
 mod status;

@@ -1,5 +1,6 @@
 //! Where the coordinator's record is persisted, by compare-and-swap.
 
+use crate::record_format;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -53,7 +54,8 @@ pub trait RecordStore: Send {
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError>;
 }
 
-/// The record as a file, readable by its owner alone because plans in it hold their secrets. Writers exclude each other by a
+/// The record as a file of text, which has no bound on its length and which people read. It is readable by its owner alone because
+/// plans in it hold their secrets. Writers exclude each other by a
 /// lock file in the same folder, even where they do not share a run folder's lock.
 pub struct FileStore {
     path: PathBuf,
@@ -88,8 +90,8 @@ impl FileStore {
 
 impl RecordStore for FileStore {
     fn read(&mut self) -> Result<Record, StoreError> {
-        let text = match std::fs::read_to_string(&self.path) {
-            Ok(text) => text,
+        let stored = match std::fs::read(&self.path) {
+            Ok(stored) => stored,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Record::default()),
             Err(source) => {
                 return Err(StoreError::Io {
@@ -99,7 +101,7 @@ impl RecordStore for FileStore {
                 });
             }
         };
-        serde_json::from_str(&text).map_err(|e| StoreError::Malformed {
+        record_format::decode(&stored).map_err(|e| StoreError::Malformed {
             path: self.path.clone(),
             why: e.to_string(),
         })

@@ -12,10 +12,12 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use varuna_coordinator::record_format;
 use varuna_coordinator::store::{RecordStore, StoreError};
 use varuna_protocol::Record;
 
-/// Key of the record in the Secret.
+/// Key of the record in the Secret. Also where the record is compressed: an earlier release then refuses it by its content, while
+/// under another key it would find none and begin anew.
 const KEY: &str = "record.json";
 /// A call that takes longer has failed; a later read shows whether it was carried out.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -69,7 +71,7 @@ impl ClusterStore {
         let Some(bytes) = secret.data.as_ref().and_then(|d| d.get(KEY)) else {
             return Ok(Record::default());
         };
-        serde_json::from_slice(&bytes.0).map_err(|e| self.error("understand", e))
+        record_format::decode(&bytes.0).map_err(|e| self.error("understand", e))
     }
 }
 
@@ -88,8 +90,8 @@ impl RecordStore for ClusterStore {
         if version != expect {
             return Ok(false);
         }
-        let text = serde_json::to_vec(record).map_err(|e| self.error("write", e))?;
-        let data = BTreeMap::from([(KEY.to_owned(), ByteString(text))]);
+        let stored = record_format::encode(record).map_err(|e| self.error("write", e))?;
+        let data = BTreeMap::from([(KEY.to_owned(), ByteString(stored))]);
         let params = PostParams::default();
         let answer = match present {
             Some(mut secret) => {

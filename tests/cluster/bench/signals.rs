@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use varuna_cluster_tests::kubelet::{Kubelet, Processes};
 use varuna_cluster_tests::{FakeNode, eventually, jobs, operator_with};
+use varuna_coordinator::record_format;
 use varuna_operator::metrics::Metrics;
 
 const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
@@ -139,12 +140,13 @@ async fn follow(secrets: Api<Secret>, tell: watch::Sender<(i64, Instant)>) {
     while let Some(record) = records.next().await {
         let Ok(record) = record else { continue };
         let text = record.data.and_then(|mut d| d.remove("record.json"));
-        let Some(record) = text.and_then(|t| serde_json::from_slice::<Value>(&t.0).ok()) else {
+        let Some(record) = text.and_then(|t| record_format::decode(&t.0).ok()) else {
             continue;
         };
         // A planned change is persisted as the next plan, a recovery as the plan.
-        let number = |plan: &str| record[plan]["generation"].as_i64().unwrap_or(0);
-        let newest = number("plan").max(number("next"));
+        let plans = [&record.plan, &record.next].into_iter().flatten();
+        let numbers = plans.filter_map(|plan| i64::try_from(plan.generation.0).ok());
+        let newest = numbers.max().unwrap_or(0);
         tell.send_if_modified(|now| {
             let newer = newest > now.0;
             if newer {

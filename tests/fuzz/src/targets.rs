@@ -45,6 +45,7 @@ pub static TARGETS: &[Target] = &[
     recording::MEMBER,
     documents::PLAN,
     documents::RECORD,
+    documents::STORED_RECORD,
     documents::RUN_FOLDER,
     documents::PARTS,
     tables::TRACE,

@@ -7,6 +7,7 @@ use super::recording::recorded;
 use super::sequence::Item;
 use super::{ID, LITTLE, MORE, Seeds, json, messages, round_trip, text};
 use crate::{Form, Target};
+use varuna_coordinator::record_format;
 use varuna_plan::{Generation, Plan, ScheduleKind, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Event, Record};
 use varuna_run_folder::{CheckpointEvent, Contact, EventEntry, LoggedEvent, Metric, RunStatus};
@@ -41,6 +42,16 @@ pub(super) const RECORD: Target = Target {
     memory: MORE,
     seeds: record_seeds,
     run: run_record,
+};
+
+pub(super) const STORED_RECORD: Target = Target {
+    name: "stored-record",
+    what: "the record of a coordinator as it is stored, compressed where it is long",
+    form: Form::Bytes,
+    words: &[],
+    memory: MORE,
+    seeds: stored_record_seeds,
+    run: run_stored_record,
 };
 
 pub(super) const RUN_FOLDER: Target = Target {
@@ -125,7 +136,7 @@ fn record_seeds() -> Seeds {
 
 /// A coordinator finds the record, and the workers of its plan come back.
 fn run_record(input: &[u8]) -> Result<String, String> {
-    let record: Record = serde_json::from_slice(input).map_err(|e| e.to_string())?;
+    let record = record_format::decode(input).map_err(|e| e.to_string())?;
     round_trip(&record);
     let recorded = recorded();
     let mut run = CoordinatorRun::new(3);
@@ -142,6 +153,39 @@ fn run_record(input: &[u8]) -> Result<String, String> {
         run.take(item);
     }
     Ok(run.said())
+}
+
+/// Long enough to be compressed.
+fn stored_record_seeds() -> Seeds {
+    let mut plan = conversation::plan();
+    let addresses = (1..=2_000).map(|w| (WorkerId(w), format!("host-{w}:1")));
+    plan.addresses.extend(addresses);
+    let long = Record {
+        version: 3,
+        term: 2,
+        highest: Generation(2),
+        plan: Some(plan.into()),
+        next: None,
+        done: false,
+    };
+    let stored = |record| record_format::encode(record).expect("a seed can be written");
+    vec![
+        ("compressed", stored(&long)),
+        ("text", stored(&recorded().record)),
+    ]
+}
+
+fn run_stored_record(input: &[u8]) -> Result<String, String> {
+    let record = record_format::decode(input).map_err(|e| e.to_string())?;
+    let stored = record_format::encode(&record).map_err(|e| e.to_string())?;
+    let again = record_format::decode(&stored).map_err(|e| e.to_string())?;
+    // Texts, since some numbers are not equal to themselves.
+    assert_eq!(
+        json(&again),
+        json(&record),
+        "what is stored is read as something else"
+    );
+    Ok(format!("version {}", record.version))
 }
 
 fn run_folder_seeds() -> Seeds {
