@@ -292,11 +292,14 @@ impl Driver {
     }
 
     fn publish(&mut self, ended: bool) {
+        let began = Instant::now();
         let (snapshot, health) = (self.machine.snapshot(), self.checkpoints.health());
         self.publisher.send_view(snapshot, health);
+        self.publisher.view_sent(began);
         if self.publisher.take_status_due(ended) {
+            let began = Instant::now();
             let status = self.status();
-            self.publisher.write_status(&status);
+            self.publisher.write_status(&status, began);
         }
     }
 

@@ -14,6 +14,9 @@ use varuna_run_folder::{CheckpointEvent, LoggedEvent, Metric, RunFolder, RunStat
 const VIEW_INTERVAL: Duration = Duration::from_millis(50);
 /// Least time between two versions of `status.json`.
 const STATUS_INTERVAL: Duration = Duration::from_millis(250);
+/// Time between two views, or two versions of `status.json`, as a multiple of what the last one took: with thousands of workers they
+/// may not cost more than a hundredth of the time.
+const PAUSE: u32 = 100;
 /// How many messages and events a view holds.
 const VIEW_ENTRIES_MAX: usize = 64;
 
@@ -29,8 +32,10 @@ pub(crate) struct Publisher {
     view: View,
     watchers: watch::Sender<View>,
     sent: Marks,
-    sent_at: Instant,
-    status_at: Instant,
+    /// From then on another view may be sent.
+    view_due: Instant,
+    /// From then on `status.json` may be replaced.
+    status_from: Instant,
     /// `status.json` is older than what it is about.
     status_due: bool,
 }
@@ -47,8 +52,8 @@ impl Publisher {
             view: View::default(),
             watchers,
             sent: (0, None, None),
-            sent_at: now,
-            status_at: now,
+            view_due: now + VIEW_INTERVAL,
+            status_from: now + STATUS_INTERVAL,
             status_due: true,
         }
     }
@@ -132,12 +137,16 @@ impl Publisher {
 
     /// The last view is old enough for another one.
     pub(crate) fn view_due(&self) -> bool {
-        self.sent_at.elapsed() >= VIEW_INTERVAL
+        Instant::now() >= self.view_due
+    }
+
+    /// A view was sent, which was begun at `began`.
+    pub(crate) fn view_sent(&mut self, began: Instant) {
+        self.view_due = next_due(began, Instant::now(), VIEW_INTERVAL);
     }
 
     /// Sends the view to its watchers, if it has changed: a run that waits costs nothing, and a process may have thousands.
     pub(crate) fn send_view(&mut self, snapshot: Snapshot, checkpoints: Option<CheckpointHealth>) {
-        self.sent_at = Instant::now();
         let snapshot = Some(snapshot);
         let marks = (
             self.last_message,
@@ -161,22 +170,44 @@ impl Publisher {
 
     /// Whether `status.json` is to be replaced now.
     pub(crate) fn take_status_due(&mut self, ended: bool) -> bool {
-        let due = self.status_due && (self.status_at.elapsed() >= STATUS_INTERVAL || ended);
+        let due = self.status_due && (Instant::now() >= self.status_from || ended);
         if due {
-            self.status_at = Instant::now();
             self.status_due = false;
         }
         due
     }
 
-    pub(crate) fn write_status(&mut self, status: &RunStatus) {
+    /// Replaces `status.json`; the status was begun at `began`.
+    pub(crate) fn write_status(&mut self, status: &RunStatus, began: Instant) {
         self.folder.write_status(status);
+        self.status_from = next_due(began, Instant::now(), STATUS_INTERVAL);
     }
+}
+
+/// When the next one is due of what was made from `began` to `ended`.
+fn next_due(began: Instant, ended: Instant, least: Duration) -> Instant {
+    began + least.max(ended.duration_since(began) * PAUSE)
 }
 
 fn push_bounded<T>(entries: &mut VecDeque<T>, entry: T) {
     entries.push_back(entry);
     if entries.len() > VIEW_ENTRIES_MAX {
         entries.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_of_many_workers_is_shown_less_often() {
+        let began = Instant::now();
+        let due = |took_ms| {
+            let ended = began + Duration::from_millis(took_ms);
+            next_due(began, ended, VIEW_INTERVAL).duration_since(began)
+        };
+        assert_eq!(due(0), VIEW_INTERVAL, "a few workers");
+        assert_eq!(due(5), Duration::from_millis(500), "a thousand");
     }
 }
