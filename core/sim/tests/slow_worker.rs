@@ -82,18 +82,9 @@ impl Rig {
     /// Three workers that run generation 1.
     fn training(depth: u32) -> Rig {
         let config = CoordinatorConfig {
-            layout: costs().layout(),
-            global_batch_size: 24,
-            last_step: Step(1_000_000),
-            min_workers: 1,
             timing: Timing::model(),
-            expected_workers: None,
-            evaluation: None,
-            final_checkpoint: false,
-            save_every: None,
-            published: None,
             tree_fan_out: 2,
-            secret_seed: [7; 16],
+            ..CoordinatorConfig::new(costs().layout(), 24, Step(1_000_000), [7; 16])
         };
         let mut rig = Rig {
             machine: Coordinator::new(config, Box::new(planner(depth))),

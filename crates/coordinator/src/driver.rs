@@ -316,10 +316,8 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
     let settings = job.checkpoint.as_ref();
     let mut secret_seed = [0; 16];
     rand::rngs::OsRng.try_fill_bytes(&mut secret_seed)?;
+    let (batch, last_step) = (job.training.global_batch_size, Step(job.training.steps));
     Ok(CoordinatorConfig {
-        layout: job.model.layout(),
-        global_batch_size: job.training.global_batch_size,
-        last_step: Step(job.training.steps),
         min_workers: job.elasticity.min_workers as usize,
         evaluation: job.training.evaluation_steps(),
         timing: options.timing,
@@ -327,7 +325,6 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
         final_checkpoint: options.checkpoints.is_some(),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
-        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
-        secret_seed,
+        ..CoordinatorConfig::new(job.model.layout(), batch, last_step, secret_seed)
     })
 }

@@ -140,6 +140,28 @@ pub struct CoordinatorConfig {
     pub secret_seed: [u8; 16],
 }
 
+impl CoordinatorConfig {
+    /// A run of any number of workers, with the deadlines of real ones, without checkpoints and evaluation. Entropy has no default:
+    /// secrets that anyone could compute protect nothing.
+    #[must_use]
+    pub fn new(layout: Layout, global_batch_size: u64, last_step: Step, secret_seed: [u8; 16]) -> Self {
+        Self {
+            layout,
+            global_batch_size,
+            last_step,
+            min_workers: 1,
+            expected_workers: None,
+            evaluation: None,
+            timing: Timing::default(),
+            final_checkpoint: false,
+            save_every: None,
+            published: None,
+            tree_fan_out: TREE_FAN_OUT,
+            secret_seed,
+        }
+    }
+}
+
 /// What a worker says of itself when its stream comes up.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Hello {

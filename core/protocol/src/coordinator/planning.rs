@@ -15,6 +15,10 @@ const SWITCH_MS: f64 = 100.0;
 /// Predictions are not better than that: a smaller gain is none.
 const LEAST_GAIN: f64 = 0.002;
 
+/// For more workers than twice this, plans are made ahead at longer intervals: one takes ten milliseconds and more then, which the
+/// coordinator needs for its workers.
+const AHEAD_AT_ONCE: usize = 64;
+
 impl Shared {
     /// Workers that may be planned with: those in quarantine and behind bad links left out, no more than the job may use, present
     /// members first.
@@ -148,6 +152,10 @@ impl Shared {
         let Some(plan) = self.record.stored.plan.clone() else {
             return;
         };
+        let changes = self.roster.changes();
+        if self.prepared_plans.is_complete(plan.generation, changes, now) {
+            return;
+        }
         let members = plan.members();
         if members.iter().any(|w| self.roster.status(*w).is_none()) {
             return;
@@ -156,11 +164,16 @@ impl Shared {
         let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
         // Before limits on their number: another takes the place of who is lost.
         let everyone = self.request(&staying, held.clone());
-        let due = now.after(every);
+        let crowd = u32::try_from(members.len() / AHEAD_AT_ONCE).unwrap_or(u32::MAX);
+        let due = now.after(every.saturating_mul(crowd.max(1)));
         let lost = self
             .prepared_plans
             .next_loss(due, plan.generation, everyone, members);
-        let Some(lost) = lost else { return };
+        let Some(lost) = lost else {
+            let until = now.after(self.config.timing.heartbeat);
+            self.prepared_plans.complete(plan.generation, changes, until);
+            return;
+        };
         staying.retain(|w| !lost.contains(w));
         let pool = self.pool(now, &staying);
         if pool.len() < self.config.min_workers {

@@ -27,6 +27,18 @@ pub(super) struct PreparedPlans {
     losses: Vec<BTreeSet<WorkerId>>,
     plans: Vec<(PlanRequestKey, Shape)>,
     due: Time,
+    /// All are made; see [`PreparedPlans::complete`].
+    complete: Option<Complete>,
+}
+
+/// What there was when the last of the plans had been made.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Complete {
+    generation: Generation,
+    /// The roster's number.
+    changes: u64,
+    /// From then on it is looked at again: a quarantine, a bad link or a horizon may have changed with time.
+    until: Time,
 }
 
 /// Who is planned with, and with which knowledge of the time to come; all else stands in [`MadeFrom`].
@@ -47,6 +59,21 @@ impl PreparedPlans {
 
     pub(super) fn is_due(&self, now: Time) -> bool {
         now >= self.due
+    }
+
+    /// All plans are made for this generation and these workers: until `until` nothing is to be looked at.
+    pub(super) fn complete(&mut self, generation: Generation, changes: u64, until: Time) {
+        self.complete = Some(Complete {
+            generation,
+            changes,
+            until,
+        });
+    }
+
+    /// Whether all plans are made, as far as can be told without looking at each worker.
+    pub(super) fn is_complete(&self, generation: Generation, changes: u64, now: Time) -> bool {
+        let same = |c: Complete| (c.generation, c.changes) == (generation, changes) && now < c.until;
+        self.complete.is_some_and(same)
     }
 
     /// The next loss that is to be planned for, from a generation with these members. `request` is for everyone that may be

@@ -89,22 +89,14 @@ const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
 fn config() -> CoordinatorConfig {
+    let layout = Layout {
+        segments: 2,
+        tied: false,
+    };
     CoordinatorConfig {
-        layout: Layout {
-            segments: 2,
-            tied: false,
-        },
-        global_batch_size: 8,
-        last_step: Step(10),
-        min_workers: 1,
         timing: Timing::model(),
-        expected_workers: None,
-        evaluation: None,
-        final_checkpoint: false,
-        save_every: None,
-        published: None,
         tree_fan_out: 2,
-        secret_seed: [7; 16],
+        ..CoordinatorConfig::new(layout, 8, Step(10), [7; 16])
     }
 }
 

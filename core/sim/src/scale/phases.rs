@@ -59,23 +59,15 @@ pub(super) fn measure(setup: &Setup, meter: &dyn Meter) -> Result<Costs, Unfinis
 }
 
 fn coordinator(setup: &Setup) -> Coordinator {
+    let layout = setup.planner.costs.layout();
     let config = CoordinatorConfig {
-        layout: setup.planner.costs.layout(),
-        global_batch_size: setup.global_batch_size,
-        last_step: Step(1_000_000),
-        min_workers: 1,
         expected_workers: usize::try_from(setup.workers).ok(),
         // Plans for losses that have not happened take the planner's time while training goes on; here it is the recovery's.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
-        evaluation: None,
-        final_checkpoint: false,
-        save_every: None,
-        published: None,
-        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
-        secret_seed: [0; 16],
+        ..CoordinatorConfig::new(layout, setup.global_batch_size, Step(1_000_000), [0; 16])
     };
     Coordinator::new(config, Box::new(setup.planner.clone()))
 }

@@ -51,19 +51,15 @@ impl Host<Schedule> {
         if self.env.job.shipped_planner {
             timing.prepare_plans_every = Duration::from_millis(30);
         }
+        let job = &self.env.job;
         let config = CoordinatorConfig {
-            layout: self.env.job.layout,
-            global_batch_size: BATCH,
-            last_step: self.env.job.last_step,
-            min_workers: self.env.job.min_workers(),
+            min_workers: job.min_workers(),
             timing,
-            expected_workers: None,
-            evaluation: self.env.job.evaluation,
-            final_checkpoint: self.env.job.final_checkpoint,
-            save_every: self.env.job.save_every,
-            published: None,
+            evaluation: job.evaluation,
+            final_checkpoint: job.final_checkpoint,
+            save_every: job.save_every,
             tree_fan_out: 2,
-            secret_seed,
+            ..CoordinatorConfig::new(job.layout, BATCH, job.last_step, secret_seed)
         };
         let planner = self.env.job.planner(seed);
         let mut machine = Coordinator::new(config, planner);

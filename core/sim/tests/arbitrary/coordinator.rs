@@ -16,22 +16,19 @@ use varuna_sim::{EffectsDigest, RandomPlanner, Rng};
 #[must_use]
 pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };
+    let last_step = Step(5 + draw.below(100));
     let config = CoordinatorConfig {
-        layout: LAYOUT,
-        global_batch_size: 8,
-        last_step: Step(5 + draw.below(100)),
         min_workers: 1 + usize::from(draw.chance(50)),
         expected_workers: draw.chance(30).then_some(2),
         timing: Timing {
             prepare_plans_every: Duration::from_millis(50 * draw.below(2)),
             ..Timing::model()
         },
-        evaluation: None,
         final_checkpoint: draw.chance(50),
         save_every: draw.chance(50).then(|| Duration::from_millis(100)),
         published: draw.chance(20).then(|| draw.state()),
         tree_fan_out: 2,
-        secret_seed: [1; 16],
+        ..CoordinatorConfig::new(LAYOUT, 8, last_step, [1; 16])
     };
     let mut machine = Coordinator::new(config, Box::new(RandomPlanner::new(seed, 2)));
     if draw.chance(50) {

@@ -51,6 +51,26 @@ fn a_recovery_takes_the_plan_that_was_made_for_it_before_and_it_equals_a_fresh_o
 }
 
 #[test]
+fn once_all_plans_are_made_workers_are_looked_at_again_after_a_change_or_a_while() {
+    let mut rig = warmed();
+    let is_complete = |rig: &Rig, later_ms| {
+        let shared = &rig.machine.shared;
+        let now = rig.now.after(Duration::from_millis(later_ms));
+        shared
+            .prepared_plans
+            .is_complete(Generation(1), shared.roster.changes(), now)
+    };
+    rig.wait(200);
+    assert!(is_complete(&rig, 0));
+    assert!(
+        !is_complete(&rig, 1_000),
+        "a horizon or a bad link may have changed"
+    );
+    rig.join(WorkerId(4));
+    assert!(!is_complete(&rig, 0));
+}
+
+#[test]
 fn plans_made_before_are_dropped_when_the_world_is_another() {
     // Another worker is there: what was planned without it is not taken.
     let mut rig = warmed();

@@ -34,23 +34,15 @@ impl Planner for KnownTooFew {
 }
 
 pub(super) fn coordinator(setup: &Setup) -> Coordinator {
+    let layout = setup.planner.costs.layout();
     let config = CoordinatorConfig {
-        layout: setup.planner.costs.layout(),
-        global_batch_size: setup.global_batch_size,
-        last_step: LAST_STEP,
         min_workers: setup.min_workers,
-        expected_workers: None,
         // A plan is the same before and after the loss: here it only takes the replay's time.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
-        evaluation: None,
-        final_checkpoint: false,
-        save_every: None,
-        published: None,
-        tree_fan_out: varuna_protocol::TREE_FAN_OUT,
-        secret_seed: [0; 16],
+        ..CoordinatorConfig::new(layout, setup.global_batch_size, LAST_STEP, [0; 16])
     };
     let planner = KnownTooFew {
         planner: setup.planner.clone(),

@@ -47,21 +47,14 @@ pub(in crate::targets) struct CoordinatorRun {
 impl CoordinatorRun {
     pub(in crate::targets) fn new(seed: u64) -> CoordinatorRun {
         let config = CoordinatorConfig {
-            layout: LAYOUT,
-            global_batch_size: BATCH,
-            last_step: LAST,
-            min_workers: 1,
             expected_workers: Some(2),
             timing: Timing {
                 prepare_plans_every: Duration::from_millis(50),
                 ..Timing::model()
             },
-            evaluation: None,
-            final_checkpoint: false,
             save_every: Some(Duration::from_millis(100)),
-            published: None,
             tree_fan_out: 2,
-            secret_seed: [1; 16],
+            ..CoordinatorConfig::new(LAYOUT, BATCH, LAST, [1; 16])
         };
         CoordinatorRun {
             machine: Coordinator::new(config, Box::new(RandomPlanner::new(seed, 2))).may_begin_anew(),
