@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol accuracy replay clean
+.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -121,6 +121,10 @@ test-kube: build test-data ## Test the operator on a real control plane, without
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
 	$(CARGO) run --release --locked -p varuna-bench-protocol
+
+bench-coordinator: ## The coordinator's process with TLS and real streams: 64, 256 and 1,000 shipped agents whose engines compute nothing
+	$(CARGO) build --release --locked -p varuna -p varuna-worker --bins --example stub_agents
+	python3 bench/coordinator.py
 
 bench-plan: ## The planner: search time by workers and segments, plans for any number of workers
 	python3 bench/plan.py

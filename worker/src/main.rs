@@ -140,7 +140,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let parts = AgentParts {
         member,
         engine,
-        mesh,
+        mesh: Box::new(mesh),
         events: (events, inbox),
         uplink: (reports, orders),
         job_hash: welcome.job_hash,

@@ -4,7 +4,7 @@
 //! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
 //! answer proves that the engine itself has stopped, not only its control task.
 
-use crate::engine::{Engine, EngineError, Lap, StepTimings};
+use crate::engine::{Compute, EngineError, Lap, StepTimings};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::any::Any;
@@ -97,7 +97,10 @@ pub enum Event {
 }
 
 /// Starts the thread, which calls `emit` for each event. `emit` may block, but only briefly.
-pub fn start(engine: Engine, emit: impl Fn(Event) + Send + 'static) -> std::io::Result<SyncSender<Command>> {
+pub fn start<E: Compute>(
+    engine: E,
+    emit: impl Fn(Event) + Send + 'static,
+) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let mut thread = Thread {
@@ -120,14 +123,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("for a reason that it did not say").to_owned()
 }
 
-struct Thread<T> {
-    engine: Engine,
+struct Thread<E, T> {
+    engine: E,
     /// Units of the last step whose gradients are completely reduced and not applied.
     prepared: Vec<(Unit, UnitNorm)>,
     emit: T,
 }
 
-impl<T: Fn(Event)> Thread<T> {
+impl<E: Compute, T: Fn(Event)> Thread<E, T> {
     fn serve(&mut self, inbox: &Receiver<Command>) {
         while let Ok(command) = inbox.recv() {
             if let Err(error) = self.carry_out(command) {

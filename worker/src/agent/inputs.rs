@@ -8,11 +8,15 @@ use crate::engine::{Lap, Work};
 use crate::state::UnitState;
 use crate::transport::tcp::PeerEvent;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varuna_frames::StateHeader;
 use varuna_plan::{StateId, Unit};
 use varuna_protocol::MemberInput;
 use varuna_wire::{SegmentTimes, StepMetrics, Upward};
+
+/// A worker tells the timings of a step no sooner after those before than this, times the members of its plan: the coordinator hears of
+/// 250 in a second, from however many workers. A few workers tell every step.
+const METRICS_PAUSE: Duration = Duration::from_millis(4);
 
 /// Median times of full micro-batches by segment, and the samples of a full micro-batch.
 fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
@@ -104,6 +108,10 @@ impl Agent {
         let Some((generation, step, t, laps)) = self.timings.take() else {
             return;
         };
+        if Instant::now() < self.metrics_from {
+            return;
+        }
+        self.metrics_from = Instant::now() + METRICS_PAUSE * self.members;
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         let (micro_batch_size, segments) = medians(&laps);
         self.send(Upward::Metrics(StepMetrics {

@@ -8,10 +8,11 @@ mod inputs;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
-use crate::engine::{Engine, EngineError, Lap, StepTimings};
+use crate::engine::{Compute, EngineError, Lap, StepTimings};
 use crate::state::UnitState;
 use crate::transport::Link;
-use crate::transport::tcp::{Mesh, PeerEvent};
+use crate::transport::data_plane::DataPlane;
+use crate::transport::tcp::PeerEvent;
 use engine_thread::{Command, Event};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -81,13 +82,13 @@ pub enum StoreEvent {
 }
 
 /// What [`run`] needs.
-pub struct AgentParts {
+pub struct AgentParts<E> {
     /// Identity and deadlines.
     pub member: MemberConfig,
     /// The engine, without state.
-    pub engine: Engine,
+    pub engine: E,
     /// Connections to peers; their events go to `events`.
-    pub mesh: Mesh,
+    pub mesh: Box<dyn DataPlane>,
     /// The queue of events of mesh, engine and store.
     pub events: (Sender<AgentEvent>, Receiver<AgentEvent>),
     /// The stream to the coordinator, already up.
@@ -104,7 +105,7 @@ struct Agent {
     me: WorkerId,
     member: Member,
     engine: SyncSender<Command>,
-    mesh: Mesh,
+    mesh: Box<dyn DataPlane>,
     checkpoints: Option<Checkpoints>,
     /// Units that are being read from the store, and the generation that asked for them last.
     loading: BTreeMap<(StateId, Unit), Generation>,
@@ -119,6 +120,10 @@ struct Agent {
     /// Commands for which the engine's queue had no room.
     overflow: VecDeque<Command>,
     timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
+    /// Timings of steps before that are not told.
+    metrics_from: Instant,
+    /// Of the running plan.
+    members: u32,
     samples: u64,
     tokens_per_sample: u64,
     start: Instant,
@@ -129,7 +134,7 @@ struct Agent {
 ///
 /// # Errors
 /// Why it had to end before.
-pub async fn run(parts: AgentParts, mut drain: Receiver<()>) -> Result<(), AgentError> {
+pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> Result<(), AgentError> {
     let (events, mut inbox) = parts.events;
     let from_engine = events.clone();
     let engine = engine_thread::start(parts.engine, move |event| {
@@ -152,6 +157,8 @@ pub async fn run(parts: AgentParts, mut drain: Receiver<()>) -> Result<(), Agent
         staged: None,
         overflow: VecDeque::new(),
         timings: None,
+        metrics_from: Instant::now(),
+        members: 1,
         samples: 0,
         tokens_per_sample: parts.tokens_per_sample,
         start: Instant::now(),
@@ -334,6 +341,7 @@ impl Agent {
             .shape
             .place(self.me)
             .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
+        self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
         self.running = Some(Arc::clone(&link));
         self.command(Command::Run {
             plan,

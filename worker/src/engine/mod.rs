@@ -3,7 +3,10 @@
 //! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
 //! coordinator; peers only through [`Link`].
 
+mod compute;
 mod step;
+
+pub use compute::Compute;
 
 use crate::numerics::Numerics;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};

@@ -3,6 +3,7 @@
 //! [`Link`] is the only interface to the network for the engine and the gradient reduction. Implementations: [`local`] (threads of
 //! one process, for tests) and [`tcp`].
 
+pub mod data_plane;
 pub mod local;
 pub mod mailbox;
 pub mod ring;

@@ -1,0 +1,207 @@
+//! Many workers in one process, for `make bench-coordinator`: the shipped agent and uplink with an engine that computes nothing.
+//! Each has its own stream to the coordinator. Connections between workers are the shipped ones over TCP, or, with `--in-memory`,
+//! none at all. Commands come on the standard input: `add FIRST COUNT` starts workers with these numbers, `kill NUMBER` ends one as
+//! if its process had died.
+
+mod hub;
+mod stub;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use hub::{Connections, Hub};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stub::{Stub, tiny};
+use tokio::io::AsyncBufReadExt as _;
+use tokio::sync::mpsc::{Sender, channel};
+use tokio::task::JoinHandle;
+use varuna_api::parse_job;
+use varuna_model::Model;
+use varuna_plan::state::mix;
+use varuna_plan::{Step, WorkerId};
+use varuna_protocol::{MemberConfig, MemberTiming};
+use varuna_wire::{Hello, Welcome};
+use varuna_worker::agent::uplink::{self, UplinkEvent};
+use varuna_worker::agent::{self, AgentEvent, AgentParts};
+use varuna_worker::transport::data_plane::DataPlane;
+use varuna_worker::transport::tcp::{Mesh, of_job};
+
+/// As in the worker.
+const EVENTS: usize = 4096;
+/// What waits from each peer: nothing but what the protocol sends.
+const ELEMENTS_MAX: usize = 1 << 20;
+/// Workers of one node, by their numbers.
+const NODE: u64 = 8;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Where the coordinator listens (host:port).
+    #[arg(long)]
+    coordinator: String,
+    /// The run's token.
+    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
+    token: String,
+    /// The certificate (PEM) that the coordinator must show.
+    #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
+    certificate: Option<String>,
+    /// What a step's computation takes, milliseconds.
+    #[arg(long, default_value_t = 100)]
+    step_ms: u64,
+    /// Workers of this process reach one another without sockets, and others not at all.
+    #[arg(long)]
+    in_memory: bool,
+}
+
+/// What all workers of this process share.
+struct Common {
+    arguments: Arguments,
+    hub: Option<Arc<Hub>>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "error".into());
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_env_filter(filter)
+        .init();
+    let hub = arguments.in_memory.then(Arc::default);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start")?
+        .block_on(obey(Arc::new(Common { arguments, hub })))
+}
+
+/// Carries out the commands until there are no more.
+async fn obey(common: Arc<Common>) -> Result<()> {
+    let mut workers: BTreeMap<u64, JoinHandle<()>> = BTreeMap::new();
+    let mut commands = tokio::io::BufReader::new(tokio::io::stdin()).lines();
+    while let Some(command) = commands.next_line().await.context("standard input")? {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            ["add", first, count] => {
+                let (first, count): (u64, u64) = (first.parse()?, count.parse()?);
+                for number in first..first + count {
+                    workers.insert(number, tokio::spawn(work_or_say(Arc::clone(&common), number)));
+                }
+            }
+            ["kill", number] => {
+                if let Some(worker) = workers.remove(&number.parse()?) {
+                    worker.abort();
+                }
+            }
+            _ => bail!("{command:?} is neither \"add FIRST COUNT\" nor \"kill NUMBER\""),
+        }
+    }
+    Ok(())
+}
+
+async fn work_or_say(common: Arc<Common>, number: u64) {
+    if let Err(error) = work(&common, number).await {
+        eprintln!("worker {number}: {error:#}");
+    }
+}
+
+/// The connections of one worker.
+enum Plane {
+    Tcp(Mesh),
+    Memory(Connections),
+}
+
+impl Plane {
+    fn start(common: &Common, me: WorkerId, events: Sender<AgentEvent>) -> Result<Plane> {
+        if let Some(hub) = &common.hub {
+            return Ok(Plane::Memory(hub.worker(me, events)));
+        }
+        let mesh = Mesh::listen_bounded(me, "127.0.0.1:0", ELEMENTS_MAX, move |event| {
+            let _ = events.blocking_send(AgentEvent::Peer(event));
+        });
+        mesh.map(Plane::Tcp).context("cannot listen for peers")
+    }
+
+    fn address(&self, number: u64) -> String {
+        match self {
+            Plane::Tcp(mesh) => mesh.address().to_string(),
+            // As long as a real one.
+            Plane::Memory(_) => format!("10.0.{}.{}:4000", number / 256 % 256, number % 256),
+        }
+    }
+
+    fn of_model(self, model: &Model, global_batch_size: u64) -> Box<dyn DataPlane> {
+        match self {
+            Plane::Tcp(mesh) => {
+                mesh.limit(of_job(model, global_batch_size));
+                Box::new(mesh)
+            }
+            Plane::Memory(connections) => Box::new(connections),
+        }
+    }
+}
+
+/// As random as real ones.
+fn id(number: u64) -> WorkerId {
+    WorkerId(mix(number, 1).max(1))
+}
+
+async fn work(common: &Common, number: u64) -> Result<()> {
+    let (me, arguments) = (id(number), &common.arguments);
+    let (events, inbox) = channel(EVENTS);
+    let plane = Plane::start(common, me, events.clone())?;
+    let to = uplink::Coordinator {
+        address: arguments.coordinator.clone(),
+        certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+    };
+    let (reports, mut orders) = uplink::start(to, hello(arguments, number, plane.address(number)));
+    let Welcome { job, job_hash, .. } = loop {
+        match orders.recv().await {
+            Some(UplinkEvent::Up(welcome)) => break welcome,
+            Some(UplinkEvent::Refused(reason)) => bail!("refused: {reason}"),
+            Some(_) => {}
+            None => bail!("the stream to the coordinator ended"),
+        }
+    };
+    let job = parse_job(&job).context("the coordinator's job file is not valid here")?;
+    let model = tiny(&job);
+    let parts = AgentParts {
+        member: MemberConfig {
+            id: me,
+            layout: job.model.layout(),
+            last_step: Step(job.training.steps),
+            checkpoint_every: None,
+            timing: MemberTiming::default(),
+        },
+        mesh: plane.of_model(&model, job.training.global_batch_size),
+        engine: Stub {
+            me,
+            step: Duration::from_millis(arguments.step_ms),
+            model,
+        },
+        events: (events, inbox),
+        uplink: (reports, orders),
+        job_hash,
+        checkpoints: None,
+        tokens_per_sample: u64::from(job.model.sequence_length),
+    };
+    let (_never, drain) = channel(1);
+    Ok(agent::run(parts, drain).await?)
+}
+
+fn hello(arguments: &Arguments, number: u64, address: String) -> Hello {
+    Hello {
+        worker: id(number),
+        name: format!("worker-{number}"),
+        address,
+        node: format!("node-{}", (number - 1) / NODE),
+        host: "stub".into(),
+        pid: std::process::id(),
+        memory_bytes: None,
+        device: "stub".into(),
+        token: arguments.token.clone(),
+        speed: 1.0,
+        job_hash: String::new(),
+    }
+}

@@ -1,0 +1,93 @@
+//! An engine that computes nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varuna_api::Job;
+use varuna_model::Model;
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
+use varuna_worker::engine::{Compute, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
+use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitState};
+use varuna_worker::transport::Link;
+
+/// An engine that takes its time and computes nothing.
+pub(crate) struct Stub {
+    pub(crate) me: WorkerId,
+    pub(crate) step: Duration,
+    /// With the units of the job's model, each of a few numbers.
+    pub(crate) model: Model,
+}
+
+impl Compute for Stub {
+    fn initialise(&mut self, _: Unit) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn import(&mut self, _: Unit, _: &UnitState) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        let zeros = UnitBuffers::new(&self.model, unit)?;
+        zeros.snapshot().map_err(|_| EngineError::Leased(unit))
+    }
+
+    fn free(&mut self, _: &[Unit]) {}
+
+    fn run_step(
+        &mut self,
+        plan: &Plan,
+        _: Step,
+        link: &Arc<dyn Link>,
+        deadline: Instant,
+    ) -> Result<StepReport, StepFailure> {
+        let end = (Instant::now() + self.step).min(deadline);
+        // Nothing comes: this ends with the time, or with a fence.
+        let waited = link.recv_any(&[], end);
+        waited.map_err(|error| StepFailure {
+            error: error.into(),
+            prepared: Vec::new(),
+        })?;
+        let norm = UnitNorm {
+            norm2: 1.0,
+            overflow: false,
+            loss: 1.0,
+            eval_loss: None,
+        };
+        let units = plan.units(self.me);
+        let took = self.step / (2 * u32::try_from(units.len()).unwrap_or(1).max(1));
+        let lap = |segment: u32, work| Lap {
+            segment,
+            work,
+            samples: 1,
+            took,
+        };
+        let works = [Work::Forward, Work::Backward];
+        let laps = units.iter().flat_map(|unit| works.map(|work| lap(unit.0, work)));
+        Ok(StepReport {
+            laps: laps.collect(),
+            prepared: units.iter().map(|unit| (*unit, norm)).collect(),
+            timings: StepTimings {
+                forward: self.step / 2,
+                backward: self.step / 2,
+                total: self.step,
+                ..StepTimings::default()
+            },
+        })
+    }
+
+    fn apply(&mut self, _: &Decision, _: &[Unit]) -> Result<(), EngineError> {
+        Ok(())
+    }
+}
+
+/// The job's model with the same units, but small: what is sent for a unit is a few numbers.
+pub(crate) fn tiny(job: &Job) -> Model {
+    Model {
+        hidden_size: 8,
+        heads: 1,
+        sequence_length: 8,
+        vocabulary_size: 16,
+        ..job.model.clone()
+    }
+}

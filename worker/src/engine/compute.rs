@@ -1,0 +1,59 @@
+//! What the engine's thread asks of an engine.
+
+use super::{Engine, EngineError, StepFailure, StepReport};
+use crate::state::{UnitSnapshot, UnitState};
+use crate::transport::Link;
+use std::sync::Arc;
+use std::time::Instant;
+use varuna_plan::{Decision, Plan, Step, Unit};
+
+/// What computes steps. [`Engine`] trains; a program that measures the rest of a worker brings one that computes nothing. What the
+/// functions mean, and when they fail, stands with those of [`Engine`].
+#[expect(missing_docs, reason = "they stand with those of Engine")]
+#[expect(clippy::missing_errors_doc, reason = "they stand with those of Engine")]
+pub trait Compute: Send + 'static {
+    fn initialise(&mut self, unit: Unit) -> Result<(), EngineError>;
+    fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
+    fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError>;
+    fn free(&mut self, keep: &[Unit]);
+    fn run_step(
+        &mut self,
+        plan: &Plan,
+        step: Step,
+        link: &Arc<dyn Link>,
+        deadline: Instant,
+    ) -> Result<StepReport, StepFailure>;
+    fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError>;
+}
+
+impl Compute for Engine {
+    fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
+        Engine::initialise(self, unit)
+    }
+
+    fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
+        Engine::import(self, unit, state)
+    }
+
+    fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        Engine::snapshot(self, unit)
+    }
+
+    fn free(&mut self, keep: &[Unit]) {
+        Engine::free(self, keep);
+    }
+
+    fn run_step(
+        &mut self,
+        plan: &Plan,
+        step: Step,
+        link: &Arc<dyn Link>,
+        deadline: Instant,
+    ) -> Result<StepReport, StepFailure> {
+        Engine::run_step(self, plan, step, link, deadline)
+    }
+
+    fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
+        Engine::apply(self, decision, units)
+    }
+}

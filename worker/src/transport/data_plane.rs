@@ -1,0 +1,63 @@
+//! What the agent asks of the connections between workers.
+
+use super::Link;
+use super::tcp::{Mesh, StateSource};
+use std::sync::Arc;
+use varuna_frames::StateHeader;
+use varuna_plan::{Generation, WorkerId};
+use varuna_protocol::PeerMessage;
+
+/// One worker's connections of all generations. Workers use [`Mesh`]; a program that runs thousands of agents on one machine, which
+/// has not the threads for their connections, brings one without any. What the functions mean stands with those of [`Mesh`].
+#[expect(missing_docs, reason = "they stand with those of Mesh")]
+pub trait DataPlane: Send + Sync {
+    fn open(&self, generation: Generation, secret: &str);
+    fn dial(&self, generation: Generation, peer: WorkerId, address: &str);
+    fn close(&self, generation: Generation);
+    fn link(&self, generation: Generation) -> Option<Arc<dyn Link>>;
+    fn send_message(&self, generation: Generation, to: WorkerId, message: &PeerMessage);
+    fn stop_states(&self, generation: Generation);
+    fn send_state(
+        &self,
+        generation: Generation,
+        to: WorkerId,
+        header: StateHeader,
+        state: Box<dyn StateSource>,
+    );
+}
+
+impl DataPlane for Mesh {
+    fn open(&self, generation: Generation, secret: &str) {
+        Mesh::open(self, generation, secret);
+    }
+
+    fn dial(&self, generation: Generation, peer: WorkerId, address: &str) {
+        Mesh::dial(self, generation, peer, address);
+    }
+
+    fn close(&self, generation: Generation) {
+        Mesh::close(self, generation);
+    }
+
+    fn link(&self, generation: Generation) -> Option<Arc<dyn Link>> {
+        Mesh::link(self, generation)
+    }
+
+    fn send_message(&self, generation: Generation, to: WorkerId, message: &PeerMessage) {
+        Mesh::send_message(self, generation, to, message);
+    }
+
+    fn stop_states(&self, generation: Generation) {
+        Mesh::stop_states(self, generation);
+    }
+
+    fn send_state(
+        &self,
+        generation: Generation,
+        to: WorkerId,
+        header: StateHeader,
+        state: Box<dyn StateSource>,
+    ) {
+        Mesh::send_state(self, generation, to, header, state);
+    }
+}
