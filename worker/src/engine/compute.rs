@@ -10,7 +10,6 @@ use varuna_plan::{Decision, Plan, Step, Unit};
 /// What computes steps. [`Engine`] trains; a program that measures the rest of a worker brings one that computes nothing. What the
 /// functions mean, and when they fail, stands with those of [`Engine`].
 #[expect(missing_docs, reason = "they stand with those of Engine")]
-#[expect(clippy::missing_errors_doc, reason = "they stand with those of Engine")]
 pub trait Compute: Send + 'static {
     fn initialise(&mut self, unit: Unit) -> Result<(), EngineError>;
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
