@@ -135,6 +135,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         layout: job.model.layout(),
         last_step: Step(job.training.steps),
         checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
+        compare_every: job.compare_every_steps,
         timing: MemberTiming::default(),
     };
     let parts = AgentParts {

@@ -7,6 +7,7 @@ use crate::numerics::Numerics;
 use std::time::Duration;
 use tch::{Device, Tensor};
 use varuna_api::Adam;
+use varuna_frames::Digester;
 use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::state::mix;
 use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad};
@@ -58,6 +59,15 @@ impl UnitSnapshot {
             first += part.len();
         }
         data
+    }
+
+    /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut digester = Digester::new(&self.adam_steps.to_le_bytes());
+        self.parts.iter().for_each(|part| digester.add(part.as_ref()));
+        let [a, b, c, d, e, f, g, h, ..] = digester.digest();
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
     /// Copies the state out.

@@ -277,3 +277,60 @@ fn a_snapshot_reads_any_part_of_a_state() {
         }
     }
 }
+
+#[test]
+fn one_bit_of_parameters_or_moments_gives_another_digest_and_equal_bits_the_same() {
+    let case = Case::default();
+    let alone = plan(&case, &single(&case));
+    let unit = Unit(1);
+    let digest = |engine: &Engine| engine.snapshot(unit).unwrap().digest();
+    let mut one = initialised(&case, ONE, &alone);
+    train_alone(&mut one, &alone, StateId::INITIAL, 2);
+    let state = one.export(unit).unwrap();
+    let mut other = engine(&case, ONE);
+    other.import(unit, &state).unwrap();
+    assert_eq!(digest(&one), digest(&other));
+    let third = state.data.len() / 3;
+    for element in [0, third, 3 * third - 1] {
+        let mut damaged = state.clone();
+        let bits = damaged.data[element].to_bits() ^ 1;
+        damaged.data[element] = f32::from_bits(bits);
+        other.import(unit, &damaged).unwrap();
+        assert_ne!(digest(&one), digest(&other), "element {element}");
+    }
+    let mut damaged = state;
+    damaged.adam_steps += 1;
+    other.import(unit, &damaged).unwrap();
+    assert_ne!(digest(&one), digest(&other));
+}
+
+/// The digests come from the engine's own thread at their place in the order of its commands.
+#[test]
+fn the_state_that_is_compared_is_that_of_its_place_in_the_order() {
+    let case = Case::default();
+    let alone = plan(&case, &single(&case));
+    let unit = Unit(0);
+    let trained = initialised(&case, ONE, &alone);
+    let expected = trained.snapshot(unit).unwrap().digest();
+    let (events, inbox) = std::sync::mpsc::channel();
+    let commands = engine_thread::start(trained, move |event| drop(events.send(event))).unwrap();
+    let id = StateId::INITIAL;
+    let units = vec![unit];
+    let compare = Command::Compare {
+        id,
+        saved: true,
+        units,
+    };
+    commands.send(compare).unwrap();
+    commands.send(Command::Free { keep: vec![] }).unwrap();
+    let Event::Compared {
+        saved: true,
+        snapshots,
+        ..
+    } = inbox.recv().unwrap()
+    else {
+        panic!("another event");
+    };
+    let digests: Vec<u64> = snapshots.iter().map(|(_, s)| s.digest()).collect();
+    assert_eq!(digests, [expected]);
+}

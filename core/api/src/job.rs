@@ -33,6 +33,10 @@ pub struct Job {
     pub checkpoint: Option<Checkpoint>,
     /// Connections between workers.
     pub network: Network,
+    /// Steps between comparisons of the state that several workers hold, at least 1; none = nothing is compared. Not in the hash of
+    /// jobs that compare nothing: theirs is the same as before there was this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compare_every_steps: Option<u64>,
     /// What announces the end of a worker.
     pub disruption: Disruption,
     /// The run is stopped until this is false again.

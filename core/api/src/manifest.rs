@@ -84,6 +84,7 @@ pub struct Metadata {
             "checkpoint cannot change: make a new job"),
         validation = ("has(self.network) == has(oldSelf.network) && (!has(self.network) || self.network == oldSelf.network)",
             "network cannot change: make a new job"),
+        validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
         validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
@@ -115,6 +116,8 @@ pub struct Spec {
     pub checkpoint: Option<CheckpointSpec>,
     /// Connections between workers.
     pub network: Option<NetworkSpec>,
+    /// Whether workers that hold the same state compare it.
+    pub integrity: Option<IntegritySpec>,
     /// What announces the end of a worker.
     pub disruption: Option<DisruptionSpec>,
     /// Stop the run and delete its pods until this is false again.
@@ -377,6 +380,17 @@ pub struct CheckpointSpec {
     /// Bytes that each worker uploads in a second at most (`50Mi`); no limit where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub upload_per_second: Option<Value>,
+}
+
+/// Holders of the same part of the model have the same bits of it: comparing them finds a device that has wrong ones and never fails.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct IntegritySpec {
+    /// Steps between two comparisons. Checkpoints' states are compared too. The run goes on without a worker that differs from a majority.
+    /// Without one, as with two holders, it goes back to the newest compared checkpoint or else to the seed; none where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
+    pub compare_every_steps: Option<u64>,
 }
 
 /// What announces the end of a worker.

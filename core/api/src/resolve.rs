@@ -59,6 +59,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         workers: workers::workers(check, spec.workers.unwrap_or_default()),
         checkpoint: spec.checkpoint.map(|c| checkpoint::checkpoint(check, c)),
         network: workers::network(check, spec.network.unwrap_or_default()),
+        compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),
     }

@@ -9,6 +9,7 @@ mod mutant;
 pub mod coordinator;
 pub mod member;
 pub mod message;
+pub mod trust;
 
 pub use coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Event, Hello,
@@ -16,8 +17,10 @@ pub use coordinator::{
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
-    Conclusion, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status, Time,
+    Conclusion, Digests, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status,
+    Time,
 };
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;
 pub use mutant::{CaughtBy, Mutant, Seeds};
+pub use trust::{Rollback, Trust};

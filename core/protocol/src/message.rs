@@ -1,5 +1,6 @@
 //! What coordinator, members and peers say to each other, and the one persisted record.
 
+use crate::trust::Trust;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -102,6 +103,38 @@ pub struct Inventory {
     pub decision: Option<Decision>,
 }
 
+/// A worker's copies of a state as numbers: equal bits have equal numbers, others (but for chance) others.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Digests {
+    /// The state.
+    pub id: StateId,
+    /// All members put this state into the store.
+    pub saved: bool,
+    /// Those of its units that others hold too.
+    pub units: Vec<(Unit, u64)>,
+}
+
+impl Inventory {
+    /// Takes out what counts no more since a rollback.
+    pub(crate) fn forget_void(&mut self, trust: &Trust) {
+        if trust.rollbacks.is_empty() {
+            return;
+        }
+        let leads_to_void = |run_gen: Generation, step: Step| {
+            let id = StateId {
+                run_gen,
+                step: step.next(),
+                ..StateId::INITIAL
+            };
+            trust.is_void(id)
+        };
+        self.units.retain(|_, id| !trust.is_void(*id));
+        self.prepared.retain(|_, p| !leads_to_void(p.run_gen, p.step));
+        self.ran = self.ran.filter(|r| !leads_to_void(r.generation, r.step));
+        self.decision = self.decision.filter(|d| !trust.is_void(d.id));
+    }
+}
+
 /// Commits in one answer to [`Order::Tell`].
 pub const TOLD_AT_ONCE: usize = 256;
 
@@ -133,6 +166,8 @@ pub enum Report {
         /// The commits beyond it that this worker knows, oldest first, no more than [`TOLD_AT_ONCE`].
         decisions: Vec<Decision>,
     },
+    /// What this worker's copies of a state are, to be compared with those of the other holders.
+    Digests(Digests),
 }
 
 /// Coordinator to worker. All orders are idempotent and numbered, and travel with the coordinator's term.
@@ -229,6 +264,9 @@ pub struct Record {
     pub next: Option<Arc<Plan>>,
     /// The job has ended.
     pub done: bool,
+    /// What comparisons between holders have shown. Left out while there were none, as in records of older versions.
+    #[serde(skip_serializing_if = "Trust::is_empty")]
+    pub trust: Trust,
 }
 
 /// A record as it is written, before its numbers are checked.
@@ -241,6 +279,8 @@ struct WrittenRecord {
     plan: Option<Arc<Plan>>,
     next: Option<Arc<Plan>>,
     done: bool,
+    #[serde(default)]
+    trust: Trust,
 }
 
 /// A record that no coordinator has written.
@@ -267,6 +307,7 @@ impl TryFrom<WrittenRecord> for Record {
             plan,
             next,
             done,
+            trust,
         } = written;
         let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
         let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
@@ -294,6 +335,7 @@ impl TryFrom<WrittenRecord> for Record {
             plan,
             next,
             done,
+            trust,
         })
     }
 }
@@ -301,6 +343,8 @@ impl TryFrom<WrittenRecord> for Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trust::Rollback;
+    use varuna_plan::state::Chain;
 
     #[test]
     fn a_record_whose_numbers_have_no_next_one_is_refused() {
@@ -330,5 +374,69 @@ mod tests {
             })
             .unwrap()
         );
+    }
+
+    fn state(run_gen: u64, step: u64) -> StateId {
+        StateId {
+            run_gen: Generation(run_gen),
+            step: Step(step),
+            chain: Chain(9),
+        }
+    }
+
+    fn rolled_back(to: StateId, generation: u64) -> Trust {
+        let generation = Generation(generation);
+        Trust {
+            compared: vec![],
+            rollbacks: vec![Rollback { to, generation }],
+        }
+    }
+
+    #[test]
+    fn what_counts_no_more_is_taken_out_of_an_answer() {
+        let trust = rolled_back(state(2, 40), 4);
+        let norm = UnitNorm {
+            norm2: 1.0,
+            overflow: false,
+            loss: 0.0,
+            eval_loss: None,
+        };
+        let prepared = |run_gen: u64, step: u64| Prepared {
+            run_gen: Generation(run_gen),
+            step: Step(step),
+            norm,
+        };
+        let ran = |generation: u64, step: u64| Ran {
+            generation: Generation(generation),
+            step: Step(step),
+            norm_put_in: true,
+        };
+        let mut inventory = Inventory {
+            upto: Generation(5),
+            units: [(Unit(0), state(2, 40)), (Unit(1), state(3, 50))].into(),
+            // The step that is run from the state that was gone back to leads beyond it.
+            prepared: [(Unit(0), prepared(2, 40)), (Unit(1), prepared(4, 40))].into(),
+            ran: Some(ran(2, 40)),
+            decision: Some(Decision::conclude(state(3, 50), Generation(3), &[norm], None)),
+        };
+        inventory.forget_void(&trust);
+        assert_eq!(inventory.units, [(Unit(0), state(2, 40))].into());
+        assert_eq!(inventory.prepared, [(Unit(1), prepared(4, 40))].into());
+        assert_eq!((inventory.ran, inventory.decision), (None, None));
+    }
+
+    #[test]
+    fn a_record_without_comparisons_is_written_and_read_as_before() {
+        let text = r#"{"version":1,"term":1,"highest":1,"plan":null,"next":null,"done":false}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert!(record.trust.is_empty());
+        assert_eq!(serde_json::to_string(&record).unwrap(), text);
+        let with = Record {
+            trust: rolled_back(state(2, 40), 4),
+            ..record
+        };
+        let written = serde_json::to_string(&with).unwrap();
+        let read: Record = serde_json::from_str(&written).unwrap();
+        assert_eq!(read, with);
     }
 }

@@ -332,6 +332,18 @@ mutants! {
     AnyAnswerIsOfThisWrite => UNIT_TESTS,
     /// A change is proposed while a member is silent.
     ChangeWhileMemberIsSilent => UNIT_TESTS,
+    /// All holders of a unit agree, whatever they say.
+    ComparisonFindsNothing => UNIT_TESTS,
+    /// Where holders of a unit differ, those that agree are replaced.
+    ReplaceMajority => UNIT_TESTS,
+    /// A worker whose state was found to be wrong is resumed from.
+    ResumeFromOddHolder => UNIT_TESTS,
+    /// A rollback goes to the newest checkpoint, compared or not.
+    RollBackToUncompared => UNIT_TESTS,
+    /// A state that was given up because holders differed is resumed from.
+    ResumeFromVoidState => UNIT_TESTS,
+    /// A member's digest is of another moment than the state that it names.
+    DigestAfterSwitch => UNIT_TESTS,
 }
 
 /// Whether the bug is switched on; `false` at compile time without the feature.

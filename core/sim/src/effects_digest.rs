@@ -12,8 +12,8 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Event, Inventory, MemberEffect, Norms, Order, Outcome, PeerMessage, Phase,
-    Prepared, Ran, Record, Report, Status,
+    Conclusion, CoordinatorEffect, Digests, Event, Inventory, MemberEffect, Norms, Order, Outcome,
+    PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -138,7 +138,9 @@ structs! {
     },
     StepDeadline { step_ns, doublings, evaluation },
     EvaluationSteps { interval_steps, batches },
-    Record { version, term, highest, plan, next, done },
+    Digests { id, saved, units },
+    Rollback { to, generation },
+    Record { version, term, highest, plan, next, done, trust },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
@@ -197,6 +199,17 @@ impl<K: Digest, V: Digest> Digest for BTreeMap<K, V> {
     }
 }
 
+/// Nothing while there was no comparison, as in jobs that compare nothing.
+impl Digest for Trust {
+    fn digest(&self, d: &mut EffectsDigest) {
+        let Trust { compared, rollbacks } = self;
+        if !self.is_empty() {
+            d.add(compared);
+            d.add(rollbacks);
+        }
+    }
+}
+
 /// Enums: a tag for each variant, the fields that count, then those that are for people.
 macro_rules! enums {
     ($($type:ident { $($tag:literal $variant:ident $({ $($field:ident),* $(; $ignored:ident)* })? $(( $($part:ident),* ))?),* $(,)? })*) => {
@@ -239,6 +252,7 @@ enums! {
         3 Inventory(inventory),
         4 Committed { decision },
         5 Commits { after, decisions },
+        6 Digests(digests),
     }
     PeerMessage {
         1 Norm(norms),
@@ -281,6 +295,7 @@ enums! {
         13 Put { id, unit },
         14 Exit(reason),
         15 StopServing { generation },
+        16 Digest { id, saved, units },
     }
     Event {
         1 TookOver { term },
@@ -304,5 +319,6 @@ enums! {
         19 Lost { units },
         20 Done { step },
         21 Deposed { by_term },
+        22 StatesDiffer { step, units, replaced },
     }
 }

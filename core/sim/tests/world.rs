@@ -24,6 +24,7 @@ const REACHED: &[&str] = &[
     "end: state lost",
     "fault DamagedTransfers",
     "fault DuplicatedReports",
+    "fault FlipBits",
     "fault Flap",
     "fault Hit",
     "fault JumpClock",
@@ -43,6 +44,8 @@ const REACHED: &[&str] = &[
     "resume: finishes a step",
     "resume: from a checkpoint",
     "resume: from memory",
+    "states differ: goes back",
+    "states differ: replaces",
     "step skipped: overflow",
     "the shipped planner plans",
 ];
@@ -204,4 +207,25 @@ fn two_coordinators_that_take_over_at_once_do_not_share_a_term() {
 #[test]
 fn a_loading_worker_does_not_end_the_run() {
     assert_eq!(World::new(21_567).run(), Ok(()));
+}
+
+/// Nothing else happens in these schedules: where a comparison is due in time, no wrong bits stay beside right ones.
+#[test]
+fn wrong_bits_are_found_where_others_hold_the_right_ones() {
+    let (mut schedules, mut reached) = (0, std::collections::BTreeSet::new());
+    for seed in 0..4_000 {
+        let flips = World::new(seed).bit_flips().clone();
+        if flips.is_empty() {
+            continue;
+        }
+        schedules += 1;
+        let mut world = World::with_faults(seed, None, Some(flips));
+        world.run().unwrap_or_else(|v| panic!("seed {seed}: {v:?}"));
+        assert_eq!(world.unnoticed_flips(), 0, "seed {seed}");
+        reached.extend(world.stats().reached.keys().cloned());
+    }
+    assert!(schedules > 200, "{schedules}");
+    for kind in ["states differ: goes back", "states differ: replaces"] {
+        assert!(reached.contains(kind), "{kind}");
+    }
 }

@@ -209,9 +209,11 @@ impl Driver {
             Base::Fixed { id, .. } => Some(id),
             Base::AtSwitch { .. } => None,
         });
-        let bases = bases.collect();
+        // A rollback goes to the newest compared one, which may be older than those that are kept.
+        let compared = record.trust.newest_compared(&usable.complete);
+        let protected = bases.chain(compared).collect();
         if let Some(watcher) = self.checkpoints.watcher() {
-            watcher.protect(bases);
+            watcher.protect(protected);
         }
         self.feed(CoordinatorInput::Checkpoints(usable));
     }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::{Generation, Layout, Step, WorkerId};
+use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::Event;
 use varuna_run_folder::CheckpointEvent;
 
@@ -139,6 +139,11 @@ impl EventText {
                     "could not write version {version} of the run's record: no new plan until it is written"
                 )
             }
+            Event::StatesDiffer {
+                step,
+                units,
+                replaced,
+            } => self.states_differ(*step, units, replaced),
             Event::Lost { units } => {
                 let what = self.layout.name(units);
                 format!("the state of {what} is lost: no worker and no checkpoint holds it")
@@ -178,15 +183,31 @@ impl EventText {
         if missing.is_empty() {
             return format!("{answered} reported what state {hold}; none is missing");
         }
+        let missing = self.names(missing);
+        format!("{answered} reported what state {hold}; no report from {missing}")
+    }
+
+    fn names(&self, workers: &[WorkerId]) -> String {
         let name = |w: &WorkerId| self.names.get(w).cloned().unwrap_or_else(|| w.to_string());
-        let names: Vec<String> = missing.iter().take(NAMES_MAX).map(name).collect();
-        let more = match missing.len().saturating_sub(NAMES_MAX) {
+        let names: Vec<String> = workers.iter().take(NAMES_MAX).map(name).collect();
+        let more = match workers.len().saturating_sub(NAMES_MAX) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
+        format!("{}{more}", names.join(", "))
+    }
+
+    fn states_differ(&self, step: Step, units: &[Unit], replaced: &[WorkerId]) -> String {
+        let what = self.layout.name(units);
+        if replaced.is_empty() {
+            return format!(
+                "workers that hold {what} have different bits of it at step {step}, and no majority agrees: the run goes back to the \
+                 newest checkpoint whose state was compared, or else to the seed"
+            );
+        }
         format!(
-            "{answered} reported what state {hold}; no report from {}{more}",
-            names.join(", ")
+            "{} had other bits of {what} at step {step} than most of its holders: training goes on without",
+            self.names(replaced)
         )
     }
 

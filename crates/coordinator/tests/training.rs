@@ -34,8 +34,9 @@ spec:
   model: {layers: 4, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}
   data: {path: nowhere}
   training: {globalBatchSize: 8, microBatchSize: 1, steps: 150, seed: 1, optimizer: {learningRate: 0.001}}
-  pipeline: {minDepth: 2}
+  pipeline: {minDepth: 2, maxDepth: 2}
   elasticity: {minWorkers: 2}
+  integrity: {compareEverySteps: 5}
 ";
 
 fn job() -> Job {
@@ -467,4 +468,35 @@ async fn a_port_in_use_is_told_by_its_address() {
         .expect("one listener a port");
     assert!(matches!(&error, CoordinatorError::Listen { .. }));
     assert!(error.to_string().contains(&run.address()), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_with_other_bits_than_two_more_holders_is_named_and_let_go_and_no_step_is_lost() {
+    let mut run = Run::start(6).await;
+    run.wait_for_step(20).await;
+    let pipelines = run
+        .control
+        .view
+        .borrow()
+        .snapshot
+        .as_ref()
+        .unwrap()
+        .run
+        .plan
+        .clone();
+    assert_eq!(pipelines.as_deref(), Some("P2xD3"));
+    run.net.damage(4);
+    let events = events(run.finish().await.path());
+    let found: Vec<_> = events.iter().filter(|e| e["event"] == "statesDiffer").collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let of_four = serde_json::to_value([varuna_plan::WorkerId(4)]).unwrap();
+    assert_eq!(found[0]["replaced"], of_four);
+    let released = |e: &&serde_json::Value| e["event"] == "workerReleased" && e["name"] == "w4";
+    assert_eq!(events.iter().filter(released).count(), 1);
+    let resumed: Vec<_> = events.iter().filter(|e| e["event"] == "resumed").collect();
+    let last = resumed.last().unwrap();
+    assert_eq!(
+        (&last["restored"], last["stepsLost"].as_u64().unwrap_or(0)),
+        (&false.into(), 0)
+    );
 }

@@ -4,12 +4,15 @@ use crate::error::{WireError, need};
 use crate::metrics::{self, StepMetrics};
 use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id, read_run};
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use v1::up::Message as Wire;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
-use varuna_protocol::{Inventory, Phase, Prepared, Ran, Report, Status};
+use varuna_protocol::{Digests, Inventory, Phase, Prepared, Ran, Report, Status};
+
+/// Lists of units.
+const ONCE: &str = "each unit at most once";
 
 /// How a worker introduces itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +84,7 @@ impl Upward {
                 decision: read_decision(need(c.decision, "Committed", "decision")?)?,
             }),
             Wire::Commits(c) => Upward::Report(read_commits(c)?),
+            Wire::Digests(d) => Upward::Report(Report::Digests(read_digests(d)?)),
             Wire::Metrics(metrics) => Upward::Metrics(metrics::read(&metrics)),
         })
     }
@@ -190,7 +194,34 @@ fn report_to_wire(report: &Report) -> Wire {
             after: after.0,
             decisions: decisions.iter().map(decision_to_wire).collect(),
         }),
+        Report::Digests(digests) => Wire::Digests(digests_to_wire(digests)),
     }
+}
+
+fn digests_to_wire(digests: &Digests) -> v1::Digests {
+    let unit = |(unit, digest): &(Unit, u64)| v1::UnitDigest {
+        unit: unit.0,
+        digest: *digest,
+    };
+    v1::Digests {
+        id: Some(id_to_wire(digests.id)),
+        saved: digests.saved,
+        units: digests.units.iter().map(unit).collect(),
+    }
+}
+
+fn read_digests(digests: v1::Digests) -> Result<Digests, WireError> {
+    const M: &str = "Digests";
+    let mut seen = BTreeSet::new();
+    if let Some(again) = digests.units.iter().find(|d| !seen.insert(d.unit)) {
+        let found = format!("unit {} twice", again.unit);
+        return Err(WireError::value(M, "units", found, ONCE));
+    }
+    Ok(Digests {
+        id: read_id(need(digests.id, M, "id")?)?,
+        saved: digests.saved,
+        units: digests.units.iter().map(|d| (Unit(d.unit), d.digest)).collect(),
+    })
 }
 
 fn read_commits(commits: v1::Commits) -> Result<Report, WireError> {
@@ -294,7 +325,6 @@ fn inventory_to_wire(inventory: &Inventory) -> v1::Inventory {
 
 fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
     const M: &str = "Inventory";
-    const ONCE: &str = "each unit at most once";
     let mut units = BTreeMap::new();
     for held in inventory.units {
         let id = read_id(need(held.id, "HeldUnit", "id")?)?;

@@ -44,6 +44,12 @@ pub enum Command {
     Free { keep: Vec<Unit> },
     /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
     Snapshot { unit: Unit, id: StateId },
+    /// Give read access to these units' state as it is now, which is `id`, to compare it. Answer: [`Event::Compared`].
+    Compare {
+        id: StateId,
+        saved: bool,
+        units: Vec<Unit>,
+    },
     /// Give read access to a unit's state for a peer. Answer: [`Event::Exported`].
     Export {
         to: WorkerId,
@@ -82,6 +88,12 @@ pub enum Event {
         unit: Unit,
         id: StateId,
         snapshot: UnitSnapshot,
+    },
+    /// For a comparison with the other holders.
+    Compared {
+        id: StateId,
+        saved: bool,
+        snapshots: Vec<(Unit, UnitSnapshot)>,
     },
     /// For a peer.
     Exported {
@@ -182,6 +194,12 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 id,
                 snapshot: self.engine.snapshot(unit)?,
             },
+            Command::Compare { id, saved, units } => {
+                let share = |unit: Unit| Ok((unit, self.engine.snapshot(unit)?));
+                let snapshots: Result<Vec<_>, EngineError> = units.into_iter().map(share).collect();
+                let snapshots = snapshots?;
+                Event::Compared { id, saved, snapshots }
+            }
             Command::Export {
                 to,
                 generation,

@@ -98,6 +98,10 @@ impl Agent {
                 }
                 return Ok(());
             }
+            Event::Compared { id, saved, snapshots } => {
+                self.digest(id, saved, snapshots);
+                return Ok(());
+            }
             Event::Fatal(error) => return Err(error.into()),
         };
         self.feed(input)

@@ -9,7 +9,7 @@ pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Compute, EngineError, Lap, StepTimings};
-use crate::state::UnitState;
+use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
 use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput};
-use varuna_protocol::{Report, Time};
+use varuna_protocol::{Digests, Report, Time};
 use varuna_wire::Upward;
 
 /// How often the state machine sees the clock.
@@ -69,6 +69,8 @@ pub enum AgentEvent {
     Peer(PeerEvent),
     /// Of the checkpoint store.
     Store(StoreEvent),
+    /// The digests of a state are computed.
+    Digested(Digests),
 }
 
 /// Progress of reading one unit from the checkpoint store.
@@ -179,6 +181,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
                 Some(AgentEvent::Engine(event)) => agent.on_engine_event(event)?,
                 Some(AgentEvent::Peer(event)) => agent.on_peer_event(event)?,
                 Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
+                Some(AgentEvent::Digested(digests)) => agent.feed(MemberInput::Digested(digests))?,
                 None => return Err(AgentError::EngineGone),
             },
             Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,
@@ -275,6 +278,9 @@ impl Agent {
                 self.command(Command::Snapshot { unit, id })?;
             }
             MemberEffect::Put { .. } => {}
+            MemberEffect::Digest { id, saved, units } => {
+                self.command(Command::Compare { id, saved, units })?
+            }
             MemberEffect::Adopt { unit, id } => match self.staged.take() {
                 Some((u, i, state)) if (u, i) == (unit, id) => {
                     self.command(Command::Adopt { unit, id, state })?
@@ -321,6 +327,17 @@ impl Agent {
                 }
             };
             let _ = events.send(AgentEvent::Store(event)).await;
+        });
+    }
+
+    /// Has the digests computed beside the next step. The optimizer waits for them only where they take longer than the step.
+    fn digest(&self, id: StateId, saved: bool, snapshots: Vec<(Unit, UnitSnapshot)>) {
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let digest = |(unit, snapshot): (Unit, UnitSnapshot)| (unit, snapshot.digest());
+            let units = snapshots.into_iter().map(digest).collect();
+            // An error means that the agent has ended.
+            let _ = events.blocking_send(AgentEvent::Digested(Digests { id, saved, units }));
         });
     }
 

@@ -1,9 +1,9 @@
-//! `spec.checkpoint`: where and how often state is saved.
+//! `spec.checkpoint` and `spec.integrity`: where and how often state is saved, and how often it is compared.
 
 use super::check::Check;
 use crate::job::Checkpoint;
 use crate::limits;
-use crate::manifest::CheckpointSpec;
+use crate::manifest::{CheckpointSpec, IntegritySpec};
 
 pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec) -> Checkpoint {
     let at = |field: &str| format!("spec.checkpoint.{field}");
@@ -24,4 +24,9 @@ pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec) -> Checkpoi
         keep: check.within(&at("keep"), written.keep.unwrap_or(3), limits::KEEP),
         upload_bytes_per_second,
     }
+}
+
+pub(super) fn compare_every_steps(check: &mut Check, written: Option<IntegritySpec>) -> Option<u64> {
+    let steps = written?.compare_every_steps?;
+    Some(check.within("spec.integrity.compareEverySteps", steps, limits::COUNT))
 }

@@ -169,6 +169,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         ),
         ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
     );
+    assert_eq!(job.compare_every_steps, Some(20));
     assert_eq!(
         (job.disruption.notice_seconds, job.disruption.node_signals.len()),
         (30, 1)
@@ -515,6 +516,11 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     ),
     ("keep: 2", "keep: 0", "spec.checkpoint.keep: 0 — 1 to 1000000"),
     (
+        "compareEverySteps: 20",
+        "compareEverySteps: 0",
+        "spec.integrity.compareEverySteps: 0 — 1 to 1099511627776",
+    ),
+    (
         "noticeSeconds: 30",
         "noticeSeconds: 90000",
         "spec.disruption.noticeSeconds: 90000 — 0 to 86400",
@@ -528,7 +534,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "suspend: true",
         "paused: true",
-        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `disruption`, `suspend`",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `integrity`, `disruption`, `suspend`",
     ),
 ];
 

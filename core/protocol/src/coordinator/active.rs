@@ -4,7 +4,6 @@ use super::all_of::AllOf;
 use super::config::{CoordinatorEffect, Timing};
 use super::considered::Considered;
 use super::event::Event;
-use super::outbox::OrderKind;
 use super::shared::Shared;
 use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Phase, Status, Time};
@@ -101,6 +100,8 @@ impl Active {
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
         let broken = self.suspected_here(shared);
         let broken = broken.or_else(|| broken_off(shared, turn, &target));
+        let distrusted = || shared.why_distrusted().filter(|_| turn.scope == Scope::Everyone);
+        let broken = broken.or_else(distrusted);
         fence_older_generations(shared, turn, &target);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);
@@ -121,6 +122,14 @@ impl Active {
         }
         if running {
             shared.order_checkpoint(&target, turn);
+        }
+        let compared = shared
+            .comparison
+            .unwritten
+            .filter(|_| running && turn.now >= self.change_after);
+        if let Some(id) = compared {
+            shared.comparison.unwritten = None;
+            return Next::Write(shared.record.with_compared(id));
         }
         match next {
             Some(next) if switched && running => Next::Write(shared.record.with_promoted(next)),
@@ -304,13 +313,9 @@ fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool,
         }
         let idle = status.phase == Phase::Idle && status.next != generation;
         let may_go = idle || bug!(ReleaseBusyWorker);
-        if !first && !target.has(to) && status.draining && may_go {
-            let before = shared.outbox.has_sent(to, OrderKind::Release);
-            shared.outbox.order(turn, to, Order::Release);
-            if !before {
-                let name = shared.roster.name(to);
-                turn.event(Event::WorkerReleased { worker: to, name });
-            }
+        let leaves = status.draining || shared.roster.is_distrusted(to);
+        if !first && !target.has(to) && leaves && may_go {
+            shared.let_go(to, turn);
         }
     }
 }

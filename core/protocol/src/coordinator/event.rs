@@ -135,6 +135,16 @@ pub enum Event {
         /// The prediction comes from costs that were fitted to measured steps.
         calibrated: bool,
     },
+    /// Workers that hold the same state have other bits than one another.
+    StatesDiffer {
+        /// Steps done in the state that was compared.
+        step: Step,
+        /// What they hold.
+        units: Vec<Unit>,
+        /// Workers whose bits differ from those that a majority has: the run goes on without them. None: no majority agrees, and the
+        /// run goes back to the newest checkpoint whose state was compared, or else to the seed.
+        replaced: Vec<WorkerId>,
+    },
     /// Too few workers: training waits, state is kept.
     BelowMinimum {
         /// Usable workers.

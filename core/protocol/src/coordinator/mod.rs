@@ -11,8 +11,10 @@ mod bad_links;
 mod change;
 mod checkpoints;
 mod churn;
+mod comparison;
 mod config;
 mod considered;
+mod distrust;
 mod ending;
 mod event;
 mod mode;
@@ -117,9 +119,11 @@ impl Coordinator {
             }
             CoordinatorInput::Record(record) => return mode.read(record, shared, turn),
             CoordinatorInput::Written { ok, record } => return mode.written(ok, record, shared, turn),
-            CoordinatorInput::Checkpoints(listing) => {
+            CoordinatorInput::Checkpoints(mut listing) => {
+                shared.checkpoints.note_generations(&listing.complete);
+                let trust = &shared.record.stored.trust;
+                listing.complete.retain(|id| !trust.is_void(*id));
                 let list = &listing.complete;
-                shared.checkpoints.note_generations(list);
                 let last = |c: &varuna_plan::StateId| c.step >= shared.config.last_step;
                 if mode.is_open() && !bug!(IgnoreFinalCheckpoint) && list.iter().any(last) {
                     return mode.write(shared.record.with_done(), shared, turn);

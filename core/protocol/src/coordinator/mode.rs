@@ -239,7 +239,8 @@ impl Mode {
         }
         match report {
             Report::Status(status) => shared.status(from, status, turn),
-            Report::Inventory(inventory) => {
+            Report::Inventory(mut inventory) => {
+                inventory.forget_void(&shared.record.stored.trust);
                 shared.inventory(from, &inventory, turn);
                 let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
                 self.note_revival();
@@ -259,6 +260,7 @@ impl Mode {
                 shared.publish(decision, turn);
             }
             Report::Commits { after, decisions } => shared.commits(after, decisions, turn),
+            Report::Digests(digests) => return self.compare(from, &digests, shared, turn),
         }
         self
     }

@@ -20,10 +20,12 @@ const LEAST_GAIN: f64 = 0.002;
 const AHEAD_AT_ONCE: usize = 64;
 
 impl Shared {
-    /// Workers that may be planned with: those in quarantine and behind bad links left out, no more than the job may use, present
+    /// Workers that may be planned with: those with wrong bits, in quarantine and behind bad links left out, no more than the job may use, present
     /// members first.
     pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
         let least = self.config.min_workers;
+        let trusted = from.iter().filter(|w| !self.roster.is_distrusted(**w));
+        let from: &[WorkerId] = &trusted.copied().collect::<Vec<_>>();
         let sound = |w: &&WorkerId| !self.quarantine.has(now, &self.roster.name(**w));
         let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();
         let from = if sound.len() < least { from } else { &sound };

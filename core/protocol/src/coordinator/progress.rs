@@ -139,6 +139,13 @@ impl Progress {
         self.commits.anything() || self.best != StateId::INITIAL
     }
 
+    /// A step is known to have been committed in this generation or a later one.
+    pub(super) fn is_known_since(&self, generation: Generation) -> bool {
+        let last = self.commits.last.map(|(id, _)| id);
+        let known = [Some(self.best), self.commits.before, last];
+        known.into_iter().flatten().any(|id| id.run_gen >= generation)
+    }
+
     /// Steps committed, as far as known.
     pub(super) fn step(&self) -> Step {
         self.commits.step().max(self.best.step)

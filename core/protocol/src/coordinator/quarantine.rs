@@ -33,6 +33,15 @@ impl Quarantine {
             self.by_name.remove(name);
             return;
         }
+        self.note(now, name, 1);
+    }
+
+    /// A worker was found with other bits than the rest: its machine may do so again. That is never forgiven.
+    pub(super) fn had_wrong_bits(&mut self, now: Time, name: &str) {
+        self.note(now, name, FORGIVEN + 1);
+    }
+
+    fn note(&mut self, now: Time, name: &str, more: u32) {
         if self.by_name.len() >= NAMES_MAX {
             self.by_name.retain(|_, ends| now < ends.until);
         }
@@ -40,7 +49,7 @@ impl Quarantine {
             return;
         }
         let ends = self.by_name.entry(name.to_owned()).or_default();
-        ends.count = ends.count.saturating_add(1);
+        ends.count = ends.count.saturating_add(more);
         if let Some(doublings) = ends.count.checked_sub(FORGIVEN + 1) {
             let pause = SHORTEST.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX));
             ends.until = now.after(pause.min(LONGEST));

@@ -3,8 +3,9 @@
 use super::config::{CoordinatorEffect, Timing};
 use super::turn::Turn;
 use crate::message::{Record, Time};
+use crate::trust::Rollback;
 use std::sync::Arc;
-use varuna_plan::{Base, Decision, Generation, Plan};
+use varuna_plan::{Base, Decision, Generation, Plan, StateId};
 
 /// The delay before another write doubles so often.
 const WRITE_DELAY_DOUBLINGS: u32 = 3;
@@ -123,6 +124,21 @@ impl RecordKeeper {
             next: next.map(Arc::new),
             ..self.stored.clone()
         }
+    }
+
+    /// The record with a compared checkpoint.
+    pub(super) fn with_compared(&self, id: StateId) -> Record {
+        let mut record = self.stored.clone();
+        record.trust.add_compared(id);
+        record
+    }
+
+    /// The record with the plan of a rollback to a state.
+    pub(super) fn with_rollback(&self, plan: Plan, to: StateId) -> Record {
+        let generation = plan.generation;
+        let mut record = self.with_plan(plan);
+        record.trust.add_rollback(Rollback { to, generation });
+        record
     }
 
     /// The record with a recovery's plan.

@@ -105,6 +105,8 @@ impl Collecting {
 
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
         self.ask_again(shared, turn);
+        shared.let_distrusted_go(turn);
+        self.answers.retain(|w, _| !shared.roster.is_distrusted(*w));
         let missing = self.find_missing(shared, turn.scope);
         let gone = missing.iter().all(|w| shared.roster.is_disconnected(*w));
         let collected = turn.now >= self.since.after(shared.config.timing.collect);
@@ -113,6 +115,9 @@ impl Collecting {
             return Step::Wait;
         }
         let missing: Vec<WorkerId> = self.missing.iter().flatten().copied().collect();
+        if shared.comparison.rolls_back {
+            return self.roll_back(missing, shared, turn);
+        }
         let Some(checkpoints) = self.usable_checkpoints(shared) else {
             return Step::Wait;
         };
@@ -210,7 +215,7 @@ impl Collecting {
                 expected.extend(plan.members());
                 expected.extend(plan.sources.iter().flatten());
             }
-            expected.retain(|w| !answers.contains_key(w));
+            expected.retain(|w| !answers.contains_key(w) && !shared.roster.is_distrusted(*w));
             expected
         })
     }
@@ -238,12 +243,37 @@ impl Collecting {
         let moved = shared.record.plans().filter(counts).any(|p| !initial(&p.base));
         let held = self.answers.values().flat_map(|i| i.units.values());
         let held = held.into_iter().any(|id| *id != StateId::INITIAL);
-        let nothing_committed = !moved && !held && !shared.progress.is_known();
+        let known = match shared.record.stored.trust.began_anew() {
+            Some(generation) => shared.progress.is_known_since(generation),
+            None => shared.progress.is_known(),
+        };
+        let nothing_committed = !moved && !held && !known;
         list.retain(|id| *id != StateId::INITIAL);
         if nothing_committed || shared.may_begin_anew {
             list.push(StateId::INITIAL);
         }
         Some(list)
+    }
+
+    /// Nobody knows which of the holders has the right bits: back to the newest checkpoint whose state was compared, and where there
+    /// is none, to the seed. By what the store says now: a newer one may have been completed.
+    fn roll_back(&mut self, missing: Vec<WorkerId>, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
+        let Some(listing) = self.listing.as_ref().filter(|l| l.fresh) else {
+            return Step::Wait;
+        };
+        let compared = shared.record.stored.trust.newest_compared(&listing.complete);
+        let to = compared.unwrap_or(StateId::INITIAL);
+        let resume = Resume {
+            id: to,
+            decision: None,
+            checkpoint: true,
+            sources: vec![Vec::new(); shared.config.layout.units()],
+            tip: true,
+        };
+        match self.plan(resume, missing, shared, turn) {
+            Some(plan) => Step::Write(shared.record.with_rollback(plan, to)),
+            None => Step::Wait,
+        }
     }
 
     fn recover(
@@ -253,12 +283,22 @@ impl Collecting {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Step {
+        let plan = self.plan(resume, missing, shared, turn);
+        plan.map_or(Step::Wait, |plan| Step::Write(shared.record.with_plan(plan)))
+    }
+
+    /// The plan that resumes there; none while workers are lacking, or the store refuses writes.
+    fn plan(
+        &mut self,
+        resume: Resume,
+        missing: Vec<WorkerId>,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Option<Plan> {
         if shared.record.delays_writes(turn.now) {
-            return Step::Wait;
+            return None;
         }
-        let Some(pool) = self.pool(shared, turn) else {
-            return Step::Wait;
-        };
+        let pool = self.pool(shared, turn)?;
         let mut held: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
         for (unit, sources) in shared.config.layout.all_units().zip(&resume.sources) {
             for worker in sources {
@@ -271,7 +311,7 @@ impl Collecting {
             Ok(shape) => shape,
             Err(Infeasible(reason)) => {
                 shared.report_problem(Event::NoPlan { reason }, turn);
-                return Step::Wait;
+                return None;
             }
         };
         let reason = why(shared, &missing);
@@ -289,7 +329,7 @@ impl Collecting {
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         self.interrupted.considered = Some(Considered::now(pool, shared, turn.now));
-        Step::Write(shared.record.with_plan(plan))
+        Some(plan)
     }
 
     /// Who answered and can be reached.

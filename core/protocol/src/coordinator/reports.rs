@@ -73,7 +73,7 @@ impl Shared {
 
     /// A member that ends within its first steps may do so again and again.
     fn judge_end(&mut self, worker: WorkerId, name: &str, now: Time) {
-        if !self.record.plans().any(|p| p.has(worker)) {
+        if !self.record.plans().any(|p| p.has(worker)) || self.roster.is_distrusted(worker) {
             return;
         }
         let first = self.roster.get(worker).and_then(|w| w.first_step);
@@ -196,6 +196,9 @@ impl Shared {
 
     /// Events for what a write changed.
     pub(super) fn tell_of_write(&mut self, before: &Record, turn: &mut Turn<'_>) {
+        if self.record.stored.trust.rollbacks != before.trust.rollbacks {
+            self.comparison.begin_anew();
+        }
         let new = self.record.plans().find(|p| p.generation > before.highest);
         if let Some(plan) = new.cloned() {
             turn.event(Event::Planned {

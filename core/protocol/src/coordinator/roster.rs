@@ -23,6 +23,8 @@ pub(super) struct Worker {
     pub(super) process_ended: bool,
     /// Somebody else has seen that it will go.
     pub(super) has_notice: bool,
+    /// Its state was found to be wrong: this process is never planned with again, nor resumed from.
+    pub(super) distrusted: bool,
     /// The step from which it first trained.
     pub(super) first_step: Option<Step>,
 }
@@ -148,6 +150,18 @@ impl Roster {
         worker.has_notice = true;
         self.changes += 1;
         !known
+    }
+
+    /// Its state was found to be wrong.
+    pub(super) fn distrust(&mut self, id: WorkerId) {
+        if let Some(worker) = self.workers.get_mut(&id) {
+            self.changes += u64::from(!std::mem::replace(&mut worker.distrusted, true));
+        }
+    }
+
+    /// Its state was found to be wrong.
+    pub(super) fn is_distrusted(&self, id: WorkerId) -> bool {
+        !bug!(ResumeFromOddHolder) && self.get(id).is_some_and(|w| w.distrusted)
     }
 
     /// It trains from this step on, if it did not before.

@@ -3,6 +3,7 @@
 use super::bad_links::BadLinks;
 use super::checkpoints::Checkpoints;
 use super::churn::Churn;
+use super::comparison::Comparison;
 use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::Event;
 use super::outbox::Outbox;
@@ -33,6 +34,7 @@ pub(super) struct Shared {
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
     pub(super) quarantine: Quarantine,
+    pub(super) comparison: Comparison,
     pub(super) fruitless: FruitlessGenerations,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
@@ -59,6 +61,7 @@ impl Shared {
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),
             quarantine: Quarantine::default(),
+            comparison: Comparison::default(),
             fruitless: FruitlessGenerations::default(),
             enough_since: None,
             problem: None,

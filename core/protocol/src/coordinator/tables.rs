@@ -21,6 +21,8 @@ pub struct CoordinatorTables {
     pub bad_links: usize,
     /// Plans for losses that may come.
     pub prepared_plans: usize,
+    /// States whose holders are compared, and states and rollbacks in the record.
+    pub comparisons: usize,
 }
 
 impl Coordinator {
@@ -33,6 +35,7 @@ impl Coordinator {
             planned.extend(plan.members());
             planned.extend(plan.sources.iter().flatten());
         }
+        let trust = &shared.record.stored.trust;
         CoordinatorTables {
             connected: shared.roster.workers.values().filter(|w| w.connected).count(),
             planned: planned.len(),
@@ -41,6 +44,7 @@ impl Coordinator {
             quarantined: shared.quarantine.len(),
             bad_links: shared.bad_links.len(),
             prepared_plans: shared.prepared_plans.len(),
+            comparisons: shared.comparison.len() + trust.compared.len() + trust.rollbacks.len(),
         }
     }
 }

@@ -1,5 +1,6 @@
 mod ahead;
 mod checkpoints;
+mod comparing;
 mod guards;
 mod resuming;
 mod reviewed;

@@ -1,6 +1,6 @@
 //! A member's inputs and effects: its whole surface towards engine, peers, store and coordinator.
 
-use crate::message::{Order, PeerMessage, Report};
+use crate::message::{Digests, Order, PeerMessage, Report};
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::state::UnitNorm;
@@ -47,6 +47,8 @@ pub struct MemberConfig {
     pub last_step: Step,
     /// Steps between regular checkpoints; one is also made when it is ordered, and at the end. None = there is no store.
     pub checkpoint_every: Option<u64>,
+    /// Steps between comparisons of the holders' states; those of checkpoints are compared too. None = nothing is compared.
+    pub compare_every: Option<u64>,
     /// Deadlines.
     pub timing: MemberTiming,
 }
@@ -166,6 +168,8 @@ pub enum MemberInput {
         /// Whom it was waiting for.
         about: Option<WorkerId>,
     },
+    /// Engine, the answer to Digest.
+    Digested(Digests),
     /// This worker had notice that it will go.
     Drain,
 }
@@ -265,6 +269,16 @@ pub enum MemberEffect {
         id: StateId,
         /// Which unit.
         unit: Unit,
+    },
+    /// Compute the digests of these units' state as it is now, beside the next step. Answer: Digested, or none where the state is
+    /// not there.
+    Digest {
+        /// The state.
+        id: StateId,
+        /// All members put it into the store.
+        saved: bool,
+        /// Which units.
+        units: Vec<Unit>,
     },
     /// End the process.
     Exit(ExitReason),

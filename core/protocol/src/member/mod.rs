@@ -239,9 +239,7 @@ impl Member {
                 generation,
                 from,
                 message,
-            } => {
-                self.peer(generation, from, message, effects);
-            }
+            } => self.peer(generation, from, message, effects),
             MemberInput::Fetched {
                 generation,
                 from,
@@ -281,6 +279,7 @@ impl Member {
             MemberInput::Applied { id } => self.on_applied(now, id, effects),
             MemberInput::Loaded { unit, id } => self.on_loaded(now, unit, id, effects),
             MemberInput::StepFailed { generation, about } => self.on_step_failed(generation, about, effects),
+            MemberInput::Digested(digests) => effects.push(MemberEffect::Report(Report::Digests(digests))),
             MemberInput::Drain => {
                 self.draining = true;
                 self.tell(effects);

@@ -219,8 +219,12 @@ impl Member {
         let busy = store_busy && !bug!(SaveIntoBusyStore);
         let regular = |n: u64| decision.id.step.0.is_multiple_of(n.max(1));
         let due = |n: u64| self.finished() || (!busy && (save || regular(n)));
-        if self.config.checkpoint_every.is_some_and(due) {
+        let saved = self.config.checkpoint_every.is_some_and(due);
+        if saved {
             self.put_held(effects);
+        }
+        if !bug!(DigestAfterSwitch) {
+            self.compare(saved, effects);
         }
         if bug!(ExitAtEnd) && self.finished() {
             return self.exit(ExitReason::Released, effects);
@@ -234,8 +238,31 @@ impl Member {
             }
             change => self.change = change,
         }
+        if bug!(DigestAfterSwitch) {
+            self.compare(saved, effects);
+        }
         self.tell_change(effects);
         self.run(effects);
+    }
+
+    /// Has the digests made of what others hold too, where this state is to be compared. The step does not wait for them. States of
+    /// checkpoints are compared whatever the interval: where holders differ with no majority, the run goes back to one of these.
+    fn compare(&self, saved: bool, effects: &mut Vec<MemberEffect>) {
+        let regular = |n: u64| self.at.step.0.is_multiple_of(n.max(1));
+        let due = self.config.compare_every.is_some_and(|n| saved || regular(n));
+        let Some(plan) = self.current.as_ref().map(|c| &c.plan).filter(|_| due) else {
+            return;
+        };
+        let shared = |unit: &Unit| plan.holders(*unit).iter().any(|w| *w != self.config.id);
+        let here = self.holdings.units_at(Some(self.at));
+        let units: Vec<Unit> = here.map(|(unit, _)| unit).filter(shared).collect();
+        if !units.is_empty() {
+            effects.push(MemberEffect::Digest {
+                id: self.at,
+                saved,
+                units,
+            });
+        }
     }
 
     /// The holders of a unit share the writing: each unit has one writer. At the end all write, since one that dies then has

@@ -1,4 +1,5 @@
 mod checkpoints;
+mod comparing;
 mod connections;
 mod guards;
 mod norm_tree;
@@ -93,6 +94,7 @@ impl Rig {
             layout: LAYOUT,
             last_step: Step(10),
             checkpoint_every: None,
+            compare_every: None,
             timing: MemberTiming::default(),
         }
     }

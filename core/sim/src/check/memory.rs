@@ -11,6 +11,9 @@ const ORDERS: usize = 7;
 /// Names in quarantine.
 const NAMES: usize = 1_024;
 
+/// States that are compared at the same time, compared checkpoints, and rollbacks.
+const COMPARISONS: usize = 4 + 8 + 16;
+
 /// A table: its name, its entries, and how many it may have.
 type Table = (&'static str, usize, usize);
 
@@ -23,6 +26,7 @@ pub(crate) fn coordinator_is_bounded(c: usize, tables: CoordinatorTables) -> Res
         ("bad links", tables.bad_links, known * known),
         ("names in quarantine", tables.quarantined, NAMES),
         ("prepared plans", tables.prepared_plans, 2 * known),
+        ("comparisons", tables.comparisons, COMPARISONS),
     ];
     within(&format!("coordinator {c}"), &all)
 }

@@ -2,6 +2,7 @@
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
+mod flips;
 mod lost;
 mod memory;
 mod plans;
@@ -38,6 +39,8 @@ pub(crate) struct Checker {
     top: Option<StateId>,
     /// A persisted plan went back behind `top`: its holders had not answered.
     given_up: bool,
+    /// What comes of bits that changed by themselves.
+    flips: flips::Flips,
     /// State that a worker had and did not give up by the rules.
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }

@@ -5,19 +5,28 @@ use crate::engine::initial_bits;
 use varuna_plan::{StateId, Unit, WorkerId};
 
 impl Checker {
+    /// `computed`: by the step before, not taken over from somebody.
     pub(crate) fn set(
         &mut self,
         worker: WorkerId,
         unit: Unit,
         id: StateId,
         bits: u64,
+        computed: bool,
     ) -> Result<(), Violation> {
         let known = *self.at_step.entry((id.run_gen, id.step)).or_insert(id);
         if known != id {
             return broken('b', format!("two states of one step: {known} and {id}"));
         }
         self.reached(id);
-        self.had.insert((worker, unit), id);
+        if !self.flips.is_void(id) {
+            self.had.insert((worker, unit), id);
+        }
+        let sound = self.bits.get(&(id, unit)) == Some(&bits);
+        if !sound && self.flips.follows((worker, unit), id, bits, computed) {
+            return Ok(());
+        }
+        self.flips.end(worker, unit);
         let initial = initial_bits(unit);
         let expected = if id == StateId::INITIAL {
             initial
@@ -32,7 +41,7 @@ impl Checker {
 
     /// Somebody has this state.
     pub(super) fn reached(&mut self, id: StateId) {
-        if self.top < Some(id) {
+        if self.top < Some(id) && !self.flips.is_void(id) {
             self.top = Some(id);
             self.given_up = false;
         }

@@ -97,6 +97,7 @@ impl Host<Scale<'_>> {
                 layout: setup.planner.costs.layout(),
                 last_step: Step(1_000_000),
                 checkpoint_every: None,
+                compare_every: None,
                 timing: MemberTiming::default(),
             };
             self.start_worker(config);

@@ -4,7 +4,8 @@
 use super::network::Ms;
 use super::{Result, Schedule, Timer};
 use crate::host::{Event, Host, Process};
-use varuna_plan::WorkerId;
+use varuna_plan::state::mix;
+use varuna_plan::{Unit, WorkerId};
 use varuna_protocol::CoordinatorInput;
 
 /// So many workers live at most.
@@ -85,5 +86,18 @@ impl Host<Schedule> {
         self.crash(w);
         let notice = CoordinatorInput::Notice { worker: w };
         self.after_random(1, 400, Event::Coordinator(c, notice));
+    }
+
+    /// A bit of what a worker holds is another one from now on.
+    pub(super) fn flip_bits(&mut self, w: WorkerId) {
+        let units: Vec<Unit> = self.members[w].local.engine.held.keys().copied().collect();
+        let Some(unit) = self.env.rng.pick(&units) else {
+            return;
+        };
+        let wrong = self.env.rng.draw();
+        if let Some(held) = self.members[w].local.engine.held.get_mut(&unit) {
+            held.bits = mix(held.bits, wrong);
+            self.env.checker.flipped(w, unit, *held);
+        }
     }
 }

@@ -91,6 +91,7 @@ impl Host<Schedule> {
         self.draw_rarer(seed, span);
         self.env.faults.first_hit = self.env.faults.take_numbers(HITS_MAX);
         self.env.faults.lasting_cut = self.env.faults.take_numbers(1);
+        self.draw_bit_flips(seed, span);
         self.at(span + 1, Timer::EndFaults);
     }
 
@@ -100,9 +101,11 @@ impl Host<Schedule> {
         self.schedule_fault(at, fault, seed);
     }
 
-    fn schedule_fault(&mut self, at: Ms, fault: Fault, seed: u64) {
+    /// Returns its number.
+    fn schedule_fault(&mut self, at: Ms, fault: Fault, seed: u64) -> usize {
         let number = self.env.faults.take_numbers(1);
         self.at(at, Timer::Fault(fault, number, seed));
+        number
     }
 
     /// In half of the schedules something else happens as well. Drawn apart, so that what was drawn before stays what it is.
@@ -115,6 +118,19 @@ impl Host<Schedule> {
             let fault = own.pick(&DISTURBANCES).unwrap_or(Fault::Slow);
             let at = own.range(20, span);
             self.schedule_fault(at, fault, own.draw());
+        }
+    }
+
+    /// Where holders compare their states, bits of some of them change in most schedules.
+    fn draw_bit_flips(&mut self, seed: u64, span: Ms) {
+        let mut own = Rng(mix(seed, 5151));
+        if self.env.faults.only_joins || self.env.job.compare_every.is_none() || own.chance(25) {
+            return;
+        }
+        for _ in 0..own.range(1, 3) {
+            let at = own.range(20, span);
+            let number = self.schedule_fault(at, Fault::FlipBits, own.draw());
+            self.env.faults.flips.insert(number);
         }
     }
 

@@ -67,6 +67,8 @@ pub enum Fault {
     StoreFull,
     /// A worker dies before the notice that it will go comes.
     LateNotice,
+    /// A worker's copy of a unit changes, and nobody notices.
+    FlipBits,
     /// A link stays cut when the faults have ended.
     LastingCut,
     /// All through: writes of the record are reported as failed, and half of them happen all the same, at once or later.
@@ -110,6 +112,7 @@ impl Fault {
                 | Fault::Flap
                 | Fault::JumpClock
                 | Fault::LateNotice
+                | Fault::FlipBits
         )
     }
 }
@@ -162,6 +165,8 @@ pub(super) struct Faults {
     pub(super) first_hit: usize,
     /// The number of the link that stays cut.
     pub(super) lasting_cut: usize,
+    /// The numbers of bits that change.
+    pub(super) flips: BTreeSet<usize>,
     /// What happened so far.
     pub(super) injected: Vec<InjectedFault>,
 }

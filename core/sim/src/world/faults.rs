@@ -180,6 +180,7 @@ impl Host<Schedule> {
             Fault::StoreDown => self.env.outage.down_until = long,
             Fault::StoreFull => self.env.outage.full_until = long,
             Fault::LateNotice => self.notice_late(w, c),
+            Fault::FlipBits => self.flip_bits(w),
             _ => {} // not drawn in advance
         }
         Ok(())

@@ -14,6 +14,8 @@ pub(super) struct Job {
     pub(super) checkpoint_every: u64,
     /// Checkpoints are also made by the clock.
     pub(super) save_every: Option<Duration>,
+    /// Steps between comparisons of the holders' states.
+    pub(super) compare_every: Option<u64>,
     /// There is a store, and the job needs a checkpoint of its last step.
     pub(super) final_checkpoint: bool,
     pub(super) evaluation: Option<EvaluationSteps>,
@@ -32,6 +34,7 @@ impl Job {
         let segments = small(rng.range(2, 4));
         let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
         let faults_become_rarer = Rng(mix(seed, 79)).chance(6);
+        let mut comparing = Rng(mix(seed, 83));
         // Long enough to meet some of the faults that go on.
         let times = if faults_become_rarer {
             Rng(mix(seed, 80)).range(1, 8)
@@ -56,6 +59,7 @@ impl Job {
             may_begin_anew: rng.chance(50),
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,
+            compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }
     }

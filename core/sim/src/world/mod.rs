@@ -36,7 +36,7 @@ use store::Store;
 use unreliable::Unreliable;
 use uploads::{Outage, Upload};
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
-use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, MemberInput, Mutant, Record};
+use varuna_protocol::{CoordinatorEffect, Digests, Hello, MemberEffect, MemberInput, Mutant, Record};
 
 type Result = std::result::Result<(), Violation>;
 
@@ -52,6 +52,8 @@ pub(crate) enum Timer {
     Stop(WorkerId),
     Applied(WorkerId, StateId),
     Adopted(WorkerId, Unit, StateId),
+    /// The digests of a state are computed.
+    Digested(WorkerId, Digests),
     /// A unit's state was sent to a peer.
     Served(WorkerId, Generation, WorkerId, Unit),
     /// The next of so many parts of a state.
@@ -201,6 +203,7 @@ impl Environment for Schedule {
             | Timer::Stop(w)
             | Timer::Applied(w, _)
             | Timer::Adopted(w, ..)
+            | Timer::Digested(w, _)
             | Timer::Served(w, ..) => {
                 return host.engine_event(w, event);
             }

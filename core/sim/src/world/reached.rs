@@ -39,6 +39,8 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::BelowMinimum { .. } => "coordinator: waits for workers",
         Event::NoPlan { .. } => "coordinator: no plan",
         Event::WorkerReleased { .. } => "worker released",
+        Event::StatesDiffer { replaced, .. } if replaced.is_empty() => "states differ: goes back",
+        Event::StatesDiffer { .. } => "states differ: replaces",
         Event::StepTimeOff { .. } => "step time off",
         Event::Committed { overflow: true, .. } => "step skipped: overflow",
         Event::Committed { .. }

@@ -214,6 +214,23 @@ impl World {
         &self.host.env.faults.injected
     }
 
+    /// The numbers of those faults that change bits.
+    #[must_use]
+    pub fn bit_flips(&self) -> &BTreeSet<usize> {
+        &self.host.env.faults.flips
+    }
+
+    /// Wrong bits that a comparison should have found long before the end: others hold the same state with the right ones.
+    #[must_use]
+    pub fn unnoticed_flips(&self) -> usize {
+        let env = &self.host.env;
+        let (Some(every), Some(plan)) = (env.job.compare_every, &env.store.record.plan) else {
+            return 0;
+        };
+        let late = |step: u64| step + 2 * every + 2 >= env.job.last_step.0;
+        env.checker.unnoticed(plan, late)
+    }
+
     /// What happened so far, in numbers.
     #[must_use]
     pub fn stats(&self) -> &Stats {

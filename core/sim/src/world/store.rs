@@ -263,7 +263,7 @@ impl Host<Schedule> {
             .store
             .manifests
             .iter()
-            .filter(|id| **id != StateId::INITIAL);
+            .filter(|id| **id != StateId::INITIAL && !self.env.checker.is_void(**id));
         let saved = saved.find(since);
         if let Some(id) = saved {
             return broken('j', format!("state of {units:?} given up, {id} is in the store"));
@@ -288,7 +288,8 @@ impl Host<Schedule> {
                 && reached((here, there))
                 && reached((there, here))
         };
-        let heard: Vec<WorkerId> = self.members.ids(|_| true).into_iter().filter(heard).collect();
+        let mut heard: Vec<WorkerId> = self.members.ids(|_| true).into_iter().filter(heard).collect();
+        heard.retain(|w| !self.env.checker.is_tainted(*w));
         let states: BTreeSet<StateId> = heard
             .iter()
             .flat_map(|w| self.members[*w].machine.held().values().copied())
@@ -299,7 +300,8 @@ impl Host<Schedule> {
                 .any(|w| self.members[*w].machine.held().get(&unit) == Some(&id))
         };
         let whole = |id: &&StateId| self.env.job.layout.all_units().all(|u| holds(u, **id));
-        match states.iter().find(whole) {
+        let mut counting = states.iter().filter(|id| !self.env.checker.is_void(**id));
+        match counting.find(whole) {
             Some(id) => broken(
                 'j',
                 format!("state of {units:?} given up, {id} is held by {heard:?}"),
@@ -332,7 +334,11 @@ impl Host<Schedule> {
         for plan in [&record.plan, &record.next].into_iter().flatten() {
             if self.env.checker.persisted(plan)? {
                 self.env.stats.generations += 1;
-                self.check_recovery(plan)?;
+                let back = record.trust.rollbacks.iter();
+                match back.rev().find(|r| r.generation == plan.generation) {
+                    Some(rollback) => self.env.checker.rolled_back(*rollback, &self.env.store.shards)?,
+                    None => self.check_recovery(plan)?,
+                }
             }
         }
         Ok(())

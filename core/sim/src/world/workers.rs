@@ -8,7 +8,7 @@ use crate::engine::{Engine, Held, Output, initial_bits};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
 use varuna_plan::{StateId, Unit, WorkerId};
-use varuna_protocol::{MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
+use varuna_protocol::{Digests, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
 impl Host<Schedule> {
     pub(super) fn add_worker(&mut self) {
@@ -27,6 +27,7 @@ impl Host<Schedule> {
                 .job
                 .final_checkpoint
                 .then_some(self.env.job.checkpoint_every),
+            compare_every: self.env.job.compare_every,
             timing: MemberTiming {
                 heartbeat: ms(100),
                 connect_deadline: ms(400),
@@ -83,6 +84,12 @@ impl Host<Schedule> {
                     let from = w;
                     self.upload(Upload { from, id, unit, bits });
                 }
+            }
+            MemberEffect::Digest { id, saved, units } => {
+                let bits = |unit: &Unit| Some((*unit, engine.held.get(unit)?.bits));
+                let units = units.iter().filter_map(bits).collect();
+                let digests = Digests { id, saved, units };
+                self.after_random(1, 15, Timer::Digested(w, digests));
             }
             MemberEffect::Exit(reason) => {
                 self.env.stats.reach(format!("worker exits: {reason:?}"));
@@ -188,6 +195,7 @@ impl Host<Schedule> {
                 self.member(w, MemberInput::Stopped { prepared })
             }
             Timer::Applied(_, id) => self.applied(w, id),
+            Timer::Digested(_, digests) => self.member(w, MemberInput::Digested(digests)),
             Timer::Served(_, generation, to, unit) => {
                 self.member(w, MemberInput::Served { generation, to, unit })
             }
@@ -195,7 +203,7 @@ impl Host<Schedule> {
                 if let Some(bits) = engine.staged.remove(&(unit, id)) {
                     engine.held.insert(unit, Held { id, bits });
                     engine.reduced.units.remove(&unit);
-                    self.env.checker.set(w, unit, id, bits)?;
+                    self.env.checker.set(w, unit, id, bits, false)?;
                     self.perhaps_hit(w, true);
                 }
                 self.member(w, MemberInput::Loaded { unit, id })
@@ -216,7 +224,7 @@ impl Host<Schedule> {
         let generation = worker.machine.generation();
         for unit in units {
             if let Some(held) = engine.held.get(&unit) {
-                self.env.checker.set(w, unit, held.id, held.bits)?;
+                self.env.checker.set(w, unit, held.id, held.bits, true)?;
             }
         }
         self.perhaps_hit(w, !commit);

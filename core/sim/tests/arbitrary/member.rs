@@ -24,6 +24,7 @@ pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
         layout: LAYOUT,
         last_step: Step(5 + draw.below(20)),
         checkpoint_every: draw.chance(70).then_some(2),
+        compare_every: draw.chance(50).then_some(3),
         timing: MemberTiming {
             heartbeat: ms(10),
             connect_deadline: ms(40),

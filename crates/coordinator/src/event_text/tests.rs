@@ -93,6 +93,14 @@ fn step_time_off(observed_ms: f64, calibrated: bool) -> Event {
     }
 }
 
+fn differ(replaced: Vec<WorkerId>) -> Event {
+    Event::StatesDiffer {
+        step: Step(120),
+        units: vec![Unit(1), Unit(4)],
+        replaced,
+    }
+}
+
 fn committed() -> Event {
     Event::Committed {
         id: state(120),
@@ -188,6 +196,14 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                 now(Event::Deposed { by_term: 3 }),
             ],
         ),
+        (
+            "holders of the same state differ",
+            vec![
+                now(joined(3)),
+                now(differ(vec![WorkerId(3)])),
+                now(differ(vec![])),
+            ],
+        ),
     ]
 }
 
@@ -245,6 +261,7 @@ fn number(event: &Event) -> usize {
         Event::Lost { .. } => 18,
         Event::Done { .. } => 19,
         Event::Deposed { .. } => 20,
+        Event::StatesDiffer { .. } => 21,
     }
 }
 
@@ -262,7 +279,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=20),
+        numbers.into_iter().eq(0..=21),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use varuna_api::Job;
 use varuna_plan::state::{UnitNorm, mix};
 use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
+use varuna_protocol::{Digests, Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
 use varuna_wire::{Downward, Hello, Upward};
 
 /// How often a member sees the clock, and dials are tried.
@@ -52,6 +52,8 @@ struct Inner {
     /// Equal state ids mean equal bits, on every worker.
     bits: BTreeMap<(StateId, Unit), u64>,
     newest: Step,
+    /// Its device stores other bits than it was given.
+    faulty: Option<WorkerId>,
 }
 
 /// What reaches a worker over the data plane.
@@ -73,6 +75,11 @@ impl Net {
     /// The most steps that any worker has done.
     pub(crate) fn newest(&self) -> Step {
         self.with(|n| n.newest)
+    }
+
+    /// From now on the worker's device stores other bits than it was given.
+    pub(crate) fn damage(&self, worker: u64) {
+        self.with(|n| n.faulty = Some(WorkerId(worker)));
     }
 
     fn close(&self, me: WorkerId, which: impl Fn(Generation) -> bool) {
@@ -141,6 +148,7 @@ impl Fake {
             layout: job.model.layout(),
             last_step: Step(job.training.steps),
             checkpoint_every: None,
+            compare_every: job.compare_every_steps,
             timing: MemberTiming {
                 heartbeat: Duration::from_millis(200),
                 ..MemberTiming::default()
@@ -414,6 +422,12 @@ impl Worker {
             MemberEffect::Free { keep } => {
                 self.held.retain(|unit, _| keep.contains(unit));
                 self.staged.clear();
+            }
+            MemberEffect::Digest { id, saved, units } => {
+                let faulty = self.net.with(|n| n.faulty == Some(me));
+                let digest = |unit: Unit| (unit, self.held[&unit] ^ u64::from(faulty));
+                let units = units.into_iter().map(digest).collect();
+                return vec![MemberInput::Digested(Digests { id, saved, units })];
             }
             MemberEffect::Exit(_) => self.released = true,
         }

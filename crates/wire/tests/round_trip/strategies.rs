@@ -10,7 +10,7 @@ use varuna_plan::{
     ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, WorkerView};
-use varuna_protocol::{Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
+use varuna_protocol::{Digests, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
 
@@ -189,6 +189,15 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     )
 }
 
+pub(crate) fn digests() -> impl Strategy<Value = Digests> {
+    let units = proptest::collection::btree_map(any::<u32>().prop_map(Unit), any::<u64>(), 0..8);
+    (state_id(), any::<bool>(), units).prop_map(|(id, saved, units)| Digests {
+        id,
+        saved,
+        units: units.into_iter().collect(),
+    })
+}
+
 pub(crate) fn upward() -> impl Strategy<Value = Upward> {
     let commits = (any::<u64>(), proptest::collection::vec(decision(), 0..4));
     let suspect = (any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(g, about, link)| Report::Suspect {
@@ -206,6 +215,7 @@ pub(crate) fn upward() -> impl Strategy<Value = Upward> {
             after: Step(after),
             decisions
         })),
+        digests().prop_map(|digests| Upward::Report(Report::Digests(digests))),
         metrics().prop_map(Upward::Metrics),
     ]
 }

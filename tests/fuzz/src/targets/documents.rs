@@ -9,7 +9,7 @@ use super::{ID, LITTLE, MORE, Seeds, json, messages, round_trip, text};
 use crate::{Form, Target};
 use varuna_coordinator::record_format;
 use varuna_plan::{Generation, Plan, ScheduleKind, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Event, Record};
+use varuna_protocol::{Event, Record, Rollback, Trust};
 use varuna_run_folder::{CheckpointEvent, Contact, EventEntry, LoggedEvent, Metric, RunStatus};
 use varuna_sim::replay::RecoveryParts;
 
@@ -126,8 +126,16 @@ fn record_seeds() -> Seeds {
             .into(),
         ),
         done: false,
+        trust: Trust::default(),
     };
+    let mut rolled_back = recorded().record;
+    rolled_back.trust.compared.push(ID);
+    rolled_back.trust.rollbacks.push(Rollback {
+        to: ID,
+        generation: Generation(3),
+    });
     vec![
+        ("rolled-back", json(&rolled_back)),
         ("of-a-run", json(&recorded().record)),
         ("changing", json(&changing)),
         ("empty", json(&Record::default())),

@@ -5,9 +5,9 @@ use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use prost::Message;
 use std::sync::Arc;
-use varuna_plan::{Generation, Step, WorkerId};
+use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::{RunView, WorkerView};
-use varuna_protocol::{Order, Phase, Report, RunMode};
+use varuna_protocol::{Digests, Order, Phase, Report, RunMode};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Downward, StepMetrics, Upward, Welcome, status, v1};
 
@@ -48,6 +48,11 @@ fn up_seeds() -> Seeds {
         after: Step(4),
         decisions: vec![conversation::decision(ID)],
     };
+    let digests = Digests {
+        id: ID,
+        saved: true,
+        units: vec![(Unit(0), 7), (Unit(2), u64::MAX)],
+    };
     let suspect = Report::Suspect {
         generation: Generation(2),
         about: WorkerId(2),
@@ -62,6 +67,7 @@ fn up_seeds() -> Seeds {
         ("suspect", report(suspect)),
         ("inventory", report(Report::Inventory(conversation::inventory()))),
         ("commits", report(commits)),
+        ("digests", report(Report::Digests(digests))),
         ("metrics", encode(&Upward::Metrics(StepMetrics::default()))),
     ]
 }

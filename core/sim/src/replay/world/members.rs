@@ -23,6 +23,7 @@ impl Host<Replay<'_>> {
             layout: self.env.setup.planner.costs.layout(),
             last_step: LAST_STEP,
             checkpoint_every: None,
+            compare_every: None,
             timing: MemberTiming::default(),
         };
         let local = Worker {

@@ -42,6 +42,7 @@ impl MemberRun {
                 layout: LAYOUT,
                 last_step: LAST,
                 checkpoint_every: Some(2),
+                compare_every: Some(3),
                 timing: MemberTiming::default(),
             }),
             now_ms: 1,

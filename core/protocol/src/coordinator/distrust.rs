@@ -1,0 +1,102 @@
+//! What follows from a comparison of the holders' states: a worker that stands alone with its bits is let go, or the run goes back.
+
+use super::comparison::Verdict;
+use super::event::Event;
+use super::mode::Mode;
+use super::outbox::OrderKind;
+use super::recovery::Collecting;
+use super::shared::Shared;
+use super::turn::Turn;
+use crate::message::{Digests, Order, Phase};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use varuna_plan::{Plan, Step, Unit, WorkerId};
+
+impl Mode {
+    /// A worker says what its copies of a state are.
+    pub(super) fn compare(
+        self,
+        from: WorkerId,
+        digests: &Digests,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Mode {
+        let differ = shared.compare(from, digests, turn);
+        let because = differ.then(|| shared.why_distrusted()).flatten();
+        match (self, because) {
+            // In other modes it is looked at once training goes on, or is taken into account there.
+            (Mode::Active(active), Some(because)) => {
+                Mode::Collecting(Collecting::begin(active, because, shared, turn))
+            }
+            (mode, _) => mode,
+        }
+    }
+}
+
+impl Shared {
+    /// True where holders differ.
+    fn compare(&mut self, from: WorkerId, digests: &Digests, turn: &mut Turn<'_>) -> bool {
+        let led_here = |p: &&Arc<Plan>| p.generation == digests.id.run_gen;
+        let plan = self.record.plans().find(led_here).cloned();
+        let usable = !self.record.stored.trust.is_void(digests.id) && !self.roster.is_distrusted(from);
+        let Some(plan) = plan.filter(|_| usable && !self.comparison.rolls_back) else {
+            return false;
+        };
+        let id = digests.id;
+        match self.comparison.take(from, digests, &plan) {
+            Some(Verdict::Differ { units, odd }) => {
+                self.holders_differ(id.step, units, odd, turn);
+                return true;
+            }
+            Some(Verdict::Equal { saved: true }) => self.comparison.unwritten = Some(id),
+            Some(Verdict::Equal { saved: false }) | None => {}
+        }
+        false
+    }
+
+    fn holders_differ(&mut self, step: Step, units: Vec<Unit>, odd: BTreeSet<WorkerId>, turn: &mut Turn<'_>) {
+        for worker in &odd {
+            let name = self.roster.name(*worker);
+            self.quarantine.had_wrong_bits(turn.now, &name);
+            self.roster.distrust(*worker);
+        }
+        self.comparison.rolls_back |= odd.is_empty();
+        turn.event(Event::StatesDiffer {
+            step,
+            units,
+            replaced: odd.into_iter().collect(),
+        });
+    }
+
+    /// Why the plan in force cannot go on, for what comparisons have shown.
+    pub(super) fn why_distrusted(&self) -> Option<String> {
+        if self.comparison.rolls_back {
+            return Some("holders of the same state differ, and no majority agrees".to_owned());
+        }
+        let mut members = self.record.plans().flat_map(|p| p.members());
+        let odd = members.find(|w| self.roster.is_distrusted(**w))?;
+        let name = self.roster.name(*odd);
+        Some(format!(
+            "the state of {name} differs from that of the other holders"
+        ))
+    }
+
+    /// Workers with wrong bits end, so that others take their place; not before they have stopped.
+    pub(super) fn let_distrusted_go(&mut self, turn: &mut Turn<'_>) {
+        for (worker, status) in self.roster.statuses(turn.scope) {
+            if self.roster.is_distrusted(worker) && status.phase == Phase::Idle {
+                self.let_go(worker, turn);
+            }
+        }
+    }
+
+    /// The worker may end.
+    pub(super) fn let_go(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
+        let before = self.outbox.has_sent(worker, OrderKind::Release);
+        self.outbox.order(turn, worker, Order::Release);
+        if !before {
+            let name = self.roster.name(worker);
+            turn.event(Event::WorkerReleased { worker, name });
+        }
+    }
+}

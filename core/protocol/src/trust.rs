@@ -1,0 +1,148 @@
+//! Which states may be resumed from, by what comparisons between holders have shown. It is part of the record: a new coordinator
+//! goes by the same.
+
+use serde::{Deserialize, Serialize};
+use varuna_plan::{Generation, StateId};
+
+/// Compared checkpoints that are remembered. At most two states wait for their upload, so the newest complete one is among these
+/// even where several uploads fail.
+pub const COMPARED_MAX: usize = 8;
+/// Rollbacks that are remembered. An older one matters only where all checkpoints since have gone.
+pub const ROLLBACKS_MAX: usize = 16;
+
+/// What comparisons have shown.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Trust {
+    /// States that were put into the store, and that all holders agreed on; oldest first.
+    pub compared: Vec<StateId>,
+    /// Steps that were given up because holders differed; oldest first.
+    pub rollbacks: Vec<Rollback>,
+}
+
+/// All that was done beyond a state before a generation counts no more: it may follow from wrong bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rollback {
+    /// The state that the run went back to.
+    pub to: StateId,
+    /// The first generation after it.
+    pub generation: Generation,
+}
+
+impl Rollback {
+    fn gives_up(&self, id: StateId) -> bool {
+        id > self.to && id.run_gen < self.generation
+    }
+}
+
+impl Trust {
+    /// No comparison was made.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.compared.is_empty() && self.rollbacks.is_empty()
+    }
+
+    /// The state was given up, since it may follow from wrong bits.
+    #[must_use]
+    pub fn is_void(&self, id: StateId) -> bool {
+        !bug!(ResumeFromVoidState) && self.rollbacks.iter().any(|r| r.gives_up(id))
+    }
+
+    /// The checkpoint that a rollback goes to: the newest one of those that were compared and are complete.
+    #[must_use]
+    pub fn newest_compared(&self, complete: &[StateId]) -> Option<StateId> {
+        let sound = |id: &&StateId| self.compared.contains(id) || bug!(RollBackToUncompared);
+        complete.iter().filter(sound).max().copied()
+    }
+
+    /// The run went back to the seed for want of a compared checkpoint: from this generation on it begins anew.
+    #[must_use]
+    pub fn began_anew(&self) -> Option<Generation> {
+        let last = self.rollbacks.last()?;
+        (last.to == StateId::INITIAL).then_some(last.generation)
+    }
+
+    /// All holders agreed on a state that was put into the store.
+    pub(crate) fn add_compared(&mut self, id: StateId) {
+        if !self.compared.contains(&id) && !self.is_void(id) {
+            self.compared.push(id);
+            self.compared.sort_unstable();
+        }
+        let spare = self.compared.len().saturating_sub(COMPARED_MAX);
+        self.compared.drain(..spare);
+    }
+
+    /// The run goes back.
+    pub(crate) fn add_rollback(&mut self, rollback: Rollback) {
+        self.compared.retain(|id| !rollback.gives_up(*id));
+        self.rollbacks.push(rollback);
+        let spare = self.rollbacks.len().saturating_sub(ROLLBACKS_MAX);
+        self.rollbacks.drain(..spare);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::Step;
+    use varuna_plan::state::Chain;
+
+    fn state(run_gen: u64, step: u64) -> StateId {
+        StateId {
+            run_gen: Generation(run_gen),
+            step: Step(step),
+            chain: Chain(9),
+        }
+    }
+
+    fn rolled_back(to: StateId, generation: u64) -> Trust {
+        let mut trust = Trust::default();
+        let generation = Generation(generation);
+        trust.add_rollback(Rollback { to, generation });
+        trust
+    }
+
+    #[test]
+    fn a_rollback_gives_up_what_lies_between_its_state_and_its_generation() {
+        let trust = rolled_back(state(2, 40), 4);
+        for (id, void) in [
+            (state(2, 40), false),
+            (state(1, 90), false),
+            (state(2, 41), true),
+            (state(3, 60), true),
+            (state(4, 41), false),
+        ] {
+            assert_eq!(trust.is_void(id), void, "{id}");
+        }
+    }
+
+    #[test]
+    fn the_newest_compared_checkpoint_that_is_complete_is_gone_back_to() {
+        let mut trust = Trust::default();
+        for step in [20, 40, 60] {
+            trust.add_compared(state(1, step));
+        }
+        let complete = [state(1, 40), state(1, 50), state(1, 20)];
+        assert_eq!(trust.newest_compared(&complete), Some(state(1, 40)));
+        assert_eq!(trust.newest_compared(&[state(1, 50)]), None);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_was_given_up_is_not_gone_back_to() {
+        let mut trust = Trust::default();
+        for step in 1..=20 {
+            trust.add_compared(state(1, step));
+        }
+        assert_eq!(trust.compared.len(), COMPARED_MAX);
+        let to = state(1, 15);
+        for generation in 2..=30 {
+            let generation = Generation(generation);
+            trust.add_rollback(Rollback { to, generation });
+        }
+        assert_eq!(trust.compared.last(), Some(&to));
+        assert_eq!(trust.rollbacks.len(), ROLLBACKS_MAX);
+        trust.add_compared(state(2, 18));
+        assert_eq!(trust.compared.last(), Some(&to));
+    }
+}
