@@ -172,6 +172,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
             layout: job.model.layout(),
             last_step: Step(job.training.steps),
             checkpoint_every: None,
+            compare_every: job.compare_every_steps,
             timing: MemberTiming::default(),
         },
         mesh: plane.of_model(&model, job.training.global_batch_size),

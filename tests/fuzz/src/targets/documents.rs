@@ -175,6 +175,7 @@ fn stored_record_seeds() -> Seeds {
         plan: Some(plan.into()),
         next: None,
         done: false,
+        trust: Trust::default(),
     };
     let stored = |record| record_format::encode(record).expect("a seed can be written");
     vec![
