@@ -93,7 +93,7 @@ mutants! {
     /// Units that the new plan takes away are freed when the plan is accepted.
     FreeBeforeGo => seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 70600),
+    ShardsWithoutGeneration => seeds("b", 78200),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
