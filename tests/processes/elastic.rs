@@ -123,12 +123,13 @@ fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
     let trained: BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     let plans = run.plans();
     let ran = plans.iter().filter(|p| trained.contains(&p.generation.0));
-    let orders: Vec<ScheduleKind> = ran.map(|p| p.shape.schedule.kind).collect();
-    let chunks = |kind: Option<&ScheduleKind>| kind.map_or(0, |k| k.chunks());
-    assert!(
-        chunks(orders.first()) > 1 && chunks(orders.last()) > 1,
-        "{orders:?}"
-    );
+    let ran: Vec<(usize, ScheduleKind, &str)> = ran
+        .map(|p| (p.members().len(), p.shape.schedule.kind, p.reason.as_str()))
+        .collect();
+    let is_interleaved = |plan: Option<&(usize, ScheduleKind, &str)>| plan.is_some_and(|p| p.1.chunks() > 1);
+    // The plan that the missing worker ended. A machine that is loaded may make one that is slow, and be planned around, later.
+    let grown = ran.iter().skip_while(|p| p.0 == 4).find(|p| p.0 == 4);
+    assert!(is_interleaved(ran.first()) && is_interleaved(grown), "{ran:?}");
 }
 
 #[test]

@@ -6,7 +6,6 @@ use super::ending::Ending;
 use super::event::{Event, Outcome};
 use super::record::WriteAttempt;
 use super::recovery::{Collecting, Step};
-use super::run_mode::RunMode;
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
@@ -65,24 +64,6 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// What people see of it.
-    pub(super) fn shown(&self, shared: &Shared) -> RunMode {
-        let record = &shared.record.stored;
-        match self {
-            Mode::Starting(_) => RunMode::Starting,
-            Mode::Settling(_) => RunMode::Settling,
-            Mode::Active(_) if record.next.is_some() => RunMode::Changing,
-            Mode::Active(active) if active.is_running(shared.record.generation()) => RunMode::Training,
-            Mode::Active(_) => RunMode::Launching,
-            Mode::Collecting(_) if shared.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
-            Mode::Collecting(_) => RunMode::Recovering,
-            Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,
-            Mode::Ending(ending) if ending.is_done() => RunMode::Done,
-            Mode::Ending(_) => RunMode::Stopped,
-            Mode::Ended => RunMode::Ended,
-        }
-    }
-
     /// Neither starting, nor waiting for a write, nor ending.
     pub(super) fn is_open(&self) -> bool {
         matches!(self, Mode::Active(_) | Mode::Collecting(_))

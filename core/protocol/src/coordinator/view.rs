@@ -2,7 +2,9 @@
 
 use super::Coordinator;
 use super::event::{RunView, Snapshot, WorkerView};
+use super::mode::Mode;
 use super::roster::Worker;
+use super::run_mode::RunMode;
 use super::shared::Shared;
 use varuna_plan::{Generation, Step, WorkerId};
 
@@ -61,5 +63,25 @@ fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
         speed: shared.speed(id),
         segments,
         pipeline: place.map(|(i, _)| i),
+    }
+}
+
+impl Mode {
+    /// What people see of it.
+    fn shown(&self, shared: &Shared) -> RunMode {
+        let record = &shared.record.stored;
+        match self {
+            Mode::Starting(_) => RunMode::Starting,
+            Mode::Settling(_) => RunMode::Settling,
+            Mode::Active(_) if record.next.is_some() => RunMode::Changing,
+            Mode::Active(active) if active.is_running(shared.record.generation()) => RunMode::Training,
+            Mode::Active(_) => RunMode::Launching,
+            Mode::Collecting(_) if shared.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
+            Mode::Collecting(_) => RunMode::Recovering,
+            Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,
+            Mode::Ending(ending) if ending.is_done() => RunMode::Done,
+            Mode::Ending(_) => RunMode::Stopped,
+            Mode::Ended => RunMode::Ended,
+        }
     }
 }
