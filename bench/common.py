@@ -114,17 +114,23 @@ class Run:
             return {}
 
     def until(self, what, condition, patience=120):
-        """The first true value of the condition, asked every few milliseconds."""
-        end = time.time() + patience
-        while time.time() < end:
-            if self.process.poll() is not None:
-                self.log.seek(0)
-                sys.exit(f"the run ended while waiting for {what}:\n{self.log.read()[-4000:]}")
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.005)
-        sys.exit(f"no {what} within {patience} s")
+        return until(what, condition, patience, self.process, self.log)
+
+
+def until(what, condition, patience, process, log):
+    """The first true value of the condition, asked every few milliseconds; the log, where it does not come or the process ends."""
+    why = f"no {what} within {patience} s"
+    end = time.time() + patience
+    while time.time() < end:
+        if process.poll() is not None:
+            why = f"the program ended while waiting for {what}"
+            break
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.005)
+    log.seek(0)
+    sys.exit(f"{why}:\n{log.read()[-4000:]}")
 
 
 def varuna_steps(manifest, workers):
@@ -191,14 +197,18 @@ def model_line():
     )
 
 
-def publish(name, body, results, model=None):
-    """Prints the table, puts it into docs/benchmarks.md in place of the last one, ends with the RESULT lines."""
-    body = f"{model or model_line()}.\nMachine: {machine()}.\n\n{body.strip()}\n"
-    path = ROOT / "docs/benchmarks.md"
+def replace_table(name, body, path=ROOT / "docs/benchmarks.md"):
+    """Puts a table into a document in place of the last one of this name."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
     before, rest = path.read_text().split(begin)
     after = rest.split(end)[1]
     path.write_text(f"{before}{begin}{body}{end}{after}")
+
+
+def publish(name, body, results, model=None):
+    """Prints the table, puts it into docs/benchmarks.md in place of the last one, ends with the RESULT lines."""
+    body = f"{model or model_line()}.\nMachine: {machine()}.\n\n{body.strip()}\n"
+    replace_table(name, body)
     print(body)
     for key, value in results.items():
         print(f"RESULT {key} {value}")

@@ -1,7 +1,7 @@
 """`make bench-coordinator`: what the coordinator's process costs with many workers; the table of docs/benchmarks.md, and RESULT lines.
 
 `varuna coordinator --tls` with a token, as a process of its own. Its workers run the shipped agent, uplink and data plane with an
-engine that computes nothing (worker/examples/stub_agents.rs), many in a process, all on this machine. Times on the clock are
+engine that computes nothing (worker/examples/stub_agents), many in a process, all on this machine. Times on the clock are
 therefore those of a machine that runs all workers too; the coordinator's processor time is its own.
 """
 
@@ -11,12 +11,11 @@ import os
 import resource
 import secrets
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, machine
+from common import ROOT, machine, replace_table, until
 
 # Workers of one process of agents.
 TOGETHER = 100
@@ -154,19 +153,7 @@ class Cluster:
             self.agents.pop().popen.kill()
 
     def until(self, what, condition, patience=240):
-        end = time.time() + patience
-        while time.time() < end:
-            if self.coordinator.popen.poll() is not None:
-                self.fail(f"the coordinator ended while waiting for {what}")
-            value = condition()
-            if value:
-                return value
-            time.sleep(0.005)
-        self.fail(f"no {what} within {patience} s")
-
-    def fail(self, why):
-        self.log.seek(0)
-        sys.exit(f"{why}:\n{self.log.read()[-4000:]}")
+        return until(what, condition, patience, self.coordinator.popen, self.log)
 
     def event(self, kind, since_ms):
         """The first event of a kind that is not older."""
@@ -312,10 +299,7 @@ def main():
     body = f"Machine: {machine()}.\n\n{table(measured)}\n"
     print(body)
     if not a.no_table:
-        path = ROOT / "docs/benchmarks.md"
-        begin, end = "<!-- coordinator: begin -->\n", "<!-- coordinator: end -->\n"
-        before, rest = path.read_text().split(begin)
-        path.write_text(before + begin + body + end + rest.split(end)[1])
+        replace_table("coordinator", body)
     for workers, results in measured.items():
         for key, value in results.items():
             print(f"RESULT protocol.process_{key}_{workers} {value:.3f}")

@@ -4,7 +4,7 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from common import ROOT, machine
+from common import ROOT, machine, replace_table
 
 KINDS = [("evicted", "pod evicted"), ("deleted", "pod deleted"), ("tainted", "node announces its end by a taint"), ("killed", "worker killed with -9")]
 
@@ -66,10 +66,7 @@ def main():
     body = f"Machine: {machine()}, shared with the API server, etcd and whatever plays the nodes.\n\n{table(results)}\n"
     print(body)
     if not a.no_table:
-        path = ROOT / "docs/benchmarks.md"
-        begin, end = "<!-- operator: begin -->\n", "<!-- operator: end -->\n"
-        before, rest = path.read_text().split(begin)
-        path.write_text(before + begin + body + end + rest.split(end)[1])
+        replace_table("operator", body)
     for key, value in results.items():
         print(f"RESULT {key} {value}")
 

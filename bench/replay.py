@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from common import calibrated_profile
+from common import calibrated_profile, replace_table
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "bench/data"
@@ -82,10 +82,7 @@ def report(programs, profile):
         cells = " | ".join(f"{100 * r['goodput']:.1f} / {100 * r['patient']:.1f}" for r in (p3, v100))
         lines.append(f"| {p3['name']} | {cells} |")
     body = "\n".join(lines) + "\n"
-    path = ROOT / "docs/guides/replay.md"
-    begin, end = "<!-- replay: begin -->\n", "<!-- replay: end -->\n"
-    before, rest = path.read_text().split(begin)
-    path.write_text(f"{before}{begin}{body}{end}{rest.split(end)[1]}")
+    replace_table("replay", body, ROOT / "docs/guides/replay.md")
     print(body)
     for key, value in results.items():
         print(f"RESULT {key} {value}")

@@ -1,48 +1,20 @@
 //! Who has no token holds nothing at the coordinator's port: no connection for long, no stream, no memory for a message.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
+mod server;
+
+use server::{TOKEN, coordinator, status};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::channel;
 use tokio_stream::wrappers::ReceiverStream;
-use varuna_api::parse_job;
-use varuna_coordinator::{Control, Identity, Options, RunFolder, Timing, serve};
+use varuna_coordinator::Identity;
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::{StatusRequest, Up};
 
-const JOB: &str = "apiVersion: varuna.dev/v1alpha1\nkind: VarunaJob\nmetadata: {name: j}\nspec:\n  model: {preset: gpt2-tiny}\n  \
-                   data: {path: d}\n  training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}\n";
-const TOKEN: &str = "a-token";
 /// A stranger's connection has 5 s.
 const SOON: Duration = Duration::from_secs(10);
-
-async fn coordinator(folder: &tempfile::TempDir, identity: Option<Identity>) -> (Control, String) {
-    let options = Options {
-        job: parse_job(JOB).unwrap(),
-        job_text: JOB.into(),
-        data_fingerprint: String::new(),
-        bind: "127.0.0.1:0".into(),
-        token: TOKEN.into(),
-        identity,
-        timing: Timing::default(),
-        host: None,
-        expected_workers: None,
-        checkpoints: None,
-        costs: None,
-        scale: None,
-    };
-    let folder = RunFolder::open(folder.path(), JOB).unwrap();
-    let control = serve(options, folder).await.unwrap();
-    let address = control.address.to_string();
-    (control, address)
-}
-
-async fn status(address: &str, certificate: Option<&str>, token: &str) -> Result<(), tonic::Status> {
-    let mut client = varuna_wire::connect(address, certificate, token).await.unwrap();
-    let token = token.to_owned();
-    client.status(StatusRequest { token }).await.map(drop)
-}
 
 /// Whether the other side has closed the connection.
 async fn ended(mut socket: TcpStream) -> bool {

@@ -17,7 +17,6 @@ use varuna_api::{Job, parse_job};
 use varuna_model::{Model, SegmentKind};
 use varuna_plan::cost::Host;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
-use varuna_plan::{Costs, Device};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
@@ -167,12 +166,7 @@ fn assemble(
 ) -> Profile {
     let model = &job.model;
     let kinds = kinds(&bench.model);
-    let element_bytes = job.precision.element_bytes();
-    let device = Device {
-        element_bytes,
-        ..Device::CPU_CORE
-    };
-    let estimate = Costs::estimate(&model.spec(), device);
+    let estimate = varuna_api::planner(job).costs;
     let sketch = Profile::of_costs(&estimate, String::new(), String::new());
     let segments = sketch.segments.into_iter().map(|sketch| {
         let same = kinds.get(&sketch.kind).map_or(&[][..], Vec::as_slice);
@@ -214,7 +208,7 @@ fn assemble(
         device: "cpu".into(),
         source: Source::Measured,
         runtime: varuna_plan::Runtime::Overlapped,
-        element_bytes,
+        element_bytes: estimate.device.element_bytes,
         parameter_bytes: Some(estimate.parameter),
         global_batch_size: None,
         tied_parameters: estimate.tied_parameters,
