@@ -344,6 +344,8 @@ mutants! {
     ResumeFromVoidState => UNIT_TESTS,
     /// A member's digest is of another moment than the state that it names.
     DigestAfterSwitch => UNIT_TESTS,
+    /// A checkpoint counts as compared though a recovery may have put it, long after the comparison.
+    TrustStatePutAgain => UNIT_TESTS,
 }
 
 /// Whether the bug is switched on; `false` at compile time without the feature.

@@ -73,6 +73,11 @@ impl Trust {
         self.compared.drain(..spare);
     }
 
+    /// What is in the store under this state may be another copy than the one that was compared.
+    pub(crate) fn give_up_compared(&mut self, id: StateId) {
+        self.compared.retain(|compared| *compared != id);
+    }
+
     /// The run goes back.
     pub(crate) fn add_rollback(&mut self, rollback: Rollback) {
         self.compared.retain(|id| !rollback.gives_up(*id));

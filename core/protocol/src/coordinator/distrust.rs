@@ -7,10 +7,10 @@ use super::outbox::OrderKind;
 use super::recovery::Collecting;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::{Digests, Order, Phase};
+use crate::message::{Digests, Order, Phase, Record};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use varuna_plan::{Plan, Step, Unit, WorkerId};
+use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
 
 impl Mode {
     /// A worker says what its copies of a state are.
@@ -79,6 +79,17 @@ impl Shared {
         Some(format!(
             "the state of {name} differs from that of the other holders"
         ))
+    }
+
+    /// The record with the plan of a recovery at this state. `stored`: its checkpoint is complete. If it is not, the plan's workers may
+    /// put the state again, long after it was compared: what is in the store then proves nothing.
+    pub(super) fn resume_at(&mut self, id: StateId, stored: bool, plan: Plan) -> Record {
+        let mut record = self.record.with_plan(plan);
+        if !stored && !bug!(TrustStatePutAgain) {
+            record.trust.give_up_compared(id);
+            self.comparison.unwritten.take_if(|unwritten| *unwritten == id);
+        }
+        record
     }
 
     /// Workers with wrong bits end, so that others take their place; not before they have stopped.

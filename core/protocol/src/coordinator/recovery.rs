@@ -283,8 +283,10 @@ impl Collecting {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Step {
+        let id = resume.id;
+        let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));
         let plan = self.plan(resume, missing, shared, turn);
-        plan.map_or(Step::Wait, |plan| Step::Write(shared.record.with_plan(plan)))
+        plan.map_or(Step::Wait, |plan| Step::Write(shared.resume_at(id, stored, plan)))
     }
 
     /// The plan that resumes there; none while workers are lacking, or the store refuses writes.

@@ -219,7 +219,7 @@ impl Host<Schedule> {
 
     pub(super) fn put(&mut self, id: StateId, unit: Unit, bits: u64) {
         let key = self.shard_key(id);
-        self.env.store.shards.insert((key, unit), bits);
+        self.env.store.shards.entry((key, unit)).or_insert(bits);
         let mut units = self.env.job.layout.all_units();
         let whole = units.all(|u| self.env.store.shards.contains_key(&(key, u)));
         if whole && !self.env.store.damaged.contains(&id) {

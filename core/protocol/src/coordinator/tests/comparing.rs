@@ -75,6 +75,47 @@ fn holders_that_agree_go_on_and_a_compared_checkpoint_is_written_into_the_record
     assert_eq!(rig.plan().generation, Generation(1));
 }
 
+/// A recovery at a checkpoint may have its shards put once more, by workers whose memory has changed since.
+#[test]
+fn a_checkpoint_that_was_not_complete_when_a_recovery_began_there_is_not_gone_back_to() {
+    let at = state(1, 4);
+    for (complete, compared) in [(vec![at], vec![at]), (vec![state(1, 3)], vec![])] {
+        let mut rig = Rig::training(&ALL);
+        rig.wait(100);
+        for worker in ALL {
+            rig.status(worker, 1, Phase::Running, at);
+            rig.digests(worker, at, true, 7);
+        }
+        assert_eq!(rig.store.trust.compared, [at]);
+        rig.complete = complete;
+        rig.say(A, suspect(1, B));
+        rig.all_answer(&ALL, at);
+        assert_eq!(rig.plan().generation, Generation(2));
+        assert_eq!(rig.base(), (at, false));
+        assert_eq!(rig.store.trust.compared, compared);
+    }
+}
+
+#[test]
+fn a_comparison_that_a_recovery_finds_unwritten_counts_nothing() {
+    let mut rig = Rig::training(&ALL);
+    let at = state(1, 4);
+    for worker in ALL {
+        rig.status(worker, 1, Phase::Running, at);
+        rig.digests(worker, at, true, 7);
+    }
+    assert!(rig.store.trust.is_empty(), "not written so soon after the start");
+    rig.say(A, suspect(1, B));
+    rig.all_answer(&ALL, at);
+    for phase in [Phase::Ready, Phase::Running] {
+        for worker in ALL {
+            rig.status(worker, 2, phase, at);
+        }
+    }
+    rig.wait(200);
+    assert!(rig.store.trust.is_empty());
+}
+
 #[test]
 fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
     let mut rig = Rig::training(&ALL);
