@@ -46,6 +46,7 @@ spec:
     evaluation: {{intervalSteps: 50, samples: 4}}
   pipeline: {{minDepth: {depth}}}
   elasticity: {{minWorkers: {depth}, maxWorkers: 8}}
+  integrity: {{compareEverySteps: 3}}
 {checkpoint}",
             data = self.data.display(),
             steps = self.steps,

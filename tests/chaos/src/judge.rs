@@ -105,6 +105,8 @@ pub enum Problem {
     Loss { step: u64, loss: f64, undisturbed: f64 },
     #[error("the state after step {step} does not follow the one before it")]
     State { step: u64 },
+    #[error("holders of units {units:?} had other bits after step {step}, and nothing had changed any")]
+    StatesDiffer { step: u64, units: Vec<u32> },
     #[error("step {step} was run by generation {generation}, of which there is no plan")]
     NoPlan { step: u64, generation: u64 },
     #[error("the {what} {number} comes after {before}")]
@@ -269,7 +271,7 @@ fn states(evidence: &Evidence, verdict: &mut Verdict) {
     }
 }
 
-/// Numbers of plans and terms only grow, and the record knows them all.
+/// Numbers of plans and terms only grow, and the record knows them all; comparisons found nothing.
 fn numbers(evidence: &Evidence, verdict: &mut Verdict) {
     let (mut plan, mut term) = (0, 0);
     let mut grows = |what, last: &mut u64, number: u64| {
@@ -293,6 +295,14 @@ fn numbers(evidence: &Evidence, verdict: &mut Verdict) {
             _ => {}
         }
     }
+    let differ = protocol(evidence).filter_map(|(_, event)| match event {
+        Event::StatesDiffer { step, units, .. } => Some(Problem::StatesDiffer {
+            step: step.0,
+            units: units.iter().map(|unit| unit.0).collect(),
+        }),
+        _ => None,
+    });
+    verdict.problems.extend(differ);
     let Some(record) = &evidence.record else { return };
     let why = if evidence.exit == Some(0) && !record.done {
         "it is not done".to_owned()

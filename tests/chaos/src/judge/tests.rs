@@ -201,6 +201,21 @@ fn a_missing_step_a_repeated_one_and_another_loss_are_found() {
 }
 
 #[test]
+fn a_comparison_that_finds_something_is_a_problem_where_nothing_was_changed() {
+    let mut evidence = quiet();
+    evidence.events.push(event(
+        80,
+        Event::StatesDiffer {
+            step: Step(3),
+            units: vec![varuna_plan::Unit(1)],
+            replaced: vec![A],
+        },
+    ));
+    let expected = "holders of units [1] had other bits after step 3, and nothing had changed any";
+    assert_eq!(problems(&evidence), [expected]);
+}
+
+#[test]
 fn numbers_that_do_not_grow_and_a_record_that_is_not_done_are_found() {
     let mut evidence = quiet();
     evidence.events.push(event(80, Event::TookOver { term: 1 }));

@@ -1,0 +1,157 @@
+//! Bits that really change in the memory of a training process: holders that compare their states find them.
+//!
+//! The learning rate is so small that no weight ever changes, so a weight's bytes are those of any checkpoint, and can be found in
+//! the memory of a worker by them.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, Run, event};
+
+/// Bytes of a weight that are looked for.
+const PATTERN: usize = 256;
+
+fn job(store: &Path) -> JobFile {
+    JobFile {
+        // More than it will do: the search takes a while, and the run is ended by the test.
+        steps: 100_000,
+        // Shared equally by one, two or three workers, so that each holds the whole model.
+        batch: 6,
+        learning_rate: 1e-30,
+        checkpoint: Some(format!("uri: {}, intervalSteps: 5", store.display())),
+        compare_every: Some(3),
+        ..JobFile::default()
+    }
+}
+
+/// The first bytes of a weight of the first block, as a complete checkpoint has them.
+fn weight(store: &Path) -> Option<Vec<u8>> {
+    let folders = std::fs::read_dir(store.join("elastic")).ok()?.flatten();
+    let complete = folders
+        .map(|f| f.path())
+        .find(|f| f.join("manifest.json").exists())?;
+    let shard = std::fs::read(complete.join("segment-001.safetensors")).unwrap();
+    let header = usize::try_from(u64::from_le_bytes(shard[..8].try_into().unwrap())).unwrap();
+    let tensors: serde_json::Value = serde_json::from_slice(&shard[8..8 + header]).unwrap();
+    let (_, tensor) = tensors
+        .as_object()
+        .unwrap()
+        .iter()
+        .find(|(name, tensor)| {
+            name.starts_with("parameter/") && tensor["shape"].as_array().is_some_and(|s| s.len() == 2)
+        })
+        .unwrap();
+    let from = 8 + header + usize::try_from(tensor["data_offsets"][0].as_u64().unwrap()).unwrap();
+    Some(shard[from..from + PATTERN].to_vec())
+}
+
+/// Another process's memory, and where a weight lies in it.
+struct Damage {
+    pid: u32,
+    memory: File,
+    places: Vec<u64>,
+    weight: Vec<u8>,
+}
+
+impl Damage {
+    fn find(pid: u32, weight: &[u8]) -> Option<Damage> {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let memory = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/{pid}/mem"))
+            .unwrap();
+        let mut places = Vec::new();
+        let writable = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.starts_with("rw"));
+        for line in maps.lines().filter(writable) {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let [from, to] = [from, to].map(|n| u64::from_str_radix(n, 16).unwrap());
+            let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
+            // Some mappings, as those of the kernel, cannot be read.
+            if memory.read_exact_at(&mut bytes, from).is_err() {
+                continue;
+            }
+            // Weights lie at multiples of their size.
+            let found = (0..bytes.len().saturating_sub(weight.len())).step_by(4);
+            places.extend(
+                found
+                    .filter(|at| bytes[*at..].starts_with(weight))
+                    .map(|at| from + at as u64),
+            );
+        }
+        (!places.is_empty()).then(|| Damage {
+            pid,
+            memory,
+            places,
+            weight: weight.to_vec(),
+        })
+    }
+
+    /// Changes the lowest bit of the weight's fraction, wherever the weight still lies; in copies for uploads as well. The process
+    /// may have ended for it before.
+    fn do_it(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.pid).unwrap());
+        let _ = kill(pid, Signal::SIGSTOP);
+        for place in &self.places {
+            let mut bytes = [0; PATTERN];
+            let read = self.memory.read_exact_at(&mut bytes, *place);
+            if read.is_ok() && bytes[..] == self.weight {
+                let _ = self.memory.write_all_at(&[bytes[0] ^ 1], *place);
+            }
+        }
+        let _ = kill(pid, Signal::SIGCONT);
+    }
+}
+
+/// Trains with so many workers and damages the first one; the event of the comparison that finds it, and the damaged worker's id.
+/// Some steps are done after that.
+fn damage_one_of(workers: usize) -> (Run, serde_json::Value, serde_json::Value) {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start(&job(store.path()), workers);
+    let weight = run.wait_for("a checkpoint", |_| weight(store.path()));
+    let victim = run.wait_for_workers(workers).swap_remove(0);
+    let damage = run.wait_for("the weight in its memory", |_| Damage::find(victim.pid, &weight));
+    let found = run.wait_for("the comparison that finds it", |run| {
+        let found = event(run, "statesDiffer");
+        if found.is_none() {
+            damage.do_it();
+        }
+        found
+    });
+    let reached = run.wait_for("the plan after it", |run| {
+        event(run, "resumed").filter(|e| e["generation"] == 2)?["base"]["step"].as_u64()
+    });
+    run.wait_for_step(reached + 20);
+    let victim = serde_json::to_value(victim.view.id).unwrap();
+    (run, found, victim)
+}
+
+#[test]
+fn of_three_workers_the_one_whose_memory_has_changed_is_replaced_and_no_step_is_lost() {
+    let (run, found, victim) = damage_one_of(3);
+    assert_eq!(found["replaced"], serde_json::json!([victim]), "{}", run.report());
+    let steps: Vec<u64> = run.metrics().iter().map(|m| m.step.0).collect();
+    assert!(steps.is_sorted_by(|a, b| a < b), "no step is run again");
+    let plans = run.plans();
+    let since = plans.iter().find(|p| p.generation.0 == 2).unwrap();
+    assert!(
+        since
+            .members()
+            .iter()
+            .all(|w| serde_json::to_value(w).unwrap() != victim)
+    );
+}
+
+#[test]
+fn of_two_workers_nobody_can_tell_and_the_run_goes_back_to_a_compared_checkpoint() {
+    let (run, found, _) = damage_one_of(2);
+    assert_eq!(found["replaced"], serde_json::json!([]), "{}", run.report());
+    let resumed = run.events();
+    let resumed = resumed.iter().rev().find(|e| e["event"] == "resumed").unwrap();
+    assert_eq!(resumed["restored"], true, "{}", run.report());
+    let base = resumed["base"]["step"].as_u64().unwrap();
+    assert!(base >= 5 && base.is_multiple_of(5), "{}", run.report());
+}
