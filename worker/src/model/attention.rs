@@ -29,5 +29,5 @@ pub(super) fn forward(
     let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
         .transpose(1, 2);
     let a_btd = linear(unit, PROJECTION, &attended.reshape([b, t, d]))?;
-    Ok(x_btd + dropout.apply(&a_btd, block, 0))
+    Ok(x_btd + dropout.apply(&a_btd, block, 0)?)
 }

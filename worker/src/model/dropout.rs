@@ -1,9 +1,9 @@
 //! Dropout whose mask belongs to the sample: the same under every plan, rank and micro-batch size.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use varuna_plan::Step;
 use varuna_plan::state::mix;
-use varuna_torch::fill_bernoulli;
+use varuna_torch::TorchError;
 
 /// Dropout of one micro-batch; or none, in evaluation.
 pub struct Dropout<'a> {
@@ -29,29 +29,25 @@ impl Dropout<'_> {
     /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `block` 0 is
     /// the embedding, `site` tells apart the masks of a block: they do not depend on how it is cut into segments.
     ///
-    /// # Panics
-    /// Never for a probability in 0..1, which the job file ensures, and as many samples as `x_btd` has.
-    pub fn apply(&self, x_btd: &Tensor, block: u32, site: u64) -> Tensor {
+    /// # Errors
+    /// The probability is not in 0..1, or there are not as many samples as `x_btd` has.
+    pub fn apply(&self, x_btd: &Tensor, block: u32, site: u64) -> Result<Tensor, TorchError> {
         if self.probability <= 0.0 {
-            return x_btd.shallow_clone();
+            return Ok(x_btd.shallow_clone());
         }
-        let keep = 1.0 - self.probability;
-        let mut mask_btd = Tensor::empty(x_btd.size(), (Kind::Float, x_btd.device()));
-        for (row, sample) in (0..).zip(self.samples) {
+        let key = |sample: &u64| {
             let parts = [self.step.0, *sample, u64::from(block), site];
-            let seed = parts.into_iter().fold(self.seed, mix);
-            fill_bernoulli(&mask_btd.get(row), seed, keep).expect("a probability in 0..1");
-        }
-        let _ = mask_btd.g_mul_scalar_(1.0 / keep);
-        // The mask's scale has no exact value in a narrow format, and would be off for all elements alike.
-        (x_btd * mask_btd).to_kind(x_btd.kind())
+            parts.into_iter().fold(self.seed, mix)
+        };
+        let keys: Vec<u64> = self.samples.iter().map(key).collect();
+        varuna_torch::dropout(x_btd, &keys, 1.0 - self.probability)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Device;
+    use tch::{Device, Kind};
 
     fn drop(samples: &[u64], step: u64, block: u32) -> Tensor {
         #[expect(clippy::cast_possible_wrap, reason = "small")]
@@ -63,6 +59,7 @@ mod tests {
             samples,
         }
         .apply(&x, block, 0)
+        .unwrap()
     }
 
     #[test]

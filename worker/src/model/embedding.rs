@@ -19,5 +19,5 @@ pub(super) fn forward(
     let x_btd = match model.features.positions {
         Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?,
     };
-    Ok(dropout.apply(&x_btd, 0, 0))
+    dropout.apply(&x_btd, 0, 0)
 }

@@ -24,5 +24,5 @@ pub(super) fn forward(
         Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * up,
     };
     let m_btd = linear(unit, DOWN, &inner)?;
-    Ok(x_btd + dropout.apply(&m_btd, block, 1))
+    Ok(x_btd + dropout.apply(&m_btd, block, 1)?)
 }

@@ -33,7 +33,16 @@ unsafe extern "C" {
     ) -> c_int;
     fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
     fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
-    fn vt_bernoulli(tensor: Handle, seed: u64, keep: f64) -> c_int;
+    fn vt_dropout(
+        x: Handle,
+        keys: *const u64,
+        rows: c_int,
+        keep: f64,
+        by_tensors: c_int,
+        out: *mut Handle,
+    ) -> c_int;
+    #[cfg(test)]
+    fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
     fn vt_from_memory(
         data: *mut f32,
@@ -210,13 +219,39 @@ pub fn adamw(
     })
 }
 
-/// Fills a tensor with ones (probability `keep`) and zeros from a generator that `seed` alone determines.
+/// Dropout of each row (the first dimension) under a key of its own: keeps an element with the probability `keep` and divides it by
+/// that, in single precision. Which elements stay follows from the key and the element's place in its row alone, on every device
+/// (Philox4x32-10); the backward draws them again, so that no mask is kept.
 ///
 /// # Errors
-/// `keep` is not a probability.
-pub fn fill_bernoulli(tensor: &Tensor, seed: u64, keep: f64) -> Result<(), TorchError> {
-    // SAFETY: a live handle, borrowed for the call.
-    checked(unsafe { vt_bernoulli(handle(tensor), seed, keep) })
+/// `keep` is not above 0 and at most 1, or there are not as many keys as rows.
+pub fn dropout(x: &Tensor, keys: &[u64], keep: f64) -> Result<Tensor, TorchError> {
+    dropout_by(x, keys, keep, false)
+}
+
+fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<Tensor, TorchError> {
+    let rows = x.size().first().copied().unwrap_or(0);
+    if !(keep > 0.0 && keep <= 1.0) || i64::try_from(keys.len()) != Ok(rows) {
+        return Err(TorchError(format!(
+            "dropout that keeps {keep} of {rows} rows, with {} keys",
+            keys.len()
+        )));
+    }
+    let count = c_int::try_from(rows).map_err(|_| TorchError("too many rows".into()))?;
+    let mut out: Handle = std::ptr::null_mut();
+    // SAFETY: a live handle and as many keys as said, borrowed for the call.
+    checked(unsafe {
+        vt_dropout(
+            handle(x),
+            keys.as_ptr(),
+            count,
+            keep,
+            c_int::from(by_tensors),
+            &raw mut out,
+        )
+    })?;
+    // SAFETY: as in `linear`.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
 /// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines.
@@ -352,19 +387,78 @@ mod tests {
     }
 
     #[test]
-    fn masks_and_normals_follow_their_seed_alone() {
-        let mask = |seed| {
-            let mask = Tensor::empty([64, 8], CPU);
-            fill_bernoulli(&mask, seed, 0.9).unwrap();
-            mask
-        };
-        let a = mask(7);
-        tch::manual_seed(1);
-        assert_eq!(a, mask(7));
-        assert_ne!(a, mask(8));
-        let kept = f64::try_from(a.mean(Kind::Double)).unwrap();
-        assert!((0.8..1.0).contains(&kept), "{kept}");
-        assert!(fill_bernoulli(&a, 0, 1.5).is_err());
+    fn philox_draws_the_published_numbers() {
+        // The known answers of Random123, the authors' own library.
+        let published = [
+            (
+                [0; 4],
+                [0; 2],
+                [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
+            ),
+            (
+                [u32::MAX; 4],
+                [u32::MAX; 2],
+                [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
+            ),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, key, expected) in published {
+            let mut drawn = [0u32; 4];
+            // SAFETY: arrays of the lengths that the shim reads and writes.
+            unsafe { vt_philox(counter.as_ptr(), key.as_ptr(), drawn.as_mut_ptr()) };
+            assert_eq!(drawn, expected);
+        }
+    }
+
+    #[test]
+    fn dropout_follows_the_rows_key_and_its_backward_drops_the_same() {
+        let keys = [7u64, u64::MAX, 7];
+        // Not a multiple of the four numbers that a counter gives.
+        let x = Tensor::randn([3, 1001, 3], CPU).set_requires_grad(true);
+        let y = dropout(&x, &keys, 0.75).unwrap();
+        backward(&[&y], &[&Tensor::ones_like(&y)]).unwrap();
+        let kept = x.grad();
+        assert_eq!(
+            y,
+            x.detach() * &kept,
+            "what stays is divided by what is kept of all"
+        );
+        assert_eq!((kept.get(0), kept.get(1) == kept.get(0)), (kept.get(2), false));
+        let stay = f64::try_from(kept.gt(0.0).to_kind(Kind::Double).mean(Kind::Double)).unwrap();
+        assert!((stay - 0.75).abs() < 0.02, "{stay}");
+        let together = f64::try_from(kept.mean(Kind::Double)).unwrap();
+        assert!((together - 1.0).abs() < 0.03, "{together}");
+        assert_eq!(dropout(&x, &keys, 1.0).unwrap(), x);
+        for (keys, keep) in [
+            (&keys[..2], 0.5),
+            (&keys[..], 0.0),
+            (&keys[..], 1.5),
+            (&keys[..], f64::NAN),
+        ] {
+            assert!(dropout(&x, keys, keep).is_err());
+        }
+    }
+
+    /// Devices without a loop of their own draw with operations on whole tensors.
+    #[test]
+    fn dropout_by_whole_tensors_is_that_of_the_loop() {
+        tch::manual_seed(6);
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+            for elements in [1, 4, 10_007] {
+                let x = Tensor::randn([2, elements], CPU).to_kind(kind);
+                let keys = [0x0123_4567_89ab_cdef, 3];
+                let [a, b] = [false, true].map(|by_tensors| dropout_by(&x, &keys, 0.9, by_tensors).unwrap());
+                assert_eq!((a.kind(), &a), (kind, &b), "{elements} of {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn normal_numbers_follow_their_seed_alone() {
         let (n, m) = (Tensor::zeros([1000], CPU), Tensor::zeros([1000], CPU));
         fill_normal(&n, 3, 0.02).unwrap();
         fill_normal(&m, 3, 0.02).unwrap();
