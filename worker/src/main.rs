@@ -14,6 +14,7 @@ use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, AgentEvent, AgentParts};
 use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
+use varuna_worker::numerics::Numerics;
 use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
 use varuna_worker::transport::tcp::{Mesh, of_job};
@@ -127,7 +128,12 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");
     }
-    mesh.limit(of_job(&job.model, job.training.global_batch_size));
+    let numerics = Numerics::from(job.precision);
+    mesh.limit(of_job(
+        &job.model,
+        job.training.global_batch_size,
+        numerics.boundary(),
+    ));
     let engine = engine(arguments, me, &job, data);
     tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {

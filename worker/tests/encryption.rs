@@ -93,13 +93,14 @@ fn large_frames_and_states_go_both_ways_at_once_and_arrive_as_they_were_sent() {
             scope.spawn(move || {
                 for frame in 0..FRAMES {
                     let values = vec![value(from, frame); ELEMENTS];
-                    sending.send(to, activation(frame), values, later).unwrap();
+                    let sent = sending.send(to, activation(frame), values.into(), later);
+                    sent.unwrap();
                 }
             });
             scope.spawn(move || {
                 for frame in 0..FRAMES {
-                    let values = receiving.recv(from, activation(frame), later).unwrap();
-                    assert!(values.len() == ELEMENTS && values.iter().all(|v| *v == value(from, frame)));
+                    let packet = receiving.recv(from, activation(frame), later).unwrap();
+                    assert!(packet == vec![value(from, frame); ELEMENTS].into());
                 }
             });
         }
@@ -193,7 +194,9 @@ fn a_man_in_the_middle_reads_what_is_not_encrypted_and_gets_no_proof_where_it_is
     a.dial(b.id, address);
     assert_eq!(a.outcome(), Ok(()), "why there is a switch");
     let later = Instant::now() + PATIENCE;
-    a.link().send(b.id, activation(0), vec![1.5; 8], later).unwrap();
+    a.link()
+        .send(b.id, activation(0), vec![1.5; 8].into(), later)
+        .unwrap();
     let heard = man.join().unwrap().unwrap();
     assert_eq!(heard[32..36], 1.5f32.to_le_bytes());
 

@@ -85,7 +85,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
         micro_batch: 0,
     };
     let activation: Vec<f32> = (0..8 * 16 * 32u16).map(|i| f32::from(i % 89) * 0.01).collect();
-    mesh.link(ONE).send(TWO, tag, activation, later()).unwrap();
+    mesh.link(ONE).send(TWO, tag, activation.into(), later()).unwrap();
     mesh.kill(ONE);
     let mut engine = initialised(&case, TWO, &plan);
     let before = digests(&engine);

@@ -90,9 +90,11 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
     };
     a.mesh.send_state(G, b.id, header, Box::new(big.clone()));
     a.link()
-        .send(b.id, activation(1), vec![1.0, 2.0], later())
+        .send(b.id, activation(1), vec![1.0, 2.0].into(), later())
         .unwrap();
-    a.link().send(b.id, activation(0), vec![], later()).unwrap();
+    a.link()
+        .send(b.id, activation(0), vec![].into(), later())
+        .unwrap();
     let message = PeerMessage::Norm(Norms {
         step: Step(1),
         units: vec![],
@@ -101,8 +103,11 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
         store_busy: false,
     });
     a.mesh.send_message(G, b.id, &message);
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![]));
-    assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![1.0, 2.0]));
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![].into()));
+    assert_eq!(
+        b.link().recv(a.id, activation(1), later()),
+        Ok(vec![1.0, 2.0].into())
+    );
     let (mut state, mut heard) = (None, None);
     b.wait(|event| {
         match event {
@@ -192,7 +197,7 @@ fn a_fence_ends_every_wait_and_closing_a_generation_tells_the_peers() {
     a.link().abort();
     assert_eq!(waiter.join().unwrap(), Err(LinkError::Aborted));
     assert_eq!(
-        a.link().send(b.id, activation(0), vec![], later()),
+        a.link().send(b.id, activation(0), vec![].into(), later()),
         Err(LinkError::Aborted)
     );
     a.mesh.close(G);

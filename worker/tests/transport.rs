@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Digester, Frame, Greeting, Hello, Limits, Proof, Refusal, Side, StateHeader, read_answer, read_proof,
-    write_answer, write_proof,
+    Digester, ElementFormat, Frame, Greeting, Hello, Limits, Packet, Proof, Refusal, Side, StateHeader,
+    read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::ring::Reducer;
@@ -26,14 +26,14 @@ struct Peer {
 }
 
 fn peer(id: u64) -> Peer {
-    bounded_peer(id, 1 << 27)
+    bounded_peer(id, 1 << 29)
 }
 
-/// Takes in so many elements of each sender that wait to be received.
-fn bounded_peer(id: u64, elements: usize) -> Peer {
+/// Takes in so many bytes of each sender that wait to be received.
+fn bounded_peer(id: u64, bytes: usize) -> Peer {
     let (tell, events) = channel();
     let told = move |event| drop(tell.send(event));
-    let mesh = Mesh::listen_bounded(WorkerId(id), "127.0.0.1:0", elements, told).unwrap();
+    let mesh = Mesh::listen_bounded(WorkerId(id), "127.0.0.1:0", bytes, told).unwrap();
     Peer {
         id: WorkerId(id),
         mesh,
@@ -89,7 +89,7 @@ fn mesh(count: u64) -> Vec<Peer> {
 
 /// Two peers that take in 16 MiB, and a message size of which 40 do not fit into all that lies between them.
 fn tight_pair() -> (Vec<Peer>, usize) {
-    let peers: Vec<Peer> = (1..=2).map(|id| bounded_peer(id, 4 << 20)).collect();
+    let peers: Vec<Peer> = (1..=2).map(|id| bounded_peer(id, 16 << 20)).collect();
     connect(&peers, G);
     (peers, 1 << 20)
 }
@@ -174,8 +174,10 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
             .send_state(G, b.id, header, Box::new(vec![unit as f32; *size]));
     }
     // A tensor overtakes them.
-    a.link().send(b.id, activation(0), vec![7.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![7.0]));
+    a.link()
+        .send(b.id, activation(0), vec![7.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![7.0].into()));
     for (unit, size) in sizes.iter().enumerate() {
         let (header, data) = b.wait(|e| match e {
             PeerEvent::State { header, data, .. } => Some((header, data)),
@@ -227,7 +229,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
     b.mesh.open(G, SECRET);
     let refused = |mut socket: TcpStream, proof: &Proof| {
         write_proof(&mut socket, proof).unwrap();
-        let _ = Frame::Tensor(activation(0), vec![666.0]).write(&mut socket);
+        let _ = Frame::Tensor(activation(0), vec![666.0].into()).write(&mut socket);
         assert!(ended(socket));
     };
     refused(by_hand(&b, WorkerId(1), G, SECRET).0, &[0; 32]);
@@ -251,8 +253,10 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
     // The true peer still gets in, and its tensor is its own.
     let a = peer(1);
     connect_one_way(&a, &b);
-    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    a.link()
+        .send(b.id, activation(0), vec![1.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0].into()));
 }
 
 #[test]
@@ -286,8 +290,10 @@ fn silent_connections_do_not_keep_a_true_peer_out() {
         .collect();
     let start = Instant::now();
     connect_one_way(&a, &b);
-    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    a.link()
+        .send(b.id, activation(0), vec![1.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0].into()));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     drop(silent);
 }
@@ -300,8 +306,10 @@ fn a_connection_that_its_dialer_gave_up_is_no_loss_of_the_peer() {
     assert!(proof.is_ok());
     drop(socket);
     connect_one_way(&a, &b);
-    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    a.link()
+        .send(b.id, activation(0), vec![1.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0].into()));
     assert!(b.events.try_recv().is_err(), "nothing has closed");
 }
 
@@ -316,13 +324,17 @@ fn a_second_connection_of_a_connected_peer_carries_nothing() {
     let (a, b) = (peer(1), peer(2));
     b.mesh.open(G, SECRET);
     connect_one_way(&a, &b);
-    a.link().send(b.id, activation(0), vec![1.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0]));
+    a.link()
+        .send(b.id, activation(0), vec![1.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(0), later()), Ok(vec![1.0].into()));
     let mut second = connected_by_hand(&b, a.id);
-    let _ = Frame::Tensor(activation(1), vec![666.0]).write(&mut second);
+    let _ = Frame::Tensor(activation(1), vec![666.0].into()).write(&mut second);
     assert!(ended(second));
-    a.link().send(b.id, activation(1), vec![2.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![2.0]));
+    a.link()
+        .send(b.id, activation(1), vec![2.0].into(), later())
+        .unwrap();
+    assert_eq!(b.link().recv(a.id, activation(1), later()), Ok(vec![2.0].into()));
     assert!(b.events.try_recv().is_err(), "the true connection lives");
 }
 
@@ -346,7 +358,7 @@ fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
     b.mesh.open(G, SECRET);
     let mut socket = connected_by_hand(&b, WorkerId(1));
     let mut bytes = Vec::new();
-    Frame::Tensor(activation(0), vec![1.0; 3])
+    Frame::Tensor(activation(0), vec![1.0; 3].into())
         .write(&mut bytes)
         .unwrap();
     *bytes.last_mut().unwrap() ^= 0x40;
@@ -407,14 +419,16 @@ fn two_generations_live_side_by_side_and_end_one_by_one() {
     let next = Generation(4);
     connect(&peers, next);
     let (old, new) = (b.link(), b.mesh.link(next).unwrap());
-    a.link().send(b.id, activation(0), vec![3.0], later()).unwrap();
+    a.link()
+        .send(b.id, activation(0), vec![3.0].into(), later())
+        .unwrap();
     a.mesh
         .link(next)
         .unwrap()
-        .send(b.id, activation(0), vec![4.0], later())
+        .send(b.id, activation(0), vec![4.0].into(), later())
         .unwrap();
-    assert_eq!(new.recv(a.id, activation(0), later()), Ok(vec![4.0]));
-    assert_eq!(old.recv(a.id, activation(0), later()), Ok(vec![3.0]));
+    assert_eq!(new.recv(a.id, activation(0), later()), Ok(vec![4.0].into()));
+    assert_eq!(old.recv(a.id, activation(0), later()), Ok(vec![3.0].into()));
     a.mesh.close(G);
     b.closed(a.id);
     assert_eq!(
@@ -424,9 +438,9 @@ fn two_generations_live_side_by_side_and_end_one_by_one() {
     a.mesh
         .link(next)
         .unwrap()
-        .send(b.id, activation(1), vec![5.0], later())
+        .send(b.id, activation(1), vec![5.0].into(), later())
         .unwrap();
-    assert_eq!(new.recv(a.id, activation(1), later()), Ok(vec![5.0]));
+    assert_eq!(new.recv(a.id, activation(1), later()), Ok(vec![5.0].into()));
 }
 
 #[test]
@@ -446,7 +460,7 @@ fn a_fence_wakes_every_wait_at_once_and_accuses_nobody() {
     let sender = waiting(|link, to| {
         let mut sent = 0;
         loop {
-            if let Err(error) = link.send(to, activation(sent), vec![0.0; 1 << 20], later()) {
+            if let Err(error) = link.send(to, activation(sent), vec![0.0; 1 << 20].into(), later()) {
                 return error;
             }
             sent += 1;
@@ -479,7 +493,7 @@ fn a_sender_is_held_back_by_a_receiver_that_takes_nothing() {
     let mut sent = 0u32;
     let refused = loop {
         let soon = Instant::now() + Duration::from_millis(300);
-        match link.send(b.id, activation(sent), vec![sent as f32; elements], soon) {
+        match link.send(b.id, activation(sent), vec![sent as f32; elements].into(), soon) {
             Ok(()) => sent += 1,
             Err(error) => break error,
         }
@@ -494,10 +508,14 @@ fn a_sender_is_held_back_by_a_receiver_that_takes_nothing() {
     );
     for k in 0..sent {
         let payload = b.link().recv(a.id, activation(k), later()).unwrap();
-        assert!(payload.len() == elements && payload[0] == k as f32);
+        assert!(payload == vec![k as f32; elements].into());
     }
-    link.send(b.id, activation(sent), vec![1.0], later()).unwrap();
-    assert_eq!(b.link().recv(a.id, activation(sent), later()), Ok(vec![1.0]));
+    link.send(b.id, activation(sent), vec![1.0].into(), later())
+        .unwrap();
+    assert_eq!(
+        b.link().recv(a.id, activation(sent), later()),
+        Ok(vec![1.0].into())
+    );
 }
 
 /// Not a test of its own: the process that `a_killed_process_is_noticed_at_once` kills.
@@ -552,10 +570,13 @@ fn a_half_closed_connection_counts_as_closed() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let mut socket = connected_by_hand(&b, WorkerId(1));
-    Frame::Tensor(activation(0), vec![1.0])
+    Frame::Tensor(activation(0), vec![1.0].into())
         .write(&mut socket)
         .unwrap();
-    assert_eq!(b.link().recv(WorkerId(1), activation(0), later()), Ok(vec![1.0]));
+    assert_eq!(
+        b.link().recv(WorkerId(1), activation(0), later()),
+        Ok(vec![1.0].into())
+    );
     socket.shutdown(Shutdown::Write).unwrap();
     b.closed(WorkerId(1));
 }
@@ -635,7 +656,7 @@ fn throughput_and_latency_are_printed() {
     });
     let start = Instant::now();
     for k in 0..200 {
-        a.send(ib, activation(k), vec![0.0; 16], later()).unwrap();
+        a.send(ib, activation(k), vec![0.0; 16].into(), later()).unwrap();
         a.recv(ib, activation(k), later()).unwrap();
     }
     println!("round trip {:?}", start.elapsed() / 200);
@@ -656,6 +677,7 @@ fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them(
     let b = peer(2);
     b.mesh.limit(Limits {
         tensor_elements: 4,
+        boundary_format: Some(ElementFormat::Float32),
         message_bytes: 8,
         state_elements: Some(vec![2]),
     });
@@ -671,7 +693,8 @@ fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them(
         Frame::State(header.encode().unwrap())
     };
     let refused = [
-        Frame::Tensor(activation(0), vec![0.0; 5]),
+        Frame::Tensor(activation(0), vec![0.0; 5].into()),
+        Frame::Tensor(activation(0), Packet::BFloat16(vec![0; 4])),
         Frame::Message(vec![0; 9]),
         state(1, 2),
         state(0, 3),
@@ -679,10 +702,13 @@ fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them(
     for (i, frame) in refused.into_iter().enumerate() {
         let from = WorkerId(10 + i as u64);
         let mut socket = connected_by_hand(&b, from);
-        Frame::Tensor(activation(0), vec![0.0; 4])
+        Frame::Tensor(activation(0), vec![0.0; 4].into())
             .write(&mut socket)
             .unwrap();
-        assert_eq!(b.link().recv(from, activation(0), later()), Ok(vec![0.0; 4]));
+        assert_eq!(
+            b.link().recv(from, activation(0), later()),
+            Ok(vec![0.0; 4].into())
+        );
         let _ = frame.write(&mut socket);
         assert!(ended(socket), "frame {i}");
         b.closed(from);

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <climits>
+#include <cstring>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -242,13 +243,22 @@ uint64_t vt_taken_bytes() {
 #endif
 }
 
-// A float32 tensor over memory that Rust owns; release(context) runs once, when the last view is gone.
-int vt_from_memory(float* data, const int64_t* sizes, int dimensions, void (*release)(void*), void* context,
-                   Handle* out) {
+// A copy of a tensor's elements, in their order, to memory of this many bytes.
+int vt_copy_out(Handle tensor, void* to, size_t bytes) {
+  return guarded([&] {
+    const auto elements = tensor->contiguous();
+    TORCH_CHECK(elements.nbytes() == bytes, "a tensor of ", elements.nbytes(), " bytes for memory of ", bytes);
+    std::memcpy(to, elements.const_data_ptr(), bytes);
+  });
+}
+
+// A tensor over memory that Rust owns; release(context) runs once, when the last view is gone.
+int vt_from_memory(void* data, int scalar_type, const int64_t* sizes, int dimensions, void (*release)(void*),
+                   void* context, Handle* out) {
   return guarded([&] {
     *out = new at::Tensor(at::from_blob(
         data, at::IntArrayRef(sizes, dimensions), [release, context](void*) { release(context); },
-        at::TensorOptions().dtype(at::kFloat)));
+        at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type))));
   });
 }
 

@@ -1,6 +1,6 @@
 //! Why bytes are not a frame, and why frames are not a state.
 
-use crate::Kind;
+use crate::{ElementFormat, Kind};
 use std::io;
 use varuna_plan::{StateId, Step, Unit};
 
@@ -27,7 +27,22 @@ pub enum FrameError {
     },
     /// A number that no kind has.
     #[error("frame kind {0}; kinds 1 to {last} are known", last = Kind::LAST)]
-    Kind(u32),
+    Kind(u16),
+    /// A number that no element format has.
+    #[error(
+        "element format {0}; known are 1 (float32), 2 (bfloat16), 3 (float16), and 0 for what is no tensor"
+    )]
+    Format(u16),
+    /// A tensor in another format than the receiver computes with, or a format where no tensor is.
+    #[error("{kind} in the element format {}; allowed is {expected}", found.map_or("none", ElementFormat::name))]
+    OtherFormat {
+        /// Of the frame.
+        kind: Kind,
+        /// In the header.
+        found: Option<ElementFormat>,
+        /// Allowed, in words.
+        expected: &'static str,
+    },
     /// More than is allowed.
     #[error("{kind} with a payload of {length} bytes; at most {most} are allowed")]
     Long {
@@ -46,11 +61,13 @@ pub enum FrameError {
         /// Announced, bytes.
         length: u32,
     },
-    /// A length that is no multiple of four.
-    #[error("{kind} with a payload of {length} bytes, which is not a whole number of floats")]
-    Floats {
+    /// A length that is no multiple of an element's.
+    #[error("{kind} with a payload of {length} bytes, which is no whole number of {format} elements")]
+    Elements {
         /// Of the frame.
         kind: Kind,
+        /// Of its elements.
+        format: ElementFormat,
         /// Announced, bytes.
         length: u32,
     },

@@ -1,7 +1,8 @@
 //! A frame: a header and its payload, each with a checksum.
 
 use crate::header::{HEADER_BYTES, Header};
-use crate::{FrameError, Kind, Limits, StateDigest, Tag};
+use crate::{ElementFormat, FrameError, Kind, Limits, Packet, StateDigest, Tag};
+use bytemuck::Pod;
 use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Step, Unit};
 
@@ -15,7 +16,7 @@ const CHUNK: usize = 1 << 17;
 #[derive(Clone, PartialEq, Debug)]
 pub enum Frame {
     /// A tensor of the step being run.
-    Tensor(Tag, Vec<f32>),
+    Tensor(Tag, Packet),
     /// An encoded protocol message.
     Message(Vec<u8>),
     /// The encoded header of a state that follows.
@@ -35,7 +36,8 @@ impl Frame {
 
     fn payload(&self) -> &[u8] {
         match self {
-            Frame::Tensor(_, values) | Frame::Part(_, _, values) => bytemuck::cast_slice(values),
+            Frame::Tensor(_, packet) => packet.bytes(),
+            Frame::Part(_, _, values) => bytemuck::cast_slice(values),
             Frame::Message(bytes) | Frame::State(bytes) => bytes,
             Frame::End(_, _, digest) => digest,
         }
@@ -64,6 +66,13 @@ impl Frame {
         }
     }
 
+    fn format(&self) -> Option<ElementFormat> {
+        match self {
+            Frame::Tensor(_, packet) => Some(packet.format()),
+            _ => None,
+        }
+    }
+
     /// Sends the frame.
     ///
     /// # Errors
@@ -74,6 +83,7 @@ impl Frame {
         let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
         let header = Header {
             kind,
+            format: self.format(),
             first,
             second,
             step,
@@ -100,7 +110,7 @@ impl Frame {
             ..
         } = header;
         let unit = Unit(first);
-        let length = limits.payload(kind, header.length)?;
+        let length = limits.payload(&header)?;
         let tag = match kind {
             Kind::Activation => Tag::Activation {
                 stage: second,
@@ -119,10 +129,14 @@ impl Frame {
             },
             Kind::Message => return Ok(Frame::Message(bytes_of(input, &header, length)?)),
             Kind::State => return Ok(Frame::State(bytes_of(input, &header, length)?)),
-            Kind::Part => return Ok(Frame::Part(unit, step, floats_of(input, &header, length)?)),
+            Kind::Part => {
+                let format = ElementFormat::Float32;
+                return Ok(Frame::Part(unit, step, elements_of(input, &header, format)?));
+            }
             Kind::End => return Ok(Frame::End(unit, step, digest_of(input, &header)?)),
         };
-        Ok(Frame::Tensor(tag, floats_of(input, &header, length)?))
+        let format = limits.tensor_format(&header)?;
+        Ok(Frame::Tensor(tag, packet_of(input, &header, format)?))
     }
 }
 
@@ -157,13 +171,28 @@ fn digest_of(input: &mut impl Read, header: &Header) -> io::Result<StateDigest> 
     Ok(digest)
 }
 
-fn floats_of(input: &mut impl Read, header: &Header, length: usize) -> io::Result<Vec<f32>> {
-    if !length.is_multiple_of(4) {
-        let Header { kind, length, .. } = *header;
-        return Err(FrameError::Floats { kind, length }.into());
+fn packet_of(input: &mut impl Read, header: &Header, format: ElementFormat) -> io::Result<Packet> {
+    Ok(match format {
+        ElementFormat::Float32 => Packet::Float32(elements_of(input, header, format)?),
+        ElementFormat::BFloat16 => Packet::BFloat16(elements_of(input, header, format)?),
+        ElementFormat::Float16 => Packet::Float16(elements_of(input, header, format)?),
+    })
+}
+
+/// Elements of this format, received where they stay.
+fn elements_of<T: Pod + Default>(
+    input: &mut impl Read,
+    header: &Header,
+    format: ElementFormat,
+) -> io::Result<Vec<T>> {
+    let Header { kind, length, .. } = *header;
+    if !length.is_multiple_of(format.bytes()) {
+        let whole = FrameError::Elements { kind, format, length };
+        return Err(whole.into());
     }
+    let elements = (length / format.bytes()) as usize;
     checked(header, |sum| {
-        filled(length / 4, AHEAD / 4, |values| {
+        filled(elements, AHEAD / size_of::<T>(), |values| {
             receive(input, bytemuck::cast_slice_mut(values), sum)
         })
     })
@@ -223,7 +252,15 @@ mod tests {
                     step: Step(9),
                     micro_batch: 3,
                 },
-                vec![1.5, -0.0, f32::MAX],
+                Packet::Float32(vec![1.5, -0.0, f32::MAX]),
+            ),
+            Frame::Tensor(
+                Tag::Activation {
+                    stage: 3,
+                    step: Step(9),
+                    micro_batch: 4,
+                },
+                Packet::BFloat16(vec![0x3fc0, 0x8000, 0x7f7f]),
             ),
             Frame::Tensor(
                 Tag::Gradient {
@@ -231,7 +268,7 @@ mod tests {
                     step: Step(u64::MAX),
                     micro_batch: 0,
                 },
-                vec![],
+                Packet::Float16(vec![]),
             ),
             Frame::Tensor(
                 Tag::Ring {
@@ -239,7 +276,7 @@ mod tests {
                     unit: Unit(7),
                     round: 5,
                 },
-                vec![0.25; 17],
+                Packet::Float32(vec![0.25; 17]),
             ),
             Frame::Message(vec![1, 2, 3]),
             Frame::State(vec![]),
@@ -303,9 +340,10 @@ mod tests {
 
     #[test]
     fn numbers_that_no_frame_has_are_refused() {
-        let refused = |kind: u32, length: u32, expected: &str| {
+        let refused = |kind: u16, format: u16, length: u32, expected: &str| {
             let mut header = Header {
                 kind: Kind::Activation,
+                format: None,
                 first: 0,
                 second: 0,
                 step: Step(0),
@@ -313,7 +351,8 @@ mod tests {
                 checksum: 0,
             }
             .encode();
-            header[..4].copy_from_slice(&kind.to_le_bytes());
+            header[..2].copy_from_slice(&kind.to_le_bytes());
+            header[2..4].copy_from_slice(&format.to_le_bytes());
             let sum = crc32c::crc32c(&header[..28]);
             header[28..].copy_from_slice(&sum.to_le_bytes());
             let error = Frame::read(&mut header.as_slice(), &Limits::default()).unwrap_err();
@@ -322,26 +361,52 @@ mod tests {
         };
         refused(
             1,
+            1,
             u32::MAX,
             "an activation with a payload of 4294967295 bytes; at most 1073741824",
         );
         refused(
             4,
+            0,
             1 << 25,
             "a protocol message with a payload of 33554432 bytes; at most 16777216",
         );
-        refused(1, 3, "whole number of floats");
+        refused(
+            1,
+            2,
+            u32::MAX,
+            "an activation with a payload of 4294967295 bytes; at most 536870912",
+        );
+        refused(1, 1, 6, "no whole number of float32 elements");
+        refused(1, 3, 3, "no whole number of float16 elements");
+        refused(6, 0, 6, "no whole number of float32 elements");
+        refused(1, 4, 4, "element format 4; known are 1 (float32)");
+        refused(1, 0, 4, "an activation in the element format none");
+        refused(
+            3,
+            2,
+            4,
+            "a part of a reduction in the element format bfloat16; allowed is float32",
+        );
+        refused(
+            4,
+            1,
+            4,
+            "a protocol message in the element format float32; allowed is none",
+        );
         refused(
             5,
+            0,
             1025,
             "a header of a state with a payload of 1025 bytes; at most 1024",
         );
         refused(
             6,
+            0,
             (1 << 20) + 4,
             "a part of a state with a payload of 1048580 bytes; at most 1048576",
         );
-        refused(7, 31, "the end of a state with a payload of 31 bytes");
-        refused(8, 0, "frame kind 8; kinds 1 to 7");
+        refused(7, 0, 31, "the end of a state with a payload of 31 bytes");
+        refused(8, 0, 0, "frame kind 8; kinds 1 to 7");
     }
 }

@@ -1,9 +1,10 @@
-//! The header of a frame, 32 bytes: kind u32, unit or micro-batch u32, round or stage u32, checksum of the payload u32, step u64,
-//! length of the payload in bytes u32, checksum of the 28 bytes before u32. Checksums are CRC-32C.
+//! The header of a frame, 32 bytes: kind u16, element format u16 (0 where the payload is no tensor of a step), unit or micro-batch u32,
+//! round or stage u32, checksum of the payload u32, step u64, length of the payload in bytes u32, checksum of the 28 bytes before u32.
+//! Checksums are CRC-32C.
 //!
 //! The header has a checksum of its own: a length that was changed on its way would otherwise be waited for.
 
-use crate::{FrameError, Kind};
+use crate::{ElementFormat, FrameError, Kind};
 use varuna_plan::Step;
 
 /// Bytes of a header.
@@ -15,6 +16,8 @@ const CHECKED: usize = 28;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
+    /// Of the payload, where it is a tensor of a step.
+    pub(crate) format: Option<ElementFormat>,
     /// Unit or micro-batch.
     pub(crate) first: u32,
     /// Round or stage.
@@ -29,7 +32,8 @@ pub(crate) struct Header {
 impl Header {
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        bytes[..2].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes[2..4].copy_from_slice(&self.format.map_or(0, |f| f as u16).to_le_bytes());
         bytes[4..8].copy_from_slice(&self.first.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.second.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.checksum.to_le_bytes());
@@ -42,12 +46,19 @@ impl Header {
 
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let short = |at: usize| u16::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let (found, computed) = (number(CHECKED), crc32c::crc32c(&bytes[..CHECKED]));
         if found != computed {
             return Err(FrameError::Header { found, computed });
         }
+        let (kind, format) = (short(0), short(2));
+        let known = ElementFormat::of(format);
+        if known.is_none() && format != 0 {
+            return Err(FrameError::Format(format));
+        }
         Ok(Header {
-            kind: Kind::of(number(0)).ok_or(FrameError::Kind(number(0)))?,
+            kind: Kind::of(kind).ok_or(FrameError::Kind(kind))?,
+            format: known,
             first: number(4),
             second: number(8),
             step: Step(u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]))),
@@ -65,6 +76,7 @@ mod tests {
     fn the_bytes_of_a_header_are_these() {
         let header = Header {
             kind: Kind::Ring,
+            format: Some(ElementFormat::Float32),
             first: 7,
             second: 5,
             step: Step(9),
@@ -73,10 +85,17 @@ mod tests {
         };
         let bytes = header.encode();
         let expected = [
-            3, 0, 0, 0, 7, 0, 0, 0, 5, 0, 0, 0, 1, 2, 3, 4, 9, 0, 0, 0, 0, 0, 0, 0, 68, 0, 0, 0,
+            3, 0, 1, 0, 7, 0, 0, 0, 5, 0, 0, 0, 1, 2, 3, 4, 9, 0, 0, 0, 0, 0, 0, 0, 68, 0, 0, 0,
         ];
         assert_eq!(bytes[..CHECKED], expected);
         assert_eq!(Header::decode(&bytes), Ok(header));
+        let plain = Header {
+            kind: Kind::Message,
+            format: None,
+            ..header
+        };
+        assert_eq!(plain.encode()[..4], [4, 0, 0, 0]);
+        assert_eq!(Header::decode(&plain.encode()), Ok(plain));
         // The checksum is the Castagnoli polynomial's: its check value, from RFC 3720's family of test vectors.
         assert_eq!(crc32c::crc32c(b"123456789"), 0xE306_9283);
     }
@@ -86,7 +105,7 @@ mod tests {
         for number in 0..=Kind::LAST + 1 {
             let kind = Kind::of(number);
             assert_eq!(kind.is_some(), (1..=Kind::LAST).contains(&number), "{number}");
-            assert!(kind.is_none_or(|kind| kind as u32 == number));
+            assert!(kind.is_none_or(|kind| kind as u16 == number));
         }
     }
 }

@@ -23,10 +23,10 @@ pub enum Kind {
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u32 = Kind::End as u32;
+    pub(crate) const LAST: u16 = Kind::End as u16;
 
     /// The kind with this number.
-    pub(crate) fn of(number: u32) -> Option<Kind> {
+    pub(crate) fn of(number: u16) -> Option<Kind> {
         Some(match number {
             1 => Kind::Activation,
             2 => Kind::Gradient,

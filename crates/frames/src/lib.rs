@@ -13,6 +13,7 @@ mod hello;
 mod incoming;
 mod kind;
 mod limits;
+mod packet;
 mod state_header;
 mod tls;
 
@@ -26,6 +27,7 @@ pub use hello::{
 pub use incoming::Incoming;
 pub use kind::Kind;
 pub use limits::{Limits, PART_ELEMENTS};
+pub use packet::{ElementFormat, Packet};
 pub use state_header::StateHeader;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
 

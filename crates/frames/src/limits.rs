@@ -1,7 +1,8 @@
 //! How much a receiver takes of each kind of frame. What is longer is refused before memory is taken for it: a peer that has
 //! proven itself may still be broken.
 
-use crate::{FrameError, Kind, StateError, StateHeader};
+use crate::header::Header;
+use crate::{ElementFormat, FrameError, Kind, StateError, StateHeader};
 
 /// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
 pub const PART_ELEMENTS: usize = 1 << 18;
@@ -9,8 +10,8 @@ pub const PART_ELEMENTS: usize = 1 << 18;
 const STATE_HEADER: u32 = 1 << 10;
 /// Longest digest, bytes.
 const DIGEST: u32 = 32;
-/// Bytes of an element.
-const ELEMENT: u32 = 4;
+/// Bytes of an element of a state, whose numbers are float32.
+const STATE_ELEMENT: u32 = 4;
 
 /// How much a receiver takes. Limits that follow from the job are the receiver's to set; what it takes before, or where there is
 /// no job, is the default.
@@ -18,6 +19,8 @@ const ELEMENT: u32 = 4;
 pub struct Limits {
     /// Longest tensor of a step, elements.
     pub tensor_elements: u32,
+    /// The format of boundary activations and their gradients. None: any. Parts of reductions are float32 always.
+    pub boundary_format: Option<ElementFormat>,
     /// Longest protocol message, bytes.
     pub message_bytes: u32,
     /// Elements of each unit's state, in order. None: of any number.
@@ -25,10 +28,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// A boundary activation of 256 Mi elements; messages of 16 MiB, as from a coordinator; any state.
+    /// A boundary activation of 256 Mi elements in any format; messages of 16 MiB, as from a coordinator; any state.
     fn default() -> Limits {
         Limits {
             tensor_elements: 1 << 28,
+            boundary_format: None,
             message_bytes: 1 << 24,
             state_elements: None,
         }
@@ -37,12 +41,29 @@ impl Default for Limits {
 
 impl Limits {
     /// The length of a payload, if it is taken.
-    pub(crate) fn payload(&self, kind: Kind, length: u32) -> Result<usize, FrameError> {
+    pub(crate) fn payload(&self, header: &Header) -> Result<usize, FrameError> {
+        let Header {
+            kind,
+            format: found,
+            length,
+            ..
+        } = *header;
         let most = match kind {
-            Kind::Activation | Kind::Gradient | Kind::Ring => self.tensor_elements.saturating_mul(ELEMENT),
+            Kind::Activation | Kind::Gradient | Kind::Ring => {
+                let element = self.tensor_format(header)?.bytes();
+                self.tensor_elements.saturating_mul(element)
+            }
+            _ if found.is_some() => {
+                let expected = "none";
+                return Err(FrameError::OtherFormat {
+                    kind,
+                    found,
+                    expected,
+                });
+            }
             Kind::Message => self.message_bytes,
             Kind::State => STATE_HEADER,
-            Kind::Part => PART_ELEMENTS as u32 * ELEMENT,
+            Kind::Part => PART_ELEMENTS as u32 * STATE_ELEMENT,
             Kind::End => DIGEST,
         };
         let long = FrameError::Long { kind, length, most };
@@ -50,6 +71,23 @@ impl Limits {
             .ok()
             .filter(|_| length <= most)
             .ok_or(long)
+    }
+
+    /// The format of a tensor of a step, if it is taken.
+    pub(crate) fn tensor_format(&self, header: &Header) -> Result<ElementFormat, FrameError> {
+        let Header {
+            kind, format: found, ..
+        } = *header;
+        let own = match kind {
+            Kind::Ring => Some(ElementFormat::Float32),
+            _ => self.boundary_format,
+        };
+        let fits = |format: &ElementFormat| own.is_none_or(|own| own == *format);
+        found.filter(fits).ok_or(FrameError::OtherFormat {
+            kind,
+            found,
+            expected: own.map_or("any known one", ElementFormat::name),
+        })
     }
 
     /// Whether a unit has a state of so many elements.
@@ -76,37 +114,94 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_plan::{StateId, Unit};
+    use varuna_plan::{StateId, Step, Unit};
+
+    fn header(kind: Kind, format: Option<ElementFormat>, length: u32) -> Header {
+        Header {
+            kind,
+            format,
+            first: 0,
+            second: 0,
+            step: Step(0),
+            length,
+            checksum: 0,
+        }
+    }
 
     #[test]
     fn each_kind_has_its_own_limit() {
+        use ElementFormat::{BFloat16, Float16, Float32};
         let limits = Limits {
             tensor_elements: 10,
             message_bytes: 7,
-            state_elements: None,
+            ..Limits::default()
         };
         let mosts = [
-            (Kind::Activation, 40),
-            (Kind::Gradient, 40),
-            (Kind::Ring, 40),
-            (Kind::Message, 7),
-            (Kind::State, 1024),
-            (Kind::Part, 1 << 20),
-            (Kind::End, 32),
+            (Kind::Activation, Some(Float32), 40),
+            (Kind::Gradient, Some(Float32), 40),
+            (Kind::Activation, Some(BFloat16), 20),
+            (Kind::Gradient, Some(Float16), 20),
+            (Kind::Ring, Some(Float32), 40),
+            (Kind::Message, None, 7),
+            (Kind::State, None, 1024),
+            (Kind::Part, None, 1 << 20),
+            (Kind::End, None, 32),
         ];
-        for (kind, most) in mosts {
-            assert_eq!(limits.payload(kind, most), Ok(most as usize));
+        for (kind, format, most) in mosts {
+            assert_eq!(limits.payload(&header(kind, format, most)), Ok(most as usize));
             let length = most + 1;
             assert_eq!(
-                limits.payload(kind, length),
+                limits.payload(&header(kind, format, length)),
                 Err(FrameError::Long { kind, length, most })
             );
         }
     }
 
     #[test]
+    fn each_kind_has_its_own_element_format() {
+        use ElementFormat::{BFloat16, Float16, Float32};
+        let fits = |boundary_format, kind, format| {
+            let limits = Limits {
+                boundary_format,
+                ..Limits::default()
+            };
+            limits.payload(&header(kind, format, 0)).is_ok()
+        };
+        let formats = [None, Some(Float32), Some(BFloat16), Some(Float16)];
+        for (boundary, kind, expected) in [
+            (None, Kind::Activation, [false, true, true, true]),
+            (Some(BFloat16), Kind::Activation, [false, false, true, false]),
+            (Some(Float32), Kind::Gradient, [false, true, false, false]),
+            (Some(BFloat16), Kind::Ring, [false, true, false, false]),
+            (Some(BFloat16), Kind::Message, [true, false, false, false]),
+            (None, Kind::Part, [true, false, false, false]),
+        ] {
+            assert_eq!(
+                formats.map(|format| fits(boundary, kind, format)),
+                expected,
+                "{kind}"
+            );
+        }
+        let said = |limits: Limits, format| {
+            let refused = limits.payload(&header(Kind::Gradient, format, 2));
+            refused.unwrap_err().to_string()
+        };
+        let own = Limits {
+            boundary_format: Some(BFloat16),
+            ..Limits::default()
+        };
+        assert_eq!(
+            said(own, Some(Float32)),
+            "a gradient of an activation in the element format float32; allowed is bfloat16"
+        );
+        assert!(
+            said(Limits::default(), None).ends_with("in the element format none; allowed is any known one")
+        );
+    }
+
+    #[test]
     fn a_state_has_the_size_of_its_unit() {
-        let header = |unit, elements| StateHeader {
+        let state = |unit, elements| StateHeader {
             unit: Unit(unit),
             id: StateId::INITIAL,
             decision: None,
@@ -117,14 +212,14 @@ mod tests {
             state_elements: Some(vec![3, 6]),
             ..Limits::default()
         };
-        assert!(limits.state(&header(1, 6)).is_ok());
-        let said = |unit, elements| limits.state(&header(unit, elements)).unwrap_err().to_string();
+        assert!(limits.state(&state(1, 6)).is_ok());
+        let said = |unit, elements| limits.state(&state(unit, elements)).unwrap_err().to_string();
         assert!(
             said(1, u64::MAX).contains("its state has 6"),
             "{}",
             said(1, u64::MAX)
         );
         assert!(said(2, 6).contains("there are 2 units"), "{}", said(2, 6));
-        assert!(Limits::default().state(&header(9, u64::MAX)).is_ok());
+        assert!(Limits::default().state(&state(9, u64::MAX)).is_ok());
     }
 }

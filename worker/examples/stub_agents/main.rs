@@ -24,13 +24,14 @@ use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_wire::{Hello, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, AgentEvent, AgentParts};
+use varuna_worker::numerics::Numerics;
 use varuna_worker::transport::data_plane::DataPlane;
 use varuna_worker::transport::tcp::{Mesh, of_job};
 
 /// As in the worker.
 const EVENTS: usize = 4096;
-/// What waits from each peer: nothing but what the protocol sends.
-const ELEMENTS_MAX: usize = 1 << 20;
+/// Bytes that wait from each peer: nothing but what the protocol sends.
+const BYTES_MAX: usize = 4 << 20;
 /// Workers of one node, by their numbers.
 const NODE: u64 = 8;
 
@@ -117,7 +118,7 @@ impl Plane {
         if let Some(hub) = &common.hub {
             return Ok(Plane::Memory(hub.worker(me, events)));
         }
-        let mesh = Mesh::listen_bounded(me, "127.0.0.1:0", ELEMENTS_MAX, move |event| {
+        let mesh = Mesh::listen_bounded(me, "127.0.0.1:0", BYTES_MAX, move |event| {
             let _ = events.blocking_send(AgentEvent::Peer(event));
         });
         mesh.map(Plane::Tcp).context("cannot listen for peers")
@@ -134,7 +135,7 @@ impl Plane {
     fn of_model(self, model: &Model, global_batch_size: u64) -> Box<dyn DataPlane> {
         match self {
             Plane::Tcp(mesh) => {
-                mesh.limit(of_job(model, global_batch_size));
+                mesh.limit(of_job(model, global_batch_size, Numerics::FP32.boundary()));
                 Box::new(mesh)
             }
             Plane::Memory(connections) => Box::new(connections),

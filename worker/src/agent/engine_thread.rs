@@ -243,7 +243,9 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 self.prepared = failure.prepared;
                 let about = match failure.error {
                     EngineError::Link(LinkError::Closed(peer) | LinkError::Unknown(peer)) => Some(peer),
-                    EngineError::Link(LinkError::Deadline { from, .. }) => Some(from),
+                    EngineError::Link(LinkError::Deadline { from, .. } | LinkError::Unfit { from, .. }) => {
+                        Some(from)
+                    }
                     EngineError::Link(LinkError::Aborted) => None,
                     other => return Err(other),
                 };

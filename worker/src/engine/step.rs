@@ -1,5 +1,6 @@
 //! One step on one worker: the interpreter of the schedule's list of tasks.
 
+mod boundary;
 mod evaluation;
 mod place;
 mod reduction;
@@ -14,11 +15,11 @@ use place::{Place, small};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit, WorkerId};
-use varuna_torch::{Lease, backward, tensor_from_vec};
+use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit};
+use varuna_torch::{Lease, backward};
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -184,30 +185,6 @@ impl Run<'_> {
         Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
     }
 
-    fn boundary(&self, values: Vec<f32>) -> Result<Tensor, EngineError> {
-        let (t, d) = (
-            i64::from(self.config.model.sequence_length),
-            i64::from(self.config.model.hidden_size),
-        );
-        let elements = i64::try_from(values.len()).unwrap_or(0);
-        let x_btd = tensor_from_vec(values, &[elements / (t * d), t, d])?;
-        Ok(x_btd.to_kind(self.config.numerics.compute()))
-    }
-
-    fn send(&self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let flat = tensor.detach().contiguous().to_kind(Kind::Float);
-        let mut values = vec![0.0f32; flat.numel()];
-        flat.copy_data(&mut values, flat.numel());
-        Ok(self.link.send(to, tag, values, self.deadline)?)
-    }
-
-    fn receive(&mut self, from: WorkerId, tag: Tag) -> Result<Tensor, EngineError> {
-        let start = Instant::now();
-        let values = self.link.recv(from, tag, self.deadline)?;
-        self.timings.wait += start.elapsed();
-        self.boundary(values)
-    }
-
     /// The stage's input: tokens on the first stage, else the previous stage's activation.
     fn input(&mut self, place: Place, micro_batch: u32) -> Result<Tensor, EngineError> {
         match place.previous {
@@ -219,6 +196,7 @@ impl Run<'_> {
                     step: self.step,
                     micro_batch,
                 },
+                self.sample_count(micro_batch),
             ),
         }
     }
@@ -328,6 +306,7 @@ impl Run<'_> {
                     step: self.step,
                     micro_batch,
                 },
+                self.sample_count(micro_batch),
             )?),
             None => None,
         };

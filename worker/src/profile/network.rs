@@ -276,7 +276,7 @@ impl Station {
         let (start, payload) = (Instant::now(), vec![1.0f32; elements]);
         match self.place {
             0 if self.count > 1 => {
-                self.link.send(id(1), tag, payload, later())?;
+                self.link.send(id(1), tag, payload.into(), later())?;
                 let _ = self.link.recv(id(1), tag, later())?;
             }
             1 => {

@@ -1,7 +1,7 @@
 //! Links between threads of one process: for tests of everything above the network.
 
 use super::mailbox::{Mailbox, PutError};
-use super::{Link, LinkError, Tag};
+use super::{Link, LinkError, Packet, Tag};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,19 +54,19 @@ impl LocalLink {
 }
 
 impl Link for LocalLink {
-    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError> {
+    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
         if self.own()?.is_aborted() {
             return Err(LinkError::Aborted);
         }
         let peer = self.boxes.get(&to).ok_or(LinkError::Unknown(to))?;
-        peer.put(self.me, tag, payload, Some(deadline))
+        peer.put(self.me, tag, packet, Some(deadline))
             .map_err(|e| match e {
                 PutError::Closed => LinkError::Closed(to),
                 PutError::Full => LinkError::Deadline { from: to, tag },
             })
     }
 
-    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
         self.own()?.take(from, tag, deadline)
     }
 
@@ -74,7 +74,7 @@ impl Link for LocalLink {
         &self,
         wanted: &[(WorkerId, Tag)],
         deadline: Instant,
-    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    ) -> Result<Option<(usize, Packet)>, LinkError> {
         self.own()?.take_any(wanted, deadline)
     }
 

@@ -1,17 +1,17 @@
 //! Received messages that wait until the engine takes them: one mailbox for each worker and generation.
 
-use super::{LinkError, Tag};
+use super::{LinkError, Packet, Tag};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use varuna_plan::WorkerId;
 
-/// Elements that may wait from one sender: 512 MiB. A sender that is further ahead is blocked. Each sender has its own limit,
+/// Bytes that may wait from one sender: 512 MiB. A sender that is further ahead is blocked. Each sender has its own limit,
 /// so that a fast sender cannot block the one whose message is needed next.
-pub const ELEMENTS_MAX: usize = 1 << 27;
+pub const BYTES_MAX: usize = 1 << 29;
 
 /// What a message counts beside its elements: its place here takes memory even if it has none.
-const OVERHEAD: usize = 64;
+const OVERHEAD: usize = 256;
 
 /// Why a message was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,9 +24,9 @@ pub enum PutError {
 
 #[derive(Default)]
 struct State {
-    messages: BTreeMap<(WorkerId, Tag), Vec<f32>>,
+    messages: BTreeMap<(WorkerId, Tag), Packet>,
     /// What the messages count, by sender.
-    elements: BTreeMap<WorkerId, usize>,
+    bytes: BTreeMap<WorkerId, usize>,
     closed: BTreeSet<WorkerId>,
     aborted: bool,
     poked: bool,
@@ -36,38 +36,38 @@ struct State {
 pub struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
-    elements_max: usize,
+    bytes_max: usize,
 }
 
 impl Default for Mailbox {
     fn default() -> Self {
-        Mailbox::bounded(ELEMENTS_MAX)
+        Mailbox::bounded(BYTES_MAX)
     }
 }
 
 impl State {
     fn waiting_from(&self, from: WorkerId) -> usize {
-        self.elements.get(&from).copied().unwrap_or(0)
+        self.bytes.get(&from).copied().unwrap_or(0)
     }
 
-    fn remove(&mut self, key: &(WorkerId, Tag)) -> Option<Vec<f32>> {
+    fn remove(&mut self, key: &(WorkerId, Tag)) -> Option<Packet> {
         let message = self.messages.remove(key)?;
-        if let Some(elements) = self.elements.get_mut(&key.0) {
-            *elements -= message.len() + OVERHEAD;
+        if let Some(bytes) = self.bytes.get_mut(&key.0) {
+            *bytes -= message.bytes().len() + OVERHEAD;
         }
         Some(message)
     }
 }
 
 impl Mailbox {
-    /// A mailbox that accepts messages of a sender until more than `elements_max` elements of it wait; each message
+    /// A mailbox that accepts messages of a sender until more than `bytes_max` bytes of it wait; each message
     /// counts some more than it has.
     #[must_use]
-    pub fn bounded(elements_max: usize) -> Mailbox {
+    pub fn bounded(bytes_max: usize) -> Mailbox {
         Mailbox {
             state: Mutex::default(),
             changed: Condvar::new(),
-            elements_max,
+            bytes_max,
         }
     }
 
@@ -80,11 +80,11 @@ impl Mailbox {
         &self,
         from: WorkerId,
         tag: Tag,
-        payload: Vec<f32>,
+        packet: Packet,
         deadline: Option<Instant>,
     ) -> Result<(), PutError> {
         let mut state = self.state.lock();
-        while state.waiting_from(from) > self.elements_max && !state.aborted {
+        while state.waiting_from(from) > self.bytes_max && !state.aborted {
             match deadline {
                 Some(d) if Instant::now() >= d => return Err(PutError::Full),
                 Some(d) => {
@@ -97,8 +97,8 @@ impl Mailbox {
             return Err(PutError::Closed);
         }
         state.remove(&(from, tag));
-        *state.elements.entry(from).or_default() += payload.len() + OVERHEAD;
-        state.messages.insert((from, tag), payload);
+        *state.bytes.entry(from).or_default() += packet.bytes().len() + OVERHEAD;
+        state.messages.insert((from, tag), packet);
         self.changed.notify_all();
         Ok(())
     }
@@ -114,7 +114,7 @@ impl Mailbox {
         let mut state = self.state.lock();
         state.aborted = true;
         state.messages.clear();
-        state.elements.clear();
+        state.bytes.clear();
         self.changed.notify_all();
     }
 
@@ -134,7 +134,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// Aborted, the sender is closed, or the message did not arrive before the deadline.
-    pub fn take(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
+    pub fn take(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
         self.wait(&[(from, tag)], deadline, false)?
             .map(|(_, m)| m)
             .ok_or(LinkError::Aborted)
@@ -148,7 +148,7 @@ impl Mailbox {
         &self,
         wanted: &[(WorkerId, Tag)],
         deadline: Instant,
-    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    ) -> Result<Option<(usize, Packet)>, LinkError> {
         self.wait(wanted, deadline, true)
     }
 
@@ -157,7 +157,7 @@ impl Mailbox {
         wanted: &[(WorkerId, Tag)],
         deadline: Instant,
         pokable: bool,
-    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    ) -> Result<Option<(usize, Packet)>, LinkError> {
         let mut state = self.state.lock();
         loop {
             if state.aborted {
@@ -206,6 +206,10 @@ mod tests {
         }
     }
 
+    fn packet(values: &[f32]) -> Packet {
+        values.to_vec().into()
+    }
+
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(20)
     }
@@ -214,30 +218,44 @@ mod tests {
     fn a_sender_at_its_limit_waits_and_does_not_block_another() {
         let (a, b) = (WorkerId(1), WorkerId(2));
         let mailbox = Arc::new(Mailbox::bounded(4));
-        let put = |from, micro_batch| mailbox.put(from, tag(micro_batch), vec![0.0; 5], Some(Instant::now()));
+        let put =
+            |from, micro_batch| mailbox.put(from, tag(micro_batch), packet(&[0.0; 5]), Some(Instant::now()));
         assert_eq!(put(a, 0), Ok(()));
         assert_eq!(put(a, 1), Err(PutError::Full));
         assert_eq!(put(b, 1), Ok(()), "the other sender is below its limit");
         let own = Arc::clone(&mailbox);
-        let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![1.0; 5], Some(later())));
-        assert_eq!(mailbox.take(a, tag(0), later()), Ok(vec![0.0; 5]));
+        let waiter = std::thread::spawn(move || own.put(a, tag(1), packet(&[1.0; 5]), Some(later())));
+        assert_eq!(mailbox.take(a, tag(0), later()), Ok(packet(&[0.0; 5])));
         assert_eq!(waiter.join().unwrap(), Ok(()), "the first message was taken");
-        assert_eq!(mailbox.take(a, tag(1), later()), Ok(vec![1.0; 5]));
+        assert_eq!(mailbox.take(a, tag(1), later()), Ok(packet(&[1.0; 5])));
         assert_eq!(put(a, 2), Ok(()));
     }
 
     #[test]
     fn a_repeated_message_is_counted_once() {
-        let (mailbox, a) = (Mailbox::bounded(4 + OVERHEAD), WorkerId(1));
+        let (mailbox, a) = (Mailbox::bounded(16 + OVERHEAD), WorkerId(1));
         for _ in 0..3 {
-            assert_eq!(mailbox.put(a, tag(0), vec![0.0; 4], Some(Instant::now())), Ok(()));
+            let repeated = mailbox.put(a, tag(0), packet(&[0.0; 4]), Some(Instant::now()));
+            assert_eq!(repeated, Ok(()));
         }
+    }
+
+    #[test]
+    fn messages_count_by_their_bytes_and_not_by_their_elements() {
+        let taken = |message: Packet| {
+            let mailbox = Mailbox::bounded(10 * OVERHEAD);
+            let put = |i| mailbox.put(WorkerId(1), tag(i), message.clone(), Some(Instant::now()));
+            (0..20).take_while(|i| put(*i) == Ok(())).count()
+        };
+        // With the place that it takes, one counts three times the overhead, the other two times.
+        assert_eq!(taken(Packet::Float32(vec![0.0; OVERHEAD / 2])), 4);
+        assert_eq!(taken(Packet::BFloat16(vec![0; OVERHEAD / 2])), 6);
     }
 
     #[test]
     fn messages_without_elements_are_bounded_too() {
         let (mailbox, a) = (Mailbox::bounded(3 * OVERHEAD), WorkerId(1));
-        let put = |micro_batch| mailbox.put(a, tag(micro_batch), vec![], Some(Instant::now()));
+        let put = |micro_batch| mailbox.put(a, tag(micro_batch), packet(&[]), Some(Instant::now()));
         let taken = (0..10).take_while(|i| put(*i) == Ok(())).count();
         assert_eq!(taken, 4, "until more than three wait");
     }
@@ -245,9 +263,9 @@ mod tests {
     #[test]
     fn a_fence_ends_the_wait_at_the_limit() {
         let (mailbox, a) = (Arc::new(Mailbox::bounded(0)), WorkerId(1));
-        mailbox.put(a, tag(0), vec![0.0], None).unwrap();
+        mailbox.put(a, tag(0), packet(&[0.0]), None).unwrap();
         let own = Arc::clone(&mailbox);
-        let waiter = std::thread::spawn(move || own.put(a, tag(1), vec![0.0], None));
+        let waiter = std::thread::spawn(move || own.put(a, tag(1), packet(&[0.0]), None));
         mailbox.abort();
         assert_eq!(waiter.join().unwrap(), Err(PutError::Closed));
     }
@@ -255,9 +273,9 @@ mod tests {
     #[test]
     fn messages_that_arrived_before_the_close_can_be_taken() {
         let (mailbox, a) = (Mailbox::default(), WorkerId(1));
-        mailbox.put(a, tag(0), vec![2.0], None).unwrap();
+        mailbox.put(a, tag(0), packet(&[2.0]), None).unwrap();
         mailbox.close(a);
-        assert_eq!(mailbox.take(a, tag(0), later()), Ok(vec![2.0]));
+        assert_eq!(mailbox.take(a, tag(0), later()), Ok(packet(&[2.0])));
         assert_eq!(mailbox.take(a, tag(1), later()), Err(LinkError::Closed(a)));
     }
 

@@ -10,7 +10,7 @@ pub mod ring;
 pub mod tcp;
 
 use std::time::Instant;
-pub use varuna_frames::Tag;
+pub use varuna_frames::{ElementFormat, Packet, Tag};
 use varuna_plan::WorkerId;
 
 /// First micro-batch index of evaluation; those of training are below it.
@@ -33,9 +33,44 @@ pub enum LinkError {
         /// The message.
         tag: Tag,
     },
+    /// A peer of another build, or with another model: what it sends cannot be computed with.
+    #[error("{tag:?} from worker {from} has {elements} elements in {format}; {expected} in {own} are needed")]
+    Unfit {
+        /// The peer.
+        from: WorkerId,
+        /// The message.
+        tag: Tag,
+        /// Of the message.
+        elements: usize,
+        /// Of the message.
+        format: ElementFormat,
+        /// Elements that are computed with.
+        expected: usize,
+        /// What they are computed in.
+        own: ElementFormat,
+    },
     /// The peer is not part of this generation.
     #[error("worker {0} is not connected in this generation")]
     Unknown(WorkerId),
+}
+
+impl LinkError {
+    /// A message that is not of this many elements in this format.
+    #[must_use]
+    pub fn unfit(
+        packet: &Packet,
+        (from, tag): (WorkerId, Tag),
+        (expected, own): (usize, ElementFormat),
+    ) -> LinkError {
+        LinkError::Unfit {
+            from,
+            tag,
+            elements: packet.elements(),
+            format: packet.format(),
+            expected,
+            own,
+        }
+    }
 }
 
 /// Messages of one generation between this worker and its peers. Every wait ends: by the message, by `abort`, by the
@@ -45,15 +80,15 @@ pub trait Link: Send + Sync {
     ///
     /// # Errors
     /// Aborted, closed, unknown peer, or the queue stayed full until `deadline`.
-    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError>;
+    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError>;
 
     /// Waits for a message and takes it.
     ///
     /// # Errors
     /// See [`LinkError`].
-    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError>;
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError>;
 
-    /// Waits for the first of several messages; returns its index in `wanted` and its payload. Returns `None` if [`Link::poke`] was
+    /// Waits for the first of several messages; returns its index in `wanted` and its packet. Returns `None` if [`Link::poke`] was
     /// called since the last return, so that the caller can change `wanted`.
     ///
     /// # Errors
@@ -62,7 +97,7 @@ pub trait Link: Send + Sync {
         &self,
         wanted: &[(WorkerId, Tag)],
         deadline: Instant,
-    ) -> Result<Option<(usize, Vec<f32>)>, LinkError>;
+    ) -> Result<Option<(usize, Packet)>, LinkError>;
 
     /// Wakes a thread that waits in [`Link::recv_any`].
     fn poke(&self);

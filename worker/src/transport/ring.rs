@@ -4,7 +4,7 @@
 //! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
 //! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
 
-use super::{Link, LinkError, Tag};
+use super::{ElementFormat, Link, LinkError, Packet, Tag};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -179,11 +179,11 @@ fn advance<B: AsMut<[f32]>>(
         .map(|r| r.deadline)
         .min()
         .unwrap_or_else(|| Instant::now() + IDLE);
-    let Some((i, payload)) = link.recv_any(&wanted, deadline)? else {
+    let Some((i, packet)) = link.recv_any(&wanted, deadline)? else {
         return Ok(true);
     };
     let (r, piece) = awaited[i];
-    if rings[r].receive(link, piece, &payload)? {
+    if rings[r].receive(link, piece, packet)? {
         let ring = rings.swap_remove(r);
         let _ = outbox.send(Ok((ring.unit, ring.buffer)));
     }
@@ -266,23 +266,27 @@ impl<B: AsMut<[f32]>> Ring<B> {
         let slice = self.slice(piece, 0);
         let payload = self.buffer.as_mut()[slice].to_vec();
         let right = self.group[(self.position + 1) % self.size()];
-        link.send(right, self.tag(piece), payload, self.deadline)
+        link.send(right, self.tag(piece), payload.into(), self.deadline)
     }
 
     /// Handles one round's message for `active[at]` and sends the next. Returns whether the unit is complete.
-    fn receive(&mut self, link: &dyn Link, at: usize, payload: &[f32]) -> Result<bool, LinkError> {
+    fn receive(&mut self, link: &dyn Link, at: usize, packet: Packet) -> Result<bool, LinkError> {
         let mut piece = self.active[at];
         let slice = self.slice(piece, 1);
         let gathers = piece.round + 1 >= self.size();
-        let own = &mut self.buffer.as_mut()[slice];
-        if own.len() != payload.len() {
+        let values = match packet {
+            Packet::Float32(values) if values.len() == slice.len() => values,
             // Only a peer with another model sends this; the sum would be wrong.
-            return Err(LinkError::Closed(self.awaited(piece).0));
-        }
+            other => {
+                let own = (slice.len(), ElementFormat::Float32);
+                return Err(LinkError::unfit(&other, self.awaited(piece), own));
+            }
+        };
+        let own = &mut self.buffer.as_mut()[slice];
         if gathers {
-            own.copy_from_slice(payload);
+            own.copy_from_slice(&values);
         } else {
-            for (a, b) in own.iter_mut().zip(payload) {
+            for (a, b) in own.iter_mut().zip(&values) {
                 *a += b;
             }
         }

@@ -14,9 +14,10 @@ use varuna_plan::{
     ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
+use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
 
-const BATCH: u64 = 8;
+pub(crate) const BATCH: u64 = 8;
 
 /// What tests vary.
 pub(crate) struct Case {
@@ -211,15 +212,25 @@ pub(crate) fn later() -> Instant {
 
 /// Trains with a shape: a thread for each worker, the norm exchange through a shared table.
 pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
+    let mesh = LocalMesh::new(&shape.members());
+    run_over(case, shape, steps, |me| mesh.link(me))
+}
+
+/// The same over these links.
+pub(crate) fn run_over(
+    case: &Case,
+    shape: &Shape,
+    steps: u64,
+    link: impl Fn(WorkerId) -> Arc<dyn Link>,
+) -> Trained {
     let members = shape.members();
     let plan = plan(case, shape);
-    let mesh = LocalMesh::new(&members);
     let exchange = Arc::new(Exchange::new(members.len()));
     let threads: Vec<_> = members
         .iter()
         .map(|me| {
             let (me, mut engine) = (*me, engine(case, *me));
-            let (plan, link, exchange) = (plan.clone(), mesh.link(me), Arc::clone(&exchange));
+            let (plan, link, exchange) = (plan.clone(), link(me), Arc::clone(&exchange));
             std::thread::spawn(move || {
                 tch::set_num_threads(1);
                 for unit in plan.units(me) {

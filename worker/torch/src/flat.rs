@@ -1,12 +1,12 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range.
 
-use crate::{TorchError, from_memory};
+use crate::{TorchError, from_memory, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// One cache line, so that the memory is aligned for vector instructions.
 const ALIGNMENT: usize = 64;
@@ -99,8 +99,10 @@ impl FlatBuffer {
             drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
         }
         let len = i64::try_from(self.memory.len).map_err(|_| TorchError("too many elements".into()))?;
+        let float = scalar_type(Kind::Float)?;
         let context = Arc::into_raw(Arc::clone(&self.memory)).cast_mut().cast();
-        from_memory(self.memory.start.as_ptr(), &[len], release, context)
+        let data = self.memory.start.as_ptr().cast();
+        from_memory(data, float, &[len], release, context)
     }
 
     /// Whether a lease is out: its holder alone may touch the memory now.

@@ -8,6 +8,7 @@ mod flat;
 
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 
+use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::{Kind, Tensor};
 
@@ -44,8 +45,10 @@ unsafe extern "C" {
     #[cfg(test)]
     fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
+    fn vt_copy_out(tensor: Handle, to: *mut c_void, bytes: usize) -> c_int;
     fn vt_from_memory(
-        data: *mut f32,
+        data: *mut c_void,
+        scalar_type: c_int,
         sizes: *const i64,
         dimensions: c_int,
         release: extern "C" fn(*mut c_void),
@@ -263,14 +266,18 @@ pub fn fill_normal(tensor: &Tensor, seed: u64, deviation: f64) -> Result<(), Tor
     checked(unsafe { vt_normal(handle(tensor), seed, deviation) })
 }
 
-/// A tensor that owns the values, without a copy. `shape` must have as many elements.
+/// A tensor that owns the values, without a copy: elements of `kind`, whose bits these are. `shape` must have as many.
 ///
 /// # Errors
-/// The sizes differ.
-pub fn tensor_from_vec(values: Vec<f32>, shape: &[i64]) -> Result<Tensor, TorchError> {
-    extern "C" fn release(context: *mut c_void) {
+/// The sizes differ, of all elements or of one.
+pub fn tensor_from_vec<T: Pod + Send>(
+    values: Vec<T>,
+    kind: Kind,
+    shape: &[i64],
+) -> Result<Tensor, TorchError> {
+    extern "C" fn release<T>(context: *mut c_void) {
         // SAFETY: `context` is the box leaked below, and libtorch calls this once, when the last view is gone.
-        drop(unsafe { Box::from_raw(context.cast::<Vec<f32>>()) });
+        drop(unsafe { Box::from_raw(context.cast::<Vec<T>>()) });
     }
     let elements: i64 = shape.iter().product();
     if usize::try_from(elements) != Ok(values.len()) {
@@ -279,21 +286,77 @@ pub fn tensor_from_vec(values: Vec<f32>, shape: &[i64]) -> Result<Tensor, TorchE
             values.len()
         )));
     }
+    has_size_of::<T>(kind)?;
+    let scalar_type = scalar_type(kind)?;
     let mut owner = Box::new(values);
-    let data = owner.as_mut_ptr();
-    from_memory(data, shape, release, Box::into_raw(owner).cast())
+    let data = owner.as_mut_ptr().cast();
+    from_memory(
+        data,
+        scalar_type,
+        shape,
+        release::<T>,
+        Box::into_raw(owner).cast(),
+    )
+}
+
+/// The bits of a tensor's elements, in their order.
+///
+/// # Errors
+/// Its elements are of another size than `T`, or libtorch refuses.
+pub fn vec_from_tensor<T: Pod>(tensor: &Tensor) -> Result<Vec<T>, TorchError> {
+    let kind = tensor.f_kind().map_err(|e| TorchError(e.to_string()))?;
+    has_size_of::<T>(kind)?;
+    let mut values = vec![T::zeroed(); tensor.numel()];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
+    // SAFETY: a live handle, borrowed for the call, and memory of this many bytes that the shim writes.
+    checked(unsafe { vt_copy_out(handle(tensor), bytes.as_mut_ptr().cast(), bytes.len()) })?;
+    Ok(values)
+}
+
+fn has_size_of<T>(kind: Kind) -> Result<(), TorchError> {
+    let (own, of) = (size_of::<T>(), kind.elt_size_in_bytes());
+    if own == of {
+        return Ok(());
+    }
+    Err(TorchError(format!(
+        "values of {own} bytes for elements of {kind:?}, which have {of}"
+    )))
+}
+
+/// libtorch's number for the kinds that memory is shared in.
+fn scalar_type(kind: Kind) -> Result<c_int, TorchError> {
+    match kind {
+        Kind::Half => Ok(5),
+        Kind::Float => Ok(6),
+        Kind::BFloat16 => Ok(15),
+        other => Err(TorchError(format!(
+            "memory of {other:?} elements is not shared; Float, BFloat16 and Half are"
+        ))),
+    }
 }
 
 fn from_memory(
-    data: *mut f32,
+    data: *mut c_void,
+    scalar_type: c_int,
     shape: &[i64],
     release: extern "C" fn(*mut c_void),
     context: *mut c_void,
 ) -> Result<Tensor, TorchError> {
     let mut out: Handle = std::ptr::null_mut();
     let dimensions = c_int::try_from(shape.len()).map_err(|_| TorchError("too many dimensions".into()))?;
-    // SAFETY: `data` stays valid until `release(context)` runs; both callers tie it to the memory's owner.
-    checked(unsafe { vt_from_memory(data, shape.as_ptr(), dimensions, release, context, &raw mut out) })?;
+    // SAFETY: `data` stays valid until `release(context)` runs; both callers tie it to the memory's owner, which has as many
+    // elements of this type as the shape.
+    checked(unsafe {
+        vt_from_memory(
+            data,
+            scalar_type,
+            shape.as_ptr(),
+            dimensions,
+            release,
+            context,
+            &raw mut out,
+        )
+    })?;
     // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
@@ -469,11 +532,33 @@ mod tests {
 
     #[test]
     fn a_tensor_over_a_vec_outlives_its_first_view_and_checks_its_size() {
-        let t = tensor_from_vec(vec![1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let t = tensor_from_vec(vec![1.0f32, 2.0, 3.0, 4.0], Kind::Float, &[2, 2]).unwrap();
         let row = t.select(0, 1);
         drop(t);
         assert_eq!(Vec::<f32>::try_from(row).unwrap(), [3.0, 4.0]);
-        assert!(tensor_from_vec(vec![1.0], &[2]).is_err());
+        assert!(tensor_from_vec(vec![1.0f32], Kind::Float, &[2]).is_err());
+        assert!(tensor_from_vec(vec![1.0f32], Kind::Half, &[1]).is_err());
+        let why = tensor_from_vec(vec![1u64], Kind::Int64, &[1]).unwrap_err();
+        assert!(why.0.contains("memory of Int64"), "{why}");
+    }
+
+    #[test]
+    fn the_bits_of_sixteen_bit_elements_go_in_and_out_as_they_are() {
+        // One, minus two, and the smallest number of each: what a conversion on the way would round to zero.
+        for (kind, bits) in [
+            (Kind::BFloat16, [0x3f80u16, 0xc000, 0x0001, 0x7f7f]),
+            (Kind::Half, [0x3c00, 0xc000, 0x0001, 0x7bff]),
+        ] {
+            let t = tensor_from_vec(bits.to_vec(), kind, &[2, 2]).unwrap();
+            assert_eq!(t.kind(), kind);
+            let first = Vec::<f64>::try_from(t.to_kind(Kind::Double).reshape([-1])).unwrap();
+            assert_eq!(first[..2], [1.0, -2.0]);
+            assert_eq!(vec_from_tensor::<u16>(&t).unwrap(), bits);
+            let turned = vec_from_tensor::<u16>(&t.transpose(0, 1)).unwrap();
+            assert_eq!(turned, [bits[0], bits[2], bits[1], bits[3]], "in their order");
+            let why = vec_from_tensor::<f32>(&t).unwrap_err();
+            assert!(why.0.contains("values of 4 bytes for elements"), "{why}");
+        }
     }
 
     #[test]

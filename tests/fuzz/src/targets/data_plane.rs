@@ -3,8 +3,8 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Digester, Frame, Greeting, Hello, Incoming, Limits, Side, StateError, StateHeader, Tag, read_answer,
-    read_proof, write_answer, write_proof,
+    Digester, Frame, Greeting, Hello, Incoming, Limits, Packet, Side, StateError, StateHeader, Tag,
+    read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
@@ -109,14 +109,16 @@ fn frame_seeds() -> Seeds {
     };
     let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");
     let tensors = [
-        Frame::Tensor(tag, vec![1.0, -0.5]),
+        Frame::Tensor(tag, Packet::Float32(vec![1.0, -0.5])),
+        Frame::Tensor(tag, Packet::BFloat16(vec![0x3f80, 0xbf00])),
+        Frame::Tensor(tag, Packet::Float16(vec![0x3c00])),
         Frame::Tensor(
             Tag::Ring {
                 step: Step(4),
                 unit: Unit(1),
                 round: 2,
             },
-            vec![0.25; 3],
+            Packet::Float32(vec![0.25; 3]),
         ),
     ];
     let messages = [norms, PeerMessage::Fetch { unit: Unit(1) }].map(|m| Frame::Message(encode(&m)));

@@ -70,7 +70,7 @@ impl Run<'_> {
         let (here, next) = (tag(place.stage), tag(place.stage + 1));
         let mut x = match place.previous {
             None => self.tokens(numbers, true)?.0,
-            Some(worker) => self.receive(worker, here)?,
+            Some(worker) => self.receive(worker, here, numbers.len())?,
         };
         for segment in place.segments.start..place.segments.end {
             x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;

@@ -91,9 +91,9 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -
     let mut state: Option<Incoming> = None;
     loop {
         match Frame::read(&mut input, &limits)? {
-            Frame::Tensor(tag, payload) => {
+            Frame::Tensor(tag, packet) => {
                 // Fails after a fence. The connection stays, to notice the peer's end.
-                let _ = open.mailbox.put(from, tag, payload, None);
+                let _ = open.mailbox.put(from, tag, packet, None);
             }
             Frame::Message(bytes) => {
                 let message = postcard::from_bytes(&bytes).map_err(io::Error::other)?;

@@ -1,7 +1,7 @@
 //! What a job's workers can have to send each other.
 
 use crate::transport::ring::MESSAGE_ELEMENTS;
-use varuna_frames::Limits;
+use varuna_frames::{ElementFormat, Limits};
 use varuna_model::{Model, Parameter};
 
 /// Bytes of a protocol message without its norms: a handful of numbers.
@@ -11,9 +11,9 @@ const NORMS: u32 = 32;
 /// Parameters, first and second moments.
 const PARTS: u64 = 3;
 
-/// The limits of a job with this model and this global batch, which no micro-batch exceeds.
+/// The limits of a job with this model and this global batch, which no micro-batch exceeds, whose boundaries are in this format.
 #[must_use]
-pub fn of_job(model: &Model, global_batch_size: u64) -> Limits {
+pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat) -> Limits {
     let elements = |unit| {
         model
             .parameters(unit)
@@ -22,12 +22,13 @@ pub fn of_job(model: &Model, global_batch_size: u64) -> Limits {
             .sum::<usize>() as u64
     };
     let sample = u64::from(model.sequence_length) * u64::from(model.hidden_size);
-    let boundary = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
+    let elements_max = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
     let layout = model.layout();
     let units = u32::try_from(layout.units()).unwrap_or(u32::MAX);
     let default = Limits::default();
     Limits {
-        tensor_elements: boundary.max(MESSAGE_ELEMENTS).min(default.tensor_elements),
+        tensor_elements: elements_max.max(MESSAGE_ELEMENTS).min(default.tensor_elements),
+        boundary_format: Some(boundary),
         message_bytes: units
             .saturating_mul(NORMS)
             .saturating_add(MESSAGE)
@@ -46,7 +47,7 @@ mod tests {
     #[test]
     fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
         let model = varuna_model::gpt2::preset("gpt2-tiny").unwrap();
-        let limits = of_job(&model, 8);
+        let limits = of_job(&model, 8, ElementFormat::BFloat16);
         let units: Vec<Unit> = model.layout().all_units().collect();
         let norm = UnitNorm {
             norm2: f64::MAX,
@@ -68,6 +69,7 @@ mod tests {
             u64::from(limits.tensor_elements),
             (8 * u64::from(model.sequence_length) * u64::from(model.hidden_size)).max(1 << 18)
         );
+        assert_eq!(limits.boundary_format, Some(ElementFormat::BFloat16));
         assert_eq!(limits.state_elements.unwrap().len(), units.len());
     }
 }

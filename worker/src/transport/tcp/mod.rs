@@ -11,8 +11,8 @@ mod limits;
 mod queue;
 mod states;
 
-use super::mailbox::{ELEMENTS_MAX, Mailbox};
-use super::{Link, LinkError, Tag};
+use super::mailbox::{BYTES_MAX, Mailbox};
+use super::{Link, LinkError, Packet, Tag};
 use connection::{accept_loop, dial_loop};
 use greetings::Greetings;
 pub use limits::of_job;
@@ -88,7 +88,7 @@ struct Shared {
     generations: Mutex<BTreeMap<Generation, Arc<Open>>>,
     emit: Box<dyn Fn(PeerEvent) + Send + Sync>,
     ended: AtomicBool,
-    elements_max: usize,
+    bytes_max: usize,
     greetings: Arc<Greetings>,
     /// Of connections that begin from now on.
     limits: Mutex<Arc<Limits>>,
@@ -180,17 +180,17 @@ impl Mesh {
         bind: impl ToSocketAddrs,
         emit: impl Fn(PeerEvent) + Send + Sync + 'static,
     ) -> io::Result<Mesh> {
-        Mesh::listen_bounded(me, bind, ELEMENTS_MAX, emit)
+        Mesh::listen_bounded(me, bind, BYTES_MAX, emit)
     }
 
-    /// Like [`Mesh::listen`]; `elements_max` limits what waits from each peer and generation, see [`Mailbox::bounded`].
+    /// Like [`Mesh::listen`]; `bytes_max` limits what waits from each peer and generation, see [`Mailbox::bounded`].
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn listen_bounded(
         me: WorkerId,
         bind: impl ToSocketAddrs,
-        elements_max: usize,
+        bytes_max: usize,
         emit: impl Fn(PeerEvent) + Send + Sync + 'static,
     ) -> io::Result<Mesh> {
         let listener = TcpListener::bind(bind)?;
@@ -205,7 +205,7 @@ impl Mesh {
             greetings: Arc::default(),
             limits: Mutex::default(),
             tls: OnceLock::new(),
-            elements_max,
+            bytes_max,
         });
         let own = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -246,7 +246,7 @@ impl Mesh {
                 Arc::new(Open {
                     generation,
                     secret: secret.to_owned(),
-                    mailbox: Mailbox::bounded(self.shared.elements_max),
+                    mailbox: Mailbox::bounded(self.shared.bytes_max),
                     peers: Mutex::default(),
                     closing: Condvar::new(),
                 })
@@ -354,13 +354,13 @@ struct TcpLink {
 }
 
 impl Link for TcpLink {
-    fn send(&self, to: WorkerId, tag: Tag, payload: Vec<f32>, deadline: Instant) -> Result<(), LinkError> {
+    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
         if self.open.mailbox.is_aborted() {
             return Err(LinkError::Aborted);
         }
         let queue = self.open.queue(to).ok_or(LinkError::Unknown(to))?;
         queue
-            .push(Frame::Tensor(tag, payload), deadline)
+            .push(Frame::Tensor(tag, packet), deadline)
             .map_err(|e| match e {
                 QueueError::Closed if self.open.mailbox.is_aborted() => LinkError::Aborted,
                 QueueError::Closed => LinkError::Closed(to),
@@ -368,7 +368,7 @@ impl Link for TcpLink {
             })
     }
 
-    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Vec<f32>, LinkError> {
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
         self.open.mailbox.take(from, tag, deadline)
     }
 
@@ -376,7 +376,7 @@ impl Link for TcpLink {
         &self,
         wanted: &[(WorkerId, Tag)],
         deadline: Instant,
-    ) -> Result<Option<(usize, Vec<f32>)>, LinkError> {
+    ) -> Result<Option<(usize, Packet)>, LinkError> {
         self.open.mailbox.take_any(wanted, deadline)
     }
 

@@ -1,0 +1,74 @@
+//! Boundaries between stages: activations and their gradients, as tensors here and as packets on the link.
+
+use super::super::EngineError;
+use super::Run;
+use crate::transport::{ElementFormat, LinkError, Packet, Tag};
+use std::time::Instant;
+use tch::{Kind, Tensor};
+use varuna_plan::WorkerId;
+use varuna_torch::{tensor_from_vec, vec_from_tensor};
+
+impl Run<'_> {
+    pub(super) fn send(&self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
+        let packet = packet_of(tensor, self.config.numerics.boundary())?;
+        Ok(self.link.send(to, tag, packet, self.deadline)?)
+    }
+
+    /// Waits for the boundary of so many samples.
+    pub(super) fn receive(
+        &mut self,
+        from: WorkerId,
+        tag: Tag,
+        samples: usize,
+    ) -> Result<Tensor, EngineError> {
+        let start = Instant::now();
+        let packet = self.link.recv(from, tag, self.deadline)?;
+        self.timings.wait += start.elapsed();
+        let model = &self.config.model;
+        let (t, d) = (model.sequence_length as usize, model.hidden_size as usize);
+        let own = (samples * t * d, self.config.numerics.boundary());
+        if (packet.elements(), packet.format()) != own {
+            return Err(LinkError::unfit(&packet, (from, tag), own).into());
+        }
+        let shape_btd = [samples, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+        tensor_of(packet, &shape_btd)
+    }
+}
+
+/// A tensor's elements in this format.
+fn packet_of(tensor: &Tensor, format: ElementFormat) -> Result<Packet, EngineError> {
+    let tensor = tensor.detach();
+    Ok(match format {
+        ElementFormat::Float32 => Packet::Float32(vec_from_tensor(&tensor.to_kind(Kind::Float))?),
+        ElementFormat::BFloat16 => Packet::BFloat16(vec_from_tensor(&tensor.to_kind(Kind::BFloat16))?),
+        ElementFormat::Float16 => Packet::Float16(vec_from_tensor(&tensor.to_kind(Kind::Half))?),
+    })
+}
+
+/// A tensor over a packet's memory.
+fn tensor_of(packet: Packet, shape: &[i64]) -> Result<Tensor, EngineError> {
+    Ok(match packet {
+        Packet::Float32(values) => tensor_from_vec(values, Kind::Float, shape),
+        Packet::BFloat16(bits) => tensor_from_vec(bits, Kind::BFloat16, shape),
+        Packet::Float16(bits) => tensor_from_vec(bits, Kind::Half, shape),
+    }?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_format_can_hold_survives_the_way_in_its_bytes() {
+        // Halves of small numbers are exact in all formats. A transposed tensor does not lie in its order.
+        let x = (Tensor::arange(12, (Kind::Float, tch::Device::Cpu)) / 2.0).view([3, 4]);
+        let x = x.transpose(0, 1);
+        for format in ElementFormat::ALL {
+            let packet = packet_of(&x, format).unwrap();
+            assert_eq!(packet.format(), format);
+            assert_eq!(packet.bytes().len(), 12 * format.bytes() as usize);
+            let back = tensor_of(packet, &[4, 3]).unwrap();
+            assert_eq!(back.to_kind(Kind::Float), x, "{format}");
+        }
+    }
+}
