@@ -9,6 +9,7 @@ use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
+use varuna_torch::{Device, DeviceChoice};
 use varuna_wire::{Hello, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, AgentEvent, AgentParts};
@@ -59,6 +60,9 @@ struct Arguments {
     /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
     #[arg(long)]
     threads: Option<u32>,
+    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N.
+    #[arg(long, env = "VARUNA_DEVICE", default_value = "auto")]
+    device: DeviceChoice,
     /// Node name: workers of one node tend to die together.
     #[arg(long, env = "VARUNA_NODE")]
     node: Option<String>,
@@ -89,16 +93,17 @@ fn main() -> Result<()> {
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
+    let device = Device::open(arguments.device).context("--device")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start")?
-        .block_on(work(&arguments, &coordinator))
+        .block_on(work(&arguments, device, &coordinator))
 }
 
 /// Attaches, gets the job, and trains until this worker is released.
-async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
+async fn work(arguments: &Arguments, device: Device, coordinator: &str) -> Result<()> {
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
@@ -108,7 +113,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         let _ = from_peers.blocking_send(AgentEvent::Peer(event));
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
-    let hello = hello(arguments, me, &mesh);
+    let hello = hello(arguments, me, device, &mesh);
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
@@ -134,8 +139,8 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         job.training.global_batch_size,
         numerics.boundary(),
     ));
-    let engine = engine(arguments, me, &job, data);
-    tracing::info!(worker = %me, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
+    let engine = engine(arguments, (me, device), &job, data);
+    tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         id: me,
         layout: job.model.layout(),
@@ -178,7 +183,7 @@ fn notices() -> Result<Receiver<()>> {
     Ok(drain)
 }
 
-fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
+fn hello(arguments: &Arguments, me: WorkerId, device: Device, mesh: &Mesh) -> Hello {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
         .trim()
@@ -195,7 +200,7 @@ fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
         host,
         pid: std::process::id(),
         memory_bytes: None,
-        device: "cpu".into(),
+        device: device.to_string(),
         token: arguments.token.clone(),
         speed: 1.0,
         job_hash: String::new(),
@@ -237,7 +242,7 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenD
     Ok(data)
 }
 
-fn engine(arguments: &Arguments, me: WorkerId, job: &Job, data: TokenDataset) -> Engine {
+fn engine(arguments: &Arguments, (me, device): (WorkerId, Device), job: &Job, data: TokenDataset) -> Engine {
     let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
     tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
     Engine::new(EngineConfig {
@@ -245,6 +250,7 @@ fn engine(arguments: &Arguments, me: WorkerId, job: &Job, data: TokenDataset) ->
         model: job.model.clone(),
         training: job.training.clone(),
         numerics: job.precision.into(),
+        device,
         samples: Arc::new(DatasetSamples(data)),
     })
 }

@@ -5,12 +5,14 @@
 
 use crate::numerics::Numerics;
 use std::time::Duration;
-use tch::{Device, Tensor};
+use tch::Tensor;
 use varuna_api::Adam;
 use varuna_frames::Digester;
 use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::state::mix;
-use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad};
+use varuna_torch::{
+    AdamStep, Device, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad,
+};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
@@ -110,13 +112,19 @@ impl UnitBuffers {
     ///
     /// # Errors
     /// libtorch fails (out of memory).
-    pub fn new(model: &Model, unit: Unit, numerics: Numerics) -> Result<UnitBuffers, TorchError> {
+    pub fn new(
+        model: &Model,
+        unit: Unit,
+        numerics: Numerics,
+        device: Device,
+    ) -> Result<UnitBuffers, TorchError> {
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
-        let gradient_memory = FlatBuffer::zeros(total + TAIL);
-        let memory = [(); 3].map(|()| FlatBuffer::zeros(total));
+        let gradient_memory = FlatBuffer::zeros(total + TAIL, device)?;
+        let zeros = || FlatBuffer::zeros(total, device);
+        let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let copy = || Tensor::zeros([size(total)], (numerics.compute(), Device::Cpu));
+        let copy = || Tensor::zeros([size(total)], (numerics.compute(), device.tensors()));
         let copy = numerics.has_copy().then(copy);
         let computed = copy.as_ref().unwrap_or(&weights);
         let mut at = 0;
@@ -153,9 +161,10 @@ impl UnitBuffers {
         model: &Model,
         unit: Unit,
         numerics: Numerics,
+        device: Device,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let mut buffers = UnitBuffers::new(model, unit, numerics)?;
+        let mut buffers = UnitBuffers::new(model, unit, numerics, device)?;
         let _guard = tch::no_grad_guard();
         for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
             match p.initial {
@@ -255,6 +264,8 @@ impl UnitBuffers {
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
             let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
             lease.as_mut().copy_from_slice(part);
+            drop(lease);
+            of.load()?;
         }
         self.adam_steps = state.adam_steps;
         self.renew_copy();
@@ -284,6 +295,7 @@ impl UnitBuffers {
     /// libtorch fails.
     pub fn apply(&mut self, adam: &Adam, rate: f64, clip: f64) -> Result<(), TorchError> {
         self.wait_for_snapshots();
+        self.gradient_memory.load()?;
         let _guard = tch::no_grad_guard();
         if clip < 1.0 {
             let _ = self.gradients.g_mul_scalar_(clip);

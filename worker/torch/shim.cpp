@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <climits>
 #include <cstring>
+#include <dlfcn.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -243,10 +244,20 @@ uint64_t vt_taken_bytes() {
 #endif
 }
 
-// A copy of a tensor's elements, in their order, to memory of this many bytes.
+// Makes libtorch's CUDA part known, which registers itself. Global, as it and what it needs look each other's symbols up.
+int vt_load_cuda() {
+  return guarded([] {
+    if (!dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL)) {
+      const char* why = dlerror();
+      throw std::runtime_error(why ? why : "libtorch_cuda.so cannot be loaded");
+    }
+  });
+}
+
+// A copy of a tensor's elements, in their order, to host memory of this many bytes.
 int vt_copy_out(Handle tensor, void* to, size_t bytes) {
   return guarded([&] {
-    const auto elements = tensor->contiguous();
+    const auto elements = tensor->to(at::kCPU).contiguous();
     TORCH_CHECK(elements.nbytes() == bytes, "a tensor of ", elements.nbytes(), " bytes for memory of ", bytes);
     std::memcpy(to, elements.const_data_ptr(), bytes);
   });

@@ -6,6 +6,7 @@ use varuna_api::Job;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
+use varuna_torch::Device;
 use varuna_worker::engine::{Compute, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitState};
@@ -29,7 +30,7 @@ impl Compute for Stub {
     }
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
-        let zeros = UnitBuffers::new(&self.model, unit, Numerics::FP32)?;
+        let zeros = UnitBuffers::new(&self.model, unit, Numerics::FP32, Device::Cpu)?;
         zeros.snapshot().map_err(|_| EngineError::Leased(unit))
     }
 

@@ -18,7 +18,7 @@ use varuna_api::Training;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
-use varuna_torch::TorchError;
+use varuna_torch::{Device, LeaseError, TorchError};
 
 /// A sample could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +57,8 @@ pub struct EngineConfig {
     pub training: Training,
     /// In which numbers.
     pub numerics: Numerics,
+    /// On what.
+    pub device: Device,
     /// Its data.
     pub samples: Arc<dyn Samples>,
 }
@@ -88,6 +90,16 @@ pub enum EngineError {
     /// The reduction's thread did not start.
     #[error("cannot start the reduction's thread: {0}")]
     Thread(String),
+}
+
+impl EngineError {
+    /// A buffer of a unit that the host cannot have.
+    pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
+        match why {
+            LeaseError::Taken => EngineError::Leased(unit),
+            LeaseError::Torch(error) => error.into(),
+        }
+    }
 }
 
 /// Where the time of a step went.
@@ -176,9 +188,10 @@ impl Engine {
             model,
             training,
             numerics,
+            device,
             ..
         } = &self.config;
-        let buffers = UnitBuffers::initial(model, unit, *numerics, training.seed)?;
+        let buffers = UnitBuffers::initial(model, unit, *numerics, *device, training.seed)?;
         self.units.insert(unit, buffers);
         Ok(())
     }
@@ -190,7 +203,7 @@ impl Engine {
     pub fn export(&self, unit: Unit) -> Result<UnitState, EngineError> {
         self.held_unit(unit)?
             .export()
-            .map_err(|_| EngineError::Leased(unit))
+            .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
     /// The unit's state as it is now, to be copied out beside the next step.
@@ -200,7 +213,7 @@ impl Engine {
     pub fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
         self.held_unit(unit)?
             .snapshot()
-            .map_err(|_| EngineError::Leased(unit))
+            .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
     /// Takes over a unit's state.
@@ -208,7 +221,13 @@ impl Engine {
     /// # Errors
     /// The state is of another size, or libtorch refuses.
     pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let mut buffers = UnitBuffers::new(&self.config.model, unit, self.config.numerics)?;
+        let EngineConfig {
+            model,
+            numerics,
+            device,
+            ..
+        } = &self.config;
+        let mut buffers = UnitBuffers::new(model, unit, *numerics, *device)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())
@@ -300,7 +319,7 @@ impl Engine {
     pub fn parameters_digest(&self, unit: Unit) -> Result<u64, EngineError> {
         self.held_unit(unit)?
             .parameters_digest()
-            .map_err(|_| EngineError::Leased(unit))
+            .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
     fn held_unit(&self, unit: Unit) -> Result<&UnitBuffers, EngineError> {

@@ -181,7 +181,9 @@ impl Run<'_> {
             }?;
         }
         let length = i64::from(self.config.model.sequence_length);
-        let rows = Tensor::from_slice(&all).view([-1, length + 1]);
+        let rows = Tensor::from_slice(&all)
+            .view([-1, length + 1])
+            .to_device(self.config.device.tensors());
         Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
     }
 

@@ -14,6 +14,7 @@ use varuna_plan::{
     Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
     ScheduleSpec, Shape, Stage, StateId, Unit, WorkerId,
 };
+use varuna_torch::Device;
 
 const ME: WorkerId = WorkerId(1);
 /// A step that takes longer does not end any more.
@@ -115,6 +116,7 @@ impl Bench {
                 ..training.clone()
             },
             numerics,
+            device: Device::Cpu,
             samples: Arc::new(Random {
                 vocabulary: u64::from(model.vocabulary_size.max(1)),
             }),

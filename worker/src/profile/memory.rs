@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tch::{Kind, Tensor};
 use varuna_model::{Model, Unit};
 use varuna_plan::Step;
-use varuna_torch::{backward, taken_bytes};
+use varuna_torch::{Device, backward, taken_bytes};
 
 use crate::model::dropout::Dropout;
 use crate::model::forward;
@@ -42,10 +42,10 @@ fn one(model: &Model, numerics: Numerics, segment: u32) -> Result<Bytes> {
     let mut units = BTreeMap::new();
     let needed = [Some(Unit(segment)), model.layout().tied_unit()];
     for unit in needed.into_iter().flatten() {
-        units.insert(unit, UnitBuffers::initial(model, unit, numerics, 1)?);
+        units.insert(unit, UnitBuffers::initial(model, unit, numerics, Device::Cpu, 1)?);
     }
     let (t, d) = (i64::from(model.sequence_length), i64::from(model.hidden_size));
-    let device = tch::Device::Cpu;
+    let device = Device::Cpu.tensors();
     let input = match segment {
         0 => Tensor::zeros([1, t], (Kind::Int64, device)),
         _ => Tensor::randn([1, t, d], (numerics.compute(), device)).set_requires_grad(true),

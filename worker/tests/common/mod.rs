@@ -13,6 +13,7 @@ use varuna_plan::{
     Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
     ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
+use varuna_torch::Device;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
@@ -26,6 +27,7 @@ pub(crate) struct Case {
     pub(crate) evaluate: bool,
     pub(crate) features: Features,
     pub(crate) precision: Precision,
+    pub(crate) device: Device,
 }
 
 impl Default for Case {
@@ -36,6 +38,7 @@ impl Default for Case {
             evaluate: false,
             features: Features::GPT2,
             precision: Precision::Fp32,
+            device: Device::Cpu,
         }
     }
 }
@@ -201,6 +204,7 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
         model: case.model(),
         training: case.training(),
         numerics: case.precision.into(),
+        device: case.device,
         samples: Arc::new(samples),
     })
 }

@@ -1,6 +1,7 @@
-//! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range.
+//! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range. Where a device has memory of its
+//! own, the range lies there, and the host's memory holds a copy while somebody reads or writes it.
 
-use crate::{TorchError, from_memory, scalar_type};
+use crate::{Device, TorchError, copy, from_memory, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -57,24 +58,39 @@ impl Drop for Memory {
     }
 }
 
-/// The buffer is leased to, or shared with, somebody already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the buffer is leased or shared already")]
-pub struct LeaseError;
+/// Why the host cannot have a buffer's elements.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    /// The buffer is leased to, or shared with, somebody already.
+    #[error("the buffer is leased or shared already")]
+    Taken,
+    /// The device's memory cannot be copied.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
 
 /// Float memory with tensor views.
-#[derive(Clone)]
 pub struct FlatBuffer {
     memory: Arc<Memory>,
+    /// The elements, where the device does not compute in the host's memory.
+    apart: Option<Tensor>,
 }
 
 impl FlatBuffer {
     /// `len` zeros.
-    #[must_use]
-    pub fn zeros(len: usize) -> FlatBuffer {
-        FlatBuffer {
-            memory: Arc::new(Memory::zeros(len)),
-        }
+    ///
+    /// # Errors
+    /// libtorch refuses (out of memory).
+    pub fn zeros(len: usize, device: Device) -> Result<FlatBuffer, TorchError> {
+        let memory = Arc::new(Memory::zeros(len));
+        let apart = if device.is_host() {
+            None
+        } else {
+            let size = i64::try_from(len).map_err(|_| TorchError("too many elements".into()))?;
+            let zeros = Tensor::f_zeros([size], (Kind::Float, device.tensors()));
+            Some(zeros.map_err(|e| TorchError(e.to_string()))?)
+        };
+        Ok(FlatBuffer { memory, apart })
     }
 
     /// Number of elements.
@@ -89,11 +105,38 @@ impl FlatBuffer {
         self.memory.len == 0
     }
 
-    /// A flat tensor over all elements. It and its views keep the memory alive.
+    /// A flat tensor over all elements, on the device. It and its views keep the memory alive.
     ///
     /// # Errors
     /// libtorch refuses.
     pub fn tensor(&self) -> Result<Tensor, TorchError> {
+        match &self.apart {
+            Some(tensor) => Ok(tensor.shallow_clone()),
+            None => self.host(),
+        }
+    }
+
+    /// Brings the device to what the last lease left.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn load(&self) -> Result<(), TorchError> {
+        match &self.apart {
+            Some(tensor) => copy(tensor, &self.host()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the host's memory, which nobody reads, to what the device has.
+    fn store(&self) -> Result<(), TorchError> {
+        match &self.apart {
+            Some(tensor) => copy(&self.host()?, tensor),
+            None => Ok(()),
+        }
+    }
+
+    /// A flat tensor over the host's memory.
+    fn host(&self) -> Result<Tensor, TorchError> {
         extern "C" fn release(context: *mut c_void) {
             // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
             drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
@@ -112,19 +155,22 @@ impl FlatBuffer {
     }
 
     /// Exclusive access for as long as the lease lives. As with two tch tensors over one storage, it is on the caller that
-    /// no tensor operation touches the buffer meanwhile (ask [`FlatBuffer::is_leased`]); a second lease is refused.
+    /// no tensor operation touches the buffer meanwhile (ask [`FlatBuffer::is_leased`]); a second lease is refused. What is written
+    /// reaches a device with memory of its own by [`FlatBuffer::load`].
     ///
     /// # Errors
-    /// Leased or shared already.
+    /// Leased or shared already, or libtorch refuses.
     pub fn lease(&self) -> Result<Lease, LeaseError> {
         let taken = self
             .memory
             .readers
             .compare_exchange(0, LEASED, Ordering::Acquire, Ordering::Relaxed);
-        taken.map_err(|_| LeaseError)?;
-        Ok(Lease {
+        taken.map_err(|_| LeaseError::Taken)?;
+        let lease = Lease {
             memory: Arc::clone(&self.memory),
-        })
+        };
+        self.store()?;
+        Ok(lease)
     }
 
     /// Whether a share is out: nobody may write the memory now.
@@ -137,14 +183,18 @@ impl FlatBuffer {
     /// that none writes meanwhile (ask [`FlatBuffer::is_shared`]).
     ///
     /// # Errors
-    /// Leased.
+    /// Leased, or libtorch refuses.
     pub fn share(&self) -> Result<Share, LeaseError> {
+        if !self.is_leased() && !self.is_shared() {
+            // Its owner alone shares and leases it; others may end their shares meanwhile, and what they read is still the device's.
+            self.store()?;
+        }
         let one_more = |n: u32| (n < LEASED - 1).then(|| n + 1);
         let taken = self
             .memory
             .readers
             .fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more);
-        taken.map_err(|_| LeaseError)?;
+        taken.map_err(|_| LeaseError::Taken)?;
         Ok(Share {
             memory: Arc::clone(&self.memory),
         })
@@ -200,7 +250,7 @@ mod tests {
 
     #[test]
     fn shares_keep_leases_out_and_the_other_way_round() {
-        let buffer = FlatBuffer::zeros(4);
+        let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
         let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
         assert!(buffer.is_shared() && !buffer.is_leased() && buffer.lease().is_err());
         drop(one);
@@ -215,7 +265,7 @@ mod tests {
 
     #[test]
     fn tensors_and_leases_see_the_same_memory_in_turn() {
-        let buffer = FlatBuffer::zeros(20);
+        let buffer = FlatBuffer::zeros(20, Device::Cpu).unwrap();
         let mut whole = buffer.tensor().unwrap();
         let _ = whole.fill_(1.0);
         let mut lease = buffer.lease().unwrap();
@@ -238,9 +288,34 @@ mod tests {
     }
 
     #[test]
+    fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
+        let buffer = FlatBuffer::zeros(3, Device::Apart).unwrap();
+        let mut tensor = buffer.tensor().unwrap();
+        let seen = || Vec::<f32>::try_from(buffer.tensor().unwrap()).unwrap();
+        let _ = tensor.fill_(1.0);
+        let mut lease = buffer.lease().unwrap();
+        assert_eq!(lease.as_ref(), [1.0; 3]);
+        lease.as_mut()[1] = 5.0;
+        assert_eq!(seen(), [1.0; 3], "the device has memory of its own");
+        drop(lease);
+        buffer.load().unwrap();
+        assert_eq!(seen(), [1.0, 5.0, 1.0]);
+        let one = buffer.share().unwrap();
+        let _ = tensor.fill_(2.0);
+        let two = buffer.share().unwrap();
+        assert_eq!(
+            (one.as_ref(), two.as_ref()),
+            (&[1.0, 5.0, 1.0][..], one.as_ref()),
+            "nothing moves under a reader"
+        );
+        drop((one, two));
+        assert_eq!(buffer.share().unwrap().as_ref(), [2.0; 3]);
+    }
+
+    #[test]
     fn memory_is_aligned_for_vector_instructions() {
         for len in [0, 1, 16, 17] {
-            let buffer = FlatBuffer::zeros(len);
+            let buffer = FlatBuffer::zeros(len, Device::Cpu).unwrap();
             assert_eq!(buffer.len(), len);
             assert_eq!(buffer.memory.start.as_ptr() as usize % 64, 0);
         }

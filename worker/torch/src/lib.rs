@@ -4,8 +4,10 @@
 //! memory; it must never know of models, plans or workers.
 #![expect(unsafe_code, reason = "calls into libtorch and memory shared with it")]
 
+mod device;
 mod flat;
 
+pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 
 use bytemuck::Pod;
@@ -45,6 +47,7 @@ unsafe extern "C" {
     #[cfg(test)]
     fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
+    fn vt_load_cuda() -> c_int;
     fn vt_copy_out(tensor: Handle, to: *mut c_void, bytes: usize) -> c_int;
     fn vt_from_memory(
         data: *mut c_void,
@@ -196,7 +199,7 @@ pub fn adamw(
         return Err(TorchError(format!("AdamW over tensors of sizes {sizes:?}")));
     }
     #[expect(clippy::cast_precision_loss, reason = "step counts stay far below 2^53")]
-    let count = Tensor::full([0i64; 0], step.count as f64, (Kind::Float, tch::Device::Cpu));
+    let count = Tensor::full([0i64; 0], step.count as f64, (Kind::Float, weight.device()));
     let AdamStep {
         rate,
         beta1,
@@ -257,13 +260,36 @@ fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<T
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
-/// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines.
+/// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines: the processor's, so that all
+/// devices have the same bits.
 ///
 /// # Errors
 /// The deviation is negative.
 pub fn fill_normal(tensor: &Tensor, seed: u64, deviation: f64) -> Result<(), TorchError> {
-    // SAFETY: a live handle, borrowed for the call.
-    checked(unsafe { vt_normal(handle(tensor), seed, deviation) })
+    filled_on_host(tensor, |host| {
+        // SAFETY: a live handle, borrowed for the call.
+        checked(unsafe { vt_normal(handle(host), seed, deviation) })
+    })
+}
+
+/// Fills a tensor where it lies, or in the host's memory and from there.
+fn filled_on_host(
+    tensor: &Tensor,
+    fill: impl FnOnce(&Tensor) -> Result<(), TorchError>,
+) -> Result<(), TorchError> {
+    if tensor.device() == tch::Device::Cpu {
+        return fill(tensor);
+    }
+    let host = Tensor::empty(tensor.size(), (tensor.kind(), tch::Device::Cpu));
+    fill(&host)?;
+    copy(tensor, &host)
+}
+
+/// Copies the elements of one tensor into another, on whichever devices they lie.
+fn copy(into: &Tensor, from: &Tensor) -> Result<(), TorchError> {
+    let _guard = tch::no_grad_guard();
+    let copied = into.shallow_clone().f_copy_(from);
+    copied.map(drop).map_err(|e| TorchError(e.to_string()))
 }
 
 /// A tensor that owns the values, without a copy: elements of `kind`, whose bits these are. `shape` must have as many.

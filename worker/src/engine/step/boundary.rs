@@ -31,7 +31,7 @@ impl Run<'_> {
             return Err(LinkError::unfit(&packet, (from, tag), own).into());
         }
         let shape_btd = [samples, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        tensor_of(packet, &shape_btd)
+        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.device.tensors()))
     }
 }
 

@@ -25,7 +25,7 @@ impl Run<'_> {
                 .get(&unit)
                 .ok_or(EngineError::NotHeld(unit))?
                 .gradient_memory;
-            let mut lease = memory.lease().map_err(|_| EngineError::Leased(unit))?;
+            let mut lease = memory.lease().map_err(|e| EngineError::of_buffer(unit, e))?;
             if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
                 let values = lease.as_mut();
                 let tail = values.len() - TAIL;
