@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_api::{Encryption, Job, parse_job};
+use varuna_api::{Encryption, Job, WorkerDevice, parse_job};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
@@ -60,9 +60,9 @@ struct Arguments {
     /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
     #[arg(long)]
     threads: Option<u32>,
-    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N.
-    #[arg(long, env = "VARUNA_DEVICE", default_value = "auto")]
-    device: DeviceChoice,
+    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
+    #[arg(long, env = "VARUNA_DEVICE")]
+    device: Option<DeviceChoice>,
     /// Node name: workers of one node tend to die together.
     #[arg(long, env = "VARUNA_NODE")]
     node: Option<String>,
@@ -93,17 +93,18 @@ fn main() -> Result<()> {
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
-    let device = Device::open(arguments.device).context("--device")?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start")?
-        .block_on(work(&arguments, device, &coordinator))
+        .block_on(work(&arguments, &coordinator))
 }
 
 /// Attaches, gets the job, and trains until this worker is released.
-async fn work(arguments: &Arguments, device: Device, coordinator: &str) -> Result<()> {
+async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
+    // Before anything else asks libtorch, and before the job is known, which may say otherwise.
+    let at_hand = Device::open(arguments.device.unwrap_or(DeviceChoice::Auto)).context("--device")?;
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
@@ -113,7 +114,7 @@ async fn work(arguments: &Arguments, device: Device, coordinator: &str) -> Resul
         let _ = from_peers.blocking_send(AgentEvent::Peer(event));
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
-    let hello = hello(arguments, me, device, &mesh);
+    let hello = hello(arguments, me, at_hand, &mesh);
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
@@ -121,6 +122,7 @@ async fn work(arguments: &Arguments, device: Device, coordinator: &str) -> Resul
     let (reports, mut orders) = uplink::start(to, hello);
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
+    let device = device(arguments, &job)?;
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
@@ -181,6 +183,16 @@ fn notices() -> Result<Receiver<()>> {
         }
     });
     Ok(drain)
+}
+
+/// The device of the command line, or of the job.
+fn device(arguments: &Arguments, job: &Job) -> Result<Device> {
+    let of_job = match job.workers.device {
+        WorkerDevice::Auto => DeviceChoice::Auto,
+        WorkerDevice::Cpu => DeviceChoice::Cpu,
+        WorkerDevice::Cuda => DeviceChoice::Cuda(0),
+    };
+    Device::open(arguments.device.unwrap_or(of_job)).context("spec.workers.device of the job file")
 }
 
 fn hello(arguments: &Arguments, me: WorkerId, device: Device, mesh: &Mesh) -> Hello {

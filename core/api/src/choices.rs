@@ -1,6 +1,6 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
-use crate::job::{Encryption, Precision};
+use crate::job::{Encryption, Precision, WorkerDevice};
 use varuna_plan::Recompute;
 
 /// Order of the work on a stage.
@@ -32,6 +32,13 @@ pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
 /// `spec.network.encryption`; the first where it is left out: workers of one machine or of a private network would pay for what
 /// nobody asked for.
 pub(crate) const ENCRYPTION: [(&str, Encryption); 2] = [("none", Encryption::None), ("tls", Encryption::Tls)];
+
+/// `spec.workers.device`; the first where it is left out.
+pub(crate) const DEVICES: [(&str, WorkerDevice); 3] = [
+    ("auto", WorkerDevice::Auto),
+    ("cpu", WorkerDevice::Cpu),
+    ("cuda", WorkerDevice::Cuda),
+];
 
 /// `spec.training.precision`; the first where it is left out.
 pub(crate) const PRECISIONS: [(&str, Precision); 2] = [("fp32", Precision::Fp32), ("bf16", Precision::Bf16)];

@@ -125,10 +125,34 @@ pub struct Workers {
     pub image: Option<String>,
     /// Memory that a worker may use; none = what the device reports.
     pub device_memory_bytes: Option<u64>,
+    /// What a worker computes on. Not in the hash of jobs that leave it to the workers: theirs is the same as before there was this
+    /// field.
+    #[serde(default, skip_serializing_if = "WorkerDevice::is_auto")]
+    pub device: WorkerDevice,
     /// Threads for tensor operations; none = the machine's cores shared out.
     pub threads: Option<u32>,
     /// Pod template, as written.
     pub template: Option<Value>,
+}
+
+/// What a worker computes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerDevice {
+    /// A GPU where there is one, else the processor.
+    #[default]
+    Auto,
+    /// The processor.
+    Cpu,
+    /// A GPU.
+    Cuda,
+}
+
+impl WorkerDevice {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    fn is_auto(&self) -> bool {
+        *self == WorkerDevice::Auto
+    }
 }
 
 /// Where state is saved.

@@ -25,7 +25,8 @@ pub use conditions::{ConditionType, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::model_hash;
 pub use job::{
-    Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, Workers,
+    Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, WorkerDevice,
+    Workers,
 };
 pub use planner::{measured_costs, planner, planner_with};
 pub use resolve::parse_job;

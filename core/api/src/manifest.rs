@@ -91,6 +91,8 @@ pub struct Metadata {
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
             "workers.threads cannot change, as it changes the last bits of results: make a new job"),
+        validation = ("(has(self.workers) && has(self.workers.device) ? self.workers.device : 'auto') == (has(oldSelf.workers) && has(oldSelf.workers.device) ? oldSelf.workers.device : 'auto')",
+            "workers.device cannot change, as it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.deviceMemory) ? string(self.workers.deviceMemory) : '') == (has(oldSelf.workers) && has(oldSelf.workers.deviceMemory) ? string(oldSelf.workers.deviceMemory) : '')",
             "workers.deviceMemory cannot change, as plans are made for it: make a new job"),
     )
@@ -346,6 +348,10 @@ pub struct WorkersSpec {
     /// left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub device_memory: Option<Value>,
+    /// `auto` (where left out), a GPU where there is one and else the processor, `cpu`, or `cuda`, which fails where there is no
+    /// GPU: what a worker computes on.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DEVICES.map(|(name, _)| name))))]
+    pub device: Option<String>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::THREADS)))]
     pub threads: Option<u32>,

@@ -1,5 +1,5 @@
 use super::parse_job;
-use crate::{Encryption, Evaluation, Job};
+use crate::{Encryption, Evaluation, Job, WorkerDevice};
 use varuna_plan::{Recompute, ScheduleKind};
 
 /// The smallest job: everything else has a default.
@@ -153,6 +153,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (3, Some(9))
     );
     assert_eq!((job.workers.gpus_per_pod, job.workers.threads), (4, Some(2)));
+    assert_eq!(job.workers.device, WorkerDevice::Cuda);
     assert_eq!(job.workers.device_memory_bytes, Some(300 << 20));
     assert_eq!(
         job.workers.template,
@@ -204,6 +205,12 @@ fn the_spec_hash_ignores_spelling_and_name_but_no_setting() {
     assert_eq!(base, hash(&with(MINIMAL, "name: demo", "name: other")));
     assert_ne!(base, hash(&with(MINIMAL, "steps: 200", "steps: 201")));
     assert_ne!(base, hash(&with(MINIMAL, "data/kjv", "data/other")));
+    let on = |device: &str| {
+        let workers = format!("\nspec:\n  workers: {{device: {device}}}");
+        hash(&with(MINIMAL, "\nspec:", &workers))
+    };
+    assert_eq!(base, on("auto"));
+    assert_ne!(on("cpu"), on("cuda"));
 }
 
 /// (text, replaced by, the error): each is a change of the minimal job, but for those of the full one.
@@ -497,6 +504,11 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "300Mi",
         "lots",
         "spec.workers.deviceMemory: \"lots\" — an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes",
+    ),
+    (
+        "device: cuda",
+        "device: gpu",
+        "spec.workers.device: \"gpu\" — auto or cpu or cuda",
     ),
     ("threads: 2", "threads: 0", "spec.workers.threads: 0 — 1 to 1024"),
     (

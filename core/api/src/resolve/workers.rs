@@ -2,7 +2,7 @@
 //! connected, and what announces the end of one.
 
 use super::check::Check;
-use crate::choices::ENCRYPTION;
+use crate::choices::{DEVICES, ENCRYPTION};
 use crate::job::{Disruption, Elasticity, Network, Workers};
 use crate::limits;
 use crate::manifest::{DisruptionSpec, ElasticitySpec, NetworkSpec, WorkersSpec};
@@ -41,6 +41,7 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
         gpus_per_pod: check.within(&at("gpusPerPod"), gpus_per_pod, limits::GPUS_PER_POD),
         image: written.image,
         device_memory_bytes,
+        device: check.choice(&at("device"), written.device, &DEVICES),
         threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
         template: written.template,
     }

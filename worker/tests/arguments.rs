@@ -1,0 +1,31 @@
+//! What the worker program says of its arguments before it attaches to anything.
+#![expect(clippy::unwrap_used, reason = "this is a test")]
+
+use std::process::Command;
+
+/// The program's exit code and its last words. Nobody listens where its coordinator should be.
+fn ended(device: &str) -> (Option<i32>, String) {
+    let ended = Command::new(env!("CARGO_BIN_EXE_varuna-worker"))
+        .args(["--coordinator", "127.0.0.1:1", "--device", device])
+        .output()
+        .unwrap();
+    (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
+}
+
+#[test]
+fn a_device_that_is_not_there_ends_the_worker_with_the_reason() {
+    let (code, said) = ended("cuda:9999");
+    assert!(
+        code == Some(1) && said.contains("--device") && said.contains("device cuda:9999: "),
+        "{said}"
+    );
+    assert!(
+        said.contains("no CUDA here") || said.contains("the driver shows"),
+        "{said}"
+    );
+    let (code, said) = ended("gpu");
+    assert!(
+        code == Some(2) && said.contains("allowed are auto, cpu, cuda and cuda:N"),
+        "{said}"
+    );
+}
