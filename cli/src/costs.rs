@@ -28,7 +28,10 @@ impl CostSource {
         let mut planner = varuna_api::planner(job);
         if let Some(name) = &self.device {
             let kind = DeviceKind::named(name).map_err(|e| Failure::Input(e.to_string()))?;
-            planner.costs = Costs::estimate(&job.model.spec(), kind.device(one_node));
+            planner.costs = Costs::estimate(
+                &job.model.spec(),
+                kind.device(one_node, job.precision.element_bytes()),
+            );
             let memory = &mut planner.constraints.device_memory_bytes;
             *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
         }

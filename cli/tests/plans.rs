@@ -11,7 +11,7 @@ metadata: {name: golden}
 spec:
   model: MODEL
   data: {path: not-read}
-  training: {globalBatchSize: BATCH, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
+  training: {globalBatchSize: BATCH, steps: 5, seed: 1, precision: bf16, optimizer: {learningRate: 0.001}}
   pipeline: {PIPELINE}
   elasticity: {maxWorkers: 64}
 ";

@@ -25,7 +25,7 @@ fn planner() -> CostPlanner {
     };
     let device = DeviceKind::named("h100-80g").expect("it stands in the table");
     CostPlanner {
-        costs: varuna_plan::Costs::estimate(&gpt.spec(), device.device(false)),
+        costs: varuna_plan::Costs::estimate(&gpt.spec(), device.device(false, 2)),
         constraints: Constraints {
             min_workers: 1,
             max_workers: u32::MAX,

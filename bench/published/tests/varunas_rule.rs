@@ -62,7 +62,7 @@ fn gpt2_8_3b() -> (Costs, u64) {
     };
     let device = DeviceKind::named("a100-80g").unwrap();
     (
-        Costs::estimate(&gpt.spec(), device.device(false)),
+        Costs::estimate(&gpt.spec(), device.device(false, 2)),
         device.usable_bytes(),
     )
 }

@@ -23,7 +23,7 @@ fn planner(segments: u32) -> CostPlanner {
     };
     let device = DeviceKind::named("h100-80g").expect("it stands in the table");
     CostPlanner {
-        costs: Costs::estimate(&gpt.spec(), device.device(false)),
+        costs: Costs::estimate(&gpt.spec(), device.device(false, 2)),
         constraints: Constraints {
             min_workers: 1,
             max_workers: u32::MAX,

@@ -31,8 +31,6 @@ pub struct DeviceKind {
     pub efficiency: f64,
     /// Overhead of one instruction on one segment, milliseconds.
     pub overhead_ms: f64,
-    /// Bytes of an activation and of a gradient on the wire.
-    pub element_bytes: u64,
     /// Between two workers of one node.
     pub within_node: Link,
     /// Between two nodes.
@@ -62,7 +60,6 @@ const fn gpu(
         peak_flops_per_s: peak,
         efficiency,
         overhead_ms: 0.05,
-        element_bytes: 2,
         within_node: within,
         between_nodes: between,
     }
@@ -76,7 +73,6 @@ pub const DEVICES: [DeviceKind; 8] = [
         peak_flops_per_s: 8.0e10,
         efficiency: 0.5,
         overhead_ms: 0.05,
-        element_bytes: 4,
         within_node: link(0.1, 1.0e9),
         between_nodes: link(0.1, 1.0e9),
     },
@@ -155,9 +151,9 @@ impl DeviceKind {
         (self.memory_bytes as f64 * USABLE) as u64
     }
 
-    /// What an estimate of costs needs; `one_node`: all workers sit on one node.
+    /// What an estimate of costs needs; `one_node`: all workers sit on one node. Bytes of an activation's element are the job's to say.
     #[must_use]
-    pub fn device(&self, one_node: bool) -> Device {
+    pub fn device(&self, one_node: bool, element_bytes: u64) -> Device {
         let link = if one_node {
             self.within_node
         } else {
@@ -168,7 +164,7 @@ impl DeviceKind {
             overhead_ms: self.overhead_ms,
             latency_ms: link.latency_ms,
             bytes_per_s: link.bytes_per_s,
-            element_bytes: self.element_bytes,
+            element_bytes,
         }
     }
 }
@@ -181,7 +177,7 @@ mod tests {
     fn every_device_is_found_by_its_name_and_others_are_refused_with_the_list() {
         for kind in &DEVICES {
             assert_eq!(DeviceKind::named(kind.name), Ok(kind));
-            assert!(kind.usable_bytes() < kind.memory_bytes && kind.device(true).flops_per_s > 0.0);
+            assert!(kind.usable_bytes() < kind.memory_bytes && kind.device(true, 2).flops_per_s > 0.0);
             assert!(kind.within_node.bytes_per_s >= kind.between_nodes.bytes_per_s);
         }
         let why = DeviceKind::named("h100").unwrap_err().to_string();
@@ -194,7 +190,7 @@ mod tests {
     #[test]
     fn the_core_of_the_table_is_the_one_that_jobs_are_planned_with() {
         assert_eq!(
-            DeviceKind::named("cpu-core").unwrap().device(false),
+            DeviceKind::named("cpu-core").unwrap().device(false, 4),
             Device::CPU_CORE
         );
     }

@@ -118,7 +118,7 @@ fn gpt2_xl_measured() -> Case {
 /// Deep pipelines with few micro-batches on fast links.
 fn interleaved() -> Case {
     let device = DeviceKind::named("h100-80g").unwrap();
-    let costs = Costs::estimate(&gpt(48, 1600, 1024, 50_257), device.device(true));
+    let costs = Costs::estimate(&gpt(48, 1600, 1024, 50_257), device.device(true, 2));
     let mut case = case(costs, 4, None, 32, 0);
     case.workers = vec![4, 8, 12, 17];
     let interleaved = [2, 3, 4].map(|chunks| ScheduleSpec {
@@ -134,7 +134,7 @@ fn interleaved() -> Case {
 /// More state than a device holds, and what is kept of a forward left to the planner.
 fn recompute() -> Case {
     let device = DeviceKind::named("a100-40g").unwrap();
-    let costs = Costs::estimate(&gpt(32, 4096, 1024, 50_304), device.device(false));
+    let costs = Costs::estimate(&gpt(32, 4096, 1024, 50_304), device.device(false, 2));
     let mut case = case(costs, 1, None, 96, 0);
     case.workers = (13..=24).collect();
     let constraints = &mut case.planner.constraints;
