@@ -1,4 +1,5 @@
 //! The engine on a device whose memory is not the host's, which needs no GPU: the processor computes, and the host sees copies.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
