@@ -12,6 +12,7 @@ pub mod deadline;
 pub mod device;
 pub mod document;
 pub mod ids;
+pub mod loss_scale;
 pub mod partition;
 pub mod planner;
 pub mod predict;
@@ -24,6 +25,7 @@ pub use deadline::{EvaluationSteps, StepDeadline};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};
 pub use ids::{Generation, Step, Unit, WorkerId};
+pub use loss_scale::{LossScale, LossScaling, OptimizerProgress, ScaleFactor};
 pub use planner::{
     Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, WorkerInfo,
 };
