@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
-use varuna_coordinator::{CoordinatorError, Outcome};
+use varuna_coordinator::{CoordinatorError, Divergence, Outcome};
 use varuna_plan::Layout;
 use varuna_run_folder::FolderError;
 
@@ -18,6 +18,9 @@ pub(crate) enum Failure {
     /// Training state is lost for good.
     #[error("the last worker that held {0} is lost and there is no checkpoint: the run cannot continue")]
     StateLost(String),
+    /// No gradient is finite any more.
+    #[error("the run cannot continue: {0}")]
+    Diverged(Divergence),
     /// The user stopped the command.
     #[error("stopped by the user")]
     Stopped,
@@ -33,6 +36,7 @@ impl Failure {
             Failure::Input(_) => 2,
             Failure::Busy(_) => 3,
             Failure::StateLost(_) => 4,
+            Failure::Diverged(_) => 5,
             Failure::Stopped => 130,
         })
     }
@@ -45,6 +49,7 @@ impl Failure {
             Outcome::Deposed => Err(Failure::Busy(
                 "another coordinator has taken over this run".into(),
             )),
+            Outcome::Diverged(divergence) => Err(Failure::Diverged(*divergence)),
             Outcome::StateLost { units } => Err(Failure::StateLost(layout.name(units))),
         }
     }

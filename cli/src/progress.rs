@@ -80,6 +80,13 @@ impl Progress {
         let eval = metric
             .eval_loss
             .map_or(String::new(), |l| format!("  eval {l:.4}"));
+        let scale = metric
+            .loss_scale
+            .map_or(String::new(), |s| format!("  scale {s}"));
+        let skipped = match metric.skipped_steps {
+            0 => String::new(),
+            skipped => format!("  {skipped} skipped"),
+        };
         let mean = self.step_ms();
         let speed = mean.map_or(String::new(), |ms| {
             format!("  {:.0} tok/s", metric.tokens as f64 / ms * 1e3)
@@ -87,7 +94,7 @@ impl Progress {
         let left = self.last_step.saturating_sub(metric.step.0) as f64;
         let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
         format!(
-            "step {}/{}  loss {:.4}{eval}{speed}  {} workers {} g{}{eta}",
+            "step {}/{}  loss {:.4}{eval}{scale}{skipped}{speed}  {} workers {} g{}{eta}",
             metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
         )
     }

@@ -82,14 +82,19 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
 }
 
 fn text(status: &RunStatus) -> String {
+    let skipped = status.skipped_steps.filter(|steps| *steps > 0);
     let ms = |ms: Option<f64>| or_dash(ms.map(|ms| format!("{ms:.0} ms")));
     let mut text = format!(
-        "{}: {}  step {}/{}  loss {}\nplan {} (generation {})  step predicted {} observed {}\n",
+        "{}: {}  step {}/{}  loss {}{}{}\nplan {} (generation {})  step predicted {} observed {}\n",
         status.job,
         status.run.mode,
         status.run.step,
         status.run.last_step,
         or_dash(status.loss.map(|loss| format!("{loss:.4}"))),
+        status
+            .loss_scale
+            .map_or(String::new(), |scale| format!("  scale {scale}")),
+        skipped.map_or(String::new(), |steps| format!("  {steps} skipped")),
         or_dash(status.run.plan.clone()),
         status.run.generation,
         ms(status.run.predicted_ms),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_model::Model;
-use varuna_plan::{StateId, Unit};
+use varuna_plan::{LossScaling, OptimizerProgress, StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
 /// job do not try in step.
@@ -102,6 +102,7 @@ impl Backlog {
 struct Inner {
     store: Store,
     model: Model,
+    scaling: LossScaling,
     rate_limit: RateLimit,
     backlog: Mutex<Backlog>,
     added: Notify,
@@ -119,11 +120,17 @@ impl Checkpoints {
     ///
     /// # Errors
     /// No threads can be started.
-    pub fn start(store: Store, model: Model, rate_limit: RateLimit) -> std::io::Result<Checkpoints> {
+    pub fn start(
+        store: Store,
+        model: Model,
+        scaling: LossScaling,
+        rate_limit: RateLimit,
+    ) -> std::io::Result<Checkpoints> {
         let background = Background::start("checkpoints", 2 * UPLOADS)?;
         let inner = Arc::new(Inner {
             store,
             model,
+            scaling,
             rate_limit,
             backlog: Mutex::default(),
             added: Notify::new(),
@@ -201,7 +208,7 @@ impl Checkpoints {
             .location()
             .load(&manifest, &unit_name(store.layout(), unit), arrived)
             .await?;
-        from_shard(&self.inner.model, unit, shard)
+        from_shard(&self.inner.model, &self.inner.scaling, unit, shard)
     }
 }
 
@@ -240,7 +247,7 @@ impl Inner {
     ) -> Result<(), CheckpointError> {
         // Encoding and hashing would block the thread that serves the network.
         let me = Arc::clone(&self);
-        let encode = move || to_shard(&me.model, me.store.layout(), id, unit, &state).encode();
+        let encode = move || to_shard(&me.model, &me.scaling, me.store.layout(), (id, unit), &state).encode();
         let encoded = tokio::task::spawn_blocking(encode).await;
         let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let put = match encoded {
@@ -264,7 +271,13 @@ impl Inner {
     }
 }
 
-fn to_shard(model: &Model, layout: varuna_plan::Layout, id: StateId, unit: Unit, state: &UnitState) -> Shard {
+fn to_shard(
+    model: &Model,
+    scaling: &LossScaling,
+    layout: varuna_plan::Layout,
+    (id, unit): (StateId, Unit),
+    state: &UnitState,
+) -> Shard {
     let list = model.parameters(unit);
     let part = state.data.len() / 3;
     let mut at = 0;
@@ -280,12 +293,19 @@ fn to_shard(model: &Model, layout: varuna_plan::Layout, id: StateId, unit: Unit,
     Shard {
         id,
         unit: unit_name(layout, unit),
-        adam_steps: state.adam_steps,
+        adam_steps: state.progress.adam_steps,
+        loss_scale: scaling.saved(state.progress.loss_scale),
+        failed_in_a_row: state.progress.failed_in_a_row,
         tensors: tensors.collect(),
     }
 }
 
-fn from_shard(model: &Model, unit: Unit, shard: Shard) -> Result<UnitState, CheckpointError> {
+fn from_shard(
+    model: &Model,
+    scaling: &LossScaling,
+    unit: Unit,
+    shard: Shard,
+) -> Result<UnitState, CheckpointError> {
     let expected = model.parameters(unit);
     let expected = expected.iter().map(|p| (p.name, &p.shape));
     let found = shard.tensors.iter().map(|t| (t.name.as_str(), &t.shape));
@@ -303,7 +323,11 @@ fn from_shard(model: &Model, unit: Unit, shard: Shard) -> Result<UnitState, Chec
         }
     }
     Ok(UnitState {
-        adam_steps: shard.adam_steps,
+        progress: OptimizerProgress {
+            adam_steps: shard.adam_steps,
+            loss_scale: scaling.resumed(shard.loss_scale),
+            failed_in_a_row: shard.failed_in_a_row,
+        },
         data,
     })
 }
@@ -313,7 +337,7 @@ mod tests {
     use super::*;
     use varuna_model::gpt2;
     use varuna_plan::state::Chain;
-    use varuna_plan::{Generation, Step};
+    use varuna_plan::{Generation, ScaleFactor, Step};
 
     fn id(step: u64) -> StateId {
         StateId {
@@ -325,7 +349,7 @@ mod tests {
 
     fn state(value: f32) -> UnitState {
         UnitState {
-            adam_steps: 1,
+            progress: OptimizerProgress::START,
             data: vec![value; 3],
         }
     }
@@ -380,14 +404,23 @@ mod tests {
             };
             for unit in model.layout().all_units() {
                 let n = 3 * usize::try_from(model.unit_parameter_count(unit)).unwrap();
+                let scaling = LossScaling::Dynamic {
+                    initial: ScaleFactor::two_to(10),
+                    minimum: ScaleFactor::ONE,
+                    window: 9,
+                };
+                let counted = [false, false, true, false];
+                let progress = counted
+                    .iter()
+                    .fold(OptimizerProgress::initial(&scaling), |p, o| p.after(*o, &scaling));
                 let whole = UnitState {
-                    adam_steps: 17,
+                    progress,
                     data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
                 };
-                let shard = to_shard(&model, model.layout(), id(9), unit, &whole);
+                let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), &whole);
                 let file = shard.encode().unwrap();
                 let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
-                assert_eq!(from_shard(&model, unit, back).unwrap(), whole);
+                assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);
             }
         }
     }

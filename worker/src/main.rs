@@ -126,7 +126,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
-    let start = |store| Checkpoints::start(store, job.model.clone(), rate_limit());
+    let start = |store| Checkpoints::start(store, job.model.clone(), job.training.loss_scaling, rate_limit());
     let checkpoints = store
         .map(start)
         .transpose()

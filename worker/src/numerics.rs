@@ -45,6 +45,7 @@ impl From<Precision> for Numerics {
         let compute = match precision {
             Precision::Fp32 => ElementFormat::Float32,
             Precision::Bf16 => ElementFormat::BFloat16,
+            Precision::Fp16 => ElementFormat::Float16,
         };
         Numerics { compute }
     }

@@ -9,6 +9,7 @@ use tch::Tensor;
 use varuna_api::Adam;
 use varuna_frames::Digester;
 use varuna_model::{Initial, Model, Parameter, Unit};
+use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
 use varuna_torch::{
     AdamStep, Device, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad,
@@ -22,8 +23,8 @@ const SNAPSHOT_POLL: Duration = Duration::from_micros(100);
 /// A copy of a unit's state, for a peer or a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitState {
-    /// Optimizer steps applied (skipped ones not counted).
-    pub adam_steps: u64,
+    /// What the optimizer has counted.
+    pub progress: OptimizerProgress,
     /// Parameters, first moments, second moments, each in the unit's order; three equal parts.
     pub data: Vec<f32>,
 }
@@ -31,15 +32,15 @@ pub struct UnitState {
 /// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit
 /// waits until this is dropped.
 pub struct UnitSnapshot {
-    adam_steps: u64,
+    progress: OptimizerProgress,
     parts: [Share; 3],
 }
 
 impl UnitSnapshot {
-    /// Optimizer steps applied.
+    /// What the optimizer has counted.
     #[must_use]
-    pub fn adam_steps(&self) -> u64 {
-        self.adam_steps
+    pub fn progress(&self) -> OptimizerProgress {
+        self.progress
     }
 
     /// Elements of the whole state.
@@ -66,7 +67,18 @@ impl UnitSnapshot {
     /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut digester = Digester::new(&self.adam_steps.to_le_bytes());
+        let OptimizerProgress {
+            adam_steps,
+            loss_scale,
+            failed_in_a_row,
+        } = self.progress;
+        let numbers = [
+            adam_steps,
+            loss_scale.factor.value(),
+            loss_scale.clean_steps.into(),
+            failed_in_a_row.into(),
+        ];
+        let mut digester = Digester::new(&numbers.map(u64::to_le_bytes).concat());
         self.parts.iter().for_each(|part| digester.add(part.as_ref()));
         let [a, b, c, d, e, f, g, h, ..] = digester.digest();
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -76,7 +88,7 @@ impl UnitSnapshot {
     #[must_use]
     pub fn copy(self) -> UnitState {
         UnitState {
-            adam_steps: self.adam_steps,
+            progress: self.progress,
             data: self.range(0, self.elements()),
         }
     }
@@ -100,7 +112,7 @@ pub struct UnitBuffers {
     /// Elements of all parameters; those with weight decay come first.
     elements: i64,
     decaying: i64,
-    adam_steps: u64,
+    progress: OptimizerProgress,
 }
 
 fn size(elements: usize) -> i64 {
@@ -149,7 +161,7 @@ impl UnitBuffers {
             gradient_memory,
             elements: at,
             decaying: size(decaying),
-            adam_steps: 0,
+            progress: OptimizerProgress::START,
         })
     }
 
@@ -236,7 +248,7 @@ impl UnitBuffers {
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
         let [weights, first, second] = &self.memory;
         Ok(UnitSnapshot {
-            adam_steps: self.adam_steps,
+            progress: self.progress,
             parts: [weights.share()?, first.share()?, second.share()?],
         })
     }
@@ -267,7 +279,7 @@ impl UnitBuffers {
             drop(lease);
             of.load()?;
         }
-        self.adam_steps = state.adam_steps;
+        self.progress = state.progress;
         self.renew_copy();
         Ok(())
     }
@@ -289,18 +301,35 @@ impl UnitBuffers {
         let _ = self.gradients.zero_();
     }
 
-    /// Scales the gradient by `clip` and takes one AdamW step with the learning rate `rate`.
+    /// What the optimizer has counted: the same for all units of one state.
+    #[must_use]
+    pub fn progress(&self) -> OptimizerProgress {
+        self.progress
+    }
+
+    /// From now on the optimizer has counted this; nothing else changes.
+    pub fn set_progress(&mut self, progress: OptimizerProgress) {
+        self.progress = progress;
+    }
+
+    /// Scales the gradient by `factor` and takes one AdamW step with the learning rate `rate`, which leads to `after`.
     ///
     /// # Errors
     /// libtorch fails.
-    pub fn apply(&mut self, adam: &Adam, rate: f64, clip: f64) -> Result<(), TorchError> {
+    pub fn apply(
+        &mut self,
+        adam: &Adam,
+        rate: f64,
+        factor: f64,
+        after: OptimizerProgress,
+    ) -> Result<(), TorchError> {
         self.wait_for_snapshots();
         self.gradient_memory.load()?;
         let _guard = tch::no_grad_guard();
-        if clip < 1.0 {
-            let _ = self.gradients.g_mul_scalar_(clip);
+        if factor < 1.0 {
+            let _ = self.gradients.g_mul_scalar_(factor);
         }
-        self.adam_steps += 1;
+        self.progress = after;
         for (start, length, decay) in [
             (0, self.decaying, adam.weight_decay),
             (self.decaying, self.elements - self.decaying, 0.0),
@@ -310,7 +339,7 @@ impl UnitBuffers {
             }
             let part = |of: &Tensor| of.narrow(0, start, length);
             let step = AdamStep {
-                count: self.adam_steps,
+                count: self.progress.adam_steps,
                 rate,
                 beta1: adam.beta1,
                 beta2: adam.beta2,

@@ -6,7 +6,8 @@ mod common;
 
 use common::{Case, engine, engine_with, later, plan, shape, single};
 use std::time::Instant;
-use varuna_plan::{Decision, Plan, StateId, Step, Unit, WorkerId};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, LossScaling, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 use varuna_worker::agent::engine_thread::{self, Command, Event};
 use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
@@ -151,7 +152,7 @@ fn state_that_moved_trains_on_as_if_it_had_stayed() {
     let mut moved = engine(&case, ONE);
     for unit in stays.held() {
         let state = stays.export(unit).unwrap();
-        assert_eq!(state.adam_steps, 3);
+        assert_eq!(state.progress.adam_steps, 3);
         moved.import(unit, &state).unwrap();
         assert_eq!(moved.export(unit).unwrap(), state);
     }
@@ -175,7 +176,7 @@ fn state_that_moved_trains_on_as_if_it_had_stayed() {
 }
 
 #[test]
-fn a_step_that_overflowed_changes_nothing() {
+fn a_step_that_overflowed_changes_only_what_the_optimizer_counts() {
     let case = Case::default();
     let plan = plan(&case, &single(&case));
     let mut engine = initialised(&case, ONE, &plan);
@@ -192,7 +193,58 @@ fn a_step_that_overflowed_changes_nothing() {
     let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
     engine.apply(&decision, &plan.units(ONE)).unwrap();
     let after: Vec<_> = engine.held().iter().map(|u| engine.export(*u).unwrap()).collect();
-    assert_eq!(before, after);
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before.data, after.data);
+        assert_eq!(after.progress, before.progress.after(true, &LossScaling::OFF));
+        assert_eq!(
+            (after.progress.adam_steps, after.progress.failed_in_a_row),
+            (0, 1)
+        );
+    }
+}
+
+/// The same tokens in all steps.
+struct Same;
+
+impl Samples for Same {
+    fn train(&self, _: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        for (token, number) in tokens.iter_mut().zip(0..) {
+            *token = number * number % 40;
+        }
+        Ok(())
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_skipped_step_is_as_if_it_had_not_been_for_the_rate_and_the_corrections() {
+    let case = Case {
+        dropout: 0.0,
+        ..Case::default()
+    };
+    let plan = plan(&case, &single(&case));
+    let trained = |skips: usize| {
+        let mut engine = engine_with(&case, ONE, Same);
+        let mut at = StateId::INITIAL;
+        for unit in plan.units(ONE) {
+            engine.initialise(unit).unwrap();
+        }
+        for _ in 0..skips {
+            let parts = [UnitNorm::new(f64::NAN, 0.0, None, OptimizerProgress::START)];
+            let skipped = Decision::conclude(at, plan.generation, &parts, None);
+            engine.apply(&skipped, &plan.units(ONE)).unwrap();
+            at = skipped.id;
+        }
+        train_alone(&mut engine, &plan, at, 3);
+        let units = engine.held().into_iter();
+        units.map(|u| engine.export(u).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(trained(2), trained(0));
 }
 
 #[test]
@@ -299,7 +351,7 @@ fn one_bit_of_parameters_or_moments_gives_another_digest_and_equal_bits_the_same
         assert_ne!(digest(&one), digest(&other), "element {element}");
     }
     let mut damaged = state;
-    damaged.adam_steps += 1;
+    damaged.progress.adam_steps += 1;
     other.import(unit, &damaged).unwrap();
     assert_ne!(digest(&one), digest(&other));
 }

@@ -85,7 +85,10 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
         unit: Unit(4),
         id: StateId::INITIAL,
         decision: None,
-        adam_steps: 9,
+        progress: varuna_plan::OptimizerProgress {
+            adam_steps: 9,
+            ..varuna_plan::OptimizerProgress::START
+        },
         elements: big.len() as u64,
     };
     a.mesh.send_state(G, b.id, header, Box::new(big.clone()));

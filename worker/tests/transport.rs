@@ -167,7 +167,10 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
             unit: Unit(unit),
             id: StateId::INITIAL,
             decision: None,
-            adam_steps: u64::from(unit),
+            progress: varuna_plan::OptimizerProgress {
+                adam_steps: u64::from(unit),
+                ..varuna_plan::OptimizerProgress::START
+            },
             elements: *size as u64,
         };
         a.mesh
@@ -183,7 +186,10 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
             PeerEvent::State { header, data, .. } => Some((header, data)),
             _ => None,
         });
-        assert_eq!((header.unit.index(), header.adam_steps), (unit, unit as u64));
+        assert_eq!(
+            (header.unit.index(), header.progress.adam_steps),
+            (unit, unit as u64)
+        );
         assert!(
             data.len() == *size && data.iter().all(|v| *v == unit as f32),
             "unit {unit}"
@@ -380,7 +386,7 @@ fn a_state_that_is_not_what_was_sent_is_a_failed_transfer_and_others_may_follow(
         unit: Unit(4),
         id: StateId::INITIAL,
         decision: None,
-        adam_steps: 0,
+        progress: varuna_plan::OptimizerProgress::START,
         elements: 2,
     };
     let encoded = header.encode().unwrap();
@@ -687,7 +693,7 @@ fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them(
             unit: Unit(unit),
             id: StateId::INITIAL,
             decision: None,
-            adam_steps: 0,
+            progress: varuna_plan::OptimizerProgress::START,
             elements,
         };
         Frame::State(header.encode().unwrap())

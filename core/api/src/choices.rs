@@ -41,4 +41,8 @@ pub(crate) const DEVICES: [(&str, WorkerDevice); 3] = [
 ];
 
 /// `spec.training.precision`; the first where it is left out.
-pub(crate) const PRECISIONS: [(&str, Precision); 2] = [("fp32", Precision::Fp32), ("bf16", Precision::Bf16)];
+pub(crate) const PRECISIONS: [(&str, Precision); 3] = [
+    ("fp32", Precision::Fp32),
+    ("bf16", Precision::Bf16),
+    ("fp16", Precision::Fp16),
+];

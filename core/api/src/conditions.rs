@@ -136,6 +136,8 @@ words! {
         NotFailed,
         /// Failed: neither a worker nor a checkpoint holds a part of the model's state.
         StateLost,
+        /// Failed: more steps in a row were skipped than `spec.training.skipLimit` allows.
+        Diverged,
         /// Event: the phase changed.
         Phase,
         /// Event: a new plan is in force.

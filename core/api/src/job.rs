@@ -68,6 +68,8 @@ pub enum Precision {
     /// Parameters, activations and their gradients in 16 bits with the exponents of fp32; sums over samples, master parameters
     /// and moments in fp32.
     Bf16,
+    /// The same in 16 bits with three more digits and a small range: the loss is scaled, so that gradients stay within it.
+    Fp16,
 }
 
 impl Precision {
@@ -76,7 +78,7 @@ impl Precision {
     pub fn element_bytes(self) -> u64 {
         match self {
             Precision::Fp32 => 4,
-            Precision::Bf16 => 2,
+            Precision::Bf16 | Precision::Fp16 => 2,
         }
     }
 }

@@ -29,6 +29,17 @@ pub(crate) const EPSILON_MAX: f64 = 1.0;
 pub(crate) const WEIGHT_DECAY: RangeInclusive<f64> = 0.0..=10.0;
 /// Gradient norm; 0 = no clipping.
 pub(crate) const CLIP_NORM: RangeInclusive<f64> = 0.0..=1e6;
+/// Steps without overflow before the loss scale is doubled.
+pub(crate) const WINDOW: RangeInclusive<u32> = 1..=1_000_000;
+/// Steps in a row that may be skipped.
+pub(crate) const SKIP_LIMIT: RangeInclusive<u32> = 0..=1_000_000;
+/// Loss scales: powers of two, so that scaling rounds nothing.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn loss_scales() -> Vec<u64> {
+    let all = std::iter::successors(Some(1u64), |scale| scale.checked_mul(2));
+    all.take_while(|scale| varuna_plan::ScaleFactor::try_from(*scale).is_ok())
+        .collect()
+}
 
 /// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
 pub(crate) const WARMUP_FACTOR: RangeInclusive<f64> = 1.0..=16.0;

@@ -23,8 +23,10 @@ use std::collections::BTreeMap;
 use varuna_model::gpt2;
 
 mod checkpoint;
+mod loss_scale;
 mod network;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
+pub use loss_scale::LossScaleSpec;
 pub use network::NetworkSpec;
 
 /// `apiVersion` of a job file.
@@ -200,6 +202,8 @@ pub struct DataSpec {
             "make microBatchSize a divisor of globalBatchSize, or leave it out: the planner chooses one"),
         validation = ("!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
             "make optimizer.warmupSteps at most decaySteps (steps, where decaySteps is left out)"),
+        validation = ("!has(self.lossScale) || (has(self.precision) && self.precision == 'fp16')",
+            "leave lossScale out, or make precision fp16: wider numbers need no loss scale"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -215,9 +219,15 @@ pub struct TrainingSpec {
     pub steps: Option<u64>,
     /// Seed of weights, sample order and dropout; 0 where left out.
     pub seed: Option<u64>,
-    /// `fp32`, or `bf16`: computes in bfloat16 with master parameters, moments and gradients in fp32. `fp32` where left out.
+    /// `fp32`, or `bf16` or `fp16`: computes in 16 bits with master parameters, moments and gradients in fp32. `fp32` where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::PRECISIONS.map(|(name, _)| name))))]
     pub precision: Option<String>,
+    /// The loss scale of `fp16`; dynamic from 65536 where left out.
+    pub loss_scale: Option<LossScaleSpec>,
+    /// Steps in a row that may be skipped because a gradient or the loss is not finite; one more ends the run with an error. With a dynamic
+    /// loss scale only those count that are skipped at its minimum. 20 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SKIP_LIMIT)))]
+    pub skip_limit: Option<u32>,
     /// The optimizer. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub optimizer: Option<OptimizerSpec>,

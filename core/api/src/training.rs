@@ -1,7 +1,11 @@
 //! How a job trains, with every default resolved.
 
 use serde::{Deserialize, Serialize};
-use varuna_plan::EvaluationSteps;
+use varuna_plan::{EvaluationSteps, LossScaling};
+
+/// Steps that may be skipped in a row, where the job file does not say. A bad sample spoils the steps that it is in; twenty batches in a row
+/// say that these parameters give no finite gradient, and no step will change them.
+pub const DEFAULT_SKIP_LIMIT: u32 = 20;
 
 /// Everything that fixes the numbers of a run besides the model and the data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -19,6 +23,26 @@ pub struct Training {
     pub learning_rate: LearningRate,
     /// Evaluation on the held-out split, where wanted.
     pub evaluation: Option<Evaluation>,
+    /// By what the loss is multiplied. Not in the hash of jobs that do not scale it, nor is the limit below where it is the default:
+    /// their hashes are the same as before there were these fields.
+    #[serde(default = "no_loss_scaling", skip_serializing_if = "LossScaling::is_off")]
+    pub loss_scaling: LossScaling,
+    /// Steps that may be skipped in a row without a smaller loss scale to be had; one more ends the run.
+    #[serde(default = "default_skip_limit", skip_serializing_if = "is_default_skip_limit")]
+    pub skip_limit: u32,
+}
+
+fn no_loss_scaling() -> LossScaling {
+    LossScaling::OFF
+}
+
+fn default_skip_limit() -> u32 {
+    DEFAULT_SKIP_LIMIT
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_default_skip_limit(limit: &u32) -> bool {
+    *limit == DEFAULT_SKIP_LIMIT
 }
 
 impl Training {
@@ -57,14 +81,14 @@ pub struct LearningRate {
     pub peak: f64,
     /// Rate at and after `decay_steps`.
     pub min: f64,
-    /// Steps of linear warm-up.
+    /// Steps of linear warm-up; like those of the decay they are optimizer steps, skipped ones not counted.
     pub warmup_steps: u64,
     /// Step at which the decay ends.
     pub decay_steps: u64,
 }
 
 impl LearningRate {
-    /// The rate of the step that starts from `step` steps done (0-based).
+    /// The rate of the step that follows `step` applied ones (0-based).
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
     pub fn at(&self, step: u64) -> f64 {

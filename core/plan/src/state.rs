@@ -1,6 +1,7 @@
 //! The identity of training state, and the decision that takes it one step on (`docs/internals/protocol.md`).
 
 use crate::ids::{Generation, Step};
+use crate::loss_scale::{LossScaling, OptimizerProgress};
 use serde::{Deserialize, Serialize};
 
 /// The identity of a state: equal ids mean equal bits. Ordered by (generation that ran its last step, step).
@@ -111,6 +112,8 @@ pub struct Decision {
     pub norm2: f64,
     /// Some gradient was not finite: the optimizer skips this step (the step still counts).
     pub overflow: bool,
+    /// What the optimizer had counted at `parent`.
+    pub before: OptimizerProgress,
     /// Sum of the samples' losses divided by the global batch size (nats per token).
     #[serde(serialize_with = "any_f64::serialize")]
     pub loss: f64,
@@ -129,6 +132,9 @@ struct WrittenDecision {
     #[serde(with = "any_f64")]
     norm2: f64,
     overflow: bool,
+    /// Left out in documents of older versions. Only what is shown follows from it: the optimizer has its own count.
+    #[serde(default)]
+    before: OptimizerProgress,
     #[serde(with = "any_f64")]
     loss: f64,
     #[serde(with = "any_f64::option")]
@@ -148,6 +154,7 @@ impl TryFrom<WrittenDecision> for Decision {
             id,
             norm2: written.norm2,
             overflow: written.overflow,
+            before: written.before,
             loss: written.loss,
             eval_loss: written.eval_loss,
             switch: written.switch,
@@ -166,9 +173,37 @@ pub struct UnitNorm {
     pub loss: f64,
     /// Likewise of the evaluation that preceded this step, over the number of evaluated samples.
     pub eval_loss: Option<f64>,
+    /// What the optimizer had counted before this step: the same for all units.
+    pub before: OptimizerProgress,
+}
+
+/// Which infinity or NaN it is depends on the order in which hardware met several of them, and no NaN is equal to itself. What is not
+/// finite is this one value, so that equal steps have equal decisions.
+fn finite_or_infinity(value: f64) -> f64 {
+    if value.is_finite() { value } else { f64::INFINITY }
+}
+
+impl UnitNorm {
+    /// A unit's part: the sum of its gradient's squares, and the losses that rode with it.
+    #[must_use]
+    pub fn new(norm2: f64, loss: f64, eval_loss: Option<f64>, before: OptimizerProgress) -> UnitNorm {
+        UnitNorm {
+            norm2: finite_or_infinity(norm2),
+            overflow: !(norm2.is_finite() && loss.is_finite()),
+            loss: finite_or_infinity(loss),
+            eval_loss: eval_loss.map(finite_or_infinity),
+            before,
+        }
+    }
 }
 
 impl Decision {
+    /// What the optimizer has counted once this step is committed.
+    #[must_use]
+    pub fn after(&self, scaling: &LossScaling) -> OptimizerProgress {
+        self.before.after(self.overflow, scaling)
+    }
+
     /// Sums the units' parts in unit order (the order fixes the bits) and names the resulting state.
     /// `parts` must hold every unit of the layout once, in order.
     #[must_use]
@@ -178,17 +213,21 @@ impl Decision {
         parts: &[UnitNorm],
         switch: Option<Generation>,
     ) -> Decision {
-        let norm2: f64 = parts.iter().map(|p| p.norm2).sum();
-        let loss: f64 = parts.iter().map(|p| p.loss).sum();
-        let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
         let overflow = parts.iter().any(|p| p.overflow);
-        // Which NaN it is depends on the order in which hardware met several of them.
-        let bits = |x: f64| if x.is_nan() { f64::NAN } else { x }.to_bits();
+        // The norm of a gradient that is not finite says nothing.
+        let norm2 = if overflow {
+            f64::INFINITY
+        } else {
+            finite_or_infinity(parts.iter().map(|p| p.norm2).sum())
+        };
+        let loss = finite_or_infinity(parts.iter().map(|p| p.loss).sum());
+        let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
+        let eval_loss = eval_loss.map(finite_or_infinity);
         let chain = [
             run_gen.0,
             parent.step.0,
-            bits(norm2),
-            bits(loss),
+            norm2.to_bits(),
+            loss.to_bits(),
             u64::from(overflow),
         ]
         .into_iter()
@@ -203,6 +242,7 @@ impl Decision {
             id,
             norm2,
             overflow,
+            before: parts.first().map(|p| p.before).unwrap_or_default(),
             loss,
             eval_loss,
             switch,
@@ -304,6 +344,7 @@ mod any_f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loss_scale::ScaleFactor;
 
     fn part(norm2: f64, loss: f64, eval_loss: Option<f64>) -> UnitNorm {
         UnitNorm {
@@ -311,6 +352,7 @@ mod tests {
             overflow: false,
             loss,
             eval_loss,
+            before: OptimizerProgress::START,
         }
     }
 
@@ -366,9 +408,50 @@ mod tests {
     }
 
     #[test]
-    fn which_nan_a_gradient_became_makes_no_other_state() {
-        let nan = |bits: u64| conclude(&[part(f64::from_bits(f64::NAN.to_bits() | bits), 0.0, None)]);
-        assert_eq!(nan(0).id, nan(1 << 63 | 5).id);
+    fn which_nan_a_gradient_became_makes_no_other_decision() {
+        let nan = |bits: u64| f64::from_bits(f64::NAN.to_bits() | bits);
+        let odd = [nan(0), nan(1 << 63 | 5), f64::INFINITY, f64::NEG_INFINITY];
+        let norm = |x: f64| UnitNorm::new(x, x, Some(x), OptimizerProgress::START);
+        assert!(odd.iter().all(|x| norm(*x) == norm(nan(0)) && norm(*x).overflow));
+        let first = conclude(&[norm(odd[0])]);
+        assert!(first.overflow);
+        for x in odd {
+            assert_eq!(conclude(&[norm(x)]), first);
+            // So do the parts of a peer that leaves them as they are.
+            let raw = UnitNorm {
+                overflow: true,
+                ..part(x, x, Some(x))
+            };
+            assert_eq!(conclude(&[raw]), first);
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_an_overflow_and_a_finite_one_is_kept() {
+        let new = |norm2, loss| UnitNorm::new(norm2, loss, None, OptimizerProgress::START);
+        assert!(new(1.0, f64::NAN).overflow);
+        assert!(!new(1.0, 2.5).overflow);
+        let decision = conclude(&[new(f64::NAN, 2.5)]);
+        assert_eq!((decision.norm2, decision.loss), (f64::INFINITY, 2.5));
+    }
+
+    #[test]
+    fn a_decision_says_what_the_optimizer_counts_before_and_after_it() {
+        let scaling = LossScaling::Dynamic {
+            initial: ScaleFactor::two_to(2),
+            minimum: ScaleFactor::ONE,
+            window: 2,
+        };
+        let before = OptimizerProgress::initial(&scaling);
+        let decision = conclude(&[UnitNorm::new(f64::NAN, 1.0, None, before)]);
+        assert_eq!(decision.before, before);
+        assert_eq!(decision.after(&scaling).loss_scale.factor.value(), 2);
+        let text = serde_json::to_string(&decision).unwrap();
+        assert_eq!(serde_json::from_str::<Decision>(&text).unwrap(), decision);
+        let mut old: serde_json::Value = serde_json::from_str(&text).unwrap();
+        old.as_object_mut().unwrap().remove("before").unwrap();
+        let old: Decision = serde_json::from_value(old).unwrap();
+        assert_eq!((old.id, old.before), (decision.id, OptimizerProgress::START));
     }
 
     #[test]
@@ -400,9 +483,9 @@ mod tests {
             assert_eq!(format!("{read:?}"), format!("{decision:?}"), "{text}");
         }
         let text = serde_json::to_string(&conclude(&[part(f64::NAN, 0.0, None)])).unwrap();
-        assert!(text.contains("\"NaN\""), "{text}");
+        assert!(text.contains("\"inf\""), "{text}");
         for word in ["1.5", "none"] {
-            let text = text.replace("NaN", word);
+            let text = text.replace("inf", word);
             assert!(serde_json::from_str::<Decision>(&text).is_err(), "{text}");
         }
     }

@@ -12,8 +12,8 @@ pub mod message;
 pub mod trust;
 
 pub use coordinator::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Event, Hello,
-    Listing, Outcome, RunMode, Snapshot, TREE_FAN_OUT, Timing,
+    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Divergence,
+    Event, Hello, Listing, Outcome, RunMode, Snapshot, TREE_FAN_OUT, Timing,
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{

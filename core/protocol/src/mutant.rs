@@ -106,6 +106,8 @@ mutants! {
     ForgetBadLinks => unit_tests_and_seeds("f", 0),
     /// No way round a dead link between a target and its only source.
     NoRelay => UNIT_TESTS,
+    /// A run whose gradients are never finite again goes on.
+    SkipForEver => UNIT_TESTS,
     /// A member does not note that it has put in its norm.
     NormNotNoted => UNIT_TESTS,
     /// A step is committed although norms of units are missing.

@@ -6,14 +6,14 @@
 
 use varuna_plan::state::{Chain, UnitNorm, mix};
 use varuna_plan::{
-    Base, Decision, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange,
-    ScheduleKind, ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, StepDeadline, Unit,
-    WorkerId,
+    Base, Decision, EvaluationSteps, Generation, Layout, LossScale, OptimizerProgress, Pipeline, Plan,
+    Prediction, Recompute, SampleRange, ScaleFactor, ScheduleKind, ScheduleSpec, SegmentRange, Shape, Spare,
+    Stage, StateId, Step, StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Digests, Event, Inventory, MemberEffect, Norms, Order, Outcome,
-    PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Trust,
+    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Inventory, MemberEffect, Norms, Order,
+    Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -92,6 +92,7 @@ numbers! {
     Generation: |g| g.0,
     Step: |s| s.0,
     Chain: |c| c.0,
+    ScaleFactor: |f| f.value(),
     Unit: |u| u64::from(u.0),
     Recompute: |r| match r {
         Recompute::None => 1,
@@ -121,8 +122,11 @@ macro_rules! structs {
 
 structs! {
     StateId { run_gen, step, chain },
-    Decision { parent, id, norm2, overflow, loss, eval_loss, switch },
-    UnitNorm { norm2, overflow, loss, eval_loss },
+    Decision { parent, id, norm2, overflow, before, loss, eval_loss, switch },
+    UnitNorm { norm2, overflow, loss, eval_loss, before },
+    OptimizerProgress { adam_steps, loss_scale, failed_in_a_row },
+    LossScale { factor, clean_steps },
+    Divergence { step, failed_in_a_row, loss_scale },
     Layout { segments, tied },
     SegmentRange { start, end },
     SampleRange { start, end },
@@ -270,6 +274,7 @@ enums! {
         2 Deposed,
         3 Stopped,
         4 StateLost { units },
+        5 Diverged(divergence),
     }
     CoordinatorEffect {
         1 Send { to, order },
@@ -311,7 +316,7 @@ enums! {
         11 Running { generation },
         12 Switched { generation },
         13 Cancelled { generation; because },
-        14 Committed { id, generation, step, loss, eval_loss, gradient_norm, overflow },
+        14 Committed { id, generation, step, loss, eval_loss, gradient_norm, overflow, progress },
         15 StepTimeOff { generation, predicted_ms, observed_ms, calibrated },
         16 BelowMinimum { have, need },
         17 NoPlan {; reason },
@@ -320,5 +325,6 @@ enums! {
         20 Done { step },
         21 Deposed { by_term },
         22 StatesDiffer { step, units, replaced },
+        23 Diverged(divergence),
     }
 }

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::state::{UnitNorm, mix};
-use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_plan::{
+    Decision, Generation, LossScaling, OptimizerProgress, Plan, ScaleFactor, StateId, Step, Unit, WorkerId,
+};
 
 /// A worker's share of a unit's gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,8 +26,32 @@ pub(crate) struct Contribution {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     pub(crate) id: StateId,
-    pub(crate) bits: u64,
+    pub(crate) state: UnitState,
 }
+
+/// What a worker, a checkpoint or a message holds of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct UnitState {
+    pub(crate) bits: u64,
+    pub(crate) progress: OptimizerProgress,
+}
+
+impl UnitState {
+    /// The state that the job's seed gives.
+    pub(crate) fn initial(unit: Unit) -> UnitState {
+        UnitState {
+            bits: initial_bits(unit),
+            progress: OptimizerProgress::initial(&SCALING),
+        }
+    }
+}
+
+/// How all jobs scale their loss: within a few steps it falls to its minimum and rises again.
+pub(crate) const SCALING: LossScaling = LossScaling::Dynamic {
+    initial: ScaleFactor::two_to(3),
+    minimum: ScaleFactor::ONE,
+    window: 2,
+};
 
 /// The step in hand.
 #[derive(Clone, Debug)]
@@ -55,7 +81,7 @@ type Mail<K> = BTreeMap<(Generation, K), u64>;
 #[derive(Default)]
 pub(crate) struct Engine {
     pub(crate) held: BTreeMap<Unit, Held>,
-    pub(crate) staged: BTreeMap<(Unit, StateId), u64>,
+    pub(crate) staged: BTreeMap<(Unit, StateId), UnitState>,
     pub(crate) job: Option<Job>,
     pub(crate) reduced: Reduced,
     pub(crate) applying: Option<(Decision, Vec<Unit>)>,
@@ -87,28 +113,19 @@ pub(crate) fn applied_bits(bits: u64, reduced: u64, decision: &Decision) -> u64 
 }
 
 /// `overflow_percent`: of a hundred gradients, so many are not finite; which ones, follows from their bits.
-fn norm(reduced: u64, last: bool, overflow_percent: u64) -> UnitNorm {
+fn norm(reduced: u64, last: bool, overflow_percent: u64, before: OptimizerProgress) -> UnitNorm {
     if mix(reduced, 5) % 100 < overflow_percent {
         let norm2 = if reduced.is_multiple_of(2) {
             f64::INFINITY
         } else {
             f64::NAN
         };
-        return UnitNorm {
-            norm2,
-            overflow: true,
-            loss: if last { norm2 } else { 0.0 },
-            eval_loss: None,
-        };
+        return UnitNorm::new(norm2, if last { norm2 } else { 0.0 }, None, before);
     }
     // 52 bits are exact in a f64
     let part = |bits: u64| f64::from(u32::try_from(bits & 0xffff_ffff).unwrap_or(0));
-    UnitNorm {
-        norm2: part(reduced >> 32) * 4_294_967_296.0 + part(reduced),
-        overflow: false,
-        loss: if last { part(reduced) / 1e9 } else { 0.0 },
-        eval_loss: None,
-    }
+    let norm2 = part(reduced >> 32) * 4_294_967_296.0 + part(reduced);
+    UnitNorm::new(norm2, if last { part(reduced) / 1e9 } else { 0.0 }, None, before)
 }
 
 impl Engine {
@@ -154,11 +171,12 @@ impl Engine {
 
     /// The units that are completely reduced.
     pub(crate) fn prepared(&self, last: Unit, overflow_percent: u64) -> Vec<(Unit, UnitNorm)> {
-        self.reduced
-            .units
-            .iter()
-            .map(|(u, (bits, _))| (*u, norm(*bits, *u == last, overflow_percent)))
-            .collect()
+        let part = |(unit, (bits, _)): (&Unit, &(u64, _))| {
+            let held: Option<&Held> = self.held.get(unit);
+            let before = held.map_or(OptimizerProgress::START, |h| h.state.progress);
+            (*unit, norm(*bits, *unit == last, overflow_percent, before))
+        };
+        self.reduced.units.iter().map(part).collect()
     }
 
     fn take(&mut self, forward: bool, generation: Generation, step: Step) -> Option<u64> {
@@ -205,7 +223,7 @@ impl Engine {
                 self.take(true, g, step)
             };
             let Some(input) = input else { return };
-            let weight = |u: &Unit| self.held.get(u).map_or(0xDEAD, |h| h.bits);
+            let weight = |u: &Unit| self.held.get(u).map_or(0xDEAD, |h| h.state.bits);
             let bits = units.iter().fold(input, |h, u| mix(h, weight(u)));
             job.forwarded = Some(bits);
             outputs.extend(next.map(|to| Output::Forward(to, step, bits)));
@@ -240,7 +258,7 @@ impl Engine {
         for unit in plan.units(me) {
             let tied = Some(unit) == plan.layout.tied_unit();
             let ends = u8::from(first) | (u8::from(last) << 1);
-            let weight = self.held.get(&unit).map_or(0, |h| h.bits);
+            let weight = self.held.get(&unit).map_or(0, |h| h.state.bits);
             let part = Contribution {
                 run_gen: plan.generation,
                 samples,
@@ -290,7 +308,7 @@ impl Engine {
     pub(crate) fn tear(&mut self) {
         if self.applying.take().is_some() {
             for held in self.held.values_mut() {
-                held.bits = mix(held.bits, 0xBAD);
+                held.state.bits = mix(held.state.bits, 0xBAD);
             }
         }
     }
@@ -302,7 +320,10 @@ impl Engine {
             if let Some(held) = self.held.get_mut(unit) {
                 *held = Held {
                     id: decision.id,
-                    bits: applied_bits(held.bits, reduced, decision),
+                    state: UnitState {
+                        bits: applied_bits(held.state.bits, reduced, decision),
+                        progress: held.state.progress.after(decision.overflow, &SCALING),
+                    },
                 };
             }
         }

@@ -46,7 +46,9 @@ const REACHED: &[&str] = &[
     "resume: from memory",
     "states differ: goes back",
     "states differ: replaces",
-    "step skipped: overflow",
+    "step skipped: the loss scale cannot fall",
+    "step skipped: the loss scale falls",
+    "the loss scale rises",
     "the shipped planner plans",
 ];
 

@@ -108,6 +108,8 @@ pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shar
             id,
             unit: crate::unit_name(layout, unit),
             adam_steps: 0,
+            loss_scale: None,
+            failed_in_a_row: 0,
             tensors: read.collect::<Result<_, HuggingFaceError>>()?,
         };
         shards.push((unit, shard));
@@ -204,6 +206,8 @@ mod tests {
                         id: StateId::INITIAL,
                         unit: unit_name,
                         adam_steps: 0,
+                        loss_scale: None,
+                        failed_in_a_row: 0,
                         tensors,
                     },
                 ));

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varuna_plan::{Layout, StateId};
 
-/// The version of the format that this build writes. Since version 3 digests are BLAKE3.
-pub const FORMAT_VERSION: u32 = 3;
+/// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss scale.
+pub const FORMAT_VERSION: u32 = 4;
 /// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
 /// own.
 const OLDEST_VERSION: u32 = 2;

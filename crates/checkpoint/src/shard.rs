@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
-use varuna_plan::StateId;
+use varuna_plan::{LossScale, StateId};
 
 /// Prefixes of the tensors' names: the value of a parameter and its two moments.
 pub(crate) const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
@@ -36,6 +36,10 @@ pub struct Shard {
     pub unit: String,
     /// Optimizer steps applied (skipped ones not counted).
     pub adam_steps: u64,
+    /// The next step's loss scale; none where the job has no dynamic one, and in files of format 3 and older.
+    pub loss_scale: Option<LossScale>,
+    /// Steps skipped in a row that no smaller loss scale would have saved; 0 in files of format 3 and older.
+    pub failed_in_a_row: u32,
     /// Parameters in their order.
     pub tensors: Vec<ShardTensor>,
 }
@@ -47,6 +51,11 @@ struct Header {
     state: StateId,
     unit: String,
     adam_steps: u64,
+    /// Since format 4, like the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<LossScale>,
+    #[serde(default)]
+    failed_in_a_row: u32,
     /// The parameters in their order: safetensors keeps none.
     order: Vec<String>,
     /// Of everything after the header.
@@ -106,6 +115,8 @@ impl Shard {
             state: self.id,
             unit: self.unit.clone(),
             adam_steps: self.adam_steps,
+            loss_scale: self.loss_scale,
+            failed_in_a_row: self.failed_in_a_row,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
             digest: DataDigest::of(parts),
         };
@@ -125,6 +136,8 @@ impl Shard {
             id,
             unit: unit.to_owned(),
             adam_steps: 0,
+            loss_scale: None,
+            failed_in_a_row: 0,
             tensors: Vec::new(),
         };
         let facts = ShardFacts::read(id, unit, file)?;
@@ -149,6 +162,8 @@ impl Shard {
             shard.tensors.push(tensor);
         }
         shard.adam_steps = facts.header.adam_steps;
+        shard.loss_scale = facts.header.loss_scale;
+        shard.failed_in_a_row = facts.header.failed_in_a_row;
         Ok(shard)
     }
 
@@ -261,6 +276,11 @@ mod tests {
             id: ID,
             unit: UNIT.into(),
             adam_steps: 5,
+            loss_scale: Some(LossScale {
+                factor: 1024.try_into().unwrap(),
+                clean_steps: 17,
+            }),
+            failed_in_a_row: 2,
             tensors: vec![tensor("w", &[2, 3]), tensor("b", &[3])],
         }
     }
@@ -290,6 +310,13 @@ mod tests {
             ShardFacts::read(ID, UNIT, &file).unwrap().bytes(),
             file.len() as u64
         );
+    }
+
+    #[test]
+    fn a_loss_scale_that_no_run_has_is_refused() {
+        let error = refused(r#"\"factor\":1024"#, r#"\"factor\":1000"#);
+        let expected = "a loss scale of 1000: powers of two from 1 to 4294967296 are allowed";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[test]

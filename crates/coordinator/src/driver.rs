@@ -308,8 +308,8 @@ impl Driver {
     fn status(&self) -> RunStatus {
         let snapshot = self.machine.snapshot();
         let checkpoint = self.checkpoints.status(snapshot.run.step);
-        let loss = self.publisher.last_metric().map(|m| m.loss);
-        run_status(&self.job.name, snapshot, &self.streams, loss, checkpoint)
+        let metric = self.publisher.last_metric();
+        run_status(&self.job.name, snapshot, &self.streams, metric, checkpoint)
     }
 }
 
@@ -325,6 +325,8 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
         timing: options.timing,
         expected_workers: options.expected_workers,
         final_checkpoint: options.checkpoints.is_some(),
+        loss_scaling: job.training.loss_scaling,
+        skip_limit: Some(job.training.skip_limit),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.model.layout(), batch, last_step, secret_seed)

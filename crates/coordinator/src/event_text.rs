@@ -119,6 +119,11 @@ impl EventText {
             Event::Cancelled { generation, because } => {
                 format!("plan {generation} is cancelled before its start: {because}")
             }
+            Event::Committed {
+                step, overflow: true, ..
+            } => {
+                format!("step {step} is committed and was skipped: a gradient or the loss is not finite")
+            }
             Event::Committed { step, loss, .. } => {
                 format!("step {step} is committed, loss {loss:.4} nats per token")
             }
@@ -148,6 +153,7 @@ impl EventText {
                 let what = self.layout.name(units);
                 format!("the state of {what} is lost: no worker and no checkpoint holds it")
             }
+            Event::Diverged(divergence) => format!("training ends: {divergence}"),
             Event::Done { step } => format!("training has finished with step {step}"),
             Event::Deposed { by_term } => {
                 format!("another coordinator leads the run now (term {by_term}): this one ends")

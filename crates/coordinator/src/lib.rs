@@ -38,7 +38,7 @@ pub use error::CoordinatorError;
 pub use inbox::WorkerNotice;
 pub use options::{Checkpointing, Identity, Options, ScaleRequest};
 pub use serve::{Control, serve, serve_with};
-pub use varuna_protocol::coordinator::{Event, Outcome, RunMode, Timing};
+pub use varuna_protocol::coordinator::{Divergence, Event, Outcome, RunMode, Timing};
 pub use varuna_run_folder::RunFolder;
 pub use varuna_wire::SERVER_NAME;
 pub use view::{CheckpointHealth, View};

@@ -26,6 +26,7 @@ type Marks = (u64, Option<u64>, Option<StateId>);
 pub(crate) struct Publisher {
     folder: RunFolder,
     tokens_per_step: u64,
+    scales_loss: bool,
     last_commit: Instant,
     text: EventText,
     last_message: u64,
@@ -46,6 +47,7 @@ impl Publisher {
         Publisher {
             folder,
             tokens_per_step: job.training.global_batch_size * u64::from(job.model.sequence_length),
+            scales_loss: !job.training.loss_scaling.is_off(),
             last_commit: now,
             text: EventText::new(job.model.layout()),
             last_message: 0,
@@ -78,6 +80,7 @@ impl Publisher {
             eval_loss,
             gradient_norm,
             overflow,
+            progress,
         } = event
         {
             let metric = Metric {
@@ -86,6 +89,8 @@ impl Publisher {
                 eval_loss,
                 gradient_norm,
                 overflow,
+                skipped_steps: step.0.saturating_sub(progress.adam_steps),
+                loss_scale: self.scales_loss.then(|| progress.loss_scale.factor.value()),
                 generation,
                 workers: run.members,
                 plan: run.plan.clone().unwrap_or_default(),

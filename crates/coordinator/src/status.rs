@@ -3,22 +3,24 @@
 use crate::streams::{Stream, Streams};
 use varuna_plan::StateId;
 use varuna_protocol::coordinator::{Observed, Snapshot, WorkerView};
-use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
+use varuna_run_folder::{CheckpointStatus, Metric, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::StepMetrics;
 
-/// The content of `status.json`, and the answer to a `Status` request. `loss`: of the newest published step.
+/// The content of `status.json`, and the answer to a `Status` request. `metric`: the newest published step.
 pub(crate) fn run_status(
     job: &str,
     snapshot: Snapshot,
     streams: &Streams,
-    loss: Option<f64>,
+    metric: Option<&Metric>,
     checkpoint: Option<CheckpointStatus>,
 ) -> RunStatus {
     let workers = snapshot.workers.into_iter().filter(|w| w.up);
     RunStatus {
         job: job.to_owned(),
         run: snapshot.run,
-        loss: loss.filter(|loss| loss.is_finite()),
+        loss: metric.map(|m| m.loss).filter(|loss| loss.is_finite()),
+        skipped_steps: metric.map(|m| m.skipped_steps),
+        loss_scale: metric.and_then(|m| m.loss_scale),
         checkpoint,
         workers: workers
             .filter_map(|view| Some(worker_status(streams.get(view.id)?, view)))

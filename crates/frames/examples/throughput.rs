@@ -33,7 +33,7 @@ fn header() -> StateHeader {
         unit: Unit(0),
         id: StateId::INITIAL,
         decision: None,
-        adam_steps: 0,
+        progress: varuna_plan::OptimizerProgress::START,
         elements: u64::from(FRAMES) * PART_ELEMENTS as u64,
     }
 }

@@ -114,7 +114,7 @@ mod tests {
             unit: Unit(1),
             id: StateId::INITIAL,
             decision: None,
-            adam_steps: 0,
+            progress: varuna_plan::OptimizerProgress::START,
             elements,
         };
         let encoded = header.encode().unwrap();

@@ -205,7 +205,7 @@ mod tests {
             unit: Unit(unit),
             id: StateId::INITIAL,
             decision: None,
-            adam_steps: 0,
+            progress: varuna_plan::OptimizerProgress::START,
             elements,
         };
         let limits = Limits {

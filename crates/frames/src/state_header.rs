@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::io;
-use varuna_plan::{Decision, StateId, Unit};
+use varuna_plan::{Decision, OptimizerProgress, StateId, Unit};
 
 /// Announces a unit's state. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -13,8 +13,8 @@ pub struct StateHeader {
     pub id: StateId,
     /// The sender's last decision.
     pub decision: Option<Decision>,
-    /// Optimizer steps applied.
-    pub adam_steps: u64,
+    /// What the optimizer has counted.
+    pub progress: OptimizerProgress,
     /// Number of elements that follow.
     pub elements: u64,
 }

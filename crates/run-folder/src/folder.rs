@@ -205,6 +205,8 @@ mod tests {
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,
+            skipped_steps: 0,
+            loss_scale: None,
             generation: Generation(1),
             workers: 2,
             plan: "P2xD1".into(),

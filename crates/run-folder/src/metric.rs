@@ -21,6 +21,12 @@ pub struct Metric {
     pub gradient_norm: f64,
     /// The optimizer skipped this step, because a gradient was not finite.
     pub overflow: bool,
+    /// Steps that were skipped so far.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// What the next step's loss is multiplied by, where the job scales its loss.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss_scale: Option<u64>,
     /// The generation that ran it.
     pub generation: Generation,
     /// Workers of the plan in force when the step was published.

@@ -15,6 +15,12 @@ pub struct RunStatus {
     pub run: RunView,
     /// Loss of the newest published step; `null` before the first, and where it is not a finite number.
     pub loss: Option<f64>,
+    /// Steps that the optimizer skipped up to that step.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub skipped_steps: Option<u64>,
+    /// What the next step's loss is multiplied by, where the job scales its loss.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss_scale: Option<u64>,
     /// The checkpoints, where the job names a location for them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub checkpoint: Option<CheckpointStatus>,

@@ -3,7 +3,7 @@
 use crate::error::{WireError, need};
 use crate::v1;
 use varuna_plan::state::Chain;
-use varuna_plan::{Decision, Generation, StateId, Step};
+use varuna_plan::{Decision, Generation, LossScale, OptimizerProgress, ScaleFactor, StateId, Step};
 
 pub(crate) fn id_to_wire(id: StateId) -> v1::StateId {
     v1::StateId {
@@ -34,6 +34,35 @@ pub(crate) fn read_run(run_gen: u64, step: u64) -> Result<(Generation, Step), Wi
     Ok((id.run_gen, id.step))
 }
 
+pub(crate) fn progress_to_wire(progress: OptimizerProgress) -> v1::OptimizerProgress {
+    v1::OptimizerProgress {
+        adam_steps: progress.adam_steps,
+        loss_scale: progress.loss_scale.factor.value(),
+        clean_steps: progress.loss_scale.clean_steps,
+        failed_in_a_row: progress.failed_in_a_row,
+    }
+}
+
+pub(crate) fn read_progress(progress: v1::OptimizerProgress) -> Result<OptimizerProgress, WireError> {
+    let factor = ScaleFactor::try_from(progress.loss_scale).map_err(|_| {
+        let found = progress.loss_scale;
+        WireError::value(
+            "OptimizerProgress",
+            "loss_scale",
+            found,
+            "a power of two from 1 to 2^32",
+        )
+    })?;
+    Ok(OptimizerProgress {
+        adam_steps: progress.adam_steps,
+        loss_scale: LossScale {
+            factor,
+            clean_steps: progress.clean_steps,
+        },
+        failed_in_a_row: progress.failed_in_a_row,
+    })
+}
+
 pub(crate) fn decision_to_wire(decision: &Decision) -> v1::Decision {
     v1::Decision {
         parent: Some(id_to_wire(decision.parent)),
@@ -43,6 +72,7 @@ pub(crate) fn decision_to_wire(decision: &Decision) -> v1::Decision {
         loss: Some(decision.loss),
         eval_loss: decision.eval_loss,
         switch: decision.switch.map(|g| g.0),
+        before: Some(progress_to_wire(decision.before)),
     }
 }
 
@@ -62,6 +92,7 @@ pub(crate) fn read_decision(decision: v1::Decision) -> Result<Decision, WireErro
         id,
         norm2: need(decision.norm2, M, "norm2")?,
         overflow: decision.overflow,
+        before: read_progress(need(decision.before, M, "before")?)?,
         loss: need(decision.loss, M, "loss")?,
         eval_loss: decision.eval_loss,
         switch: decision.switch.map(Generation),

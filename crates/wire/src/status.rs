@@ -21,6 +21,8 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
         step: run.step.0,
         last_step: run.last_step.0,
         loss: status.loss,
+        skipped_steps: status.skipped_steps,
+        loss_scale: status.loss_scale,
         plan: run.plan.clone(),
         predicted_ms: run.predicted_ms,
         observed_ms: run.observed_ms,
@@ -58,6 +60,8 @@ pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
             max_workers: max_workers.transpose()?,
         },
         loss: status.loss,
+        skipped_steps: status.skipped_steps,
+        loss_scale: status.loss_scale,
         checkpoint: status.checkpoint.map(read_checkpoint),
         workers: workers.collect::<Result<_, _>>()?,
     })

@@ -2,7 +2,9 @@
 
 use crate::error::{WireError, need};
 use crate::metrics::{self, StepMetrics};
-use crate::state::{decision_to_wire, id_to_wire, read_decision, read_id, read_run};
+use crate::state::{
+    decision_to_wire, id_to_wire, progress_to_wire, read_decision, read_id, read_progress, read_run,
+};
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
 use std::collections::{BTreeMap, BTreeSet};
 use v1::up::Message as Wire;
@@ -308,6 +310,7 @@ fn inventory_to_wire(inventory: &Inventory) -> v1::Inventory {
             overflow: p.norm.overflow,
             loss: Some(p.norm.loss),
             eval_loss: p.norm.eval_loss,
+            before: Some(progress_to_wire(p.norm.before)),
         }),
     };
     v1::Inventory {
@@ -347,6 +350,7 @@ fn read_inventory(inventory: v1::Inventory) -> Result<Inventory, WireError> {
             norm: UnitNorm {
                 norm2: need(norm.norm2, "UnitNorm", "norm2")?,
                 overflow: norm.overflow,
+                before: read_progress(need(norm.before, "UnitNorm", "before")?)?,
                 loss: need(norm.loss, "UnitNorm", "loss")?,
                 eval_loss: norm.eval_loss,
             },

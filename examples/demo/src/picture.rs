@@ -103,6 +103,8 @@ mod tests {
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,
+            skipped_steps: 0,
+            loss_scale: None,
             generation: Generation(1),
             workers: if (100..200).contains(&step) { 3 } else { 4 },
             plan: "P2xD2".into(),

@@ -59,7 +59,7 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], progress:
     // A job that failed is tried again when its spec is changed.
     if let Some(failed) = failed(observed) {
         let reason = match Reason::parse(&failed.reason) {
-            Some(Reason::StateLost) => Reason::StateLost,
+            Some(reason @ (Reason::StateLost | Reason::Diverged)) => reason,
             _ => Reason::WorkersCrash,
         };
         return JobOutcome::Fail(reason, failed.message.clone());
@@ -69,6 +69,9 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], progress:
             Reason::StateLost,
             format!("no worker and no checkpoint holds {units} any more"),
         );
+    }
+    if let Some(RunEnd::Diverged(why)) = ended {
+        return JobOutcome::Fail(Reason::Diverged, why.clone());
     }
     if let Some(message) = taken_by_another_run(observed, job) {
         return JobOutcome::Refuse(Reason::CheckpointsTaken, message);

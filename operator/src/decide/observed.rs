@@ -124,6 +124,8 @@ pub enum RunEnd {
     Stopped,
     /// Neither a worker nor a checkpoint holds these parts of the model's state.
     StateLost(String),
+    /// No gradient is finite any more: where and since when.
+    Diverged(String),
     /// Another run, of this name, writes to the checkpoint location.
     CheckpointsTaken(String),
     /// An error; it is started again.

@@ -23,6 +23,8 @@ pub type JobKey = (String, String);
 struct Run {
     step: Option<u64>,
     loss: Option<f64>,
+    skipped_steps: Option<u64>,
+    loss_scale: Option<u64>,
     observed_ms: Option<f64>,
     predicted_ms: Option<f64>,
     members: usize,
@@ -93,6 +95,8 @@ impl Jobs {
                 .map(|m| m.step.0)
                 .or((snapshot.run.generation.0 > 0).then_some(snapshot.run.step.0)),
             loss: metric.map(|m| m.loss),
+            skipped_steps: metric.map(|m| m.skipped_steps),
+            loss_scale: metric.and_then(|m| m.loss_scale),
             observed_ms: snapshot.run.observed_ms,
             predicted_ms: snapshot.run.predicted_ms,
             members: snapshot.run.members,
@@ -230,6 +234,15 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
     w.gauge(&loss, |f| match &f.run {
         Some(run) if run.step.is_some() => run.loss,
         _ => f.status.loss.as_ref()?.parse().ok(),
+    })?;
+    let run = |f: &Figures, figure: fn(&Run) -> Option<u64>| f.run.as_ref().and_then(figure).map(whole);
+    let skipped = "Steps that the optimizer skipped because a gradient or the loss was not finite";
+    w.gauge(&Series("job_skipped_steps", skipped, None), |f| {
+        run(f, |r| r.skipped_steps)
+    })?;
+    let scale = "What the loss is multiplied by, where the job scales it";
+    w.gauge(&Series("job_loss_scale", scale, None), |f| {
+        run(f, |r| r.loss_scale)
     })?;
     let goodput = "Share of the time since the first step here in which steps were trained that stayed";
     w.gauge(

@@ -17,6 +17,7 @@ fn committed(step: u64) -> Event {
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
+        progress: varuna_plan::OptimizerProgress::START,
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn run_end(result: Result<Outcome, CoordinatorError>, layout: &Layout
         Ok(Outcome::Done) => RunEnd::Done,
         Ok(Outcome::Stopped) => RunEnd::Stopped,
         Ok(Outcome::StateLost { units }) => RunEnd::StateLost(layout.name(&units)),
+        Ok(Outcome::Diverged(divergence)) => RunEnd::Diverged(divergence.to_string()),
         Ok(Outcome::Deposed) => RunEnd::Failed("another coordinator has taken over".into()),
     }
 }

@@ -47,6 +47,8 @@ pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
         id,
         unit: unit_name(LAYOUT, unit),
         adam_steps: id.step.0,
+        loss_scale: None,
+        failed_in_a_row: 0,
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],

@@ -53,6 +53,7 @@ impl Compute for Stub {
         let norm = UnitNorm {
             norm2: 1.0,
             overflow: false,
+            before: varuna_plan::OptimizerProgress::START,
             loss: 1.0,
             eval_loss: None,
         };

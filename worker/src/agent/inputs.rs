@@ -86,7 +86,7 @@ impl Agent {
                     unit,
                     id,
                     decision,
-                    adam_steps: snapshot.adam_steps(),
+                    progress: snapshot.progress(),
                     elements: snapshot.elements() as u64,
                 };
                 self.mesh.send_state(generation, to, header, Box::new(snapshot));
@@ -167,7 +167,7 @@ impl Agent {
                     unit,
                     id,
                     decision,
-                    adam_steps,
+                    progress,
                     ..
                 } = header;
                 let fetched = MemberInput::Fetched {
@@ -177,7 +177,7 @@ impl Agent {
                     id,
                     decision,
                 };
-                return self.feed_unit(unit, id, UnitState { adam_steps, data }, fetched);
+                return self.feed_unit(unit, id, UnitState { progress, data }, fetched);
             }
             PeerEvent::StateFailed {
                 generation,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use varuna_api::Training;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
+use varuna_plan::{Decision, OptimizerProgress, Plan, Step, Unit, WorkerId};
 use varuna_torch::{Device, LeaseError, TorchError};
 
 /// A sample could not be read.
@@ -191,7 +191,8 @@ impl Engine {
             device,
             ..
         } = &self.config;
-        let buffers = UnitBuffers::initial(model, unit, *numerics, *device, training.seed)?;
+        let mut buffers = UnitBuffers::initial(model, unit, *numerics, *device, training.seed)?;
+        buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
         self.units.insert(unit, buffers);
         Ok(())
     }
@@ -276,17 +277,14 @@ impl Engine {
         }
     }
 
-    /// Applies a decision to units whose gradients of that step are reduced: clip, AdamW at the step's rate. A step with an
-    /// overflow changes nothing (it still counts).
+    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, AdamW. A step with an
+    /// overflow changes nothing but the loss scale and what is counted. The rate and Adam's corrections follow the steps that were
+    /// applied: a skipped one is as if it had not been.
     ///
     /// # Errors
     /// A unit is not held, or libtorch refuses; the state is then in doubt and the process must end.
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
-        if decision.overflow {
-            return Ok(());
-        }
         let training = &self.config.training;
-        let rate = training.learning_rate.at(decision.parent.step.0);
         let norm = decision.norm2.sqrt();
         let clip = training
             .optimizer
@@ -294,10 +292,18 @@ impl Engine {
             .map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         for unit in units {
             let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
+            let before = buffers.progress();
+            let after = before.after(decision.overflow, &training.loss_scaling);
+            if decision.overflow {
+                buffers.set_progress(after);
+                continue;
+            }
             if buffers.gradient_memory.is_leased() {
                 return Err(EngineError::Leased(*unit));
             }
-            buffers.apply(&training.optimizer, rate, clip)?;
+            let rate = training.learning_rate.at(before.adam_steps);
+            let factor = clip / before.loss_scale.factor.as_f64();
+            buffers.apply(&training.optimizer, rate, factor, after)?;
         }
         Ok(())
     }

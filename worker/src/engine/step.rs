@@ -18,7 +18,7 @@ use std::time::Instant;
 use tch::Tensor;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Plan, Recompute, ScheduleSpec, Step, Unit};
+use varuna_plan::{OptimizerProgress, Plan, Recompute, ScheduleSpec, Step, Unit};
 use varuna_torch::{Lease, backward};
 
 /// What a forward leaves for its backward.
@@ -41,6 +41,8 @@ struct Run<'a> {
     config: &'a EngineConfig,
     plan: &'a Plan,
     step: Step,
+    /// What the optimizer has counted: the loss scale of this step.
+    before: OptimizerProgress,
     deadline: Instant,
     link: &'a Arc<dyn Link>,
     /// This worker's stages, in the pipeline's order.
@@ -73,17 +75,20 @@ pub(super) fn run(
         .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
     let own = plan.units(config.me);
+    let mut before = OptimizerProgress::START;
     for unit in own.iter().copied() {
         let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
         if buffers.gradient_memory.is_leased() {
             return Err(EngineError::Leased(unit));
         }
         buffers.zero_gradients();
+        before = buffers.progress();
     }
     let mut run = Run {
         config,
         plan,
         step,
+        before,
         deadline,
         link,
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
@@ -343,14 +348,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The loss of a micro-batch weighs its samples by the global batch, so that a short one is right.
+    /// The loss of a micro-batch weighs its samples by the global batch, so that a short one is right. From here on gradients carry the
+    /// loss scale, through all stages up to the optimizer.
     fn loss_backward(&mut self, logits: &Tensor, micro_batch: u32) -> Result<(), EngineError> {
         let numbers = self.sample_numbers(micro_batch);
         let (_, targets) = self.tokens(&numbers, false)?;
         let mean = loss(logits, &targets);
         #[expect(clippy::cast_precision_loss, reason = "batch sizes are small")]
         let weight = numbers.len() as f64 / self.config.training.global_batch_size as f64;
-        let seed = Tensor::full_like(&mean, weight);
+        let seed = Tensor::full_like(&mean, weight * self.before.loss_scale.factor.as_f64());
         backward(&[&mean], &[&seed])?;
         self.loss += mean.double_value(&[]) * weight;
         Ok(())

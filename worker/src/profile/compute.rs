@@ -281,6 +281,8 @@ mod tests {
                 decay_steps: 10,
             },
             evaluation: None,
+            loss_scaling: varuna_plan::LossScaling::OFF,
+            skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
         };
         Bench::new(model, &training, Numerics::FP32).unwrap()
     }

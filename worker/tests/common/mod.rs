@@ -6,12 +6,13 @@ pub(crate) mod plain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_api::training::DEFAULT_SKIP_LIMIT;
 use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
 use varuna_model::{Features, Model};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
-    Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
-    ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
+    Base, Decision, Generation, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute,
+    SampleRange, ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_torch::Device;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
@@ -28,6 +29,7 @@ pub(crate) struct Case {
     pub(crate) features: Features,
     pub(crate) precision: Precision,
     pub(crate) device: Device,
+    pub(crate) scaling: LossScaling,
 }
 
 impl Default for Case {
@@ -39,6 +41,7 @@ impl Default for Case {
             features: Features::GPT2,
             precision: Precision::Fp32,
             device: Device::Cpu,
+            scaling: LossScaling::OFF,
         }
     }
 }
@@ -80,6 +83,8 @@ impl Case {
                 interval_steps: 4,
                 samples: 6,
             }),
+            loss_scaling: self.scaling,
+            skip_limit: DEFAULT_SKIP_LIMIT,
         }
     }
 }
@@ -159,6 +164,10 @@ pub(crate) fn single(case: &Case) -> Shape {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
+    /// By step: whether it was skipped.
+    pub(crate) overflows: Vec<bool>,
+    /// What the optimizer has counted at the end; equal for all units.
+    pub(crate) progress: Option<OptimizerProgress>,
     /// (step that began with it, loss)
     pub(crate) evaluations: Vec<(usize, f64)>,
     /// By unit: parameters, first and second moments.
@@ -249,12 +258,16 @@ pub(crate) fn run_over(
                     engine.apply(&decision, &plan.units(me)).unwrap();
                     at = decision.id;
                     trained.losses.push(decision.loss);
+                    trained.overflows.push(decision.overflow);
                     trained
                         .evaluations
                         .extend(decision.eval_loss.map(|l| (usize::try_from(step).unwrap(), l)));
                 }
                 for unit in engine.held() {
-                    trained.parameters.insert(unit, engine.export(unit).unwrap().data);
+                    let state = engine.export(unit).unwrap();
+                    let counted = *trained.progress.get_or_insert(state.progress);
+                    assert_eq!(counted, state.progress, "unit {unit}");
+                    trained.parameters.insert(unit, state.data);
                 }
                 trained
             })
@@ -268,7 +281,12 @@ pub(crate) fn run_over(
                 assert_eq!(other, data, "all holders of unit {unit} have the same bits");
             }
         }
+        assert_eq!(
+            whole.progress.get_or_insert(part.progress.unwrap()),
+            &part.progress.unwrap()
+        );
         whole.losses = part.losses;
+        whole.overflows = part.overflows;
         whole.evaluations = part.evaluations;
     }
     whole

@@ -73,6 +73,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         losses,
         evaluations: vec![],
         parameters,
+        ..Trained::default()
     }
 }
 

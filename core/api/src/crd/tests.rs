@@ -127,6 +127,7 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.training.microBatchSize",
     "spec.training.optimizer.minLearningRate",
     "spec.pipeline.minDepth",
+    "spec.training.lossScale.minimum",
     "spec.pipeline.maxDepth",
     "spec.elasticity.minWorkers",
     "spec.elasticity.maxWorkers",
@@ -134,13 +135,17 @@ const DEPEND_ON_OTHERS: &[&str] = &[
 /// Fields that have a limit in a cluster alone.
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
 
+/// Fields that take the place of those beside them: the full job has the others.
+const ALONE: &[&str] = &["spec.training.lossScale.static"];
+
 /// Values at the bounds of a field and outside, each with whether the schema takes it.
 fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {
     let text = |characters: u64| "x".repeat(usize::try_from(characters).unwrap());
     let mut values = Vec::new();
     if let Some(names) = schema["enum"].as_array() {
         values.extend(names.iter().map(|name| (name.clone(), true)));
-        values.push((json!("another"), false));
+        values.extend([(json!("another"), false), (json!(3), false)]);
+        return values;
     }
     if let Some(min) = schema["minLength"].as_u64() {
         values.extend([(json!(text(min)), true), (json!(text(min - 1)), false)]);
@@ -180,6 +185,12 @@ fn the_resolver_has_the_limits_of_the_schema() {
         let error_at = in_list.map_or(path.clone(), |list| format!("{list}.0"));
         for (value, taken) in values_at_the_bounds(&schema) {
             let mut job = base.clone();
+            if ALONE.contains(&path.as_str())
+                && let Some((parent, name)) = path.rsplit_once('.')
+                && let Some(place) = job.pointer_mut(&format!("/{}", parent.replace('.', "/")))
+            {
+                *place = json!({ name: null });
+            }
             let pointer = format!("/{}", in_list.unwrap_or(&path).replace('.', "/"));
             let field = job
                 .pointer_mut(&pointer)

@@ -1,6 +1,6 @@
 use super::parse_job;
-use crate::{Encryption, Evaluation, Job, WorkerDevice};
-use varuna_plan::{Recompute, ScheduleKind};
+use crate::{Encryption, Evaluation, Job, Precision, WorkerDevice};
+use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 /// The smallest job: everything else has a default.
 pub(crate) const MINIMAL: &str = "
@@ -130,6 +130,13 @@ fn every_field_about_the_training_that_is_written_is_taken() {
             samples: 32
         })
     );
+    assert_eq!(job.precision, Precision::Fp16);
+    let scaling = LossScaling::Dynamic {
+        initial: ScaleFactor::two_to(12),
+        minimum: ScaleFactor::two_to(1),
+        window: 500,
+    };
+    assert_eq!((job.training.loss_scaling, job.training.skip_limit), (scaling, 8));
 }
 
 #[test]
@@ -187,6 +194,41 @@ fn a_job_survives_its_own_serialisation() {
         assert_eq!(again, job);
         assert_eq!(again.spec_hash(), job.spec_hash());
     }
+}
+
+#[test]
+fn fp16_scales_its_loss_as_the_file_says_and_by_default_as_others_do() {
+    let scaling = |fields: &str| {
+        let steps = format!("steps: 200\n    precision: fp16\n{fields}");
+        let job = parse_job(&with(MINIMAL, "steps: 200", &steps)).unwrap();
+        assert_eq!(job.precision, Precision::Fp16);
+        job.training.loss_scaling
+    };
+    let dynamic = |initial, minimum, window| LossScaling::Dynamic {
+        initial: ScaleFactor::two_to(initial),
+        minimum: ScaleFactor::two_to(minimum),
+        window,
+    };
+    assert_eq!(scaling(""), dynamic(16, 0, 1000));
+    assert_eq!(scaling("    lossScale: {initial: 1024}\n"), dynamic(10, 0, 1000));
+    assert_eq!(
+        scaling("    lossScale: {initial: 4294967296, minimum: 8, window: 50}\n"),
+        dynamic(32, 3, 50)
+    );
+    let fixed = LossScaling::Static(ScaleFactor::two_to(7));
+    assert_eq!(scaling("    lossScale: {static: 128}\n"), fixed);
+    let limit = |text: &str| parse_job(text).unwrap().training.skip_limit;
+    assert_eq!(limit(MINIMAL), 20);
+    assert_eq!(
+        limit(&with(MINIMAL, "steps: 200", "steps: 200\n    skipLimit: 0")),
+        0
+    );
+}
+
+#[test]
+fn jobs_without_loss_scale_and_skip_limit_are_written_as_before() {
+    let text = serde_json::to_string(&parse_job(MINIMAL).unwrap().training).unwrap();
+    assert!(!text.contains("oss") && !text.contains("kip"), "{text}");
 }
 
 #[test]
@@ -355,7 +397,42 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "steps: 200",
         "steps: 1\n    precision: fp8",
-        "spec.training.precision: \"fp8\" — fp32 or bf16",
+        "spec.training.precision: \"fp8\" — fp32 or bf16 or fp16",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    lossScale: {initial: 1024}",
+        "spec.training.lossScale: given — nothing, as spec.training.precision is not fp16: wider numbers need no loss scale",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {initial: 1000}",
+        "spec.training.lossScale.initial: 1000 — a power of two from 1 to 4294967296",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {static: 0}",
+        "spec.training.lossScale.static: 0 — a power of two from 1 to 4294967296",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {static: 8, window: 100}",
+        "spec.training.lossScale: static and others — static alone, or initial, minimum and window: a static scale never changes",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {initial: 8, minimum: 16}",
+        "spec.training.lossScale.minimum: 16 — at most initial (8)",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {window: 0}",
+        "spec.training.lossScale.window: 0 — 1 to 1000000",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    skipLimit: 1000001",
+        "spec.training.skipLimit: 1000001 — 0 to 1000000",
     ),
     (
         "    optimizer: {learningRate: 3e-4}\n",

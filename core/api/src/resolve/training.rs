@@ -4,8 +4,9 @@ use super::check::Check;
 use crate::choices::PRECISIONS;
 use crate::job::{Data, Precision};
 use crate::limits;
-use crate::manifest::{DataSpec, EvaluationSpec, OptimizerSpec, TrainingSpec};
-use crate::training::{Adam, Evaluation, LearningRate, Training};
+use crate::manifest::{DataSpec, EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
+use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, LearningRate, Training};
+use varuna_plan::{LossScaling, ScaleFactor};
 
 pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
     let at = "spec.data.path";
@@ -26,11 +27,17 @@ pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision
     check.choice("spec.training.precision", written, &PRECISIONS)
 }
 
-pub(super) fn training(check: &mut Check, written: TrainingSpec, data: &Data) -> Training {
+pub(super) fn training(
+    check: &mut Check,
+    written: TrainingSpec,
+    precision: Precision,
+    data: &Data,
+) -> Training {
     let steps = check.count("spec.training.steps", written.steps);
     let global_batch_size = check.count("spec.training.globalBatchSize", written.global_batch_size);
     let allowed = "a mapping with learningRate";
     let optimizer = check.required("spec.training.optimizer", written.optimizer, allowed);
+    let skip_limit = written.skip_limit.unwrap_or(DEFAULT_SKIP_LIMIT);
     Training {
         global_batch_size,
         steps,
@@ -40,7 +47,52 @@ pub(super) fn training(check: &mut Check, written: TrainingSpec, data: &Data) ->
         evaluation: written
             .evaluation
             .map(|e| evaluation(check, &e, global_batch_size, data)),
+        loss_scaling: loss_scaling(check, written.loss_scale, precision),
+        skip_limit: check.within("spec.training.skipLimit", skip_limit, limits::SKIP_LIMIT),
     }
+}
+
+/// The defaults are `DeepSpeed`'s: the scale falls within a few steps where it is too large, and doubles every thousand.
+fn loss_scaling(check: &mut Check, written: Option<LossScaleSpec>, precision: Precision) -> LossScaling {
+    let at = "spec.training.lossScale";
+    if precision != Precision::Fp16 {
+        if written.is_some() {
+            let allowed = "nothing, as spec.training.precision is not fp16: wider numbers need no loss scale";
+            check.0.push(at, "given", allowed);
+        }
+        return LossScaling::OFF;
+    }
+    let written = written.unwrap_or_default();
+    if let Some(fixed) = written.fixed {
+        if written.initial.is_some() || written.minimum.is_some() || written.window.is_some() {
+            let allowed = "static alone, or initial, minimum and window: a static scale never changes";
+            check.0.push(at, "static and others", allowed);
+        }
+        return LossScaling::Static(scale_factor(check, "static", fixed));
+    }
+    let initial = written.initial.unwrap_or(1 << 16);
+    let minimum = scale_factor(check, "minimum", written.minimum.unwrap_or(1));
+    let window = written.window.unwrap_or(1000);
+    let scaling = LossScaling::Dynamic {
+        initial: scale_factor(check, "initial", initial),
+        minimum,
+        window: check.within(&format!("{at}.window"), window, limits::WINDOW),
+    };
+    if minimum.value() > initial {
+        let allowed = format!("at most initial ({initial})");
+        check.0.push(&format!("{at}.minimum"), minimum.value(), allowed);
+    }
+    scaling
+}
+
+fn scale_factor(check: &mut Check, field: &str, value: u64) -> ScaleFactor {
+    ScaleFactor::try_from(value).unwrap_or_else(|_| {
+        let allowed = format!("a power of two from 1 to {}", ScaleFactor::GREATEST.value());
+        check
+            .0
+            .push(&format!("spec.training.lossScale.{field}"), value, allowed);
+        ScaleFactor::ONE
+    })
 }
 
 fn learning_rate(check: &mut Check, written: &OptimizerSpec, steps: u64) -> LearningRate {

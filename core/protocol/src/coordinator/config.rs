@@ -2,7 +2,7 @@
 
 use crate::message::{Order, Record, Report};
 use std::time::Duration;
-use varuna_plan::{EvaluationSteps, Layout, StateId, Step, WorkerId};
+use varuna_plan::{EvaluationSteps, Layout, LossScaling, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
 use super::speeds::Observed;
@@ -132,6 +132,10 @@ pub struct CoordinatorConfig {
     pub final_checkpoint: bool,
     /// The newest checkpoint becomes no older than this (where steps are committed and the store takes them).
     pub save_every: Option<Duration>,
+    /// How the job scales its loss.
+    pub loss_scaling: LossScaling,
+    /// More steps in a row than this that failed (see [`varuna_plan::OptimizerProgress`]) end the run; none = no limit.
+    pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
     pub published: Option<StateId>,
     /// Members below each member, at least, in the tree along which norms are gathered (see [`TREE_FAN_OUT`]).
@@ -155,6 +159,8 @@ impl CoordinatorConfig {
             timing: Timing::default(),
             final_checkpoint: false,
             save_every: None,
+            loss_scaling: LossScaling::OFF,
+            skip_limit: None,
             published: None,
             tree_fan_out: TREE_FAN_OUT,
             secret_seed,

@@ -1,7 +1,7 @@
 //! What the coordinator tells people: the events of a run, and its present state.
 
 use serde::{Deserialize, Serialize};
-use varuna_plan::{Generation, SegmentRange, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, StateId, Step, Unit, WorkerId};
 
 use super::run_mode::RunMode;
 use crate::message::Phase;
@@ -123,6 +123,8 @@ pub enum Event {
         gradient_norm: f64,
         /// The step was skipped by the optimizer: a gradient was not finite.
         overflow: bool,
+        /// What the optimizer has counted, this step included.
+        progress: OptimizerProgress,
     },
     /// For a number of steps in a row, a step took much longer, or shorter, than was predicted. Said once for a generation.
     StepTimeOff {
@@ -167,6 +169,8 @@ pub enum Event {
         /// Which.
         units: Vec<Unit>,
     },
+    /// More steps in a row were skipped than the job allows: no gradient is finite any more, and the run ends.
+    Diverged(Divergence),
     /// The last step is committed.
     Done {
         /// Steps done.
@@ -179,6 +183,37 @@ pub enum Event {
     },
 }
 
+/// What ended a run whose gradients are not finite any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Divergence {
+    /// The step that was one too many.
+    pub step: Step,
+    /// Steps in a row that failed, this one included.
+    pub failed_in_a_row: u32,
+    /// The loss scale that they failed under.
+    pub loss_scale: ScaleFactor,
+}
+
+impl std::fmt::Display for Divergence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Divergence {
+            step,
+            failed_in_a_row,
+            loss_scale,
+        } = self;
+        let scale = match loss_scale.value() {
+            1 => String::new(),
+            scale => format!(" under the loss scale {scale}, which cannot fall"),
+        };
+        write!(
+            f,
+            "at step {step} the gradient or the loss was not finite for the {failed_in_a_row}. time in a row{scale}: more than \
+             spec.training.skipLimit allows"
+        )
+    }
+}
+
 /// How the run ended for a coordinator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
@@ -188,6 +223,8 @@ pub enum Outcome {
     Deposed,
     /// The user ended it.
     Stopped,
+    /// More steps in a row were skipped than the job allows.
+    Diverged(Divergence),
     /// No holder and no checkpoint is left for these units.
     StateLost {
         /// Which.

@@ -76,6 +76,12 @@ impl Mode {
 
     /// Looks at the latest that is known, and does what is due.
     pub(super) fn step(self, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+        if let Some(divergence) = shared.diverged
+            && self.is_open()
+        {
+            turn.event(Event::Diverged(divergence));
+            return Mode::Ending(Ending::new(Outcome::Diverged(divergence), turn.now));
+        }
         match self {
             Mode::Starting(mut starting) => {
                 starting.step(shared, turn);

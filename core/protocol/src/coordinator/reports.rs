@@ -1,7 +1,7 @@
 //! What comes from workers, whatever the mode: streams, levels, inventories, commits.
 
 use super::config::Hello;
-use super::event::Event;
+use super::event::{Divergence, Event};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
 use crate::message::{Inventory, Order, Phase, Record, Status, Time};
@@ -179,6 +179,7 @@ impl Shared {
     }
 
     fn tell_of_commit(&mut self, decision: &Decision, turn: &mut Turn<'_>) {
+        let progress = decision.after(&self.config.loss_scaling);
         turn.event(Event::Committed {
             id: decision.id,
             generation: decision.id.run_gen,
@@ -187,7 +188,17 @@ impl Shared {
             eval_loss: decision.eval_loss,
             gradient_norm: decision.norm2.sqrt(),
             overflow: decision.overflow,
+            progress,
         });
+        let limit = self.config.skip_limit;
+        if limit.is_some_and(|limit| progress.failed_in_a_row > limit) && !bug!(SkipForEver) {
+            // The first one that was too many is the one to look at.
+            self.diverged.get_or_insert(Divergence {
+                step: decision.id.step,
+                failed_in_a_row: progress.failed_in_a_row,
+                loss_scale: decision.before.loss_scale.factor,
+            });
+        }
         if let Some(plan) = self.record.stored.plan.as_ref() {
             self.progress.note_step_time(plan);
         }

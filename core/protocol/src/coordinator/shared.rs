@@ -5,7 +5,7 @@ use super::checkpoints::Checkpoints;
 use super::churn::Churn;
 use super::comparison::Comparison;
 use super::config::{CoordinatorConfig, CoordinatorEffect};
-use super::event::Event;
+use super::event::{Divergence, Event};
 use super::outbox::Outbox;
 use super::prepared_plans::PreparedPlans;
 use super::progress::{FruitlessGenerations, Progress};
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) quarantine: Quarantine,
     pub(super) comparison: Comparison,
     pub(super) fruitless: FruitlessGenerations,
+    /// More steps in a row failed than the job allows: the run ends.
+    pub(super) diverged: Option<Divergence>,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
     /// The problem that was reported last.
@@ -63,6 +65,7 @@ impl Shared {
             quarantine: Quarantine::default(),
             comparison: Comparison::default(),
             fruitless: FruitlessGenerations::default(),
+            diverged: None,
             enough_since: None,
             problem: None,
             ticked_at: Time(0),

@@ -1,6 +1,7 @@
 mod ahead;
 mod checkpoints;
 mod comparing;
+mod divergence;
 mod guards;
 mod resuming;
 mod reviewed;
@@ -14,7 +15,7 @@ use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, Infeasible, Layout, Pipeline, PlanRequest, Prediction, Recompute, SampleRange,
 };
-use varuna_plan::{Generation, Plan, Planner, StateId, Unit, WorkerId};
+use varuna_plan::{Generation, OptimizerProgress, Plan, Planner, StateId, Unit, WorkerId};
 use varuna_plan::{ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, Step};
 
 thread_local! {
@@ -267,6 +268,7 @@ fn norm(x: f64) -> UnitNorm {
     UnitNorm {
         norm2: x,
         overflow: false,
+        before: OptimizerProgress::START,
         loss: 0.0,
         eval_loss: None,
     }
@@ -623,6 +625,7 @@ fn each_committed_state_is_published_once_also_after_a_restart() {
             id,
             norm2,
             overflow: false,
+            before: OptimizerProgress::START,
             loss,
             eval_loss: None,
             switch: None,
@@ -701,6 +704,7 @@ fn the_deadline_follows_the_observed_step_and_doubles_with_failed_generations() 
             id,
             norm2,
             overflow: false,
+            before: OptimizerProgress::START,
             loss,
             eval_loss: None,
             switch: None,

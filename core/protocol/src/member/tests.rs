@@ -77,6 +77,7 @@ fn norm(x: f64) -> UnitNorm {
     UnitNorm {
         norm2: x,
         overflow: false,
+        before: varuna_plan::OptimizerProgress::START,
         loss: 0.5,
         eval_loss: None,
     }

@@ -4,7 +4,7 @@
 //! holder had the right bits of a unit, it goes to these.
 
 use super::{Checker, Violation, broken};
-use crate::engine::Held;
+use crate::engine::{Held, UnitState};
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Plan, StateId, Unit, WorkerId};
 use varuna_protocol::Rollback;
@@ -54,7 +54,7 @@ impl Checker {
         self.flips.tainted.insert(of);
         self.flips.changed.insert(of, now.id.step.0);
         let wrong = self.flips.wrong.entry((now.id, unit)).or_default();
-        wrong.insert(now.bits);
+        wrong.insert(now.state.bits);
     }
 
     /// The state was given up by a rollback.
@@ -81,7 +81,7 @@ impl Checker {
     pub(crate) fn rolled_back(
         &mut self,
         rollback: Rollback,
-        shards: &BTreeMap<(StateId, Unit), u64>,
+        shards: &BTreeMap<(StateId, Unit), UnitState>,
     ) -> Result<(), Violation> {
         let Rollback { to, generation } = rollback;
         if self.flips.wrong.is_empty() {
@@ -91,7 +91,10 @@ impl Checker {
             );
         }
         for ((id, unit), right) in self.bits.range((to, Unit(0))..=(to, Unit(u32::MAX))) {
-            if shards.get(&(*id, *unit)).is_some_and(|saved| saved != right) {
+            if shards
+                .get(&(*id, *unit))
+                .is_some_and(|saved| saved.bits != *right)
+            {
                 return broken(
                     'b',
                     format!("plan {generation} goes back to wrong bits of {unit:?} at {to}"),

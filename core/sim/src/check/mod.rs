@@ -13,7 +13,7 @@ pub(crate) use memory::{coordinator_is_bounded, member_is_bounded};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use varuna_plan::{Base, Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Base, Generation, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,6 +32,8 @@ pub(crate) fn broken(invariant: char, seen: String) -> Result<(), Violation> {
 #[derive(Default)]
 pub(crate) struct Checker {
     bits: BTreeMap<(StateId, Unit), u64>,
+    /// What the optimizer has counted, by state.
+    progress: BTreeMap<StateId, OptimizerProgress>,
     at_step: BTreeMap<(Generation, Step), StateId>,
     pub(crate) parent: BTreeMap<StateId, StateId>,
     pub(crate) plans: BTreeMap<Generation, Arc<Plan>>,

@@ -18,6 +18,7 @@ impl Checker {
             return broken('e', format!("{worker:?} used a tensor of another generation"));
         }
         self.reached(decision.id);
+        self.counted(decision)?;
         let parent = *self.parent.entry(decision.id).or_insert(decision.parent);
         if decision.parent.step.next() != decision.id.step || parent != decision.parent {
             return broken('d', format!("{} -> {}", decision.parent, decision.id));

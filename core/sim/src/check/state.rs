@@ -1,8 +1,9 @@
-//! (b): one state id per (generation, step); equal id and unit mean equal bits, however a worker came by them.
+//! (b): one state id per (generation, step); equal id and unit mean equal bits, and equal ids the same loss scale and counts of the
+//! optimizer, however a worker came by them.
 
 use super::{Checker, Violation, broken};
-use crate::engine::initial_bits;
-use varuna_plan::{StateId, Unit, WorkerId};
+use crate::engine::{SCALING, UnitState, initial_bits};
+use varuna_plan::{Decision, OptimizerProgress, StateId, Unit, WorkerId};
 
 impl Checker {
     /// `computed`: by the step before, not taken over from somebody.
@@ -11,9 +12,10 @@ impl Checker {
         worker: WorkerId,
         unit: Unit,
         id: StateId,
-        bits: u64,
+        state: UnitState,
         computed: bool,
     ) -> Result<(), Violation> {
+        let bits = state.bits;
         let known = *self.at_step.entry((id.run_gen, id.step)).or_insert(id);
         if known != id {
             return broken('b', format!("two states of one step: {known} and {id}"));
@@ -22,6 +24,7 @@ impl Checker {
         if !self.flips.is_void(id) {
             self.had.insert((worker, unit), id);
         }
+        self.counts(id, state.progress)?;
         let sound = self.bits.get(&(id, unit)) == Some(&bits);
         if !sound && self.flips.follows((worker, unit), id, bits, computed) {
             return Ok(());
@@ -37,6 +40,28 @@ impl Checker {
             return broken('b', format!("{worker:?} {unit:?} differs at {id}"));
         }
         Ok(())
+    }
+
+    /// All units of a state, on all workers and in all checkpoints, say the same of the loss scale and of the steps that were applied.
+    fn counts(&mut self, id: StateId, progress: OptimizerProgress) -> Result<(), Violation> {
+        let first = if id == StateId::INITIAL {
+            OptimizerProgress::initial(&SCALING)
+        } else {
+            *self.progress.entry(id).or_insert(progress)
+        };
+        if first != progress {
+            return broken(
+                'b',
+                format!("the optimizer counted {first:?} and {progress:?} at {id}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// What the optimizer counts follows from the decisions: an overflow is skipped and halves the loss scale.
+    pub(super) fn counted(&mut self, decision: &Decision) -> Result<(), Violation> {
+        self.counts(decision.parent, decision.before)?;
+        self.counts(decision.id, decision.after(&SCALING))
     }
 
     /// Somebody has this state.

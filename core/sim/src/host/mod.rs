@@ -49,6 +49,10 @@ pub(crate) enum Process {
 
 /// What the host does at a time; `T` is the environment's own.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few wait at a time, and a box for each would cost more than the copy"
+)]
 pub(crate) enum Event<T> {
     Tick(Process),
     /// The worker looks for a coordinator.

@@ -157,6 +157,7 @@ impl Host<Scale<'_>> {
                 let norm = UnitNorm {
                     norm2: 1.0,
                     overflow: false,
+                    before: varuna_plan::OptimizerProgress::START,
                     loss: 1.0,
                     eval_loss: None,
                 };

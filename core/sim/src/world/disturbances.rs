@@ -96,7 +96,7 @@ impl Host<Schedule> {
         };
         let wrong = self.env.rng.draw();
         if let Some(held) = self.members[w].local.engine.held.get_mut(&unit) {
-            held.bits = mix(held.bits, wrong);
+            held.state.bits = mix(held.state.bits, wrong);
             self.env.checker.flipped(w, unit, *held);
         }
     }

@@ -23,7 +23,7 @@ pub use stats::Stats;
 
 use crate::check::{Checker, Violation};
 use crate::effects_digest::EffectsDigest;
-use crate::engine::Engine;
+use crate::engine::{Engine, UnitState};
 use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::rng::Rng;
 use crate::timeline::Timeline;
@@ -66,7 +66,7 @@ pub(crate) enum Timer {
     List(usize),
     PutShard(Upload),
     GetShard(WorkerId, Generation, StateId, Unit),
-    ShardStaged(WorkerId, Generation, Unit, StateId, u64),
+    ShardStaged(WorkerId, Generation, Unit, StateId, UnitState),
     /// A fault, its number, and what its details are drawn from.
     Fault(Fault, usize, u64),
     Kill(WorkerId),

@@ -1,7 +1,7 @@
 //! The network: channels deliver with delay, in order, through partitions, and lose their tail when cut.
 
 use super::{Result, Schedule, Timer};
-use crate::engine::Contribution;
+use crate::engine::{Contribution, UnitState};
 use crate::host::{Channel, Event, Found, Host, Link, Message};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
@@ -44,7 +44,7 @@ pub(crate) enum Data {
     State {
         unit: Unit,
         id: StateId,
-        bits: u64,
+        state: UnitState,
         decision: Option<Decision>,
     },
     /// State whose digest is not the sender's.
@@ -164,10 +164,10 @@ impl Host<Schedule> {
             Message::Data(Data::State {
                 unit,
                 id,
-                bits,
+                state,
                 decision,
             }) => {
-                engine.staged.insert((unit, id), bits);
+                engine.staged.insert((unit, id), state);
                 MemberInput::Fetched {
                     generation,
                     from,

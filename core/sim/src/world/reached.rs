@@ -2,7 +2,7 @@
 
 use super::Schedule;
 use crate::host::Host;
-use varuna_plan::StateId;
+use varuna_plan::{ScaleFactor, StateId};
 use varuna_protocol::Event;
 
 impl Host<Schedule> {
@@ -42,7 +42,18 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::StatesDiffer { replaced, .. } if replaced.is_empty() => "states differ: goes back",
         Event::StatesDiffer { .. } => "states differ: replaces",
         Event::StepTimeOff { .. } => "step time off",
-        Event::Committed { overflow: true, .. } => "step skipped: overflow",
+        Event::Committed {
+            overflow: true,
+            progress,
+            ..
+        } if progress.failed_in_a_row > 0 => "step skipped: the loss scale cannot fall",
+        Event::Committed { overflow: true, .. } => "step skipped: the loss scale falls",
+        Event::Committed { progress, .. }
+            if progress.loss_scale.clean_steps == 0 && progress.loss_scale.factor > ScaleFactor::ONE =>
+        {
+            "the loss scale rises"
+        }
+        Event::Diverged(_) => "run ends: diverged",
         Event::Committed { .. }
         | Event::Lost { .. }
         | Event::Done { .. }

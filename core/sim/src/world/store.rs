@@ -4,6 +4,7 @@ use super::network::Node;
 use super::uploads::SLOW_STORE_MAX;
 use super::{BATCH, Result, Schedule, Timer};
 use crate::check::{Violation, broken};
+use crate::engine::{SCALING, UnitState};
 use crate::host::{Event, Host, Process};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub(super) struct Store {
     pub(super) record: Record,
     /// What was there before, newest last.
     pub(super) older_records: VecDeque<Record>,
-    pub(super) shards: BTreeMap<(StateId, Unit), u64>,
+    pub(super) shards: BTreeMap<(StateId, Unit), UnitState>,
     /// Complete checkpoints.
     pub(super) manifests: BTreeSet<StateId>,
     pub(super) completed_at: BTreeMap<StateId, u64>,
@@ -59,6 +60,7 @@ impl Host<Schedule> {
             final_checkpoint: job.final_checkpoint,
             save_every: job.save_every,
             tree_fan_out: 2,
+            loss_scaling: SCALING,
             ..CoordinatorConfig::new(job.layout, BATCH, job.last_step, secret_seed)
         };
         let planner = self.env.job.planner(seed);
@@ -151,8 +153,8 @@ impl Host<Schedule> {
             }
             Timer::PutShard(upload) => self.put_or_retry(upload),
             Timer::GetShard(w, generation, id, unit) => return self.get_shard(w, generation, id, unit),
-            Timer::ShardStaged(w, generation, unit, id, bits) => {
-                self.members[w].local.engine.staged.insert((unit, id), bits);
+            Timer::ShardStaged(w, generation, unit, id, state) => {
+                self.members[w].local.engine.staged.insert((unit, id), state);
                 let fetched = MemberInput::Fetched {
                     generation,
                     from: w,
@@ -190,8 +192,8 @@ impl Host<Schedule> {
         let manifests = self.env.store.manifests.iter();
         let found = manifests.max_by_key(|m| m.step).filter(|_| newest);
         let key = self.shard_key(found.copied().unwrap_or(id));
-        if let Some(bits) = self.env.store.shards.get(&(key, unit)).copied() {
-            self.after_random(1, 60, Timer::ShardStaged(w, generation, unit, id, bits));
+        if let Some(state) = self.env.store.shards.get(&(key, unit)).copied() {
+            self.after_random(1, 60, Timer::ShardStaged(w, generation, unit, id, state));
         }
         Ok(())
     }
@@ -217,9 +219,9 @@ impl Host<Schedule> {
         older.unwrap_or(&self.env.store.record).clone()
     }
 
-    pub(super) fn put(&mut self, id: StateId, unit: Unit, bits: u64) {
+    pub(super) fn put(&mut self, id: StateId, unit: Unit, state: UnitState) {
         let key = self.shard_key(id);
-        self.env.store.shards.entry((key, unit)).or_insert(bits);
+        self.env.store.shards.entry((key, unit)).or_insert(state);
         let mut units = self.env.job.layout.all_units();
         let whole = units.all(|u| self.env.store.shards.contains_key(&(key, u)));
         if whole && !self.env.store.damaged.contains(&id) {

@@ -2,6 +2,7 @@
 
 use super::network::{Ms, Node};
 use super::{Schedule, Timer};
+use crate::engine::UnitState;
 use crate::host::Host;
 use varuna_plan::{StateId, Unit, WorkerId};
 
@@ -14,7 +15,7 @@ pub(crate) struct Upload {
     pub(super) from: WorkerId,
     pub(super) id: StateId,
     pub(super) unit: Unit,
-    pub(super) bits: u64,
+    pub(super) state: UnitState,
 }
 
 impl Host<Schedule> {
@@ -43,7 +44,7 @@ impl Host<Schedule> {
         }
         let uploads = &mut self.members[upload.from].local.uploads;
         *uploads = uploads.saturating_sub(1);
-        self.put(upload.id, upload.unit, upload.bits);
+        self.put(upload.id, upload.unit, upload.state);
     }
 
     /// Until when the coordinator cannot reach the store, if it cannot now.

@@ -4,7 +4,7 @@ use super::network::Data;
 use super::outages::CrashLoop;
 use super::uploads::Upload;
 use super::{BATCH, Result, Schedule, Timer, Worker};
-use crate::engine::{Engine, Held, Output, initial_bits};
+use crate::engine::{Engine, Held, Output, UnitState};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
 use varuna_plan::{StateId, Unit, WorkerId};
@@ -67,11 +67,11 @@ impl Host<Schedule> {
                 id,
                 decision,
             } => {
-                if let Some(Held { bits, .. }) = engine.held.get(&unit).copied() {
+                if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let state = Data::State {
                         unit,
                         id,
-                        bits,
+                        state,
                         decision,
                     };
                     let slow = self.env.rng.chance(self.env.unreliable.transfers);
@@ -80,13 +80,18 @@ impl Host<Schedule> {
                 }
             }
             MemberEffect::Put { id, unit } => {
-                if let Some(Held { bits, .. }) = engine.held.get(&unit).copied() {
+                if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let from = w;
-                    self.upload(Upload { from, id, unit, bits });
+                    self.upload(Upload {
+                        from,
+                        id,
+                        unit,
+                        state,
+                    });
                 }
             }
             MemberEffect::Digest { id, saved, units } => {
-                let bits = |unit: &Unit| Some((*unit, engine.held.get(unit)?.bits));
+                let bits = |unit: &Unit| Some((*unit, engine.held.get(unit)?.state.bits));
                 let units = units.iter().filter_map(bits).collect();
                 let digests = Digests { id, saved, units };
                 self.after_random(1, 15, Timer::Digested(w, digests));
@@ -153,7 +158,7 @@ impl Host<Schedule> {
                 unit,
                 ..
             } => {
-                engine.staged.insert((unit, id), initial_bits(unit));
+                engine.staged.insert((unit, id), UnitState::initial(unit));
                 self.after_random(1, 6, Timer::Adopted(w, unit, id));
             }
             MemberEffect::Load { generation, id, unit } => {
@@ -200,10 +205,10 @@ impl Host<Schedule> {
                 self.member(w, MemberInput::Served { generation, to, unit })
             }
             Timer::Adopted(_, unit, id) => {
-                if let Some(bits) = engine.staged.remove(&(unit, id)) {
-                    engine.held.insert(unit, Held { id, bits });
+                if let Some(state) = engine.staged.remove(&(unit, id)) {
+                    engine.held.insert(unit, Held { id, state });
                     engine.reduced.units.remove(&unit);
-                    self.env.checker.set(w, unit, id, bits, false)?;
+                    self.env.checker.set(w, unit, id, state, false)?;
                     self.perhaps_hit(w, true);
                 }
                 self.member(w, MemberInput::Loaded { unit, id })
@@ -224,7 +229,7 @@ impl Host<Schedule> {
         let generation = worker.machine.generation();
         for unit in units {
             if let Some(held) = engine.held.get(&unit) {
-                self.env.checker.set(w, unit, held.id, held.bits, true)?;
+                self.env.checker.set(w, unit, held.id, held.state, true)?;
             }
         }
         self.perhaps_hit(w, !commit);

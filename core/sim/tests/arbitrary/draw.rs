@@ -1,7 +1,7 @@
 //! Values that are small, so that they often agree with each other.
 
 use varuna_plan::state::{Chain, UnitNorm};
-use varuna_plan::{Decision, Generation, Layout, StateId, Step, Unit, WorkerId};
+use varuna_plan::{Decision, Generation, Layout, OptimizerProgress, StateId, Step, Unit, WorkerId};
 use varuna_sim::Rng;
 
 /// The model of all runs.
@@ -63,6 +63,7 @@ impl Draw {
             overflow: self.chance(10),
             loss: self.value(),
             eval_loss: None,
+            before: OptimizerProgress::START,
         }
     }
     pub(crate) fn decision(&mut self) -> Decision {
@@ -73,6 +74,7 @@ impl Draw {
             id,
             norm2: self.value(),
             overflow: self.chance(10),
+            before: OptimizerProgress::START,
             loss: self.value(),
             eval_loss: None,
             switch: None,

@@ -1,6 +1,7 @@
 use super::*;
 use varuna_plan::state::Chain;
-use varuna_plan::{StateId, Unit};
+use varuna_plan::{ScaleFactor, StateId, Unit};
+use varuna_protocol::coordinator::Divergence;
 
 const LAYOUT: Layout = Layout {
     segments: 4,
@@ -110,7 +111,24 @@ fn committed() -> Event {
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
+        progress: varuna_plan::OptimizerProgress::START,
     }
+}
+
+fn skipped() -> Event {
+    let mut event = committed();
+    if let Event::Committed { overflow, .. } = &mut event {
+        *overflow = true;
+    }
+    event
+}
+
+fn diverged(loss_scale: ScaleFactor) -> Event {
+    Event::Diverged(Divergence {
+        step: Step(120),
+        failed_in_a_row: 21,
+        loss_scale,
+    })
 }
 
 /// An event with the milliseconds of its time and the steps that it costs.
@@ -197,6 +215,14 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
             ],
         ),
         (
+            "no gradient is finite any more",
+            vec![
+                now(skipped()),
+                now(diverged(ScaleFactor::ONE)),
+                now(diverged(ScaleFactor::two_to(7))),
+            ],
+        ),
+        (
             "holders of the same state differ",
             vec![
                 now(joined(3)),
@@ -262,6 +288,7 @@ fn number(event: &Event) -> usize {
         Event::Done { .. } => 19,
         Event::Deposed { .. } => 20,
         Event::StatesDiffer { .. } => 21,
+        Event::Diverged(_) => 22,
     }
 }
 
@@ -279,7 +306,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=21),
+        numbers.into_iter().eq(0..=22),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

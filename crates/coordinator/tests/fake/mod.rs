@@ -34,6 +34,7 @@ fn norm_of(layout: Layout, unit: Unit, step: Step) -> UnitNorm {
     UnitNorm {
         norm2: f64::from(unit.0 + 1),
         overflow: false,
+        before: varuna_plan::OptimizerProgress::START,
         loss,
         eval_loss: None,
     }

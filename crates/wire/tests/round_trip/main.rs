@@ -114,6 +114,7 @@ fn a_diverged_steps_decision_keeps_its_bits_in_the_plan_that_carries_it() {
             id,
             norm2: value,
             overflow: true,
+            before: varuna_plan::OptimizerProgress::START,
             loss: value,
             eval_loss: Some(value),
             switch: None,
@@ -167,7 +168,7 @@ fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
 #[test]
 fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
     for (error, parts) in [
-        (refused(|h| h.protocol_version = 9), ["version 9", "version 4"]),
+        (refused(|h| h.protocol_version = 9), ["version 9", "version 5"]),
         (
             refused(|h| h.worker_id = 0),
             ["worker_id is 0", "any number but 0"],
@@ -427,6 +428,7 @@ fn the_parts_of_a_norm_exchange_keep_their_bits() {
             norm: UnitNorm {
                 norm2: value,
                 overflow: false,
+                before: varuna_plan::OptimizerProgress::START,
                 loss: value,
                 eval_loss: Some(value),
             },

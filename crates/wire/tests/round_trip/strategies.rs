@@ -6,8 +6,9 @@ use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
-    Base, Decision, EvaluationSteps, Generation, Layout, Pipeline, Plan, Prediction, SampleRange,
-    ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step, StepDeadline, Unit, WorkerId,
+    Base, Decision, EvaluationSteps, Generation, Layout, LossScale, OptimizerProgress, Pipeline, Plan,
+    Prediction, SampleRange, ScaleFactor, ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step,
+    StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, WorkerView};
 use varuna_protocol::{Digests, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
@@ -44,9 +45,10 @@ pub(crate) fn decision() -> impl Strategy<Value = Decision> {
         real(),
         proptest::option::of(real()),
         switch,
+        progress(),
     )
         .prop_map(
-            |(parent, id, norm2, overflow, loss, eval_loss, switch)| Decision {
+            |(parent, id, norm2, overflow, loss, eval_loss, switch, before)| Decision {
                 parent,
                 id: StateId {
                     step: parent.step.next(),
@@ -54,11 +56,25 @@ pub(crate) fn decision() -> impl Strategy<Value = Decision> {
                 },
                 norm2,
                 overflow,
+                before,
                 loss,
                 eval_loss,
                 switch,
             },
         )
+}
+
+pub(crate) fn progress() -> impl Strategy<Value = OptimizerProgress> {
+    (any::<u64>(), 0..=32u8, any::<u32>(), any::<u32>()).prop_map(
+        |(adam_steps, exponent, clean_steps, failed_in_a_row)| OptimizerProgress {
+            adam_steps,
+            loss_scale: LossScale {
+                factor: ScaleFactor::two_to(exponent),
+                clean_steps,
+            },
+            failed_in_a_row,
+        },
+    )
 }
 
 pub(crate) fn status() -> impl Strategy<Value = Status> {
@@ -91,9 +107,15 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
 }
 
 pub(crate) fn prepared() -> impl Strategy<Value = Prepared> {
-    let norm = (real(), any::<bool>(), real(), proptest::option::of(real()));
+    let norm = (
+        real(),
+        any::<bool>(),
+        real(),
+        proptest::option::of(real()),
+        progress(),
+    );
     (0..=StateId::NUMBER_MAX, 0..=StateId::NUMBER_MAX, norm).prop_map(
-        |(g, s, (norm2, overflow, loss, eval_loss))| Prepared {
+        |(g, s, (norm2, overflow, loss, eval_loss, before))| Prepared {
             run_gen: Generation(g),
             step: Step(s),
             norm: UnitNorm {
@@ -101,6 +123,7 @@ pub(crate) fn prepared() -> impl Strategy<Value = Prepared> {
                 overflow,
                 loss,
                 eval_loss,
+                before,
             },
         },
     )
@@ -389,6 +412,8 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
         proptest::option::of(real()),
         proptest::option::of(real()),
         proptest::option::of(any::<usize>()),
+        proptest::option::of(any::<u64>()),
+        proptest::option::of(any::<u64>()),
     );
     (
         (".{0,9}", 0..MODES.len()),
@@ -400,7 +425,8 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
     )
         .prop_map(
             |((job, mode), (term, generation, step, last_step), optional, counts, checkpoint, workers)| {
-                let (next, loss, plan, predicted_ms, observed_ms, max_workers) = optional;
+                let (next, loss, plan, predicted_ms, observed_ms, max_workers, skipped_steps, loss_scale) =
+                    optional;
                 let run = RunView {
                     mode: MODES[mode],
                     term,
@@ -419,6 +445,8 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
                     job,
                     run,
                     loss,
+                    skipped_steps,
+                    loss_scale,
                     checkpoint,
                     workers,
                 }

@@ -4,8 +4,8 @@ use super::*;
 use crate::metrics::{Cause, Measured, Phase};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use varuna_plan::StateId;
-use varuna_protocol::coordinator::Event;
+use varuna_plan::{ScaleFactor, StateId};
+use varuna_protocol::coordinator::{Divergence, Event};
 
 const CHECKPOINT: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
 
@@ -141,6 +141,7 @@ fn run_scenes() -> Vec<Observed> {
         with_run("  suspend: true\n", ended_run(RunEnd::Stopped)),
         with_run("", ended_run(RunEnd::Done)),
         with_run("", ended_run(RunEnd::StateLost("segments 2..4".into()))),
+        with_run("", ended_run(RunEnd::Diverged(diverged().to_string()))),
         with_run(
             CHECKPOINT,
             ended_run(RunEnd::CheckpointsTaken("default/other".into())),
@@ -162,6 +163,14 @@ fn other_scenes() -> Vec<Observed> {
     ]
 }
 
+fn diverged() -> Divergence {
+    Divergence {
+        step: Step(120),
+        failed_in_a_row: 21,
+        loss_scale: ScaleFactor::ONE,
+    }
+}
+
 /// What a recovery or a change of plan is reported as.
 fn recoveries() -> Vec<String> {
     let causes = [
@@ -179,6 +188,7 @@ fn recoveries() -> Vec<String> {
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
+        progress: varuna_plan::OptimizerProgress::START,
     };
     let switched = Event::Switched {
         generation: Generation(2),

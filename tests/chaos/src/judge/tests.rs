@@ -19,6 +19,8 @@ fn metric(generation: u64, step: u64, time_ms: u64) -> Metric {
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
+        skipped_steps: 0,
+        loss_scale: None,
         generation: Generation(generation),
         workers: 2,
         plan: "P2xD1".into(),

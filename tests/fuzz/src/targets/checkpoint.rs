@@ -159,6 +159,8 @@ fn shard(shapes: &[(&str, &[usize])]) -> Shard {
         id: ID,
         unit: UNIT.into(),
         adam_steps: 5,
+        loss_scale: None,
+        failed_in_a_row: 0,
         tensors: shapes.iter().map(tensor).collect(),
     }
 }
@@ -286,6 +288,8 @@ fn zeros(model: &Model, unit: Unit) -> Shard {
         id: StateId::INITIAL,
         unit: unit_name(model.layout(), unit),
         adam_steps: 0,
+        loss_scale: None,
+        failed_in_a_row: 0,
         tensors: tensors.collect(),
     }
 }

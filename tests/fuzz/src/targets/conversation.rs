@@ -30,6 +30,7 @@ pub(super) fn decision(id: StateId) -> Decision {
         id,
         norm2: 2.5,
         overflow: false,
+        before: varuna_plan::OptimizerProgress::START,
         loss: 1.5,
         eval_loss: Some(f64::INFINITY),
         switch: Some(id.run_gen.next()),
@@ -70,6 +71,7 @@ pub(super) fn inventory() -> Inventory {
     let norm = UnitNorm {
         norm2: 2.5,
         overflow: false,
+        before: varuna_plan::OptimizerProgress::START,
         loss: 1.5,
         eval_loss: None,
     };

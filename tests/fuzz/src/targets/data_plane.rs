@@ -90,6 +90,7 @@ fn frame_seeds() -> Seeds {
     let norm = UnitNorm {
         norm2: 2.5,
         overflow: false,
+        before: varuna_plan::OptimizerProgress::START,
         loss: 1.5,
         eval_loss: Some(1.25),
     };
@@ -104,7 +105,10 @@ fn frame_seeds() -> Seeds {
         unit: Unit(1),
         id: ID,
         decision: Some(super::conversation::decision(ID)),
-        adam_steps: 5,
+        progress: varuna_plan::OptimizerProgress {
+            adam_steps: 5,
+            ..varuna_plan::OptimizerProgress::START
+        },
         elements: 4,
     };
     let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");

@@ -204,6 +204,8 @@ fn run_folder_seeds() -> Seeds {
         eval_loss: None,
         gradient_norm: 1.5,
         overflow: false,
+        skipped_steps: 0,
+        loss_scale: None,
         generation: Generation(2),
         workers: 2,
         plan: "P2xD1".into(),

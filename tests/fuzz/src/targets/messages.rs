@@ -178,6 +178,8 @@ pub(super) fn status_document() -> RunStatus {
         job: "demo".into(),
         run,
         loss: Some(2.5),
+        skipped_steps: Some(3),
+        loss_scale: Some(1024),
         checkpoint: Some(CheckpointStatus {
             newest: Some(varuna_checkpoint::folder_name(ID)),
             newest_step: Some(ID.step),

@@ -182,7 +182,10 @@ fn pass_on(
                 unit,
                 id,
                 decision,
-                adam_steps: 1,
+                progress: varuna_plan::OptimizerProgress {
+                    adam_steps: 1,
+                    ..varuna_plan::OptimizerProgress::START
+                },
                 elements: 1,
             };
             let bytes = postcard::to_stdvec(&header).expect(encode);

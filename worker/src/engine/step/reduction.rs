@@ -64,15 +64,12 @@ impl Run<'_> {
 
     pub(super) fn norm(&self, unit: Unit, reduced: &[f32]) -> UnitNorm {
         let (gradient, tail) = reduced.split_at(reduced.len() - TAIL);
-        let norm2 = sum_of_squares(gradient);
+        // Of the gradient itself. The scale is a power of two and the sum is in double precision: this rounds nothing.
+        let scale = self.before.loss_scale.factor.as_f64();
+        let norm2 = sum_of_squares(gradient) / (scale * scale);
         let carries = unit.0 + 1 == self.plan.layout.segments;
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
-        UnitNorm {
-            norm2,
-            overflow: !norm2.is_finite(),
-            loss: f64::from(tail[0]),
-            eval_loss,
-        }
+        UnitNorm::new(norm2, f64::from(tail[0]), eval_loss, self.before)
     }
 }
 

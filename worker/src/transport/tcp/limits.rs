@@ -52,6 +52,7 @@ mod tests {
         let norm = UnitNorm {
             norm2: f64::MAX,
             overflow: true,
+            before: varuna_plan::OptimizerProgress::START,
             loss: f64::MAX,
             eval_loss: Some(f64::MAX),
         };

@@ -185,7 +185,7 @@ mod tests {
             unit: Unit(unit),
             id,
             decision: None,
-            adam_steps: 0,
+            progress: varuna_plan::OptimizerProgress::START,
             elements: elements as u64,
         };
         assert!(queue.push_state(vec![u8::try_from(unit).unwrap()], header, Box::new(data)));

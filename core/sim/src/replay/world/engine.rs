@@ -89,6 +89,7 @@ impl Host<Replay<'_>> {
                 let norm = UnitNorm {
                     norm2: 1.0,
                     overflow: false,
+                    before: varuna_plan::OptimizerProgress::START,
                     loss: 0.0,
                     eval_loss: None,
                 };

@@ -133,6 +133,7 @@ fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInpu
         let norm = UnitNorm {
             norm2: 1.0,
             overflow: false,
+            before: varuna_plan::OptimizerProgress::START,
             loss: 0.5,
             eval_loss: None,
         };
