@@ -1,0 +1,141 @@
+//! A checkpoint of each format since version 2 is verified and restored by this build, and saved again as one of the present format.
+//!
+//! `testdata/format-N` is what `varuna run` of a build of that format left of a job of a few steps: 2 of commit 68ab548, 3 of 37cd3d0,
+//! 4 of the commit that brought it.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+use object_store::memory::InMemory;
+use std::path::PathBuf;
+use std::sync::Arc;
+use varuna_checkpoint::{
+    CheckpointError, DataDigest, FORMAT_VERSION, Location, Manifest, RateLimit, Shard, Store, unit_name,
+};
+use varuna_plan::{LossScale, ScaleFactor, StateId};
+
+fn folder(format: u32) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/format-{format}"))
+}
+
+fn saved(format: u32) -> Location {
+    Location::open(folder(format).to_str().unwrap()).unwrap()
+}
+
+fn old() -> Location {
+    saved(2)
+}
+
+async fn manifest(location: &Location) -> Manifest {
+    let listed = location.list().await.unwrap();
+    assert_eq!(listed.len(), 1);
+    location.manifest(listed[0].id).await.unwrap()
+}
+
+async fn shards(location: &Location, manifest: &Manifest) -> Vec<Shard> {
+    let mut shards = Vec::new();
+    for entry in &manifest.shards {
+        shards.push(location.load(manifest, &entry.unit, || {}).await.unwrap());
+    }
+    shards
+}
+
+/// A store in memory with these files of the state.
+async fn store_of(manifest: &Manifest, files: impl Iterator<Item = Vec<u8>>) -> Store {
+    let location = Location::over(Arc::new(InMemory::new()));
+    let store = Store::new(location, manifest.layout, manifest.facts.clone());
+    let limit = RateLimit::new(None);
+    for (unit, file) in manifest.layout.all_units().zip(files) {
+        let put = store.put_shard(manifest.state, unit, file.into(), &limit);
+        put.await.unwrap();
+    }
+    store
+}
+
+fn old_file(id: StateId, unit: &str) -> Vec<u8> {
+    let state = varuna_checkpoint::folder_name(id);
+    std::fs::read(folder(2).join(state).join(format!("{unit}.safetensors"))).unwrap()
+}
+
+/// What a fixture's shards hold besides its tensors: applied steps and the loss scale.
+const HELD: [(u32, u64, Option<LossScale>); 3] = [(2, 3, None), (3, 3, None), (4, APPLIED, Some(SCALE))];
+const APPLIED: u64 = 2;
+const SCALE: LossScale = LossScale {
+    factor: ScaleFactor::two_to(18),
+    clean_steps: 2,
+};
+
+#[tokio::test]
+async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_one() {
+    assert_eq!(
+        HELD[HELD.len() - 1].0,
+        FORMAT_VERSION,
+        "each format has its fixture"
+    );
+    for (format, applied, scale) in HELD {
+        let location = saved(format);
+        let before = manifest(&location).await;
+        assert_eq!(before.format_version, format);
+        let is_sha = |s: &varuna_checkpoint::ShardEntry| matches!(s.digest, DataDigest::Sha256(_));
+        assert!(
+            before.shards.iter().all(|s| is_sha(s) == (format == 2)),
+            "format {format}"
+        );
+        let restored = shards(&location, &before).await;
+        let held = |s: &Shard| (s.adam_steps, s.loss_scale, s.failed_in_a_row) == (applied, scale, 0);
+        assert!(restored.iter().all(held), "format {format}");
+        let elements = |s: &Shard| s.tensors.iter().map(|t| t.parts[0].len()).sum::<usize>();
+        // 257 rows and 8 positions of width 4, a block, and the last norm.
+        assert_eq!(restored.iter().map(elements).sum::<usize>(), 1312);
+
+        let files = restored.iter().map(|shard| shard.encode().unwrap().to_vec());
+        let store = store_of(&before, files).await;
+        assert!(store.complete(before.state).await.unwrap());
+        let after = manifest(store.location()).await;
+        assert_eq!(after.format_version, FORMAT_VERSION);
+        assert!(!after.shards.iter().any(is_sha));
+        assert_eq!(shards(store.location(), &after).await, restored);
+    }
+}
+
+#[tokio::test]
+async fn the_shards_of_the_present_format_are_written_as_its_fixture_was() {
+    let location = saved(FORMAT_VERSION);
+    let written = manifest(&location).await;
+    for shard in shards(&location, &written).await {
+        let state = folder(FORMAT_VERSION).join(varuna_checkpoint::folder_name(written.state));
+        let file = std::fs::read(state.join(format!("{}.safetensors", shard.unit))).unwrap();
+        assert_eq!(shard.encode().unwrap().to_vec(), file, "{}", shard.unit);
+    }
+}
+
+#[tokio::test]
+async fn shards_of_both_digests_make_one_checkpoint() {
+    // A run that was taken over by this build in the middle of a save.
+    let old = old();
+    let before = manifest(&old).await;
+    let restored = shards(&old, &before).await;
+    let files = restored.iter().enumerate().map(|(i, shard)| {
+        if i % 2 == 0 {
+            old_file(before.state, &shard.unit)
+        } else {
+            shard.encode().unwrap().to_vec()
+        }
+    });
+    let store = store_of(&before, files).await;
+    assert!(store.complete(before.state).await.unwrap());
+    let after = manifest(store.location()).await;
+    assert!(matches!(after.shards[0].digest, DataDigest::Sha256(_)));
+    assert!(matches!(after.shards[1].digest, DataDigest::Blake3(_)));
+    assert_eq!(shards(store.location(), &after).await, restored);
+}
+
+#[tokio::test]
+async fn damage_of_an_old_shard_is_still_found() {
+    let before = manifest(&old()).await;
+    let unit = unit_name(before.layout, before.layout.all_units().next().unwrap());
+    let mut file = old_file(before.state, &unit);
+    assert!(Shard::decode(before.state, &unit, &file).is_ok());
+    *file.last_mut().unwrap() ^= 1;
+    let error = Shard::decode(before.state, &unit, &file).unwrap_err();
+    assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+    assert!(error.to_string().contains("do not match its digest"), "{error}");
+}
