@@ -130,10 +130,6 @@ fn a_scale_that_is_too_large_falls_until_steps_are_finite_and_rises_after_a_wind
         skipped.len() > falls,
         "it rises until it is too large again: {skipped:?}"
     );
-    // A skipped step is not one of the window that follows it.
-    for pair in skipped[falls - 1..].windows(2) {
-        assert!(pair[1] > pair[0] + 6 || pair[1] == pair[0] + 1, "{skipped:?}");
-    }
     let applied = STEPS - skipped.len() as u64;
     let progress = trained.progress.unwrap();
     assert_eq!((progress.adam_steps, progress.failed_in_a_row), (applied, 0));
