@@ -2,6 +2,7 @@
 //!
 //! The learning rate is so small that no weight ever changes, so a weight's bytes are those of any checkpoint, and can be found in
 //! the memory of a worker by them.
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
