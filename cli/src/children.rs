@@ -4,6 +4,7 @@
 //! which asks the kernel to kill it when the run's process ends (even by kill -9), and then executes the worker.
 
 use crate::failure::Failure;
+use crate::gpus::{self, Gpus};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
@@ -30,6 +31,7 @@ pub(crate) struct Children {
     program: PathBuf,
     credentials: Credentials,
     logs: PathBuf,
+    gpus: Gpus,
     started: usize,
     running: Vec<Running>,
 }
@@ -37,6 +39,8 @@ pub(crate) struct Children {
 struct Running {
     name: String,
     process: u32,
+    /// Place of its GPU.
+    gpu: Option<usize>,
     child: Child,
 }
 
@@ -98,6 +102,7 @@ impl Children {
         program: PathBuf,
         credentials: Credentials,
         logs: PathBuf,
+        gpus: Gpus,
     ) -> Result<Children, Failure> {
         let own = own_program()?;
         Ok(Children {
@@ -105,6 +110,7 @@ impl Children {
             program,
             credentials,
             logs,
+            gpus,
             started: 0,
             running: Vec::new(),
         })
@@ -131,12 +137,22 @@ impl Children {
             // Ctrl-C at the terminal must reach the run alone, which then stops its workers in an orderly way.
             .process_group(0)
             .kill_on_drop(true);
+        let gpu = self.gpus.next(self.running.iter().filter_map(|r| r.gpu));
+        if let Some((_, shown)) = gpu {
+            command.env(gpus::VARIABLE, shown);
+        }
+        let gpu = gpu.map(|(place, _)| place);
         let child = command
             .spawn()
             .map_err(|e| Failure::Input(format!("cannot start {}: {e}", self.program.display())))?;
         self.started += 1;
         let process = child.id().unwrap_or(0);
-        self.running.push(Running { name, process, child });
+        self.running.push(Running {
+            name,
+            process,
+            gpu,
+            child,
+        });
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod coordinator;
 mod costs;
 mod data;
 mod failure;
+mod gpus;
 mod io;
 mod job;
 mod plan;

@@ -4,6 +4,7 @@ use crate::access::Security;
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
+use crate::gpus::Gpus;
 use crate::job;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
@@ -59,6 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .clone()
         .unwrap_or_else(|| default_folder(&file.job.name));
     let layout = file.job.model.layout();
+    let gpus = Gpus::of_machine(file.job.workers.device);
     let token = token()?;
     let outcome = runtime()?.block_on(async {
         let (scale, requests) = channel(1);
@@ -91,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     .map_or(String::new(), |identity| identity.certificate),
             },
             folder.join("workers"),
+            gpus,
         )?;
         let run = Run {
             control,

@@ -474,3 +474,36 @@ fn signal_again(run: &mut Child) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+#[test]
+fn each_worker_is_shown_one_gpu_of_those_that_the_user_leaves_unless_it_computes_on_the_processor() {
+    let place = Place::new();
+    // A worker that has ended before the first step ends the run, once all have.
+    let worker = place.worker("echo \"$CUDA_VISIBLE_DEVICES\"; exit 1");
+    let shown = |device: &str| {
+        let job = place.job("gpus.yaml", |t| format!("{t}  workers: {{device: {device}}}\n"));
+        let folder = place.path(device);
+        let run = [
+            "run",
+            &job,
+            "-n",
+            "3",
+            "--run-dir",
+            &folder,
+            "--worker-binary",
+            &worker,
+        ];
+        let done = place
+            .command(&run)
+            .env("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+            .output()
+            .unwrap();
+        assert_eq!(done.status.code(), Some(1), "{}", said(&done));
+        let log = |i| std::fs::read_to_string(Path::new(&folder).join(format!("workers/w{i}.log"))).unwrap();
+        [0, 1, 2].map(|i| log(i).trim().to_owned())
+    };
+    for device in ["cuda", "auto"] {
+        assert_eq!(shown(device), ["5", "GPU-7", "5"]);
+    }
+    assert_eq!(shown("cpu"), ["5,GPU-7"; 3]);
+}

@@ -1,0 +1,122 @@
+//! Which GPU each worker of this machine is shown.
+//!
+//! A worker takes the first GPU that it sees, and is shown one alone (`CUDA_VISIBLE_DEVICES`): so workers are spread without this
+//! program, which has no CUDA, having to ask for GPUs other than by their files.
+
+use std::path::Path;
+use varuna_api::WorkerDevice;
+
+/// The variable by which a process is shown some of the GPUs.
+pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The GPUs that workers are spread over, by the names that the variable takes: a number, or what the user wrote.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Gpus(Vec<String>);
+
+impl Gpus {
+    /// Those of this machine for a job's device.
+    pub(crate) fn of_machine(device: WorkerDevice) -> Gpus {
+        let visible = std::env::var(VARIABLE).ok();
+        let names = |folder: &str| {
+            let entries = std::fs::read_dir(Path::new(folder)).into_iter().flatten();
+            let names = entries
+                .flatten()
+                .map(|e| e.file_name().to_string_lossy().into_owned());
+            names.collect::<Vec<_>>()
+        };
+        let present = count(&names("/dev"), &names("/proc/driver/nvidia/gpus"));
+        Gpus::choose(device, visible.as_deref(), present)
+    }
+
+    /// None for workers that compute on the processor; those that the user's variable leaves; else all that are `present`.
+    fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
+        match (device, visible) {
+            (WorkerDevice::Cpu, _) => Gpus(Vec::new()),
+            // CUDA too ends the list at the first name that is none.
+            (WorkerDevice::Auto | WorkerDevice::Cuda, Some(list)) => {
+                let names = list.split(',').map(str::trim);
+                let valid = names.take_while(|name| !name.is_empty() && !name.starts_with('-'));
+                Gpus(valid.map(str::to_owned).collect())
+            }
+            (WorkerDevice::Auto | WorkerDevice::Cuda, None) => {
+                Gpus((0..present).map(|number| number.to_string()).collect())
+            }
+        }
+    }
+
+    /// Place of the GPU that the next worker takes, and its name: the first of those that fewest of the running workers have.
+    /// So the first workers take one after the other, and one that replaces another takes its GPU.
+    pub(crate) fn next(&self, taken: impl Iterator<Item = usize>) -> Option<(usize, &str)> {
+        let mut workers = vec![0_usize; self.0.len()];
+        for place in taken {
+            if let Some(workers) = workers.get_mut(place) {
+                *workers += 1;
+            }
+        }
+        let (place, _) = workers
+            .iter()
+            .enumerate()
+            .min_by_key(|(place, workers)| (**workers, *place))?;
+        Some((place, &self.0[place]))
+    }
+}
+
+/// GPUs by their files: one device file each (a container has those that it may use); where there are none yet, since the driver
+/// makes them when it is first used, one folder of the driver each.
+fn count(device_files: &[String], driver_folders: &[String]) -> usize {
+    let number = |name: &&String| {
+        let rest = name.strip_prefix("nvidia");
+        rest.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
+    };
+    match device_files.iter().filter(number).count() {
+        0 => driver_folders.len(),
+        files => files,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&n| n.to_owned()).collect()
+    }
+
+    #[test]
+    fn gpus_are_those_of_the_machine_or_those_that_the_user_leaves() {
+        let choose = |device, visible, present| Gpus::choose(device, visible, present).0;
+        for device in [WorkerDevice::Auto, WorkerDevice::Cuda] {
+            assert_eq!(choose(device, None, 2), ["0", "1"]);
+            assert_eq!(
+                choose(device, Some("3, GPU-8f5e,MIG-1"), 8),
+                ["3", "GPU-8f5e", "MIG-1"]
+            );
+            assert_eq!(choose(device, Some("1,-1,0"), 8), ["1"]);
+            // The user hid all: workers inherit that.
+            assert!(choose(device, Some(""), 8).is_empty());
+            assert!(choose(device, None, 0).is_empty());
+        }
+        assert!(choose(WorkerDevice::Cpu, Some("0,1"), 2).is_empty());
+    }
+
+    #[test]
+    fn workers_take_gpus_in_turn_and_a_replacement_takes_the_free_one() {
+        let gpus = Gpus::choose(WorkerDevice::Auto, Some("4,5,6"), 0);
+        let mut taken = Vec::new();
+        for _ in 0..5 {
+            taken.push(gpus.next(taken.iter().copied()).unwrap().0);
+        }
+        assert_eq!(taken, [0, 1, 2, 0, 1]);
+        assert_eq!(gpus.next([0, 2, 0].into_iter()), Some((1, "5")));
+        assert_eq!(Gpus(Vec::new()).next([0].into_iter()), None);
+    }
+
+    #[test]
+    fn gpus_are_counted_by_their_device_files_or_by_the_folders_of_the_driver() {
+        let files = names(&["null", "nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia"]);
+        let folders = names(&["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]);
+        assert_eq!(count(&files, &folders), 2);
+        assert_eq!(count(&names(&["nvidiactl"]), &folders), 3);
+        assert_eq!(count(&[], &[]), 0);
+    }
+}
