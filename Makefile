@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay clean
+.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -135,6 +135,13 @@ accuracy: data ## Predicted against measured steps, published ones and this mach
 replay: ## Replay the spot traces: goodput, and what is lost to what (needs no libtorch)
 	$(CARGO) build --release --locked -p varuna -p varuna-published
 	python3 bench/replay.py
+
+gpu-bundle: data ## Make .gpu: a folder that checks and times Varuna on a GPU machine, without network (docs/guides/gpu.md)
+	scripts/gpu-bundle.sh
+
+gpu-dry-run: gpu-bundle ## What the bundle does on a GPU, on the processor with tiny models, to try the script (three minutes)
+	@python=$$(scripts/setup-peers.sh | tail -n 1); result=0; \
+	for part in speed elastic; do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

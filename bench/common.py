@@ -89,7 +89,9 @@ class Run:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, error, *_):
+        if error is not None:
+            self.show_worker_logs()
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(30)
@@ -100,6 +102,12 @@ class Run:
         if self.process.wait() != 0:
             self.log.seek(0)
             sys.exit(f"varuna run failed:\n{self.log.read()[-4000:]}")
+
+    def show_worker_logs(self):
+        """The last lines of each, before the folder goes."""
+        for log in sorted((self.folder / "workers").glob("*.log")):
+            tail = log.read_text(errors="replace").splitlines()[-5:]
+            print(f"  last lines of {log.name}:", *tail, sep="\n    ", file=sys.stderr, flush=True)
 
     def lines(self, name):
         """The whole lines of one of the run folder's JSON-lines files."""

@@ -22,7 +22,8 @@ def kill_one(run, rng, generation):
         status = run.status()
         steps = [m for m in run.lines("metrics.jsonl")[-3:] if m["generation"] == status.get("generation")]
         calm = status.get("mode") == "training" and status.get("members") == WORKERS
-        return calm and status["generation"] > generation and len(steps) == 3 and status
+        # The first observation of a plan comes a few steps after its first step.
+        return calm and status["generation"] > generation and len(steps) == 3 and status.get("observedMs") and status
 
     status = run.until("settled plan", settled)
     time.sleep(rng.random() * status["observedMs"] / 1e3)
@@ -67,14 +68,17 @@ def growth(events, metrics, joined, until):
     return (max(around) - median(before)) / median(before) if before and around else None
 
 
-def ours(kills, seed):
-    """Recoveries (lists of milliseconds), step milliseconds of the plans after a loss, growth pauses."""
+def disturbed(manifest, kills, seed, seconds=float("inf")):
+    """Kills one of four workers, lets a new one grow the plan again, and so on, while there is time. When (kill, growth asked for,
+    growth seen) of each, and the run's events and metrics."""
     rng = random.Random(seed)
-    manifest = job(100_000, 1, min_depth=2, workers=(2, WORKERS))
     spans = []
+    end = time.time() + seconds
     with Run(manifest, WORKERS) as run:
         generation = 0
         for number in range(kills):
+            if time.time() > end:
+                break
             at, generation = kill_one(run, rng, generation)
             run.until("step after the kill", lambda: step_after(run, "planned", at))
             # A few steps of the smaller plan, to know its step time.
@@ -88,6 +92,13 @@ def ours(kills, seed):
         events, metrics = run.lines("events.jsonl"), run.lines("metrics.jsonl")
     steps = [m["step"] for m in metrics]
     assert steps == list(range(1, len(steps) + 1)), "a committed step is missing or was repeated"
+    return spans, events, metrics
+
+
+def ours(kills, seed):
+    """Recoveries (lists of milliseconds), step milliseconds of the plans after a loss, growth pauses."""
+    manifest = job(100_000, 1, min_depth=2, workers=(2, WORKERS))
+    spans, events, metrics = disturbed(manifest, kills, seed)
     rows = [recovery(events, metrics, at, back) for at, back, _ in spans]
     pauses = [p for p in (growth(events, metrics, back, end) for _, back, end in spans) if p is not None]
     small = [
@@ -204,4 +215,5 @@ def report(rows, step_ms, pauses, peers):
     publish("recovery", body, results)
 
 
-main()
+if __name__ == "__main__":
+    main()
