@@ -44,7 +44,8 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, and each mutant in 4,000 schedules (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale (half an hour on one core)
+	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz

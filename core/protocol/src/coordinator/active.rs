@@ -100,8 +100,7 @@ impl Active {
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
         let broken = self.suspected_here(shared);
         let broken = broken.or_else(|| broken_off(shared, turn, &target));
-        let distrusted = || shared.why_distrusted().filter(|_| turn.scope == Scope::Everyone);
-        let broken = broken.or_else(distrusted);
+        let broken = broken.or_else(|| shared.why_distrusted());
         fence_older_generations(shared, turn, &target);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);

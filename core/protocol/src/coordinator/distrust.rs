@@ -7,8 +7,8 @@ use super::outbox::OrderKind;
 use super::recovery::Collecting;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::{Digests, Order, Phase, Record};
-use std::collections::BTreeSet;
+use crate::message::{Digests, Inventory, Order, Phase, Record};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
 
@@ -73,9 +73,9 @@ impl Shared {
         if self.comparison.rolls_back {
             return Some("holders of the same state differ, and no majority agrees".to_owned());
         }
-        let mut members = self.record.plans().flat_map(|p| p.members());
-        let odd = members.find(|w| self.roster.is_distrusted(**w))?;
-        let name = self.roster.name(*odd);
+        let is_member = |w: &WorkerId| self.record.plans().any(|p| p.has(*w));
+        let odd = self.roster.distrusted().find(is_member)?;
+        let name = self.roster.name(odd);
         Some(format!(
             "the state of {name} differs from that of the other holders"
         ))
@@ -92,12 +92,19 @@ impl Shared {
         record
     }
 
+    /// What workers with wrong bits hold is not resumed from.
+    pub(super) fn leave_out_distrusted(&self, answers: &mut BTreeMap<WorkerId, Inventory>) {
+        for worker in self.roster.distrusted() {
+            answers.remove(&worker);
+        }
+    }
+
     /// Workers with wrong bits end, so that others take their place; not before they have stopped.
     pub(super) fn let_distrusted_go(&mut self, turn: &mut Turn<'_>) {
-        for (worker, status) in self.roster.statuses(turn.scope) {
-            if self.roster.is_distrusted(worker) && status.phase == Phase::Idle {
-                self.let_go(worker, turn);
-            }
+        let stopped = |w: &WorkerId| self.roster.status(*w).is_some_and(|s| s.phase == Phase::Idle);
+        let stopped: Vec<WorkerId> = self.roster.distrusted().filter(stopped).collect();
+        for worker in stopped {
+            self.let_go(worker, turn);
         }
     }
 

@@ -106,7 +106,7 @@ impl Collecting {
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
         self.ask_again(shared, turn);
         shared.let_distrusted_go(turn);
-        self.answers.retain(|w, _| !shared.roster.is_distrusted(*w));
+        shared.leave_out_distrusted(&mut self.answers);
         let missing = self.find_missing(shared, turn.scope);
         let gone = missing.iter().all(|w| shared.roster.is_disconnected(*w));
         let collected = turn.now >= self.since.after(shared.config.timing.collect);

@@ -4,7 +4,7 @@ use super::churn::Churn;
 use super::config::Hello;
 use super::turn::Scope;
 use crate::message::{Status, Time};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Step, WorkerId};
 
 /// Workers that went are remembered for people: so many, and up to twice as many until the older ones are forgotten.
@@ -23,8 +23,6 @@ pub(super) struct Worker {
     pub(super) process_ended: bool,
     /// Somebody else has seen that it will go.
     pub(super) has_notice: bool,
-    /// Its state was found to be wrong: this process is never planned with again, nor resumed from.
-    pub(super) distrusted: bool,
     /// The step from which it first trained.
     pub(super) first_step: Option<Step>,
 }
@@ -39,6 +37,9 @@ impl Worker {
 /// All workers that are there, and the last of those that were.
 pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
+    /// Those whose state was found to be wrong: these processes are never planned with again, nor resumed from. Nearly always none, so
+    /// that looking costs nothing where it is done for every message.
+    distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
     /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
     changes: u64,
@@ -48,6 +49,7 @@ impl Roster {
     pub(super) fn new(churn: Churn) -> Self {
         Self {
             workers: BTreeMap::new(),
+            distrusted: BTreeSet::new(),
             churn,
             changes: 0,
         }
@@ -154,14 +156,20 @@ impl Roster {
 
     /// Its state was found to be wrong.
     pub(super) fn distrust(&mut self, id: WorkerId) {
-        if let Some(worker) = self.workers.get_mut(&id) {
-            self.changes += u64::from(!std::mem::replace(&mut worker.distrusted, true));
+        if self.workers.contains_key(&id) {
+            self.changes += u64::from(self.distrusted.insert(id));
         }
     }
 
     /// Its state was found to be wrong.
     pub(super) fn is_distrusted(&self, id: WorkerId) -> bool {
-        !bug!(ResumeFromOddHolder) && self.get(id).is_some_and(|w| w.distrusted)
+        !bug!(ResumeFromOddHolder) && self.distrusted.contains(&id)
+    }
+
+    /// Whose state was found to be wrong.
+    pub(super) fn distrusted(&self) -> impl Iterator<Item = WorkerId> {
+        let all = self.distrusted.iter().copied();
+        all.filter(|_| !bug!(ResumeFromOddHolder))
     }
 
     /// It trains from this step on, if it did not before.
@@ -209,6 +217,7 @@ impl Roster {
         gone.truncate(gone.len().saturating_sub(GONE_MAX));
         for (_, id) in &gone {
             self.workers.remove(id);
+            self.distrusted.remove(id);
         }
         gone.into_iter().map(|(_, id)| id).collect()
     }
