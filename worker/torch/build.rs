@@ -2,6 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=philox.h");
+    println!("cargo:rerun-if-changed=head_loss.h");
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch lies");
     let root = std::path::Path::new(&lib)
         .parent()
@@ -21,7 +22,8 @@ fn main() {
     };
     // Thin glue over large headers: optimising it costs a minute and gains nothing.
     build("shim.cpp", 0);
-    // Loops over all elements. The glue calls it, so it is linked after that.
+    // The glue calls these, so they are linked after it. The one calls libtorch for whole tensors, the other loops over all elements.
+    build("head_loss.cpp", 0);
     build("philox.cpp", 3);
     // For the tests of this crate; binaries print their own.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <vector>
 
+#include "head_loss.h"
 #include "philox.h"
 
 typedef at::Tensor* Handle;
@@ -190,6 +191,19 @@ int vt_linear(Handle x, Handle w, Handle b, Handle* out) {
 // See Lookup. The gradient is the one that vt_set_grad gave.
 int vt_lookup(Handle table, Handle rows, Handle* out) {
   return guarded([&] { *out = new at::Tensor(Lookup::apply(*table, *rows, table->grad())); });
+}
+
+// See head_loss.h. Without `x_gradient` only the loss is added; else the gradient of w is the one that vt_set_grad gave.
+int vt_head_loss(Handle x, Handle w, Handle targets, double weight, Handle sum, int64_t chunk, double scale,
+                 Handle* x_gradient) {
+  return guarded([&] {
+    const head_loss::Job job{x->detach(), w->detach(), *targets, weight, *sum, chunk};
+    if (x_gradient) {
+      *x_gradient = new at::Tensor(head_loss::backward(job, scale, w->grad()));
+    } else {
+      head_loss::forward(job);
+    }
+  });
 }
 
 // One fused AdamW step on one flat tensor; `step` is a float32 scalar that the caller has already advanced.

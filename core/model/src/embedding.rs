@@ -33,10 +33,11 @@ impl Positions {
         match self {
             Positions::Learned => parameters.push(sizes.table(POSITIONS, sizes.tokens)),
         }
-        Piece {
+        let piece = Piece {
             parameters,
-            flops: sizes.activation() as f64,
             saved_elements: sizes.activation(),
-        }
+            ..Piece::default()
+        };
+        piece.taking(sizes.activation() as f64)
     }
 }

@@ -1,4 +1,4 @@
-//! The last segment: final norm and projection onto the vocabulary.
+//! The last segment: final norm, projection onto the vocabulary and loss.
 
 use crate::norm::Norm;
 use crate::parameter::LayerNames;
@@ -12,14 +12,15 @@ pub const NORM: LayerNames = LayerNames {
 /// The table (v, d) of an untied head. A tied head keeps it with no rows: checkpoints have it.
 pub const TABLE: &str = "lm_head.weight";
 
-/// Kept apart from the norm's: the logits and their softmax. The product with the table counts here, whoever owns the table.
+/// The forward is the norm's. The products with the table come with the loss, in the backward, some rows at a time: logits and both
+/// gradients. They count here, whoever owns the table; nothing is kept of them.
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 pub(crate) fn piece(sizes: Sizes, norm: Norm) -> Piece {
     let own_rows = if sizes.tied { 0 } else { sizes.vocabulary };
     let table = Piece {
         parameters: vec![sizes.table(TABLE, own_rows)],
-        flops: sizes.tokens as f64 * 2.0 * (sizes.vocabulary * sizes.width) as f64,
-        saved_elements: 2 * (sizes.tokens * sizes.vocabulary) as u64,
+        backward_flops: 3.0 * sizes.tokens as f64 * 2.0 * (sizes.vocabulary * sizes.width) as f64,
+        ..Piece::default()
     };
     norm.piece(sizes, NORM).then(table)
 }

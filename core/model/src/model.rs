@@ -136,7 +136,8 @@ impl Model {
             SegmentSpec {
                 kind: self.kind(segment),
                 parameters: count(&piece.parameters),
-                flops: piece.flops,
+                forward_flops: piece.forward_flops,
+                backward_flops: piece.backward_flops,
                 saved_elements: piece.saved_elements,
                 input_elements: match segment {
                     0 => u64::from(self.sequence_length),
@@ -245,16 +246,23 @@ mod tests {
                 (
                     s.kind,
                     s.parameters,
-                    s.flops as u64,
+                    (s.forward_flops as u64, s.backward_flops as u64),
                     s.saved_elements,
                     s.input_elements,
                 )
             };
+            let both_ways = |forward: u64| (forward, 2 * forward);
             assert_eq!(
                 of(0),
-                (SegmentKind::Embedding, own_table + t * d, t * d, t * d, t)
+                (
+                    SegmentKind::Embedding,
+                    own_table + t * d,
+                    both_ways(t * d),
+                    t * d,
+                    t
+                )
             );
-            let flops = t * (8 * d * d + 4 * t * d);
+            let flops = both_ways(t * (8 * d * d + 4 * t * d));
             assert_eq!(
                 of(3),
                 (SegmentKind::Attention, 4 * d * d + 6 * d, flops, 8 * t * d, t * d)
@@ -264,16 +272,14 @@ mod tests {
                 (
                     SegmentKind::Mlp,
                     8 * d * d + 7 * d,
-                    t * 16 * d * d,
+                    both_ways(t * 16 * d * d),
                     10 * t * d,
                     t * d
                 )
             );
-            let kept = 2 * t * d + 2 * t * v;
-            assert_eq!(
-                of(7),
-                (SegmentKind::Head, own_table + 2 * d, t * 2 * v * d, kept, t * d)
-            );
+            // Its three products come with the loss; only the norm keeps something.
+            let (flops, kept) = ((0, 3 * t * 2 * v * d), 2 * t * d);
+            assert_eq!(of(7), (SegmentKind::Head, own_table + 2 * d, flops, kept, t * d));
             assert_eq!(spec.tied_parameters, v * d - own_table);
             assert_eq!((spec.segments.len(), spec.whole_block_segments()), (8, 5));
         }

@@ -26,8 +26,8 @@ impl Norm {
         }
         Piece {
             parameters,
-            flops: 0.0,
             saved_elements: 2 * sizes.activation(),
+            ..Piece::default()
         }
     }
 }

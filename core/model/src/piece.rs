@@ -43,7 +43,9 @@ pub(crate) struct Piece {
     /// In the order in which the forward uses them.
     pub(crate) parameters: Vec<Parameter>,
     /// Floating-point operations of the forward.
-    pub(crate) flops: f64,
+    pub(crate) forward_flops: f64,
+    /// Floating-point operations of the backward, without recompute.
+    pub(crate) backward_flops: f64,
     /// Elements that autograd keeps for the backward.
     pub(crate) saved_elements: u64,
 }
@@ -54,7 +56,8 @@ impl Piece {
         self.parameters.extend(next.parameters);
         Piece {
             parameters: self.parameters,
-            flops: self.flops + next.flops,
+            forward_flops: self.forward_flops + next.forward_flops,
+            backward_flops: self.backward_flops + next.backward_flops,
             saved_elements: self.saved_elements + next.saved_elements,
         }
     }
@@ -67,10 +70,11 @@ impl Piece {
         })
     }
 
-    /// Also takes this many operations.
-    pub(crate) fn taking(self, flops: f64) -> Piece {
+    /// Also takes this many operations in its forward, and twice as many in its backward: a product of two factors has two gradients.
+    pub(crate) fn taking(self, forward_flops: f64) -> Piece {
         self.then(Piece {
-            flops,
+            forward_flops,
+            backward_flops: 2.0 * forward_flops,
             ..Piece::default()
         })
     }
@@ -88,10 +92,10 @@ impl Piece {
         if sizes.bias {
             parameters.push(Parameter::vector(names.bias, outputs, Initial::Zeros));
         }
-        Piece {
+        let piece = Piece {
             parameters,
-            flops: sizes.tokens as f64 * 2.0 * (inputs * outputs) as f64,
-            saved_elements: 0,
-        }
+            ..Piece::default()
+        };
+        piece.taking(sizes.tokens as f64 * 2.0 * (inputs * outputs) as f64)
     }
 }

@@ -35,8 +35,10 @@ pub struct SegmentSpec {
     pub kind: SegmentKind,
     /// Parameters of its own unit, without a tied weight.
     pub parameters: u64,
-    /// Floating-point operations of the forward; the backward takes twice as many.
-    pub flops: f64,
+    /// Floating-point operations of the forward.
+    pub forward_flops: f64,
+    /// Floating-point operations of the backward, without recompute.
+    pub backward_flops: f64,
     /// Elements that autograd keeps for the backward.
     pub saved_elements: u64,
     /// Elements of its input: what crosses the cut before it; tokens at the first segment.

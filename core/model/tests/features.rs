@@ -44,7 +44,7 @@ fn its_segments_have_other_tensors_and_costs() {
     );
     let mlp = OTHER.spec().segments[2];
     assert_eq!(mlp.parameters, 3 * 64 * 24 + 24);
-    assert!((mlp.flops - f64::from(16 * 2 * 3 * 64 * 24)).abs() < 0.5);
+    assert!((mlp.forward_flops - f64::from(16 * 2 * 3 * 64 * 24)).abs() < 0.5);
     assert_eq!(mlp.saved_elements, 2 * 16 * 24 + 4 * 16 * 64);
 }
 

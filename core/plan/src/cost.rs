@@ -217,15 +217,14 @@ fn overhead(kind: SegmentKind) -> f64 {
 
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 impl Costs {
-    /// An analytic estimate: each segment's operations at the device's speed, twice as many in its backward, and the device's
-    /// overhead for each instruction.
+    /// An analytic estimate: each segment's operations at the device's speed, and the device's overhead for each instruction.
     #[must_use]
     pub fn estimate(model: &ModelSpec, device: Device) -> Costs {
         let ms = |flops: f64| flops / device.flops_per_s * 1e3;
         let segment = |spec: &SegmentSpec| SegmentCost {
             kind: spec.kind,
-            forward_ms: ms(spec.flops),
-            backward_ms: ms(2.0 * spec.flops),
+            forward_ms: ms(spec.forward_flops),
+            backward_ms: ms(spec.backward_flops),
             forward_fixed_ms: device.overhead_ms * overhead(spec.kind),
             backward_fixed_ms: 2.0 * device.overhead_ms * overhead(spec.kind),
             parameters: spec.parameters,

@@ -322,7 +322,8 @@ fn line(rows: &[ProfileRow], of: fn(&ProfileRow) -> f64) -> (f64, f64) {
         y / x.max(1.0)
     };
     let fixed = y - slope * x;
-    if fixed > 0.0 && slope > 0.0 {
+    // Not even more samples may cost more: the norm before the head is near that.
+    if fixed > 0.0 && slope >= 0.0 {
         (fixed, slope)
     } else {
         // Through the origin: what small sizes cost is not in the rows.

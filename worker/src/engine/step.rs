@@ -2,15 +2,16 @@
 
 mod boundary;
 mod evaluation;
+mod loss;
 mod place;
 mod reduction;
 mod segments;
 
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
-use crate::model::loss;
 use crate::state::UnitBuffers;
 use crate::transport::ring::Reducer;
 use crate::transport::{Link, Tag};
+use loss::LossSum;
 use place::{Place, small};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,9 +52,9 @@ struct Run<'a> {
     samples: std::ops::Range<u64>,
     /// By stage and micro-batch.
     stash: BTreeMap<(usize, u32), Stash>,
-    /// Sum of the samples' losses over the batch size; evaluation's over the evaluated samples.
-    loss: f64,
-    eval_loss: Option<f64>,
+    /// Mean loss of the batch's tokens, as far as they are this pipeline's; and of the evaluated ones, where the step evaluates.
+    loss: LossSum,
+    eval_loss: Option<LossSum>,
     timings: StepTimings,
     laps: Vec<Lap>,
 }
@@ -94,7 +95,7 @@ pub(super) fn run(
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         samples: pipeline.samples.start..pipeline.samples.end,
         stash: BTreeMap::new(),
-        loss: 0.0,
+        loss: LossSum::new(config.device, config.training.global_batch_size, &config.model),
         eval_loss: None,
         timings: StepTimings::default(),
         laps: Vec::new(),
@@ -146,7 +147,7 @@ impl Run<'_> {
                 Instruction::Recompute(m) => self.recompute(place, units, m)?,
                 Instruction::Backward(m) => {
                     let last = last[&task.stage] == Some(position);
-                    self.backward(place, m, |segment, run| {
+                    self.backward(place, units, m, |segment, run| {
                         if last {
                             run.reduce(place, units, segment, reducer)
                         } else {
@@ -299,6 +300,7 @@ impl Run<'_> {
     fn backward(
         &mut self,
         place: Place,
+        units: &BTreeMap<Unit, UnitBuffers>,
         micro_batch: u32,
         mut finished: impl FnMut(u32, &mut Self) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
@@ -322,10 +324,11 @@ impl Run<'_> {
             let Some(Kept::Graph(input, output)) = kept.pop() else {
                 unreachable!("the schedule checker proved a forward or recompute before each backward");
             };
-            match gradient.take() {
-                Some(g) => backward(&[&output], &[&g])?,
-                None => self.loss_backward(&output, micro_batch)?,
-            }
+            let of_output = match gradient.take() {
+                Some(g) => g,
+                None => self.loss_backward(units, &output, micro_batch)?,
+            };
+            backward(&[&output], &[&of_output])?;
             drop(output);
             self.timings.backward += start.elapsed();
             self.lap(segment, Work::Backward, self.sample_count(micro_batch), start);
@@ -345,20 +348,6 @@ impl Run<'_> {
                 &g,
             )?;
         }
-        Ok(())
-    }
-
-    /// The loss of a micro-batch weighs its samples by the global batch, so that a short one is right. From here on gradients carry the
-    /// loss scale, through all stages up to the optimizer.
-    fn loss_backward(&mut self, logits: &Tensor, micro_batch: u32) -> Result<(), EngineError> {
-        let numbers = self.sample_numbers(micro_batch);
-        let (_, targets) = self.tokens(&numbers, false)?;
-        let mean = loss(logits, &targets);
-        #[expect(clippy::cast_precision_loss, reason = "batch sizes are small")]
-        let weight = numbers.len() as f64 / self.config.training.global_batch_size as f64;
-        let seed = Tensor::full_like(&mean, weight * self.before.loss_scale.factor.as_f64());
-        backward(&[&mean], &[&seed])?;
-        self.loss += mean.double_value(&[]) * weight;
         Ok(())
     }
 }

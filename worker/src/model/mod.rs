@@ -6,22 +6,22 @@
 mod attention;
 pub mod dropout;
 mod embedding;
+mod head;
 mod linear;
 mod mlp;
 mod norm;
 
 use crate::state::UnitBuffers;
 use dropout::Dropout;
-use norm::norm;
+pub use head::{add_loss, add_loss_with_gradients};
 use std::collections::BTreeMap;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use varuna_model::embedding::TOKENS;
-use varuna_model::head::{NORM, TABLE};
 use varuna_model::{Model, SegmentKind, SegmentRange, Unit};
 use varuna_torch::TorchError;
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
-/// Returns the boundary activation (b, t, d), or the logits (b, t, v) after the last segment.
+/// Returns the activation (b, t, d): after the last segment that under the final norm, of which [`add_loss`] makes the loss.
 ///
 /// # Errors
 /// A token is outside the vocabulary, or libtorch refuses.
@@ -33,33 +33,32 @@ pub fn forward(
     dropout: &Dropout<'_>,
 ) -> Result<Tensor, TorchError> {
     let own = &units[&Unit(segment)];
-    let table_vd = |own_name| match model.layout().tied_unit() {
-        Some(unit) => units[&unit].parameter(TOKENS),
-        None => own.parameter(own_name),
-    };
     let block = model.block(segment);
     match model.kind(segment) {
-        SegmentKind::Embedding => embedding::forward(model, own, table_vd(TOKENS)?, x_btd, dropout),
+        SegmentKind::Embedding => {
+            embedding::forward(model, own, table(model, units, segment, TOKENS)?, x_btd, dropout)
+        }
         SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, block),
         SegmentKind::Mlp => mlp::forward(model, own, x_btd, dropout, block),
         SegmentKind::Block => {
             let x_btd = attention::forward(model, own, x_btd, dropout, block)?;
             mlp::forward(model, own, &x_btd, dropout, block)
         }
-        SegmentKind::Head => {
-            let normed = norm(model.features.norm, own, NORM, x_btd)?;
-            varuna_torch::linear(&normed, table_vd(TABLE)?, None)
-        }
+        SegmentKind::Head => head::forward(model, own, x_btd),
     }
 }
 
-/// Mean token cross-entropy (nats) of logits (b, t, v) against targets (b, t).
-pub fn loss(logits_btv: &Tensor, targets_bt: &Tensor) -> Tensor {
-    let vocabulary = logits_btv.size().last().copied().unwrap_or(1);
-    let (logits, targets) = (logits_btv.view([-1, vocabulary]), targets_bt.reshape([-1]));
-    // In single precision: the sum over a vocabulary has more terms than a narrow format has digits.
-    let logits = logits.to_kind(Kind::Float);
-    logits.cross_entropy_loss(&targets, None::<Tensor>, tch::Reduction::Mean, -100, 0.0)
+/// The table (v, d) that a segment uses: the tied one, or its own of this name.
+fn table<'a>(
+    model: &Model,
+    units: &'a BTreeMap<Unit, UnitBuffers>,
+    segment: u32,
+    own_name: &str,
+) -> Result<&'a Tensor, TorchError> {
+    match model.layout().tied_unit() {
+        Some(unit) => units[&unit].parameter(TOKENS),
+        None => units[&Unit(segment)].parameter(own_name),
+    }
 }
 
 /// Units whose gradients a stage has finished once the backward of `segment` has ended for the last micro-batch.

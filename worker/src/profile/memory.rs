@@ -5,12 +5,12 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tch::{Kind, Tensor};
-use varuna_model::{Model, Unit};
+use varuna_model::{Model, SegmentKind, Unit};
 use varuna_plan::Step;
-use varuna_torch::{Device, backward, taken_bytes};
+use varuna_torch::{Device, HeadLoss, TorchError, backward, taken_bytes};
 
 use crate::model::dropout::Dropout;
-use crate::model::forward;
+use crate::model::{add_loss_with_gradients, forward};
 use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 
@@ -73,7 +73,7 @@ fn one(model: &Model, numerics: Numerics, segment: u32) -> Result<Bytes> {
         most.store(before, Ordering::Relaxed);
         let ran = forward(model, segment, &units, &input, &dropout).and_then(|output| {
             let kept = taken_bytes();
-            let gradient = Tensor::ones_like(&output);
+            let gradient = output_gradient(model, segment, &units, &output)?;
             backward(&[&output], &[&gradient])?;
             Ok((before, kept))
         });
@@ -86,4 +86,23 @@ fn one(model: &Model, numerics: Numerics, segment: u32) -> Result<Bytes> {
         saved,
         working: most.saturating_sub(saved),
     })
+}
+
+/// What the backward of a segment starts from: the loss's gradient after the last one, which takes memory of its own.
+fn output_gradient(
+    model: &Model,
+    segment: u32,
+    units: &BTreeMap<Unit, UnitBuffers>,
+    output: &Tensor,
+) -> Result<Tensor, TorchError> {
+    if model.kind(segment) != SegmentKind::Head {
+        return Ok(Tensor::ones_like(output));
+    }
+    let device = output.device();
+    let loss = HeadLoss {
+        targets: &Tensor::zeros([i64::from(model.sequence_length)], (Kind::Int64, device)),
+        weight: 1.0,
+        sum: &Tensor::zeros([0i64; 0], (Kind::Double, device)),
+    };
+    add_loss_with_gradients(model, units, output, &loss, 1.0)
 }

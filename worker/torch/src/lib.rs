@@ -6,9 +6,11 @@
 
 mod device;
 mod flat;
+mod layers;
 
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
+pub use layers::{HeadLoss, dropout, linear, lookup};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -34,18 +36,6 @@ unsafe extern "C" {
         decay: f64,
         epsilon: f64,
     ) -> c_int;
-    fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
-    fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
-    fn vt_dropout(
-        x: Handle,
-        keys: *const u64,
-        rows: c_int,
-        keep: f64,
-        by_tensors: c_int,
-        out: *mut Handle,
-    ) -> c_int;
-    #[cfg(test)]
-    fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
     fn vt_load_cuda() -> c_int;
     fn vt_copy_out(tensor: Handle, to: *mut c_void, bytes: usize) -> c_int;
@@ -131,41 +121,6 @@ pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
     checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
 }
 
-/// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`] must have set, within the matrix product:
-/// nothing of the weight's size is made anew and added in a second pass.
-///
-/// # Errors
-/// The shapes do not fit, or a parameter has no gradient.
-pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
-    if !w.grad().defined() || b.is_some_and(|b| !b.grad().defined()) {
-        return Err(TorchError(
-            "a linear layer over parameters without gradients".into(),
-        ));
-    }
-    let mut out: Handle = std::ptr::null_mut();
-    let bias = b.map_or(std::ptr::null_mut(), handle);
-    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none.
-    checked(unsafe { vt_linear(handle(x), handle(w), bias, &raw mut out) })?;
-    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
-}
-
-/// Rows of a table (v, d) by number. Its backward adds to the gradient's rows that were looked up and touches no others;
-/// [`set_grad`] must have set that gradient.
-///
-/// # Errors
-/// A row is out of range, or the table has no gradient.
-pub fn lookup(table: &Tensor, rows: &Tensor) -> Result<Tensor, TorchError> {
-    if !table.grad().defined() {
-        return Err(TorchError("a lookup in a table without a gradient".into()));
-    }
-    let mut out: Handle = std::ptr::null_mut();
-    // SAFETY: live handles, borrowed for the call.
-    checked(unsafe { vt_lookup(handle(table), handle(rows), &raw mut out) })?;
-    // SAFETY: as in `linear`.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
-}
-
 /// The numbers of one AdamW step (Loshchilov & Hutter 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamStep {
@@ -223,41 +178,6 @@ pub fn adamw(
             epsilon,
         )
     })
-}
-
-/// Dropout of each row (the first dimension) under a key of its own: keeps an element with the probability `keep` and divides it by
-/// that, in single precision. Which elements stay follows from the key and the element's place in its row alone, on every device
-/// (Philox4x32-10); the backward draws them again, so that no mask is kept.
-///
-/// # Errors
-/// `keep` is not above 0 and at most 1, or there are not as many keys as rows.
-pub fn dropout(x: &Tensor, keys: &[u64], keep: f64) -> Result<Tensor, TorchError> {
-    dropout_by(x, keys, keep, false)
-}
-
-fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<Tensor, TorchError> {
-    let rows = x.size().first().copied().unwrap_or(0);
-    if !(keep > 0.0 && keep <= 1.0) || i64::try_from(keys.len()) != Ok(rows) {
-        return Err(TorchError(format!(
-            "dropout that keeps {keep} of {rows} rows, with {} keys",
-            keys.len()
-        )));
-    }
-    let count = c_int::try_from(rows).map_err(|_| TorchError("too many rows".into()))?;
-    let mut out: Handle = std::ptr::null_mut();
-    // SAFETY: a live handle and as many keys as said, borrowed for the call.
-    checked(unsafe {
-        vt_dropout(
-            handle(x),
-            keys.as_ptr(),
-            count,
-            keep,
-            c_int::from(by_tensors),
-            &raw mut out,
-        )
-    })?;
-    // SAFETY: as in `linear`.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
 /// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines: the processor's, so that all
@@ -402,148 +322,6 @@ mod tests {
         backward(&[&y], &[&g]).unwrap();
         assert_eq!(Vec::<f32>::try_from(x.grad()).unwrap(), [2.0, 40.0, 600.0]);
         assert!(backward(&[&y], &[]).is_err());
-    }
-
-    #[test]
-    fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
-        tch::manual_seed(4);
-        let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).set_requires_grad(true);
-        let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
-        let run = |fused: bool, table: &Tensor, w: &Tensor, b: &Tensor| {
-            let y = if fused {
-                linear(&lookup(table, &rows).unwrap(), w, Some(b)).unwrap()
-            } else {
-                Tensor::embedding(table, &rows, -1, false, false).linear(w, Some(b))
-            };
-            backward(&[&y], &[&y.detach()]).unwrap();
-            y
-        };
-        let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
-        assert!(
-            linear(&table, &w, None).is_err() && lookup(&table, &rows).is_err(),
-            "there are no gradients yet"
-        );
-        let plain = run(false, &table, &w, &b);
-        let own: Vec<Tensor> = [&table, &w, &b]
-            .map(|t| t.detach().copy().set_requires_grad(true))
-            .into();
-        for t in &own {
-            set_grad(t, &Tensor::full_like(&t.detach(), 1.0)).unwrap();
-        }
-        assert_eq!(run(true, &own[0], &own[1], &own[2]), plain);
-        for (ours, theirs) in own.iter().zip([&table, &w, &b]) {
-            let off = (ours.grad() - theirs.grad() - 1.0).abs().max().double_value(&[]);
-            assert!(off < 1e-5, "{off}");
-        }
-        assert!(lookup(&own[0], &Tensor::from_slice(&[9i64])).is_err());
-        let x = leaf(&[2, 3]);
-        let y = linear(&x, &own[1], None).unwrap();
-        backward(&[&y], &[&Tensor::ones([2, 4], CPU)]).unwrap();
-        assert_eq!(x.grad(), Tensor::ones([2, 4], CPU).matmul(&own[1].detach()));
-        let _guard = tch::no_grad_guard();
-        assert!(
-            !linear(&Tensor::ones([2, 3], CPU), &own[1], None)
-                .unwrap()
-                .requires_grad()
-        );
-    }
-
-    #[test]
-    fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
-        let (from, half) = (Kind::Float, Kind::BFloat16);
-        tch::manual_seed(5);
-        let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
-        let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).to_kind(half).set_requires_grad(true);
-        let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
-        for t in [&table, &w, &b] {
-            // Of the third decimal, a 16-bit sum near a thousand keeps nothing.
-            set_grad(t, &Tensor::full(t.size(), 1000.001, CPU)).unwrap();
-        }
-        let y = linear(&lookup(&table, &rows).unwrap(), &w, Some(&b)).unwrap();
-        assert_eq!(y.kind(), half);
-        backward(&[&y], &[&y.detach()]).unwrap();
-        let wide = [&table, &w, &b].map(|t| t.detach().to_kind(from).set_requires_grad(true));
-        let [wide_table, wide_w, wide_b] = &wide;
-        let plain = Tensor::embedding(wide_table, &rows, -1, false, false).linear(wide_w, Some(wide_b));
-        backward(&[&plain], &[&y.detach().to_kind(from)]).unwrap();
-        for (narrow, wide) in [&table, &w, &b].iter().zip(&wide) {
-            assert_eq!(narrow.grad().kind(), from);
-            let added = narrow.grad() - 1000.001;
-            let off = (&added - wide.grad()).abs().max().double_value(&[]);
-            let size = wide.grad().abs().max().double_value(&[]);
-            assert!(off < 0.01 * size, "{off} of {size}");
-        }
-    }
-
-    #[test]
-    fn philox_draws_the_published_numbers() {
-        // The known answers of Random123, the authors' own library.
-        let published = [
-            (
-                [0; 4],
-                [0; 2],
-                [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
-            ),
-            (
-                [u32::MAX; 4],
-                [u32::MAX; 2],
-                [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
-            ),
-            (
-                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
-                [0xa409_3822, 0x299f_31d0],
-                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
-            ),
-        ];
-        for (counter, key, expected) in published {
-            let mut drawn = [0u32; 4];
-            // SAFETY: arrays of the lengths that the shim reads and writes.
-            unsafe { vt_philox(counter.as_ptr(), key.as_ptr(), drawn.as_mut_ptr()) };
-            assert_eq!(drawn, expected);
-        }
-    }
-
-    #[test]
-    fn dropout_follows_the_rows_key_and_its_backward_drops_the_same() {
-        let keys = [7u64, u64::MAX, 7];
-        // Not a multiple of the four numbers that a counter gives.
-        let x = Tensor::randn([3, 1001, 3], CPU).set_requires_grad(true);
-        let y = dropout(&x, &keys, 0.75).unwrap();
-        backward(&[&y], &[&Tensor::ones_like(&y)]).unwrap();
-        let kept = x.grad();
-        assert_eq!(
-            y,
-            x.detach() * &kept,
-            "what stays is divided by what is kept of all"
-        );
-        assert_eq!((kept.get(0), kept.get(1) == kept.get(0)), (kept.get(2), false));
-        let stay = f64::try_from(kept.gt(0.0).to_kind(Kind::Double).mean(Kind::Double)).unwrap();
-        assert!((stay - 0.75).abs() < 0.02, "{stay}");
-        let together = f64::try_from(kept.mean(Kind::Double)).unwrap();
-        assert!((together - 1.0).abs() < 0.03, "{together}");
-        assert_eq!(dropout(&x, &keys, 1.0).unwrap(), x);
-        for (keys, keep) in [
-            (&keys[..2], 0.5),
-            (&keys[..], 0.0),
-            (&keys[..], 1.5),
-            (&keys[..], f64::NAN),
-        ] {
-            assert!(dropout(&x, keys, keep).is_err());
-        }
-    }
-
-    /// Devices without a loop of their own draw with operations on whole tensors.
-    #[test]
-    fn dropout_by_whole_tensors_is_that_of_the_loop() {
-        tch::manual_seed(6);
-        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-            for elements in [1, 4, 10_007] {
-                let x = Tensor::randn([2, elements], CPU).to_kind(kind);
-                let keys = [0x0123_4567_89ab_cdef, 3];
-                let [a, b] = [false, true].map(|by_tensors| dropout_by(&x, &keys, 0.9, by_tensors).unwrap());
-                assert_eq!((a.kind(), &a), (kind, &b), "{elements} of {kind:?}");
-            }
-        }
     }
 
     #[test]

@@ -37,6 +37,19 @@ fn tail_of(sums: &StageSums, range: SegmentRange, lead: f64, pipelines: usize, s
     (own - lead).max(0.0) + factor * tied + optimizer
 }
 
+/// One micro-batch through all stages and back, on its own. A stage runs again what it did not keep while it waits for the gradient.
+fn round_trip_ms(times: &[StageTimes]) -> f64 {
+    let mut later_ms = 0.0f64;
+    for (behind, stage) in times.iter().rev().enumerate() {
+        let exposed_ms = match behind {
+            0 => 0.0,
+            _ => (stage.recompute_ms - later_ms).max(0.0),
+        };
+        later_ms += stage.forward_ms + stage.backward_ms + exposed_ms + 2.0 * stage.transfer_ms;
+    }
+    later_ms
+}
+
 impl ClosedForm {
     /// `in_flight[k]`: micro-batches that a stage with k stages behind it works on at a time.
     pub(crate) fn new(
@@ -49,8 +62,6 @@ impl ClosedForm {
         let each = || stages.iter().copied().zip(policies.iter().copied());
         let times: Vec<StageTimes> = each().map(|(r, p)| sums.times(r, p)).collect();
         let period_ms = period_ms(sums.runtime, &times, in_flight);
-        let work: f64 = each().map(|(r, p)| sums.work_ms(r, p)).sum();
-        let transfers: f64 = times.iter().map(|t| 2.0 * t.transfer_ms).sum();
         let mut tails = [f64::NEG_INFINITY; KNOWN.len()];
         let mut lead = 0.0;
         for (range, policy) in each() {
@@ -61,7 +72,7 @@ impl ClosedForm {
         }
         ClosedForm {
             period_ms,
-            fill_ms: work + transfers - period_ms,
+            fill_ms: round_trip_ms(&times) - period_ms,
             tails,
             latency_ms,
         }

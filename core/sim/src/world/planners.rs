@@ -43,7 +43,8 @@ impl Job {
         let segment = SegmentSpec {
             kind: SegmentKind::Block,
             parameters: 10_000,
-            flops: 4.0e7,
+            forward_flops: 4.0e7,
+            backward_flops: 8.0e7,
             saved_elements: 10_000,
             input_elements: 1_000,
         };

@@ -1,9 +1,10 @@
 //! Evaluation on the held-out split, before the steps at which it is due.
 
 use super::super::EngineError;
+use super::loss::LossSum;
 use super::{Place, Run, small};
 use crate::model::dropout::Dropout;
-use crate::model::{forward, loss};
+use crate::model::forward;
 use crate::state::UnitBuffers;
 use crate::transport::{EVALUATION, Tag};
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ impl Run<'_> {
         let share = self.samples.start * total / batch..self.samples.end * total / batch;
         let numbers: Vec<u64> = share.collect();
         let _guard = tch::no_grad_guard();
-        let mut sum = 0.0;
+        let sum = LossSum::new(self.config.device, total, &self.config.model);
         let chunks: Vec<(u32, &[u64])> = (EVALUATION..)
             .zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
             .collect();
@@ -44,24 +45,22 @@ impl Run<'_> {
         };
         for group in chunks.chunks(group) {
             for (place, (i, chunk)) in places.iter().flat_map(|p| group.iter().map(move |c| (*p, c))) {
-                let loss = self.evaluate_on(place, units, *i, chunk)?;
-                #[expect(clippy::cast_precision_loss, reason = "sample counts are small")]
-                let share = chunk.len() as f64 / total as f64;
-                sum += loss * share;
+                self.evaluate_on(place, units, *i, chunk, &sum)?;
             }
         }
         self.eval_loss = Some(sum);
         Ok(())
     }
 
-    /// One micro-batch on one stage; the mean loss from the last stage, 0 from others.
+    /// One micro-batch on one stage; the last stage adds its loss to the sum.
     fn evaluate_on(
         &mut self,
         place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         micro_batch: u32,
         numbers: &[u64],
-    ) -> Result<f64, EngineError> {
+        sum: &LossSum,
+    ) -> Result<(), EngineError> {
         let tag = |stage: usize| Tag::Activation {
             stage: small(stage),
             step: self.step,
@@ -76,11 +75,8 @@ impl Run<'_> {
             x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;
         }
         match place.next {
-            Some(worker) => self.send(worker, next, &x).map(|()| 0.0),
-            None => {
-                let targets = self.tokens(numbers, true)?.1;
-                Ok(loss(&x, &targets).double_value(&[]))
-            }
+            Some(worker) => self.send(worker, next, &x),
+            None => self.evaluation_loss(units, &x, numbers, sum),
         }
     }
 }

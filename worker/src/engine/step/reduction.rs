@@ -1,6 +1,7 @@
 //! From a stage's gradients to the reduced ones and their norms.
 
 use super::super::EngineError;
+use super::loss::LossSum;
 use super::{Place, Run};
 use crate::model::units_finished_by;
 use crate::state::{TAIL, UnitBuffers};
@@ -27,13 +28,15 @@ impl Run<'_> {
                 .gradient_memory;
             let mut lease = memory.lease().map_err(|e| EngineError::of_buffer(unit, e))?;
             if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
+                let loss = self.loss.value()?;
+                let evaluated = self.eval_loss.as_ref().map(LossSum::value).transpose()?;
                 let values = lease.as_mut();
                 let tail = values.len() - TAIL;
                 #[expect(
                     clippy::cast_possible_truncation,
                     reason = "the gradients are single precision, too"
                 )]
-                values[tail..].copy_from_slice(&[self.loss as f32, self.eval_loss.unwrap_or(0.0) as f32]);
+                values[tail..].copy_from_slice(&[loss as f32, evaluated.unwrap_or(0.0) as f32]);
             }
             reducer.begin(
                 self.step,

@@ -40,8 +40,8 @@ pub(in crate::planner) struct PartitionSet {
     /// Micro-batches in a step.
     pub(in crate::planner) micro_batches: u64,
     pub(in crate::planner) schedules: Vec<ScheduleKind>,
-    /// What stages may recompute, the quickest first: each does the first that fits.
-    pub(in crate::planner) policies: Vec<Recompute>,
+    /// What stages may recompute.
+    pub(in crate::planner) policies: Policies,
     pub(in crate::planner) sums: StageSums,
     /// `by_depth[p]`: the partition into p stages, where there is one.
     by_depth: Vec<Option<Partition>>,
@@ -62,6 +62,15 @@ impl PartitionSet {
     pub(in crate::planner) fn depths(&self) -> Vec<usize> {
         self.partitions().map(|p| p.stages.len()).collect()
     }
+}
+
+/// What stages may recompute, the quickest first: each does the first that fits.
+#[derive(Clone)]
+pub(in crate::planner) struct Policies {
+    /// What each stage must fit with.
+    pub(in crate::planner) each: Vec<Recompute>,
+    /// What the last stage may take instead, where it fits: its backward follows its forward at once.
+    last: Vec<Recompute>,
 }
 
 /// What memory does to partitions that were made without regard to it.
@@ -163,30 +172,42 @@ impl<'a> Partitioner<'a> {
         let most = most_stashes(schedules, deepest, micro_batches);
         let free = self.cut(&sums, &|_, _| Some(lightest), &most);
         let mut unbound: Vec<ScheduleKind> = Vec::new();
-        let mut found: Vec<(Vec<ScheduleKind>, Vec<Option<Partition>>)> = Vec::new();
+        let restricted = |each: &[Recompute]| Policies {
+            each: each.to_vec(),
+            last: policies.to_vec(),
+        };
+        let mut found: Vec<(Vec<ScheduleKind>, Policies, Vec<Option<Partition>>)> = Vec::new();
         for kind in schedules {
             let stashes = stashes(*kind, deepest, micro_batches);
             match self.memory_effect(&sums, &free, &stashes) {
                 MemoryEffect::AllFit => unbound.push(*kind),
-                MemoryEffect::SomeFit(some) => found.push((vec![*kind], some)),
+                MemoryEffect::SomeFit(some) => found.push((vec![*kind], restricted(policies), some)),
                 MemoryEffect::CutAnew => {
-                    let policy = |r: SegmentRange, later: u32| {
-                        self.quickest_that_fits(&sums, policies, r, stashes[later as usize])
-                    };
-                    found.push((vec![*kind], self.cut(&sums, &policy, &stashes)));
+                    // The slowest stage is shortest where each stage recomputes as little as it can. The whole step may be shorter
+                    // where all do the same: their cut is another, and the pipeline may fill faster.
+                    let same = policies.iter().map(std::slice::from_ref);
+                    let alike = same.filter(|one| *one != policies);
+                    for allowed in std::iter::once(policies).chain(alike) {
+                        let allowed = restricted(allowed);
+                        let policy = |r: SegmentRange, later: u32| {
+                            self.quickest_that_fits(&sums, &allowed, r, (later, stashes[later as usize]))
+                        };
+                        let by_depth = self.cut(&sums, &policy, &stashes);
+                        found.push((vec![*kind], allowed, by_depth));
+                    }
                 }
             }
         }
         if !unbound.is_empty() {
-            found.insert(0, (unbound, free));
+            found.insert(0, (unbound, restricted(policies), free));
         }
-        for (schedules, by_depth) in found {
+        for (schedules, policies, by_depth) in found {
             if by_depth.iter().any(Option::is_some) {
                 sets.push(PartitionSet {
                     micro_batch_size,
                     micro_batches,
                     schedules,
-                    policies: policies.to_vec(),
+                    policies,
                     sums: sums.clone(),
                     by_depth,
                 });
@@ -265,19 +286,22 @@ impl<'a> Partitioner<'a> {
         }
     }
 
-    /// The quickest of these policies under which a stage that keeps `stash` micro-batches fits into memory.
+    /// The quickest of these policies under which a stage fits into memory that has `later` stages behind it and keeps `stash`
+    /// micro-batches.
     fn quickest_that_fits(
         &self,
         sums: &StageSums,
-        policies: &[Recompute],
+        policies: &Policies,
         range: SegmentRange,
-        stash: u32,
+        (later, stash): (u32, u32),
     ) -> Option<Recompute> {
         let fits = |p: &&Recompute| {
             self.memory
                 .is_none_or(|m| sums.memory_bytes(range, stash, **p) <= m)
         };
-        policies.iter().find(fits).copied()
+        let own = policies.each.iter().find(fits)?;
+        let last = policies.last.iter().find(fits).filter(|_| later == 0);
+        Some(*last.unwrap_or(own))
     }
 
     /// The partition of a depth that weighs the gradient rings of this many pipelines as well as compute, where that differs.
@@ -294,7 +318,7 @@ impl<'a> Partitioner<'a> {
         let sums = &set.sums;
         let policy = |r: SegmentRange, later: u32| {
             let stash = stashes.get(later as usize)?;
-            self.quickest_that_fits(sums, &set.policies, r, *stash)
+            self.quickest_that_fits(sums, &set.policies, r, (later, *stash))
         };
         let cost = |r: SegmentRange, later: u32| Some(sums.stage_ms(r, policy(r, later)?));
         let tail = |r: SegmentRange| ClosedForm::stage_tail_ms(sums, r, pipelines);

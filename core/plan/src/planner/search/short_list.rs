@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 /// Compositions whose partitions are improved, and how many of those are simulated, for few workers and for many: there the list
 /// is flat at its top, and time is short.
 const SHORT_LIST: [(usize, usize); 2] = [(400, 100), (8, 4)];
-/// What the closed form puts this much above the best simulated step is not simulated.
-const SURE: f64 = 1.03;
+/// What the closed form puts this much above the best simulated step is not simulated, for few workers and for many: few micro-batches
+/// recompute less than the closed form says.
+const SURE: [f64; 2] = [1.1, 1.03];
 /// Workers from which on the short list is the shorter one.
 const MANY: usize = 256;
 
@@ -65,7 +66,8 @@ pub(in crate::planner) fn simulate(
     sets: &[PartitionSet],
     screening: &Screening,
 ) -> Vec<Candidate> {
-    let (listed, most) = SHORT_LIST[usize::from(partitioner.workers > MANY)];
+    let many = usize::from(partitioner.workers > MANY);
+    let ((listed, most), sure) = (SHORT_LIST[many], SURE[many]);
     let mut list = screening.short_list(listed);
     let mut short = ShortList {
         partitioner,
@@ -80,7 +82,7 @@ pub(in crate::planner) fn simulate(
     let mut best = f64::INFINITY;
     let mut found = Vec::new();
     for scored in list.iter().take(most) {
-        if scored.step_ms > best * SURE {
+        if scored.step_ms > best * sure {
             break;
         }
         let mut fastest: Option<Candidate> = None;
@@ -276,7 +278,7 @@ impl ShortList<'_> {
         let step = StepTotals::new(problem.costs, groups, shared_ms);
         Some(Candidate {
             work,
-            recompute: set.policies.first().copied().unwrap_or(Recompute::None),
+            recompute: set.policies.each.first().copied().unwrap_or(Recompute::None),
             step_ms: step.step_ms,
             bubble: step.bubble,
             parts: step.parts,

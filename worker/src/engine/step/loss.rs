@@ -1,0 +1,85 @@
+//! The loss, as it is added up over micro-batches.
+
+use super::super::EngineError;
+use super::Run;
+use crate::model::{add_loss, add_loss_with_gradients};
+use crate::state::UnitBuffers;
+use std::collections::BTreeMap;
+use tch::{Kind, Tensor};
+use varuna_model::Model;
+use varuna_plan::Unit;
+use varuna_torch::{Device, HeadLoss, TorchError};
+
+/// The mean loss of the tokens of so many samples, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
+/// for each micro-batch.
+pub(super) struct LossSum {
+    sum: Tensor,
+    /// Of one token in the mean, so that a short micro-batch is right.
+    weight: f64,
+}
+
+impl LossSum {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts of a batch stay far below 2^53"
+    )]
+    pub(super) fn new(device: Device, samples: u64, model: &Model) -> LossSum {
+        let tokens = samples as f64 * f64::from(model.sequence_length);
+        LossSum {
+            sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
+            weight: 1.0 / tokens,
+        }
+    }
+
+    fn of<'a>(&'a self, targets: &'a Tensor) -> HeadLoss<'a> {
+        HeadLoss {
+            targets,
+            weight: self.weight,
+            sum: &self.sum,
+        }
+    }
+
+    /// Waits until all that was added is computed.
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub(super) fn value(&self) -> Result<f64, TorchError> {
+        self.sum
+            .f_double_value(&[])
+            .map_err(|e| TorchError(e.to_string()))
+    }
+}
+
+impl Run<'_> {
+    /// Adds the loss of a micro-batch of training; its gradient by the last segment's output. From here on gradients carry the loss
+    /// scale, through all stages up to the optimizer.
+    pub(super) fn loss_backward(
+        &self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        output: &Tensor,
+        micro_batch: u32,
+    ) -> Result<Tensor, EngineError> {
+        let (_, targets) = self.tokens(&self.sample_numbers(micro_batch), false)?;
+        let loss = self.loss.of(&targets);
+        let scale = self.before.loss_scale.factor.as_f64();
+        Ok(add_loss_with_gradients(
+            &self.config.model,
+            units,
+            output,
+            &loss,
+            scale,
+        )?)
+    }
+
+    /// Adds the loss of held-out samples.
+    pub(super) fn evaluation_loss(
+        &self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        output: &Tensor,
+        numbers: &[u64],
+        into: &LossSum,
+    ) -> Result<(), EngineError> {
+        let (_, targets) = self.tokens(numbers, true)?;
+        Ok(add_loss(&self.config.model, units, output, &into.of(&targets))?)
+    }
+}

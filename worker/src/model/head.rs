@@ -1,0 +1,46 @@
+//! The last segment: the final norm, and the loss over the vocabulary. The loss is no part of the forward, which so keeps no logits.
+
+use super::norm::norm;
+use super::table;
+use crate::state::UnitBuffers;
+use std::collections::BTreeMap;
+use tch::Tensor;
+use varuna_model::head::{NORM, TABLE};
+use varuna_model::{Model, Unit};
+use varuna_torch::{HeadLoss, TorchError};
+
+/// The final norm of (b, t, d).
+pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Result<Tensor, TorchError> {
+    norm(model.features.norm, unit, NORM, x_btd)
+}
+
+/// Adds the tokens' losses (nats) of the last segment's output to the sum.
+///
+/// # Errors
+/// A target is outside the vocabulary, or libtorch refuses.
+pub fn add_loss(
+    model: &Model,
+    units: &BTreeMap<Unit, UnitBuffers>,
+    normed_btd: &Tensor,
+    loss: &HeadLoss<'_>,
+) -> Result<(), TorchError> {
+    loss.add(normed_btd, head_table(model, units)?)
+}
+
+/// The same; adds `scale` times the loss's gradient to that of the table and returns `scale` times that of the output (b, t, d).
+///
+/// # Errors
+/// As [`add_loss`].
+pub fn add_loss_with_gradients(
+    model: &Model,
+    units: &BTreeMap<Unit, UnitBuffers>,
+    normed_btd: &Tensor,
+    loss: &HeadLoss<'_>,
+    scale: f64,
+) -> Result<Tensor, TorchError> {
+    loss.add_with_gradients(normed_btd, head_table(model, units)?, scale)
+}
+
+fn head_table<'a>(model: &Model, units: &'a BTreeMap<Unit, UnitBuffers>) -> Result<&'a Tensor, TorchError> {
+    table(model, units, model.layout().segments - 1, TABLE)
+}

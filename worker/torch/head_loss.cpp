@@ -1,0 +1,53 @@
+// See head_loss.h. The logits of some rows at a time: what a vocabulary of fifty thousand takes is otherwise more than all else of the
+// last stage. Their gradients are made in the same pass, so that no product is computed twice (as in Hsu et al. 2024, "Liger Kernel").
+#include "head_loss.h"
+
+#include <ATen/core/grad_mode.h>
+
+namespace head_loss {
+
+// Calls each(first, rows) for all chunks.
+template <typename Each>
+static void in_chunks(const Job& job, Each each) {
+  at::NoGradGuard no_grad;
+  const int64_t n = job.x.size(0);
+  for (int64_t first = 0; first < n; first += job.chunk) each(first, std::min(job.chunk, n - first));
+}
+
+// Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
+// digits. The losses of these rows are added up.
+static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets) {
+  const auto logarithms = at::linear(x, job.w).log_softmax(1, at::kFloat);
+  const auto own = logarithms.gather(1, targets.unsqueeze(1));
+  job.sum.sub_(own.sum(at::kDouble).mul(job.weight));
+  return logarithms;
+}
+
+void forward(const Job& job) {
+  in_chunks(job, [&](int64_t first, int64_t rows) {
+    log_probabilities(job, job.x.narrow(0, first, rows), job.targets.narrow(0, first, rows));
+  });
+}
+
+at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) {
+  at::Tensor x_gradient = at::empty_like(job.x);
+  auto sum = w_gradient;
+  in_chunks(job, [&](int64_t first, int64_t rows) {
+    const auto x = job.x.narrow(0, first, rows);
+    const auto targets = job.targets.narrow(0, first, rows);
+    auto gradient = log_probabilities(job, x, targets).exp_();
+    gradient.scatter_add_(1, targets.unsqueeze(1), at::full({rows, 1}, -1.0, gradient.options()));
+    gradient = gradient.mul_(job.weight * scale).to(x.scalar_type());
+    auto part = x_gradient.narrow(0, first, rows);
+    at::mm_out(part, gradient, job.w);
+    if (sum.scalar_type() == gradient.scalar_type()) {
+      sum.addmm_(gradient.t(), x);
+    } else {
+      // A product of 16-bit numbers is rounded once; the sum over products keeps single precision.
+      sum.add_(gradient.t().mm(x));
+    }
+  });
+  return x_gradient;
+}
+
+}  // namespace head_loss

@@ -1,0 +1,23 @@
+// The loss of a head over its vocabulary, without its logits as a whole.
+#pragma once
+#include <ATen/ATen.h>
+
+namespace head_loss {
+
+// What a call adds to, and how much of memory it may take.
+struct Job {
+  at::Tensor x;        // (n, d), rows of the head's input
+  at::Tensor w;        // (v, d), in x's format
+  at::Tensor targets;  // (n), rows of w
+  double weight;       // of a row's loss in the sum
+  at::Tensor sum;      // a scalar in double precision: the weighted losses are added to it
+  int64_t chunk;       // rows whose logits exist at once
+};
+
+// Adds the weighted cross-entropies (nats).
+void forward(const Job& job);
+
+// The same; also adds scale times the gradient of w, to w_gradient (v, d), and returns scale times that of x.
+at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient);
+
+}  // namespace head_loss

@@ -1,0 +1,196 @@
+//! Layers whose backward adds to gradients that are there already.
+
+use crate::{Handle, TorchError, checked, handle};
+use std::ffi::c_int;
+use tch::Tensor;
+
+unsafe extern "C" {
+    fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
+    fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
+    fn vt_dropout(
+        x: Handle,
+        keys: *const u64,
+        rows: c_int,
+        keep: f64,
+        by_tensors: c_int,
+        out: *mut Handle,
+    ) -> c_int;
+    #[cfg(test)]
+    fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
+    fn vt_head_loss(
+        x: Handle,
+        w: Handle,
+        targets: Handle,
+        weight: f64,
+        sum: Handle,
+        chunk: i64,
+        scale: f64,
+        x_gradient: *mut Handle,
+    ) -> c_int;
+}
+
+/// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`](crate::set_grad) must have set, within the matrix product:
+/// nothing of the weight's size is made anew and added in a second pass.
+///
+/// # Errors
+/// The shapes do not fit, or a parameter has no gradient.
+pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
+    if !w.grad().defined() || b.is_some_and(|b| !b.grad().defined()) {
+        return Err(TorchError(
+            "a linear layer over parameters without gradients".into(),
+        ));
+    }
+    let mut out: Handle = std::ptr::null_mut();
+    let bias = b.map_or(std::ptr::null_mut(), handle);
+    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none.
+    checked(unsafe { vt_linear(handle(x), handle(w), bias, &raw mut out) })?;
+    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// Rows of a table (v, d) by number. Its backward adds to the gradient's rows that were looked up and touches no others;
+/// [`set_grad`](crate::set_grad) must have set that gradient.
+///
+/// # Errors
+/// A row is out of range, or the table has no gradient.
+pub fn lookup(table: &Tensor, rows: &Tensor) -> Result<Tensor, TorchError> {
+    if !table.grad().defined() {
+        return Err(TorchError("a lookup in a table without a gradient".into()));
+    }
+    let mut out: Handle = std::ptr::null_mut();
+    // SAFETY: live handles, borrowed for the call.
+    checked(unsafe { vt_lookup(handle(table), handle(rows), &raw mut out) })?;
+    // SAFETY: as in `linear`.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// Dropout of each row (the first dimension) under a key of its own: keeps an element with the probability `keep` and divides it by
+/// that, in single precision. Which elements stay follows from the key and the element's place in its row alone, on every device
+/// (Philox4x32-10); the backward draws them again, so that no mask is kept.
+///
+/// # Errors
+/// `keep` is not above 0 and at most 1, or there are not as many keys as rows.
+pub fn dropout(x: &Tensor, keys: &[u64], keep: f64) -> Result<Tensor, TorchError> {
+    dropout_by(x, keys, keep, false)
+}
+
+fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<Tensor, TorchError> {
+    let rows = x.size().first().copied().unwrap_or(0);
+    if !(keep > 0.0 && keep <= 1.0) || i64::try_from(keys.len()) != Ok(rows) {
+        return Err(TorchError(format!(
+            "dropout that keeps {keep} of {rows} rows, with {} keys",
+            keys.len()
+        )));
+    }
+    let count = c_int::try_from(rows).map_err(|_| TorchError("too many rows".into()))?;
+    let mut out: Handle = std::ptr::null_mut();
+    // SAFETY: a live handle and as many keys as said, borrowed for the call.
+    checked(unsafe {
+        vt_dropout(
+            handle(x),
+            keys.as_ptr(),
+            count,
+            keep,
+            c_int::from(by_tensors),
+            &raw mut out,
+        )
+    })?;
+    // SAFETY: as in `linear`.
+    Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
+/// in the same pass.
+#[derive(Clone, Copy)]
+pub struct HeadLoss<'a> {
+    /// Rows of the table that are right, (n) integers.
+    pub targets: &'a Tensor,
+    /// Weight of a row's loss in the sum.
+    pub weight: f64,
+    /// A scalar in double precision, to which the weighted cross-entropies (nats) are added: nothing waits for its value.
+    pub sum: &'a Tensor,
+}
+
+/// Bytes of a chunk's logits in single precision, about, in the host's memory.
+const CHUNK_BYTES_HOST: i64 = 64 << 20;
+/// On a GPU more: each chunk reads and writes the whole gradient of the table, which would take longer there than the products.
+const CHUNK_BYTES_GPU: i64 = 512 << 20;
+/// A chunk has at least so many rows, however large the vocabulary: products of fewer rows are slow.
+const CHUNK_ROWS_MIN: i64 = 128;
+
+impl HeadLoss<'_> {
+    /// Adds the losses of rows `x` (n, d) under the table `w` (v, d).
+    ///
+    /// # Errors
+    /// The shapes do not fit, or a target is not a row of the table.
+    pub fn add(&self, x: &Tensor, w: &Tensor) -> Result<(), TorchError> {
+        self.call(x, w, chunk_rows(w), 1.0, std::ptr::null_mut())
+    }
+
+    /// The same; adds `scale` times the gradient of the losses to that of `w`, which [`set_grad`](crate::set_grad) must have set, and returns
+    /// `scale` times that of `x`, in the shape and the format of `x`.
+    ///
+    /// # Errors
+    /// As [`HeadLoss::add`]; or the table has no gradient.
+    pub fn add_with_gradients(&self, x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor, TorchError> {
+        if !w.grad().defined() {
+            return Err(TorchError("a head's loss over a table without a gradient".into()));
+        }
+        self.gradients(x, w, chunk_rows(w), scale)
+    }
+
+    fn gradients(&self, x: &Tensor, w: &Tensor, chunk: i64, scale: f64) -> Result<Tensor, TorchError> {
+        let mut out: Handle = std::ptr::null_mut();
+        self.call(x, w, chunk, scale, &raw mut out)?;
+        // SAFETY: as in `linear`.
+        let gradient = unsafe { Tensor::from_ptr(out.cast()) };
+        gradient.f_view_as(x).map_err(|e| TorchError(e.to_string()))
+    }
+
+    /// Gradients are computed where there is a place for that of `x`.
+    fn call(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        chunk: i64,
+        scale: f64,
+        out: *mut Handle,
+    ) -> Result<(), TorchError> {
+        let (table, rows, targets) = (w.size(), x.size(), self.targets.numel());
+        let width = rows.last().copied().unwrap_or(0);
+        let (elements, per_row) = (x.numel(), usize::try_from(width).unwrap_or(0));
+        if table.len() != 2 || table[1] != width || Some(elements) != targets.checked_mul(per_row) {
+            return Err(TorchError(format!(
+                "a head's loss of {rows:?} under a table of {table:?} with {targets} targets"
+            )));
+        }
+        let x = x.reshape([-1, width]);
+        let targets = self.targets.reshape([-1]);
+        // SAFETY: live handles, borrowed for the call; `out` is null or has place for a handle.
+        checked(unsafe {
+            vt_head_loss(
+                handle(&x),
+                handle(w),
+                handle(&targets),
+                self.weight,
+                handle(self.sum),
+                chunk,
+                scale,
+                out,
+            )
+        })
+    }
+}
+
+/// Rows of a chunk for a table (v, d).
+fn chunk_rows(table: &Tensor) -> i64 {
+    let bytes = match table.device() {
+        tch::Device::Cpu => CHUNK_BYTES_HOST,
+        _ => CHUNK_BYTES_GPU,
+    };
+    let vocabulary = table.size().first().copied().unwrap_or(1);
+    (bytes / 4 / vocabulary.max(1)).max(CHUNK_ROWS_MIN)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+use super::*;
+use crate::{backward, set_grad};
+use tch::{Device, Kind};
+
+const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+#[test]
+fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
+    tch::manual_seed(4);
+    let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).set_requires_grad(true);
+    let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
+    let run = |fused: bool, table: &Tensor, w: &Tensor, b: &Tensor| {
+        let y = if fused {
+            linear(&lookup(table, &rows).unwrap(), w, Some(b)).unwrap()
+        } else {
+            Tensor::embedding(table, &rows, -1, false, false).linear(w, Some(b))
+        };
+        backward(&[&y], &[&y.detach()]).unwrap();
+        y
+    };
+    let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
+    assert!(
+        linear(&table, &w, None).is_err() && lookup(&table, &rows).is_err(),
+        "there are no gradients yet"
+    );
+    let plain = run(false, &table, &w, &b);
+    let own: Vec<Tensor> = [&table, &w, &b]
+        .map(|t| t.detach().copy().set_requires_grad(true))
+        .into();
+    for t in &own {
+        set_grad(t, &Tensor::full_like(&t.detach(), 1.0)).unwrap();
+    }
+    assert_eq!(run(true, &own[0], &own[1], &own[2]), plain);
+    for (ours, theirs) in own.iter().zip([&table, &w, &b]) {
+        let off = (ours.grad() - theirs.grad() - 1.0).abs().max().double_value(&[]);
+        assert!(off < 1e-5, "{off}");
+    }
+    assert!(lookup(&own[0], &Tensor::from_slice(&[9i64])).is_err());
+    let x = leaf(&[2, 3]);
+    let y = linear(&x, &own[1], None).unwrap();
+    backward(&[&y], &[&Tensor::ones([2, 4], CPU)]).unwrap();
+    assert_eq!(x.grad(), Tensor::ones([2, 4], CPU).matmul(&own[1].detach()));
+    let _guard = tch::no_grad_guard();
+    assert!(
+        !linear(&Tensor::ones([2, 3], CPU), &own[1], None)
+            .unwrap()
+            .requires_grad()
+    );
+}
+
+#[test]
+fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
+    let (from, half) = (Kind::Float, Kind::BFloat16);
+    tch::manual_seed(5);
+    let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
+    let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).to_kind(half).set_requires_grad(true);
+    let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
+    for t in [&table, &w, &b] {
+        // Of the third decimal, a 16-bit sum near a thousand keeps nothing.
+        set_grad(t, &Tensor::full(t.size(), 1000.001, CPU)).unwrap();
+    }
+    let y = linear(&lookup(&table, &rows).unwrap(), &w, Some(&b)).unwrap();
+    assert_eq!(y.kind(), half);
+    backward(&[&y], &[&y.detach()]).unwrap();
+    let wide = [&table, &w, &b].map(|t| t.detach().to_kind(from).set_requires_grad(true));
+    let [wide_table, wide_w, wide_b] = &wide;
+    let plain = Tensor::embedding(wide_table, &rows, -1, false, false).linear(wide_w, Some(wide_b));
+    backward(&[&plain], &[&y.detach().to_kind(from)]).unwrap();
+    for (narrow, wide) in [&table, &w, &b].iter().zip(&wide) {
+        assert_eq!(narrow.grad().kind(), from);
+        let added = narrow.grad() - 1000.001;
+        let off = (&added - wide.grad()).abs().max().double_value(&[]);
+        let size = wide.grad().abs().max().double_value(&[]);
+        assert!(off < 0.01 * size, "{off} of {size}");
+    }
+}
+
+#[test]
+fn philox_draws_the_published_numbers() {
+    // The known answers of Random123, the authors' own library.
+    let published = [
+        (
+            [0; 4],
+            [0; 2],
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
+        ),
+        (
+            [u32::MAX; 4],
+            [u32::MAX; 2],
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
+        ),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (counter, key, expected) in published {
+        let mut drawn = [0u32; 4];
+        // SAFETY: arrays of the lengths that the shim reads and writes.
+        unsafe { vt_philox(counter.as_ptr(), key.as_ptr(), drawn.as_mut_ptr()) };
+        assert_eq!(drawn, expected);
+    }
+}
+
+#[test]
+fn dropout_follows_the_rows_key_and_its_backward_drops_the_same() {
+    let keys = [7u64, u64::MAX, 7];
+    // Not a multiple of the four numbers that a counter gives.
+    let x = Tensor::randn([3, 1001, 3], CPU).set_requires_grad(true);
+    let y = dropout(&x, &keys, 0.75).unwrap();
+    backward(&[&y], &[&Tensor::ones_like(&y)]).unwrap();
+    let kept = x.grad();
+    assert_eq!(
+        y,
+        x.detach() * &kept,
+        "what stays is divided by what is kept of all"
+    );
+    assert_eq!((kept.get(0), kept.get(1) == kept.get(0)), (kept.get(2), false));
+    let stay = f64::try_from(kept.gt(0.0).to_kind(Kind::Double).mean(Kind::Double)).unwrap();
+    assert!((stay - 0.75).abs() < 0.02, "{stay}");
+    let together = f64::try_from(kept.mean(Kind::Double)).unwrap();
+    assert!((together - 1.0).abs() < 0.03, "{together}");
+    assert_eq!(dropout(&x, &keys, 1.0).unwrap(), x);
+    for (keys, keep) in [
+        (&keys[..2], 0.5),
+        (&keys[..], 0.0),
+        (&keys[..], 1.5),
+        (&keys[..], f64::NAN),
+    ] {
+        assert!(dropout(&x, keys, keep).is_err());
+    }
+}
+
+/// Devices without a loop of their own draw with operations on whole tensors.
+#[test]
+fn dropout_by_whole_tensors_is_that_of_the_loop() {
+    tch::manual_seed(6);
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for elements in [1, 4, 10_007] {
+            let x = Tensor::randn([2, elements], CPU).to_kind(kind);
+            let keys = [0x0123_4567_89ab_cdef, 3];
+            let [a, b] = [false, true].map(|by_tensors| dropout_by(&x, &keys, 0.9, by_tensors).unwrap());
+            assert_eq!((a.kind(), &a), (kind, &b), "{elements} of {kind:?}");
+        }
+    }
+}
+
+/// Losses, gradients of `x` and of the table by autograd, in double precision.
+fn plain(x: &Tensor, w: &Tensor, targets: &Tensor, weight: f64) -> [Tensor; 3] {
+    let [x, w] = [x, w].map(|t| t.detach().to_kind(Kind::Double).set_requires_grad(true));
+    let loss = x.matmul(&w.transpose(0, 1)).cross_entropy_loss(
+        targets,
+        None::<Tensor>,
+        tch::Reduction::Sum,
+        -100,
+        0.0,
+    ) * weight;
+    loss.backward();
+    [loss.detach(), x.grad(), w.grad()]
+}
+
+fn relative(ours: &Tensor, reference: &Tensor) -> f64 {
+    let off = (ours.to_kind(Kind::Double) - reference)
+        .abs()
+        .max()
+        .double_value(&[]);
+    off / reference.abs().max().double_value(&[])
+}
+
+#[test]
+fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
+    tch::manual_seed(8);
+    let (n, v, d) = (37, 50, 24);
+    let targets = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
+    for (kind, bound) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2), (Kind::Half, 2e-3)] {
+        let x = Tensor::randn([1, n, d], CPU).to_kind(kind);
+        let w = Tensor::randn([v, d], CPU).to_kind(kind).set_requires_grad(true);
+        let [loss, x_gradient, w_gradient] = plain(&x.view([n, d]), &w, &targets, 0.5);
+        let sum = Tensor::full([0i64; 0], 3.0, (Kind::Double, Device::Cpu));
+        let head = HeadLoss {
+            targets: &targets,
+            weight: 0.5,
+            sum: &sum,
+        };
+        assert!(
+            head.add_with_gradients(&x, &w, 8.0).is_err(),
+            "there is no gradient yet"
+        );
+        set_grad(&w, &Tensor::full([v, d], 1.0, CPU)).unwrap();
+        // All at once, and in chunks of which the last is shorter.
+        for chunk in [chunk_rows(&w), 7] {
+            let _ = (sum.shallow_clone().fill_(3.0), w.grad().fill_(1.0));
+            let got = head.gradients(&x, &w, chunk, 8.0).unwrap();
+            assert_eq!((got.size(), got.kind()), (x.size(), kind));
+            assert!(relative(&(&sum - 3.0), &loss) < bound, "{kind:?}");
+            assert!(
+                relative(&(got.view([n, d]) / 8.0), &x_gradient) < bound,
+                "{kind:?}"
+            );
+            assert!(
+                relative(&((w.grad() - 1.0) / 8.0), &w_gradient) < bound,
+                "{kind:?}"
+            );
+        }
+        let before = w.grad().copy();
+        let _ = sum.shallow_clone().fill_(0.0);
+        head.add(&x, &w).unwrap();
+        assert!(relative(&sum, &loss) < bound, "{kind:?}");
+        assert_eq!(w.grad(), before, "without gradients");
+        let _ = head.add_with_gradients(&x, &w, 1.0).unwrap();
+        assert!(relative(&sum, &(loss * 2.0)) < bound, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_loss_that_does_not_fit_is_refused() {
+    let (x, w) = (Tensor::zeros([2, 3], CPU), Tensor::zeros([5, 3], CPU));
+    let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+    let add = |x: &Tensor, targets: &[i64]| {
+        let targets = Tensor::from_slice(targets);
+        HeadLoss {
+            targets: &targets,
+            weight: 1.0,
+            sum: &sum,
+        }
+        .add(x, &w)
+    };
+    assert_eq!(add(&x, &[0, 4]), Ok(()));
+    for (x, targets) in [
+        (&x, &[0, 5][..]),
+        (&x, &[-1, 0]),
+        (&x, &[0]),
+        (&Tensor::zeros([2, 4], CPU), &[0, 0]),
+    ] {
+        assert!(add(x, targets).is_err(), "{targets:?}");
+    }
+}
+
+#[test]
+fn a_chunk_takes_about_its_bytes() {
+    assert_eq!(chunk_rows(&Tensor::zeros([50_304, 1], CPU)), 333);
+    assert_eq!(chunk_rows(&Tensor::zeros([1 << 22, 1], CPU)), CHUNK_ROWS_MIN);
+}
