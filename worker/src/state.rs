@@ -3,7 +3,10 @@
 //! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer, or of
 //! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
 
+mod compute_copy;
+
 use crate::numerics::Numerics;
+use compute_copy::ComputeCopy;
 use std::time::Duration;
 use tch::Tensor;
 use varuna_api::Adam;
@@ -12,7 +15,7 @@ use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
 use varuna_torch::{
-    AdamStep, Device, FlatBuffer, LeaseError, Share, TorchError, adamw, fill_normal, set_grad,
+    AdamStep, Device, FlatBuffer, HeadTable, LeaseError, Share, TorchError, adamw, fill_normal, set_grad,
 };
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
@@ -101,7 +104,7 @@ pub struct UnitBuffers {
     /// All master parameters, one after the other.
     weights: Tensor,
     /// The parameters in the format that is computed in, where that is not the masters' own.
-    copy: Option<Tensor>,
+    copy: Option<ComputeCopy>,
     first: Tensor,
     second: Tensor,
     gradients: Tensor,
@@ -136,15 +139,17 @@ impl UnitBuffers {
         let zeros = || FlatBuffer::zeros(total, device);
         let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let copy = || Tensor::zeros([size(total)], (numerics.compute(), device.tensors()));
+        let copy = || ComputeCopy::new(&list, numerics.compute(), device);
         let copy = numerics.has_copy().then(copy);
-        let computed = copy.as_ref().unwrap_or(&weights);
         let mut at = 0;
         let mut leaves = Vec::new();
-        for p in &list {
+        for (number, p) in list.iter().enumerate() {
             let shape: Vec<i64> = p.shape.iter().map(|s| size(*s)).collect();
             let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(shape.as_slice());
-            let leaf = view(computed).detach().set_requires_grad(true);
+            let computed = copy
+                .as_ref()
+                .map_or_else(|| view(&weights), |c| c.parameter(number));
+            let leaf = computed.detach().set_requires_grad(true);
             set_grad(&leaf, &view(&gradients))?;
             leaves.push((p.name, leaf));
             at += size(p.elements());
@@ -195,9 +200,8 @@ impl UnitBuffers {
 
     /// Rounds the masters into the copy, where there is one.
     fn renew_copy(&mut self) {
-        if let Some(copy) = &mut self.copy {
-            let _guard = tch::no_grad_guard();
-            copy.copy_(&self.weights);
+        if let Some(copy) = &self.copy {
+            copy.renew(&self.weights);
         }
     }
 
@@ -224,6 +228,20 @@ impl UnitBuffers {
     pub fn parameter(&self, name: &str) -> Result<&Tensor, TorchError> {
         self.optional_parameter(name)
             .ok_or_else(|| TorchError(format!("the unit has no parameter {name}")))
+    }
+
+    /// A vocabulary's table with what its products need.
+    ///
+    /// # Errors
+    /// As [`UnitBuffers::parameter`].
+    pub fn head_table(&self, name: &str) -> Result<HeadTable, TorchError> {
+        let gradient = self.parameter(name)?.grad();
+        let number = self.parameters.iter().position(|(own, _)| *own == name);
+        let rows = match (&self.copy, number) {
+            (Some(copy), Some(number)) => copy.padded(number),
+            _ => self.parameter(name)?.detach(),
+        };
+        Ok(HeadTable { rows, gradient })
     }
 
     /// A parameter that not every model has.

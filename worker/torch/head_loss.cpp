@@ -17,7 +17,7 @@ static void in_chunks(const Job& job, Each each) {
 // Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
 // digits. The losses of these rows are added up.
 static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets) {
-  const auto logarithms = at::linear(x, job.w).log_softmax(1, at::kFloat);
+  const auto logarithms = at::linear(x, job.w).narrow(1, 0, job.vocabulary).log_softmax(1, at::kFloat);
   const auto own = logarithms.gather(1, targets.unsqueeze(1));
   job.sum.sub_(own.sum(at::kDouble).mul(job.weight));
   return logarithms;
@@ -38,13 +38,15 @@ at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) 
     auto gradient = log_probabilities(job, x, targets).exp_();
     gradient.scatter_add_(1, targets.unsqueeze(1), at::full({rows, 1}, -1.0, gradient.options()));
     gradient = gradient.mul_(job.weight * scale).to(x.scalar_type());
+    const auto more = job.w.size(0) - job.vocabulary;
+    if (more > 0) gradient = at::constant_pad_nd(gradient, {0, more});
     auto part = x_gradient.narrow(0, first, rows);
     at::mm_out(part, gradient, job.w);
-    if (sum.scalar_type() == gradient.scalar_type()) {
+    if (sum.scalar_type() == gradient.scalar_type() && more == 0) {
       sum.addmm_(gradient.t(), x);
     } else {
       // A product of 16-bit numbers is rounded once; the sum over products keeps single precision.
-      sum.add_(gradient.t().mm(x));
+      sum.add_(gradient.t().mm(x).narrow(0, 0, job.vocabulary));
     }
   });
   return x_gradient;

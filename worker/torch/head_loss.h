@@ -7,7 +7,8 @@ namespace head_loss {
 // What a call adds to, and how much of memory it may take.
 struct Job {
   at::Tensor x;        // (n, d), rows of the head's input
-  at::Tensor w;        // (v, d), in x's format
+  at::Tensor w;        // (v or more, d), in x's format; rows from v on are zeros that no target names
+  int64_t vocabulary;  // v
   at::Tensor targets;  // (n), rows of w
   double weight;       // of a row's loss in the sum
   at::Tensor sum;      // a scalar in double precision: the weighted losses are added to it

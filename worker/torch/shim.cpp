@@ -193,13 +193,13 @@ int vt_lookup(Handle table, Handle rows, Handle* out) {
   return guarded([&] { *out = new at::Tensor(Lookup::apply(*table, *rows, table->grad())); });
 }
 
-// See head_loss.h. Without `x_gradient` only the loss is added; else the gradient of w is the one that vt_set_grad gave.
-int vt_head_loss(Handle x, Handle w, Handle targets, double weight, Handle sum, int64_t chunk, double scale,
-                 Handle* x_gradient) {
+// See head_loss.h. Without `x_gradient` only the loss is added.
+int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double weight, Handle sum, int64_t chunk,
+                 double scale, Handle* x_gradient) {
   return guarded([&] {
-    const head_loss::Job job{x->detach(), w->detach(), *targets, weight, *sum, chunk};
+    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk};
     if (x_gradient) {
-      *x_gradient = new at::Tensor(head_loss::backward(job, scale, w->grad()));
+      *x_gradient = new at::Tensor(head_loss::backward(job, scale, *w_gradient));
     } else {
       head_loss::forward(job);
     }

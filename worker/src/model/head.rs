@@ -1,13 +1,14 @@
 //! The last segment: the final norm, and the loss over the vocabulary. The loss is no part of the forward, which so keeps no logits.
 
 use super::norm::norm;
-use super::table;
+use super::table_unit;
 use crate::state::UnitBuffers;
 use std::collections::BTreeMap;
 use tch::Tensor;
+use varuna_model::embedding::TOKENS;
 use varuna_model::head::{NORM, TABLE};
 use varuna_model::{Model, Unit};
-use varuna_torch::{HeadLoss, TorchError};
+use varuna_torch::{HeadLoss, HeadTable, TorchError};
 
 /// The final norm of (b, t, d).
 pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Result<Tensor, TorchError> {
@@ -24,7 +25,7 @@ pub fn add_loss(
     normed_btd: &Tensor,
     loss: &HeadLoss<'_>,
 ) -> Result<(), TorchError> {
-    loss.add(normed_btd, head_table(model, units)?)
+    loss.add(normed_btd, &head_table(model, units)?)
 }
 
 /// The same; adds `scale` times the loss's gradient to that of the table and returns `scale` times that of the output (b, t, d).
@@ -38,9 +39,10 @@ pub fn add_loss_with_gradients(
     loss: &HeadLoss<'_>,
     scale: f64,
 ) -> Result<Tensor, TorchError> {
-    loss.add_with_gradients(normed_btd, head_table(model, units)?, scale)
+    loss.add_with_gradients(normed_btd, &head_table(model, units)?, scale)
 }
 
-fn head_table<'a>(model: &Model, units: &'a BTreeMap<Unit, UnitBuffers>) -> Result<&'a Tensor, TorchError> {
-    table(model, units, model.layout().segments - 1, TABLE)
+fn head_table(model: &Model, units: &BTreeMap<Unit, UnitBuffers>) -> Result<HeadTable, TorchError> {
+    let name = if model.tied_head { TOKENS } else { TABLE };
+    table_unit(model, units, model.layout().segments - 1).head_table(name)
 }

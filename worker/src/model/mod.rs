@@ -36,7 +36,8 @@ pub fn forward(
     let block = model.block(segment);
     match model.kind(segment) {
         SegmentKind::Embedding => {
-            embedding::forward(model, own, table(model, units, segment, TOKENS)?, x_btd, dropout)
+            let table = table_unit(model, units, segment).parameter(TOKENS)?;
+            embedding::forward(model, own, table, x_btd, dropout)
         }
         SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, block),
         SegmentKind::Mlp => mlp::forward(model, own, x_btd, dropout, block),
@@ -48,17 +49,9 @@ pub fn forward(
     }
 }
 
-/// The table (v, d) that a segment uses: the tied one, or its own of this name.
-fn table<'a>(
-    model: &Model,
-    units: &'a BTreeMap<Unit, UnitBuffers>,
-    segment: u32,
-    own_name: &str,
-) -> Result<&'a Tensor, TorchError> {
-    match model.layout().tied_unit() {
-        Some(unit) => units[&unit].parameter(TOKENS),
-        None => units[&Unit(segment)].parameter(own_name),
-    }
+/// Whose table (v, d) a segment uses: that of the tied weight, or its own.
+fn table_unit<'a>(model: &Model, units: &'a BTreeMap<Unit, UnitBuffers>, segment: u32) -> &'a UnitBuffers {
+    &units[&model.layout().tied_unit().unwrap_or(Unit(segment))]
 }
 
 /// Units whose gradients a stage has finished once the backward of `segment` has ended for the last micro-batch.

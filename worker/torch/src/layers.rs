@@ -20,6 +20,7 @@ unsafe extern "C" {
     fn vt_head_loss(
         x: Handle,
         w: Handle,
+        w_gradient: Handle,
         targets: Handle,
         weight: f64,
         sum: Handle,
@@ -99,6 +100,14 @@ fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<T
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
+/// The table of a head.
+pub struct HeadTable {
+    /// (v, d), in the format that is computed in; more rows may follow, which must be zeros: they only fill products up.
+    pub rows: Tensor,
+    /// (v, d): gradients are added to it.
+    pub gradient: Tensor,
+}
+
 /// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
 /// in the same pass.
 #[derive(Clone, Copy)]
@@ -119,29 +128,31 @@ const CHUNK_BYTES_GPU: i64 = 512 << 20;
 const CHUNK_ROWS_MIN: i64 = 128;
 
 impl HeadLoss<'_> {
-    /// Adds the losses of rows `x` (n, d) under the table `w` (v, d).
+    /// Adds the losses of rows `x` (n, d) under the table.
     ///
     /// # Errors
     /// The shapes do not fit, or a target is not a row of the table.
-    pub fn add(&self, x: &Tensor, w: &Tensor) -> Result<(), TorchError> {
-        self.call(x, w, chunk_rows(w), 1.0, std::ptr::null_mut())
+    pub fn add(&self, x: &Tensor, table: &HeadTable) -> Result<(), TorchError> {
+        self.call(x, table, chunk_rows(&table.rows), 1.0, std::ptr::null_mut())
     }
 
-    /// The same; adds `scale` times the gradient of the losses to that of `w`, which [`set_grad`](crate::set_grad) must have set, and returns
-    /// `scale` times that of `x`, in the shape and the format of `x`.
+    /// The same; adds `scale` times the gradient of the losses to that of the table, and returns `scale` times that of `x`, in the shape and
+    /// the format of `x`.
     ///
     /// # Errors
-    /// As [`HeadLoss::add`]; or the table has no gradient.
-    pub fn add_with_gradients(&self, x: &Tensor, w: &Tensor, scale: f64) -> Result<Tensor, TorchError> {
-        if !w.grad().defined() {
-            return Err(TorchError("a head's loss over a table without a gradient".into()));
-        }
-        self.gradients(x, w, chunk_rows(w), scale)
+    /// As [`HeadLoss::add`].
+    pub fn add_with_gradients(
+        &self,
+        x: &Tensor,
+        table: &HeadTable,
+        scale: f64,
+    ) -> Result<Tensor, TorchError> {
+        self.gradients(x, table, chunk_rows(&table.rows), scale)
     }
 
-    fn gradients(&self, x: &Tensor, w: &Tensor, chunk: i64, scale: f64) -> Result<Tensor, TorchError> {
+    fn gradients(&self, x: &Tensor, table: &HeadTable, chunk: i64, scale: f64) -> Result<Tensor, TorchError> {
         let mut out: Handle = std::ptr::null_mut();
-        self.call(x, w, chunk, scale, &raw mut out)?;
+        self.call(x, table, chunk, scale, &raw mut out)?;
         // SAFETY: as in `linear`.
         let gradient = unsafe { Tensor::from_ptr(out.cast()) };
         gradient.f_view_as(x).map_err(|e| TorchError(e.to_string()))
@@ -151,26 +162,29 @@ impl HeadLoss<'_> {
     fn call(
         &self,
         x: &Tensor,
-        w: &Tensor,
+        table: &HeadTable,
         chunk: i64,
         scale: f64,
         out: *mut Handle,
     ) -> Result<(), TorchError> {
-        let (table, rows, targets) = (w.size(), x.size(), self.targets.numel());
+        let [w, gradient, rows] = [&table.rows, &table.gradient, x].map(Tensor::size);
         let width = rows.last().copied().unwrap_or(0);
-        let (elements, per_row) = (x.numel(), usize::try_from(width).unwrap_or(0));
-        if table.len() != 2 || table[1] != width || Some(elements) != targets.checked_mul(per_row) {
+        let targets = self.targets.reshape([-1]);
+        let count = targets.size1().unwrap_or(0);
+        let fits =
+            matches!((&w[..], &gradient[..]), ([all, a], [own, b]) if all >= own && [*a, *b] == [width; 2]);
+        if !fits || i64::try_from(x.numel()) != Ok(count * width) {
             return Err(TorchError(format!(
-                "a head's loss of {rows:?} under a table of {table:?} with {targets} targets"
+                "a head's loss of {rows:?} under a table of {w:?} with a gradient of {gradient:?} and {count} targets"
             )));
         }
         let x = x.reshape([-1, width]);
-        let targets = self.targets.reshape([-1]);
         // SAFETY: live handles, borrowed for the call; `out` is null or has place for a handle.
         checked(unsafe {
             vt_head_loss(
                 handle(&x),
-                handle(w),
+                handle(&table.rows),
+                handle(&table.gradient),
                 handle(&targets),
                 self.weight,
                 handle(self.sum),

@@ -10,7 +10,7 @@ mod layers;
 
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
-pub use layers::{HeadLoss, dropout, linear, lookup};
+pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};

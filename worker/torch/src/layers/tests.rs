@@ -175,66 +175,68 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
     let targets = Tensor::randint(v, [n], (Kind::Int64, Device::Cpu));
     for (kind, bound) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2), (Kind::Half, 2e-3)] {
         let x = Tensor::randn([1, n, d], CPU).to_kind(kind);
-        let w = Tensor::randn([v, d], CPU).to_kind(kind).set_requires_grad(true);
+        let w = Tensor::randn([v, d], CPU).to_kind(kind);
         let [loss, x_gradient, w_gradient] = plain(&x.view([n, d]), &w, &targets, 0.5);
-        let sum = Tensor::full([0i64; 0], 3.0, (Kind::Double, Device::Cpu));
+        let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
         let head = HeadLoss {
             targets: &targets,
             weight: 0.5,
             sum: &sum,
         };
-        assert!(
-            head.add_with_gradients(&x, &w, 8.0).is_err(),
-            "there is no gradient yet"
-        );
-        set_grad(&w, &Tensor::full([v, d], 1.0, CPU)).unwrap();
-        // All at once, and in chunks of which the last is shorter.
-        for chunk in [chunk_rows(&w), 7] {
-            let _ = (sum.shallow_clone().fill_(3.0), w.grad().fill_(1.0));
-            let got = head.gradients(&x, &w, chunk, 8.0).unwrap();
+        // All at once, and in chunks of which the last is shorter; the table as it is, and filled up with rows.
+        for (chunk, rows) in [(1000, v), (7, v), (1000, 64), (7, 64)] {
+            let table = HeadTable {
+                rows: w.constant_pad_nd([0, 0, 0, rows - v]),
+                gradient: Tensor::ones([v, d], CPU),
+            };
+            let case = format!("{kind:?}, chunks of {chunk}, {rows} rows");
+            let _ = sum.shallow_clone().fill_(3.0);
+            let got = head.gradients(&x, &table, chunk, 8.0).unwrap();
             assert_eq!((got.size(), got.kind()), (x.size(), kind));
-            assert!(relative(&(&sum - 3.0), &loss) < bound, "{kind:?}");
-            assert!(
-                relative(&(got.view([n, d]) / 8.0), &x_gradient) < bound,
-                "{kind:?}"
-            );
-            assert!(
-                relative(&((w.grad() - 1.0) / 8.0), &w_gradient) < bound,
-                "{kind:?}"
-            );
+            assert!(relative(&(&sum - 3.0), &loss) < bound, "{case}");
+            assert!(relative(&(got.view([n, d]) / 8.0), &x_gradient) < bound, "{case}");
+            let added = (&table.gradient - 1.0) / 8.0;
+            assert!(relative(&added, &w_gradient) < bound, "{case}");
+            let before = table.gradient.copy();
+            let _ = sum.shallow_clone().fill_(0.0);
+            head.add(&x, &table).unwrap();
+            assert!(relative(&sum, &loss) < bound, "{case}");
+            assert_eq!(table.gradient, before, "without gradients");
+            let _ = head.add_with_gradients(&x, &table, 1.0).unwrap();
+            assert!(relative(&sum, &(&loss * 2.0)) < bound, "{case}");
         }
-        let before = w.grad().copy();
-        let _ = sum.shallow_clone().fill_(0.0);
-        head.add(&x, &w).unwrap();
-        assert!(relative(&sum, &loss) < bound, "{kind:?}");
-        assert_eq!(w.grad(), before, "without gradients");
-        let _ = head.add_with_gradients(&x, &w, 1.0).unwrap();
-        assert!(relative(&sum, &(loss * 2.0)) < bound, "{kind:?}");
     }
 }
 
 #[test]
 fn a_loss_that_does_not_fit_is_refused() {
-    let (x, w) = (Tensor::zeros([2, 3], CPU), Tensor::zeros([5, 3], CPU));
+    let x = Tensor::zeros([2, 3], CPU);
     let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
-    let add = |x: &Tensor, targets: &[i64]| {
+    let add = |x: &Tensor, [rows, own]: [i64; 2], targets: &[i64]| {
         let targets = Tensor::from_slice(targets);
-        HeadLoss {
+        let head = HeadLoss {
             targets: &targets,
             weight: 1.0,
             sum: &sum,
-        }
-        .add(x, &w)
+        };
+        let table = HeadTable {
+            rows: Tensor::zeros([rows, 3], CPU),
+            gradient: Tensor::zeros([own, 3], CPU),
+        };
+        head.add(x, &table)
     };
-    assert_eq!(add(&x, &[0, 4]), Ok(()));
-    for (x, targets) in [
-        (&x, &[0, 5][..]),
-        (&x, &[-1, 0]),
-        (&x, &[0]),
-        (&Tensor::zeros([2, 4], CPU), &[0, 0]),
+    assert_eq!(add(&x, [5, 5], &[0, 4]), Ok(()));
+    assert_eq!(add(&x, [8, 5], &[0, 4]), Ok(()));
+    for (rows, targets) in [
+        ([5, 5], &[0, 5][..]),
+        ([8, 5], &[0, 5]),
+        ([5, 5], &[-1, 0]),
+        ([5, 5], &[0]),
+        ([4, 5], &[0, 0]),
     ] {
-        assert!(add(x, targets).is_err(), "{targets:?}");
+        assert!(add(&x, rows, targets).is_err(), "{rows:?} {targets:?}");
     }
+    assert!(add(&Tensor::zeros([2, 4], CPU), [5, 5], &[0, 0]).is_err());
 }
 
 #[test]
