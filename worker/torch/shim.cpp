@@ -206,6 +206,32 @@ int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double w
   });
 }
 
+// The sum of squares of each block of a flat tensor's elements in double precision: src/norm.rs says in which order. `block` is a power of
+// two.
+int vt_block_squares(Handle values, int64_t block, Handle* out) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    // What is computed at once: the squares take four times the memory of the elements.
+    const int64_t chunk = std::max<int64_t>(int64_t(1) << 24, block);
+    const auto flat = values->reshape({-1});
+    std::vector<at::Tensor> sums;
+    for (int64_t first = 0; first < flat.numel(); first += chunk) {
+      auto part = flat.narrow(0, first, std::min(chunk, flat.numel() - first));
+      const int64_t missing = (block - part.numel() % block) % block;
+      if (missing) part = at::constant_pad_nd(part, {0, missing});
+      auto rows = part.view({-1, block});
+      const auto squares = [&](int64_t start) {
+        auto half = rows.narrow(1, start, block / 2).to(at::kDouble);
+        return half.mul_(half);
+      };
+      auto sum = squares(0).add_(squares(block / 2));
+      for (int64_t width = block / 4; width > 0; width /= 2) sum = sum.narrow(1, 0, width).add(sum.narrow(1, width, width));
+      sums.push_back(sum.view({-1}));
+    }
+    *out = new at::Tensor(sums.empty() ? at::empty({0}, flat.options().dtype(at::kDouble)) : at::cat(sums));
+  });
+}
+
 // One fused AdamW step on one flat tensor; `step` is a float32 scalar that the caller has already advanced.
 int vt_adamw(Handle weight, Handle gradient, Handle first, Handle second, Handle step, double rate, double beta1,
              double beta2, double decay, double epsilon) {

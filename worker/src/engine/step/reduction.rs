@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::Lease;
+use varuna_torch::{Lease, sum_of_squares};
 
 impl Run<'_> {
     /// Hands the gradients that `segment` has finished to the reduction.
@@ -74,17 +74,4 @@ impl Run<'_> {
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
         UnitNorm::new(norm2, f64::from(tail[0]), eval_loss, self.before)
     }
-}
-
-/// Sum of squares in double precision, in a fixed order of eight partial sums: the same bits everywhere, and vectorised.
-fn sum_of_squares(values: &[f32]) -> f64 {
-    let mut sums = [0.0f64; 8];
-    let (whole, rest) = values.as_chunks::<8>();
-    for chunk in whole {
-        for (sum, v) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(*v) * f64::from(*v);
-        }
-    }
-    let rest: f64 = rest.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    sums.iter().sum::<f64>() + rest
 }

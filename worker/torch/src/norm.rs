@@ -1,0 +1,122 @@
+//! Sums of squares in a fixed tree: the same bits on every device, however many cores or multiprocessors it has. All holders of a unit
+//! must find the same norm.
+//!
+//! The tree: blocks of [`BLOCK`] elements, in each of which the upper half is added to the lower half until one number is left; the
+//! blocks' sums are added up in their order. Squares and sums are in double precision; the square of a single is exact there.
+
+use crate::{Handle, TorchError, checked, handle, vec_from_tensor};
+use std::ffi::c_int;
+use tch::Tensor;
+
+unsafe extern "C" {
+    fn vt_block_squares(values: Handle, block: i64, out: *mut Handle) -> c_int;
+}
+
+/// Elements of a block: what the sum of it takes fits into the fastest cache of a core.
+const BLOCK: usize = 4096;
+
+/// Sum of the squares of elements in the host's memory.
+#[must_use]
+pub fn sum_of_squares(values: &[f32]) -> f64 {
+    let mut sums = [0.0f64; BLOCK / 2];
+    values.chunks(BLOCK).map(|block| block_of(block, &mut sums)).sum()
+}
+
+/// The tree of one block; elements that are missing count as zeros.
+fn block_of(block: &[f32], sums: &mut [f64; BLOCK / 2]) -> f64 {
+    let square = |v: f32| f64::from(v) * f64::from(v);
+    let (lower, upper) = block.split_at(block.len().min(BLOCK / 2));
+    let (both, alone) = sums.split_at_mut(upper.len());
+    for ((sum, a), b) in both.iter_mut().zip(lower).zip(upper) {
+        *sum = square(*a) + square(*b);
+    }
+    let rest = lower[upper.len()..].iter().map(|v| square(*v));
+    for (sum, value) in alone.iter_mut().zip(rest.chain(std::iter::repeat(0.0))) {
+        *sum = value;
+    }
+    let mut width = BLOCK / 4;
+    while width > 0 {
+        let (lower, upper) = sums.split_at_mut(width);
+        for (a, b) in lower.iter_mut().zip(upper) {
+            *a += *b;
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// Sum of the squares of a flat tensor's elements in single precision, where it lies: only the blocks' sums reach the host.
+///
+/// # Errors
+/// libtorch refuses.
+pub fn sum_of_squares_on_device(values: &Tensor) -> Result<f64, TorchError> {
+    let mut out: Handle = std::ptr::null_mut();
+    // SAFETY: a live handle, borrowed for the call.
+    checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, &raw mut out) })?;
+    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+    let sums = unsafe { Tensor::from_ptr(out.cast()) };
+    Ok(vec_from_tensor::<f64>(&sums)?.iter().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    #[test]
+    fn a_device_finds_the_bits_of_the_host_for_every_length() {
+        tch::manual_seed(12);
+        let lengths = [
+            0,
+            1,
+            2,
+            2047,
+            2048,
+            2049,
+            4095,
+            4096,
+            4097,
+            3 * 4096,
+            5 * 4096 + 2100,
+            (1 << 20) + 17,
+        ];
+        for length in lengths {
+            let all = Tensor::randn([length], (Kind::Float, Device::Cpu));
+            let values = Vec::<f32>::try_from(&all).unwrap();
+            let (host, device) = (sum_of_squares(&values), sum_of_squares_on_device(&all).unwrap());
+            assert_eq!(host.to_bits(), device.to_bits(), "{length} elements");
+            let plain: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
+            assert!((host - plain).abs() <= 1e-12 * plain, "{host} {plain}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_is_not_lost() {
+        for odd in [f32::NAN, f32::INFINITY] {
+            let mut values = vec![1.0f32; 10_000];
+            values[7_777] = odd;
+            assert!(!sum_of_squares(&values).is_finite());
+            assert!(
+                !sum_of_squares_on_device(&Tensor::from_slice(&values))
+                    .unwrap()
+                    .is_finite()
+            );
+        }
+    }
+
+    #[test]
+    fn the_order_is_the_trees_and_not_another() {
+        // Beside 2^52 a half is lost and a whole is not. The tree adds elements 1 and 2049 to each other first, and 0 and 2048.
+        let large = 2.0f32.powi(26);
+        let beside = |places: [usize; 2]| {
+            let mut values = vec![0.0f32; BLOCK];
+            values[0] = large;
+            for place in places {
+                values[place] = 0.7;
+            }
+            sum_of_squares(&values) - f64::from(large).powi(2)
+        };
+        assert_eq!(beside([1, 2049]), 1.0);
+        assert_eq!(beside([1, 2048]), 0.0);
+    }
+}
