@@ -4,9 +4,9 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, Trained, engine, later, plan, run, shape, single};
+use common::{Case, LLAMA_LIKE, Trained, assert_losses_close, engine, later, plan, run, shape, single};
 use varuna_api::Precision;
-use varuna_model::{Features, Mlp, Norm};
+use varuna_model::Features;
 use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Recompute, ScaleFactor, StateId, Step, Unit, WorkerId,
 };
@@ -34,16 +34,6 @@ fn fp16(scaling: LossScaling) -> Case {
     }
 }
 
-fn agree(of: &Trained, with: &Trained, off: f64, what: &str) {
-    assert_eq!(of.losses.len(), with.losses.len());
-    for (step, (a, b)) in of.losses.iter().zip(&with.losses).enumerate() {
-        assert!(
-            (a - b).abs() <= off * b,
-            "{what}: loss at step {step}: {a} and {b}"
-        );
-    }
-}
-
 fn skipped(of: &Trained) -> Vec<usize> {
     let steps = of.overflows.iter().enumerate();
     steps.filter(|(_, o)| **o).map(|(step, _)| step).collect()
@@ -51,13 +41,11 @@ fn skipped(of: &Trained) -> Vec<usize> {
 
 #[test]
 fn fp16_draws_the_curve_of_fp32_and_not_its_bits() {
-    let llama = Features {
-        norm: Norm::RmsNorm,
-        mlp: Mlp::SwiGlu,
-        bias: false,
-        ..Features::GPT2
-    };
-    for (tied, features) in [(true, Features::GPT2), (false, Features::GPT2), (true, llama)] {
+    for (tied, features) in [
+        (true, Features::GPT2),
+        (false, Features::GPT2),
+        (true, LLAMA_LIKE),
+    ] {
         let narrow = Case {
             tied,
             features,
@@ -73,7 +61,7 @@ fn fp16_draws_the_curve_of_fp32_and_not_its_bits() {
         let narrow = run(&narrow, &single(&narrow), STEPS);
         let wide = run(&wide, &single(&wide), STEPS);
         assert!(skipped(&narrow).is_empty(), "{:?}", skipped(&narrow));
-        agree(&narrow, &wide, OFF, &format!("tied {tied}, {features:?}"));
+        assert_losses_close(&narrow, &wide, OFF, &format!("tied {tied}, {features:?}"));
         assert_ne!(narrow.losses, wide.losses);
         assert!(narrow.losses[STEPS as usize - 1] < 0.9 * narrow.losses[0]);
     }
@@ -149,7 +137,7 @@ fn the_same_steps_are_skipped_under_every_plan_and_by_all_workers() {
         let split = run(&case, &plan, STEPS);
         assert_eq!(skipped(&split), skipped(&unsplit), "{name}");
         assert_eq!(split.progress, unsplit.progress, "{name}");
-        agree(&split, &unsplit, OFF, name);
+        assert_losses_close(&split, &unsplit, OFF, name);
     }
 }
 

@@ -3,8 +3,7 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, assert_close, run, shape, single};
-use varuna_model::{Features, Mlp, Norm};
+use common::{Case, LLAMA_LIKE, assert_close, run, shape, single};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
 const STEPS: u64 = 22;
@@ -227,12 +226,7 @@ fn a_model_learns() {
 
 #[test]
 fn a_model_of_other_features_trains_under_every_plan_like_its_formulas() {
-    let features = Features {
-        norm: Norm::RmsNorm,
-        mlp: Mlp::SwiGlu,
-        bias: false,
-        ..Features::GPT2
-    };
+    let features = LLAMA_LIKE;
     for tied in [false, true] {
         let case = Case {
             tied,

@@ -4,9 +4,9 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, Trained, assert_close, engine, run, shape, single};
+use common::{Case, LLAMA_LIKE, assert_close, assert_losses_close, engine, run, shape, single};
 use varuna_api::Precision;
-use varuna_model::{Features, Mlp, Norm};
+use varuna_model::Features;
 use varuna_plan::{Recompute, WorkerId};
 
 const STEPS: u64 = 40;
@@ -20,25 +20,13 @@ fn bf16() -> Case {
     }
 }
 
-fn losses_agree(of: &Trained, with: &Trained, what: &str) {
-    for (step, (a, b)) in of.losses.iter().zip(&with.losses).enumerate() {
-        assert!(
-            (a - b).abs() <= OFF * b,
-            "{what}: loss at step {step}: {a} and {b}"
-        );
-    }
-    assert_eq!(of.losses.len(), with.losses.len());
-}
-
 #[test]
 fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
-    let llama = Features {
-        norm: Norm::RmsNorm,
-        mlp: Mlp::SwiGlu,
-        bias: false,
-        ..Features::GPT2
-    };
-    for (tied, features) in [(true, Features::GPT2), (false, Features::GPT2), (true, llama)] {
+    for (tied, features) in [
+        (true, Features::GPT2),
+        (false, Features::GPT2),
+        (true, LLAMA_LIKE),
+    ] {
         let narrow = Case {
             tied,
             features,
@@ -52,7 +40,7 @@ fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
         };
         let narrow = run(&narrow, &single(&narrow), STEPS);
         let wide = run(&wide, &single(&wide), STEPS);
-        losses_agree(&narrow, &wide, &format!("tied {tied}, {features:?}"));
+        assert_losses_close(&narrow, &wide, OFF, &format!("tied {tied}, {features:?}"));
         assert_ne!(narrow.losses, wide.losses);
         assert!(narrow.losses[STEPS as usize - 1] < 0.9 * narrow.losses[0]);
     }
@@ -66,7 +54,7 @@ fn bf16_draws_the_same_curve_under_every_plan() {
         ("cut inside a block", shape(&case, &[&[2, 4]], &[8], 2)),
         ("two pipelines", shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2)),
     ] {
-        losses_agree(&run(&case, &plan, STEPS), &unsplit, name);
+        assert_losses_close(&run(&case, &plan, STEPS), &unsplit, OFF, name);
     }
 }
 

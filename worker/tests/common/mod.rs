@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::DEFAULT_SKIP_LIMIT;
 use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
-use varuna_model::{Features, Model};
+use varuna_model::{Features, Mlp, Model, Norm};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Base, Decision, Generation, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute,
@@ -20,6 +20,14 @@ use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
 
 pub(crate) const BATCH: u64 = 8;
+
+/// What Llama's family has and GPT-2 has not, as far as there is a feature for it.
+pub(crate) const LLAMA_LIKE: Features = Features {
+    norm: Norm::RmsNorm,
+    mlp: Mlp::SwiGlu,
+    bias: false,
+    ..Features::GPT2
+};
 
 /// What tests vary.
 pub(crate) struct Case {
@@ -335,7 +343,8 @@ impl Exchange {
     }
 }
 
-pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
+/// Both drew the same curve of losses, but for this part of each loss.
+pub(crate) fn assert_losses_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
     assert_eq!(a.losses.len(), b.losses.len());
     for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {
         assert!(
@@ -343,6 +352,10 @@ pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str)
             "{what}: loss at step {step}: {x} and {y}"
         );
     }
+}
+
+pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
+    assert_losses_close(a, b, tolerance, what);
     for (unit, x) in &a.parameters {
         let y = &b.parameters[unit];
         let weights = x.len() / 3;
