@@ -170,6 +170,8 @@ impl EventText {
             Event::WorkerReleased { worker, .. } => {
                 self.released.insert(*worker);
             }
+            // All workers end with the run.
+            Event::Done { .. } => self.released.extend(self.names.keys()),
             // Another loss during a recovery prolongs it.
             Event::Fenced { .. } => self.stopped = self.stopped.or(Some(at)),
             Event::Resumed { generation, base, .. } => {

@@ -161,6 +161,7 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                     generation: GENERATION,
                 }),
                 now(Event::Done { step: Step(600) }),
+                now(lost(3)),
             ],
         ),
         (
