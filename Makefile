@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
+.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -44,9 +44,10 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, as root the GPU image (half an hour on one core)
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
+	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
 	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- explore --seconds $(or $(SECONDS_EACH),60) $(if $(SEED),--seed $(SEED)) $(TARGETS)
@@ -99,6 +100,13 @@ crds: ## Write the custom resource definition and docs/reference/job-file.md fro
 
 images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
 	images/build.sh
+
+images-cuda: release ## Build the worker's image for nodes with GPUs likewise (4 GB on disk, 2.3 GB to fetch)
+	images/build.sh --cuda
+
+test-image-cuda: release ## Whether a worker in that image finds the node's driver where GKE, EKS and AKS mount it, with a stand-in for the driver (root)
+	images/setup-cuda.sh
+	python3 images/check_cuda.py
 
 # The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
 e2e-quick: build test-data

@@ -3,6 +3,7 @@
 # mmdebstrap and buildah; the base comes from the mirrors of this machine's apt, which checks their signatures.
 #
 #   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
+#   images/build.sh --cuda        only the worker for nodes with GPUs
 #   BINARIES                      where the programs lie (default: target/release)
 #   IMAGE_TAG                     default: the version in Cargo.toml
 set -eu
@@ -34,9 +35,17 @@ for program in varuna-operator varuna-worker; do
 done
 cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
 
+if [ "${1:-}" = --cuda ]; then
+    images/setup-cuda.sh
+    # Links share the large libraries with the cache, where that is on the same file system.
+    mkdir "$context/cuda"
+    cp -rlL .cache/cuda/. "$context/cuda" 2>/dev/null || cp -rfL .cache/cuda/. "$context/cuda"
+fi
+
 # What is built follows from these, so a tag that is there need not be built again.
-digest=$(cat images/*.Dockerfile images/build.sh "$context"/bin/* | sha256sum | cut -c1-16)
-if [ "$(cat $out/built 2>/dev/null || true)" = "$digest $tag ${1:-}" ]; then
+digest=$(cat images/*.Dockerfile images/*.lock images/build.sh "$context"/bin/* | sha256sum | cut -c1-16)
+built=$out/built${1:-}
+if [ "$(cat "$built" 2>/dev/null || true)" = "$digest $tag" ]; then
     echo "images: $out is up to date" >&2
     exit 0
 fi
@@ -69,13 +78,19 @@ base() {
 # image NAME DOCKERFILE BASE [OPTION]: builds it and writes NAME.tar; the option is for buildah push.
 image() {
     buildah bud --quiet --isolation chroot --timestamp 0 --build-arg BASE="localhost/$3" --build-arg BINARIES=bin \
-        --build-arg LIBTORCH=libtorch -f "images/$2" -t "localhost/$1:$tag" "$context" >/dev/null
+        --build-arg LIBTORCH=libtorch --build-arg CUDA=cuda -f "images/$2" -t "localhost/$1:$tag" "$context" >/dev/null
     rm -f "$out/$1.tar"
     buildah push --quiet ${4:-} "localhost/$1:$tag" "oci-archive:$PWD/$out/$1.tar:$tag"
     python3 images/name.py "$out/$1.tar" "localhost/$1:$tag"
     echo "RESULT image.$1.mb $(($(stat -c %s "$out/$1.tar") / 1000000))"
 }
 
+if [ "${1:-}" = --cuda ]; then
+    base varuna-cuda-base libc6,libgcc-s1,libstdc++6,zlib1g,ca-certificates,base-files,netbase
+    image varuna-worker-cuda worker-cuda.Dockerfile varuna-cuda-base
+    echo "$digest $tag" >"$built"
+    exit 0
+fi
 base varuna-base libc6,libgcc-s1,ca-certificates,base-files,netbase
 base varuna-worker-base libc6,libgcc-s1,libstdc++6,ca-certificates,base-files,netbase
 image varuna-operator operator.Dockerfile varuna-base
@@ -93,4 +108,4 @@ if [ "${1:-}" = --text ]; then
     buildah push --quiet -D localhost/pause:1 "oci-archive:$PWD/$out/pause.tar:1"
     python3 images/name.py $out/pause.tar localhost/pause:1
 fi
-echo "$digest $tag ${1:-}" >$out/built
+echo "$digest $tag" >"$built"

@@ -2,10 +2,7 @@
 #
 #   make release && docker build -f images/worker.Dockerfile -t varuna-worker:0.1.0 .
 #
-# For GPUs: a libtorch that was built for CUDA, and a base that has the CUDA libraries which that libtorch asks for:
-#
-#   docker build -f images/worker.Dockerfile -t varuna-worker:0.1.0-cuda \
-#     --build-arg BASE=nvidia/cuda:13.0.1-cudnn-runtime-ubuntu24.04 --build-arg LIBTORCH=/folder/below/the/context/libtorch .
+# For nodes with GPUs: images/worker-cuda.Dockerfile.
 #
 # `make images` builds the same file without a daemon and without a registry, on a base of its own.
 ARG BASE=debian:bookworm-slim
@@ -17,7 +14,5 @@ COPY ${LIBTORCH}/lib/ /opt/libtorch/lib/
 COPY ${BINARIES}/varuna-worker /usr/local/bin/varuna-worker
 USER 65532:65532
 ENV PATH=/usr/local/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/libtorch/lib
-# With CUDA, the container runtime gives the worker its GPU; without, these are ignored.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ENTRYPOINT ["/usr/local/bin/varuna-worker"]
 LABEL org.opencontainers.image.title="Varuna worker" org.opencontainers.image.licenses="Apache-2.0"
