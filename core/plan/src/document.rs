@@ -6,6 +6,7 @@ use crate::layout::{Layout, SegmentRange};
 use crate::state::{Decision, StateId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 mod index;
 mod links;
@@ -63,6 +64,13 @@ impl Pipeline {
     #[must_use]
     pub fn micro_batches(&self, micro_batch_size: u32) -> u64 {
         self.samples.len().div_ceil(u64::from(micro_batch_size.max(1)))
+    }
+
+    /// This pipeline's share of `total` held-out samples, shared out like a batch of `batch` samples.
+    #[must_use]
+    pub fn evaluation_samples(&self, total: u64, batch: u64) -> Range<u64> {
+        let batch = batch.max(1);
+        self.samples.start * total / batch..self.samples.end * total / batch
     }
 }
 

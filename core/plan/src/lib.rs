@@ -6,6 +6,7 @@
 
 pub mod calibrate;
 pub mod check;
+pub mod communicators;
 pub mod cost;
 pub mod csv_rows;
 pub mod deadline;

@@ -19,7 +19,7 @@ use std::time::Instant;
 use tch::Tensor;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{OptimizerProgress, Plan, Recompute, ScheduleSpec, Step, Unit};
+use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
 use varuna_torch::{Lease, backward};
 
 /// What a forward leaves for its backward.
@@ -48,8 +48,8 @@ struct Run<'a> {
     link: &'a Arc<dyn Link>,
     /// This worker's stages, in the pipeline's order.
     places: Vec<Place>,
-    /// This pipeline's share of the batch, as offsets.
-    samples: std::ops::Range<u64>,
+    /// This worker's.
+    pipeline: &'a Pipeline,
     /// By stage and micro-batch.
     stash: BTreeMap<(usize, u32), Stash>,
     /// Mean loss of the batch's tokens, as far as they are this pipeline's; and of the evaluated ones, where the step evaluates.
@@ -93,7 +93,7 @@ pub(super) fn run(
         deadline,
         link,
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
-        samples: pipeline.samples.start..pipeline.samples.end,
+        pipeline,
         stash: BTreeMap::new(),
         loss: LossSum::new(config.device, config.training.global_batch_size, &config.model),
         eval_loss: None,
@@ -167,9 +167,10 @@ impl Run<'_> {
     /// The samples of a micro-batch, as numbers of the seeded order.
     fn sample_numbers(&self, micro_batch: u32) -> Vec<u64> {
         let size = u64::from(self.plan.shape.micro_batch_size);
-        let start = self.samples.start + u64::from(micro_batch) * size;
+        let samples = self.pipeline.samples;
+        let start = samples.start + u64::from(micro_batch) * size;
         let first = self.step.0 * self.config.training.global_batch_size;
-        (start..(start + size).min(self.samples.end))
+        (start..(start + size).min(samples.end))
             .map(|offset| first + offset)
             .collect()
     }

@@ -41,6 +41,25 @@ pub fn list(specs: &[ScheduleSpec], worker: usize, micro_batches: u32) -> Vec<Ta
     with_recompute(specs, order)
 }
 
+/// The forwards of an evaluation over so many micro-batches on one worker of a pipeline, in order. Where workers have several stages the
+/// micro-batches go in groups through one stage after the other, as in training: nobody runs far ahead of the others.
+#[must_use]
+pub fn evaluation_list(kind: ScheduleKind, stages: usize, worker: usize, micro_batches: u32) -> Vec<Task> {
+    let workers = kind.workers(stages);
+    let group = if stages > workers { workers } else { 1 };
+    let mut list = Vec::with_capacity(micro_batches as usize * kind.chunks());
+    let all: Vec<u32> = (0..micro_batches).collect();
+    for group in all.chunks(group) {
+        for stage in (worker..stages).step_by(workers) {
+            list.extend(group.iter().map(|m| Task {
+                stage,
+                instruction: Instruction::Forward(*m),
+            }));
+        }
+    }
+    list
+}
+
 /// Forwards that stage `stage` of `stages` runs ahead of its first backward under 1F1B, with `micro_batches` in a step:
 /// `ceil(w * (stages - 1 - stage))`, at most all.
 #[expect(
@@ -157,6 +176,19 @@ mod tests {
             ..gpipe
         };
         assert_eq!(text(&[plain; 1], 2), "stage 0: f0 f1 b0 b1\n");
+    }
+
+    #[test]
+    fn an_evaluation_goes_round_by_round_through_the_stages_of_each_worker() {
+        let of = |kind, stages, worker| {
+            let list = evaluation_list(kind, stages, worker, 3);
+            let word = |t: &Task| format!("{}{}", t.stage, t.instruction);
+            list.iter().map(word).collect::<Vec<_>>().join(" ")
+        };
+        let interleaved = ScheduleKind::Interleaved { chunks: 2 };
+        assert_eq!(of(interleaved, 4, 0), "0f0 0f1 2f0 2f1 0f2 2f2");
+        assert_eq!(of(interleaved, 4, 1), "1f0 1f1 3f0 3f1 1f2 3f2");
+        assert_eq!(of(ScheduleKind::Gpipe, 2, 1), "1f0 1f1 1f2");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::state::UnitBuffers;
 use crate::transport::{EVALUATION, Tag};
 use std::collections::BTreeMap;
 use varuna_plan::Unit;
+use varuna_plan::schedule::{Instruction, evaluation_list};
 
 impl Run<'_> {
     /// Whether this step begins with an evaluation.
@@ -30,23 +31,20 @@ impl Run<'_> {
         };
         let total = evaluation.samples.min(self.config.samples.held_out_len());
         let batch = self.config.training.global_batch_size;
-        let share = self.samples.start * total / batch..self.samples.end * total / batch;
-        let numbers: Vec<u64> = share.collect();
+        let numbers: Vec<u64> = self.pipeline.evaluation_samples(total, batch).collect();
         let _guard = tch::no_grad_guard();
         let sum = LossSum::new(self.config.device, total, &self.config.model);
-        let chunks: Vec<(u32, &[u64])> = (EVALUATION..)
-            .zip(numbers.chunks(self.plan.shape.micro_batch_size.max(1) as usize))
+        let chunks: Vec<&[u64]> = numbers
+            .chunks(self.plan.shape.micro_batch_size.max(1) as usize)
             .collect();
-        let places = self.places.clone();
-        // In groups, as the training's forwards where workers have several stages: nobody runs far ahead of the others.
-        let group = match places.as_slice() {
-            [first, second, ..] => second.stage - first.stage,
-            _ => 1,
-        };
-        for group in chunks.chunks(group) {
-            for (place, (i, chunk)) in places.iter().flat_map(|p| group.iter().map(move |c| (*p, c))) {
-                self.evaluate_on(place, units, *i, chunk, &sum)?;
-            }
+        let (kind, stages) = (self.plan.shape.schedule.kind, self.pipeline.stages.len());
+        let micro_batches = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+        for task in evaluation_list(kind, stages, self.places[0].stage, micro_batches) {
+            let place = self.places.iter().find(|p| p.stage == task.stage).copied();
+            let (Some(place), Instruction::Forward(m)) = (place, task.instruction) else {
+                continue;
+            };
+            self.evaluate_on(place, units, EVALUATION + m, chunks[m as usize], &sum)?;
         }
         self.eval_loss = Some(sum);
         Ok(())
