@@ -1,0 +1,303 @@
+//! A communicator of one rank: its state, and the operations that wait for their turn.
+
+use crate::driver::Address;
+use crate::faults::{self, Fault};
+use crate::mesh::{Mesh, Revoked};
+use crate::numbers::{Element, add};
+use parking_lot::{Condvar, Mutex};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const SYSTEM_ERROR: c_int = 2;
+pub(crate) const INVALID_ARGUMENT: c_int = 4;
+pub(crate) const INVALID_USAGE: c_int = 5;
+pub(crate) const REMOTE_ERROR: c_int = 6;
+pub(crate) const IN_PROGRESS: c_int = 7;
+
+/// What the memory of an operation that did not end well holds.
+const GARBAGE: u8 = 0xff;
+
+/// What an operation does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Send(usize),
+    Receive(usize),
+    AllReduce,
+}
+
+/// One operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation {
+    pub(crate) kind: Kind,
+    pub(crate) from: Address,
+    pub(crate) to: Address,
+    pub(crate) count: usize,
+    pub(crate) element: Element,
+}
+
+/// Why an operation ended without its result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    Revoked,
+    /// It waits for being revoked, after the communicator has reported this.
+    Failed(c_int),
+}
+
+impl From<Revoked> for Ended {
+    fn from(_: Revoked) -> Ended {
+        Ended::Revoked
+    }
+}
+
+struct Turns {
+    /// What `ncclCommGetAsyncError` says.
+    state: c_int,
+    issued: u64,
+    ended: u64,
+}
+
+/// One rank's side of a communicator.
+pub(crate) struct Communicator {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    mesh: OnceLock<Mesh>,
+    turns: Mutex<Turns>,
+    changed: Condvar,
+    pub(crate) revoked: AtomicBool,
+    /// Whether its ranks are connected, which the first operation does.
+    pub(crate) connected: AtomicBool,
+    /// Whether a call with it is under way.
+    pub(crate) entered: AtomicBool,
+}
+
+impl Operation {
+    fn bytes(&self) -> usize {
+        self.count * self.element.bytes()
+    }
+
+    fn input(&self) -> &[u8] {
+        // SAFETY: who issued the operation says that the memory has so many elements and keeps it until the operation has ended.
+        unsafe { std::slice::from_raw_parts(self.from.0, self.bytes()) }
+    }
+
+    /// Does something with what it writes to.
+    fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> R {
+        // SAFETY: as above, and nobody else uses it meanwhile; input and output are never borrowed at once.
+        with(unsafe { std::slice::from_raw_parts_mut(self.to.0, self.bytes()) })
+    }
+
+    /// What both ends must agree on.
+    fn header(&self, collective: bool) -> [u8; 16] {
+        let mut header = [0; 16];
+        header[..8].copy_from_slice(&(self.count as u64).to_ne_bytes());
+        header[8] = self.element as u8;
+        header[9] = u8::from(collective);
+        header
+    }
+}
+
+impl Communicator {
+    /// A rank whose others are still to come; [`Communicator::join`] waits for them.
+    pub(crate) fn new(ranks: usize, rank: usize) -> Arc<Communicator> {
+        Arc::new(Communicator {
+            rank,
+            ranks,
+            mesh: OnceLock::new(),
+            turns: Mutex::new(Turns {
+                state: IN_PROGRESS,
+                issued: 0,
+                ended: 0,
+            }),
+            changed: Condvar::new(),
+            revoked: AtomicBool::new(false),
+            connected: AtomicBool::new(false),
+            entered: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn join(&self, folder: &std::path::Path, id: &str) {
+        match Mesh::join(folder, id, (self.ranks, self.rank), &self.revoked) {
+            Ok(Some(mesh)) => {
+                let _ = self.mesh.set(mesh);
+                self.set_state(SUCCESS);
+            }
+            Ok(None) => self.set_state(INVALID_USAGE),
+            Err(Revoked) => {}
+        }
+    }
+
+    /// What `ncclCommGetAsyncError` says: of one that was revoked, whether it still has something to end.
+    pub(crate) fn state(&self) -> c_int {
+        let turns = self.turns.lock();
+        match self.is_revoked() {
+            true if turns.ended < turns.issued => IN_PROGRESS,
+            true => SUCCESS,
+            false => turns.state,
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: c_int) {
+        self.turns.lock().state = state;
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
+    }
+
+    /// The turn of operations that are issued now.
+    pub(crate) fn issue(&self) -> u64 {
+        let mut turns = self.turns.lock();
+        turns.issued += 1;
+        turns.issued - 1
+    }
+
+    pub(crate) fn revoke(&self) {
+        self.revoked.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// Waits until nothing runs any more.
+    pub(crate) fn drain(&self) {
+        let mut turns = self.turns.lock();
+        while turns.ended < turns.issued {
+            self.changed.wait_for(&mut turns, Duration::from_millis(2));
+        }
+    }
+
+    /// Runs what was issued together, when its turn has come. On a stream's thread.
+    pub(crate) fn run(&self, turn: u64, operations: &[Operation]) {
+        let result = self.wait_for(turn).and_then(|()| self.together(operations));
+        if let Err(ended) = result {
+            if let Ended::Failed(code) = ended {
+                self.set_state(code);
+                self.hang();
+            }
+            for operation in operations {
+                if !matches!(operation.kind, Kind::Send(_)) {
+                    operation.write(|bytes| bytes.fill(GARBAGE));
+                }
+            }
+        }
+        self.turns.lock().ended += 1;
+        self.changed.notify_all();
+    }
+
+    fn wait_for(&self, turn: u64) -> Result<(), Ended> {
+        let mut turns = self.turns.lock();
+        while turns.ended < turn {
+            // In turn, even if it is revoked: a communicator never runs two at once.
+            self.changed.wait_for(&mut turns, Duration::from_millis(2));
+        }
+        if self.is_revoked() {
+            return Err(Ended::Revoked);
+        }
+        Ok(())
+    }
+
+    /// Until it is revoked.
+    fn hang(&self) {
+        let mut turns = self.turns.lock();
+        while !self.is_revoked() {
+            self.changed.wait_for(&mut turns, Duration::from_millis(2));
+        }
+    }
+
+    fn together(&self, operations: &[Operation]) -> Result<(), Ended> {
+        match faults::next() {
+            Some(Fault::Hang) => {
+                self.hang();
+                return Err(Ended::Revoked);
+            }
+            Some(Fault::Fail) => return Err(Ended::Failed(REMOTE_ERROR)),
+            None => {}
+        }
+        let (sums, pairs): (Vec<_>, Vec<_>) = operations.iter().partition(|o| o.kind == Kind::AllReduce);
+        for sum in sums {
+            self.all_reduce(sum)?;
+        }
+        // Those of one peer and direction in order, all others at once.
+        let mut lanes: Vec<Vec<&Operation>> = Vec::new();
+        for operation in pairs {
+            match lanes.iter_mut().find(|l| l[0].kind == operation.kind) {
+                Some(lane) => lane.push(operation),
+                None => lanes.push(vec![operation]),
+            }
+        }
+        std::thread::scope(|scope| {
+            let run = |lane: Vec<&Operation>| lane.into_iter().try_for_each(|o| self.pair(o));
+            let threads: Vec<_> = lanes
+                .into_iter()
+                .map(|lane| scope.spawn(move || run(lane)))
+                .collect();
+            let ends = threads
+                .into_iter()
+                .map(|t| t.join().unwrap_or(Err(Ended::Failed(SYSTEM_ERROR))));
+            // All are waited for before the first failure counts.
+            ends.collect::<Vec<_>>().into_iter().collect()
+        })
+    }
+
+    fn pair(&self, operation: &Operation) -> Result<(), Ended> {
+        match operation.kind {
+            Kind::Send(to) => self.give(to, operation.header(false), operation.input()),
+            Kind::Receive(from) => operation.write(|bytes| self.take(from, operation.header(false), bytes)),
+            Kind::AllReduce => Ok(()),
+        }
+    }
+
+    /// Sends bytes and waits until they were taken.
+    fn give(&self, to: usize, header: [u8; 16], bytes: &[u8]) -> Result<(), Ended> {
+        let lane = self.mesh()?.to(to);
+        lane.write(&header, &self.revoked)?;
+        let mut fits = [0];
+        lane.read(&mut fits, &self.revoked)?;
+        if fits == [0] {
+            return Err(Ended::Failed(INVALID_USAGE));
+        }
+        lane.write(bytes, &self.revoked)?;
+        lane.read(&mut fits, &self.revoked)?;
+        Ok(())
+    }
+
+    /// Takes bytes that fit what this rank expects.
+    fn take(&self, from: usize, header: [u8; 16], bytes: &mut [u8]) -> Result<(), Ended> {
+        let lane = self.mesh()?.from(from);
+        let mut sent = [0; 16];
+        lane.read(&mut sent, &self.revoked)?;
+        lane.write(&[u8::from(sent == header)], &self.revoked)?;
+        if sent != header {
+            return Err(Ended::Failed(INVALID_USAGE));
+        }
+        lane.read(bytes, &self.revoked)?;
+        lane.write(&[1], &self.revoked)?;
+        Ok(())
+    }
+
+    /// The first rank adds all up in the order of the ranks and gives the sum to each, so that all get the same bits.
+    fn all_reduce(&self, operation: &Operation) -> Result<(), Ended> {
+        let header = operation.header(true);
+        let mut sum = operation.input().to_vec();
+        if self.rank > 0 {
+            self.give(0, header, &sum)?;
+            self.take(0, header, &mut sum)?;
+        } else {
+            let mut other = vec![0; sum.len()];
+            for rank in 1..self.ranks {
+                self.take(rank, header, &mut other)?;
+                add(operation.element, &mut sum, &other);
+            }
+            for rank in 1..self.ranks {
+                self.give(rank, header, &sum)?;
+            }
+        }
+        operation.write(|bytes| bytes.copy_from_slice(&sum));
+        Ok(())
+    }
+
+    fn mesh(&self) -> Result<&Mesh, Ended> {
+        self.mesh.get().ok_or(Ended::Failed(INVALID_USAGE))
+    }
+}

@@ -1,0 +1,120 @@
+//! Groups: what a thread issues between the start and the end of one, put into streams together.
+
+use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
+use crate::stream::Stream;
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long the first operation of a communicator takes to be put into its stream.
+const CONNECTS: Duration = Duration::from_millis(2);
+
+/// What is issued together over one communicator.
+struct Part {
+    communicator: Arc<Communicator>,
+    stream: Arc<Stream>,
+    operations: Vec<Operation>,
+}
+
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    parts: Vec<Part>,
+    failed: c_int,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+pub(crate) fn start() -> c_int {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+    SUCCESS
+}
+
+pub(crate) fn end() -> c_int {
+    let parts = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Err(INVALID_USAGE);
+        }
+        group.depth -= 1;
+        if group.depth > 0 {
+            return Ok(Vec::new());
+        }
+        let (parts, failed) = (
+            std::mem::take(&mut group.parts),
+            std::mem::take(&mut group.failed),
+        );
+        if failed == SUCCESS { Ok(parts) } else { Err(failed) }
+    });
+    match parts {
+        Ok(parts) => launch(parts),
+        Err(code) => code,
+    }
+}
+
+/// Adds an operation to this thread's group, or issues it alone.
+pub(crate) fn add(communicator: Arc<Communicator>, stream: Arc<Stream>, operation: Operation) -> c_int {
+    let alone = GROUP.with_borrow_mut(|group| {
+        let same = |p: &&mut Part| Arc::ptr_eq(&p.communicator, &communicator);
+        match group.parts.iter_mut().find(same) {
+            _ if group.depth == 0 => {}
+            // NCCL would order the streams; nobody here needs that.
+            Some(part) if !Arc::ptr_eq(&part.stream, &stream) => group.failed = INVALID_USAGE,
+            Some(part) => part.operations.push(operation),
+            None => group.parts.push(Part {
+                communicator: Arc::clone(&communicator),
+                stream: Arc::clone(&stream),
+                operations: vec![operation],
+            }),
+        }
+        group.depth == 0
+    });
+    match alone {
+        true => launch(vec![Part {
+            communicator,
+            stream,
+            operations: vec![operation],
+        }]),
+        false => SUCCESS,
+    }
+}
+
+/// Puts everything into its streams; in the background if a communicator's ranks are not connected yet.
+fn launch(parts: Vec<Part>) -> c_int {
+    let parts: Vec<(Part, u64)> = parts
+        .into_iter()
+        .map(|part| {
+            let turn = part.communicator.issue();
+            (part, turn)
+        })
+        .collect();
+    let new = |p: &(Part, u64)| !p.0.communicator.connected.swap(true, Ordering::Relaxed);
+    let push = |(part, turn): (Part, u64)| {
+        let Part {
+            communicator,
+            stream,
+            operations,
+        } = part;
+        stream.push(move || communicator.run(turn, &operations));
+    };
+    // All are marked, not only the first that is new.
+    if parts.iter().filter(|p| new(p)).count() == 0 {
+        parts.into_iter().for_each(push);
+        return SUCCESS;
+    }
+    parts
+        .iter()
+        .for_each(|(part, _)| part.communicator.set_state(IN_PROGRESS));
+    std::thread::spawn(move || {
+        std::thread::sleep(CONNECTS);
+        for (part, turn) in parts {
+            let communicator = Arc::clone(&part.communicator);
+            push((part, turn));
+            communicator.set_state(SUCCESS);
+        }
+    });
+    IN_PROGRESS
+}

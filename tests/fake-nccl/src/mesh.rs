@@ -1,0 +1,130 @@
+//! Connections between the ranks of a communicator, and bytes over them. Whatever waits here ends when the communicator is revoked,
+//! and not before: a peer that is gone is waited for.
+
+use parking_lot::Mutex;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Time between two looks at whether the communicator was revoked.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The communicator was revoked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Revoked;
+
+/// One direction of a pair of ranks: what the one sends, and the answers to it.
+pub(crate) struct Lane(Mutex<UnixStream>);
+
+/// All connections of one rank.
+pub(crate) struct Mesh {
+    /// By rank; none to itself.
+    outgoing: Vec<Option<Lane>>,
+    incoming: Vec<Option<Lane>>,
+}
+
+fn place(folder: &Path, id: &str, rank: usize) -> PathBuf {
+    folder.join(format!("{id}.{rank}"))
+}
+
+fn lane(stream: UnixStream) -> Option<Lane> {
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(LOOK)).ok()?;
+    stream.set_write_timeout(Some(LOOK)).ok()?;
+    Some(Lane(Mutex::new(stream)))
+}
+
+impl Mesh {
+    /// Meets the other ranks. None: another process has this rank already.
+    pub(crate) fn join(
+        folder: &Path,
+        id: &str,
+        (ranks, rank): (usize, usize),
+        revoked: &AtomicBool,
+    ) -> Result<Option<Mesh>, Revoked> {
+        let own = place(folder, id, rank);
+        let Ok(listener) = UnixListener::bind(&own) else {
+            return Ok(None);
+        };
+        let _ = listener.set_nonblocking(true);
+        let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
+        let (mut outgoing, mut incoming) = (none(), none());
+        let is_whole = |lanes: &[Option<Lane>]| lanes.iter().flatten().count() + 1 >= ranks;
+        while !is_whole(&outgoing) || !is_whole(&incoming) {
+            if revoked.load(Ordering::Relaxed) {
+                let _ = std::fs::remove_file(&own);
+                return Err(Revoked);
+            }
+            for peer in (0..ranks).filter(|p| *p != rank) {
+                if outgoing[peer].is_none() {
+                    outgoing[peer] = greet(&place(folder, id, peer), rank);
+                }
+            }
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let Some(lane) = lane(stream) else { continue };
+                    let mut number = [0; 8];
+                    lane.read(&mut number, revoked)?;
+                    let peer = usize::try_from(u64::from_ne_bytes(number)).unwrap_or(ranks);
+                    if let Some(place) = incoming.get_mut(peer) {
+                        *place = Some(lane);
+                    }
+                }
+                Err(_) => std::thread::sleep(LOOK),
+            }
+        }
+        let _ = std::fs::remove_file(&own);
+        Ok(Some(Mesh { outgoing, incoming }))
+    }
+
+    /// The lane to a peer: data goes out, answers come in.
+    pub(crate) fn to(&self, peer: usize) -> &Lane {
+        self.outgoing[peer].as_ref().expect("a lane to each other rank")
+    }
+
+    /// The lane from a peer.
+    pub(crate) fn from(&self, peer: usize) -> &Lane {
+        self.incoming[peer].as_ref().expect("a lane from each other rank")
+    }
+}
+
+fn greet(place: &Path, rank: usize) -> Option<Lane> {
+    let mut stream = UnixStream::connect(place).ok()?;
+    stream.write_all(&(rank as u64).to_ne_bytes()).ok()?;
+    lane(stream)
+}
+
+impl Lane {
+    /// Does `step` on the stream until it has done all bytes. A closed connection is never done.
+    fn all(
+        &self,
+        length: usize,
+        revoked: &AtomicBool,
+        mut step: impl FnMut(&mut UnixStream, usize) -> std::io::Result<usize>,
+    ) -> Result<(), Revoked> {
+        let (mut stream, mut done) = (self.0.lock(), 0);
+        while done < length {
+            if revoked.load(Ordering::Relaxed) {
+                return Err(Revoked);
+            }
+            match step(&mut stream, done) {
+                Ok(n) if n > 0 => done += n,
+                Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&e.kind()) => {}
+                Ok(_) | Err(_) => std::thread::sleep(LOOK),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, bytes: &[u8], revoked: &AtomicBool) -> Result<(), Revoked> {
+        self.all(bytes.len(), revoked, |stream, done| stream.write(&bytes[done..]))
+    }
+
+    pub(crate) fn read(&self, bytes: &mut [u8], revoked: &AtomicBool) -> Result<(), Revoked> {
+        self.all(bytes.len(), revoked, |stream, done| {
+            stream.read(&mut bytes[done..])
+        })
+    }
+}

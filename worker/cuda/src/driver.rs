@@ -1,0 +1,177 @@
+//! The driver: its functions, and the context of a device.
+
+use crate::library::{Libraries, functions};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+functions! {
+    /// The driver's functions that are called.
+    Driver {
+        init = cuInit(c_uint) -> c_int;
+        error_name = cuGetErrorName(c_int, *mut *const c_char) -> c_int;
+        device_count = cuDeviceGetCount(*mut c_int) -> c_int;
+        device_get = cuDeviceGet(*mut CUdevice, c_int) -> c_int;
+        context_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice) -> c_int;
+        context_release = cuDevicePrimaryCtxRelease_v2(CUdevice) -> c_int;
+        context_set = cuCtxSetCurrent(CUcontext) -> c_int;
+        stream_create = cuStreamCreate(*mut CUstream, c_uint) -> c_int;
+        stream_destroy = cuStreamDestroy_v2(CUstream) -> c_int;
+        stream_wait = cuStreamWaitEvent(CUstream, CUevent, c_uint) -> c_int;
+        event_create = cuEventCreate(*mut CUevent, c_uint) -> c_int;
+        event_destroy = cuEventDestroy_v2(CUevent) -> c_int;
+        event_record = cuEventRecord(CUevent, CUstream) -> c_int;
+        event_query = cuEventQuery(CUevent) -> c_int;
+        host_alloc = cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> c_int;
+        host_free = cuMemFreeHost(*mut c_void) -> c_int;
+        device_alloc = cuMemAlloc_v2(*mut CUdeviceptr, usize) -> c_int;
+        device_free = cuMemFree_v2(CUdeviceptr) -> c_int;
+        copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream) -> c_int;
+        copy_to_device = cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> c_int;
+    }
+}
+
+/// What `cuEventQuery` returns while the work before the event is not done.
+pub(crate) const NOT_READY: c_int = 600;
+
+/// Why the driver refused. But for [`CudaError::NoDevice`] and a lack of memory, the context may be broken, and every later call
+/// on the device fails, too: the process should end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// There are fewer devices.
+    #[error("GPU {number}: the driver shows {count}, which count from 0")]
+    NoDevice {
+        /// Which was asked for.
+        number: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A call failed.
+    #[error("{call}: {name} (error {code} of the CUDA driver)")]
+    Call {
+        /// The driver's function.
+        call: &'static str,
+        /// Its result.
+        code: i32,
+        /// The result's name.
+        name: String,
+    },
+    /// A copy between pieces of memory of different length.
+    #[error("a copy of {from} bytes to a place of {to} bytes; both must be of one length")]
+    Lengths {
+        /// Bytes of the source.
+        from: usize,
+        /// Bytes of the destination.
+        to: usize,
+    },
+    /// The device did not come to the end of its work in time.
+    #[error("the device has not done {what} by the deadline")]
+    Deadline {
+        /// What was waited for.
+        what: &'static str,
+    },
+}
+
+impl Driver {
+    /// Turns a function's result into this crate's.
+    pub(crate) fn checked(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut name: *const c_char = std::ptr::null();
+        #[expect(
+            unsafe_code,
+            reason = "the driver's function writes a pointer to a static text"
+        )]
+        // SAFETY: `name` is a valid place for a pointer. What is written there is null or a static text that ends with a zero.
+        let name = unsafe {
+            match (self.error_name)(code, &raw mut name) {
+                0 if !name.is_null() => CStr::from_ptr(name).to_string_lossy().into_owned(),
+                _ => "unknown".to_owned(),
+            }
+        };
+        Err(CudaError::Call { call, code, name })
+    }
+}
+
+/// The primary context of a device: the one that libtorch and NCCL use, too.
+pub struct Context {
+    pub(crate) libraries: Libraries,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+#[expect(unsafe_code, reason = "the driver's handles belong to no thread")]
+// SAFETY: a context may be made current on any thread, on several at once; the driver locks what it shares.
+unsafe impl Send for Context {}
+#[expect(unsafe_code, reason = "the driver's handles belong to no thread")]
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+#[expect(
+    unsafe_code,
+    reason = "calls of the driver's functions with places of their types"
+)]
+impl Context {
+    /// The context of the GPU of this number.
+    ///
+    /// # Errors
+    /// There is no such GPU, or the driver refuses.
+    pub fn open(libraries: &Libraries, number: usize) -> Result<Arc<Context>, CudaError> {
+        let driver = &libraries.driver;
+        let (mut count, mut device, mut raw) = (0, 0, std::ptr::null_mut());
+        // SAFETY: the flags must be 0; the other arguments are places of the types that are written.
+        unsafe {
+            driver.checked("cuInit", (driver.init)(0))?;
+            driver.checked("cuDeviceGetCount", (driver.device_count)(&raw mut count))?;
+        }
+        let count = usize::try_from(count).unwrap_or(0);
+        let ordinal = match c_int::try_from(number) {
+            Ok(ordinal) if number < count => ordinal,
+            _ => return Err(CudaError::NoDevice { number, count }),
+        };
+        // SAFETY: as above; the device is one of those that there are.
+        unsafe {
+            driver.checked("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
+            let retained = (driver.context_retain)(&raw mut raw, device);
+            driver.checked("cuDevicePrimaryCtxRetain", retained)?;
+        }
+        Ok(Arc::new(Context {
+            libraries: libraries.clone(),
+            device,
+            raw,
+        }))
+    }
+
+    /// The libraries that it was opened with.
+    #[must_use]
+    pub fn libraries(&self) -> &Libraries {
+        &self.libraries
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.libraries.driver
+    }
+
+    /// Makes the context current on this thread: what comes next on it, NCCL's calls included, is meant for this device.
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained until this is dropped.
+        let set = unsafe { (self.driver().context_set)(self.raw) };
+        self.driver().checked("cuCtxSetCurrent", set)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        #[expect(unsafe_code, reason = "gives back what `open` retained")]
+        // SAFETY: retained once by `open`. A failure leaves the context as it is, which the end of the process ends.
+        let _ = unsafe { (self.driver().context_release)(self.device) };
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.device)
+    }
+}

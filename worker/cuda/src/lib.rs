@@ -1,0 +1,33 @@
+//! CUDA's streams, events and pinned memory and NCCL's communicators, as safe owned types.
+//!
+//! This crate owns the rules of two C libraries: which handle lives how long, which memory the device may still touch, which call
+//! may follow which. It must never know of plans, workers or tensors. Both libraries are loaded at run time, so that one program
+//! serves machines with and without GPUs; where one is absent, [`Libraries::load`] says which names were tried.
+//!
+//! * What the device works on is handed over ([`Pending`], [`Copying`]) and given back when the device has let go of it.
+//! * No call waits without a deadline. NCCL's communicators are made without blocking and polled.
+//! * A fence revokes ([`revoke`]) and never aborts; what may block for ever (freeing a communicator) runs on a thread of its
+//!   own ([`Reaper`]), and its caller learns when to give the process up.
+
+mod communicator;
+mod driver;
+mod library;
+mod memory;
+mod nccl;
+mod operation;
+mod reaper;
+mod stream;
+
+pub use communicator::{Communicator, Membership, init, quiesce, revoke};
+pub use driver::{Context, CudaError};
+pub use library::{Libraries, LoadError};
+pub use memory::{Copying, DeviceBuffer, DeviceMemory, Pinned};
+pub use nccl::{NcclError, UniqueId};
+pub use operation::{Action, Element, Operation, Pending, Refused, issue};
+pub use reaper::Reaper;
+pub use stream::{Event, Stream};
+
+use std::time::Duration;
+
+/// Time between two looks at something that a library does in the background: far below a step, far above what a look costs.
+const POLL: Duration = Duration::from_micros(50);

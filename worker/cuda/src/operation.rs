@@ -1,0 +1,384 @@
+//! Operations: sends, receives and sums over communicators, each with the memory that it works on.
+
+use crate::POLL;
+use crate::communicator::{Communicator, Inner, Phase, State, lock};
+use crate::memory::DeviceMemory;
+use crate::nccl::{IN_PROGRESS, NcclError, SUCCESS};
+use crate::stream::{Event, Stream};
+use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
+use parking_lot::Mutex;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the numbers of an operation are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Element {
+    /// Single precision.
+    Float32,
+    /// Half precision.
+    Float16,
+    /// Single precision's range in 16 bits.
+    BFloat16,
+}
+
+impl Element {
+    /// Bytes of one.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::Float32 => 4,
+            Element::Float16 | Element::BFloat16 => 2,
+        }
+    }
+
+    fn raw(self) -> ncclDataType_t {
+        match self {
+            Element::Float32 => ncclDataType_t::ncclFloat32,
+            Element::Float16 => ncclDataType_t::ncclFloat16,
+            Element::BFloat16 => ncclDataType_t::ncclBfloat16,
+        }
+    }
+}
+
+/// What is done with an operation's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// It goes to this rank.
+    Send {
+        /// Another rank.
+        to: u32,
+    },
+    /// It is overwritten with what this rank sends.
+    Receive {
+        /// Another rank.
+        from: u32,
+    },
+    /// It becomes the sum over all ranks, the same bits on each.
+    AllReduceSum,
+}
+
+/// One operation. It runs after what is in the stream, and after all that was issued with the same communicator before.
+pub struct Operation<'a, M> {
+    /// Over which communicator.
+    pub communicator: &'a Communicator,
+    /// What to do.
+    pub action: Action,
+    /// With what: whole elements.
+    pub memory: M,
+    /// What the memory consists of.
+    pub element: Element,
+    /// After what.
+    pub stream: &'a Stream,
+}
+
+/// Whether an operation has ended, and how.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Running,
+    /// Its memory holds what it should.
+    Done,
+    /// It ended, or will, with anything in its memory.
+    Lost,
+}
+
+/// The end of an operation, as its communicator knows it.
+pub(crate) struct Flight {
+    event: Event,
+    outcome: Mutex<Outcome>,
+}
+
+impl Flight {
+    /// Looks whether the operation has ended; under the communicator's lock. What has not, or not well, is lost if the
+    /// communicator is revoked or broken, and else still in flight.
+    pub(crate) fn note(self: Arc<Flight>, of: &Inner, state: &mut State) {
+        let ended = self.event.is_done();
+        // NCCL marks a failure before it lets a kernel end; so it is asked after the event.
+        let failed = state.phase != Phase::Revoked && of.has_settled(state).is_err();
+        let outcome = match (ended, failed) {
+            (Ok(true), false) if state.phase == Phase::Ready => Outcome::Done,
+            (Ok(false), false) if state.phase == Phase::Ready => Outcome::Running,
+            _ => Outcome::Lost,
+        };
+        *self.outcome.lock() = outcome;
+        if outcome == Outcome::Running {
+            state.flights.push(self);
+        }
+    }
+}
+
+/// An issued operation. Dropping it while it runs gives its memory up: the device may still use it.
+pub struct Pending<M> {
+    communicator: Communicator,
+    flight: Option<Arc<Flight>>,
+    memory: Option<M>,
+}
+
+/// Operations that were not issued.
+pub struct Refused<M> {
+    /// Why.
+    pub error: NcclError,
+    /// The memory of those that NCCL has not seen.
+    pub memory: Vec<M>,
+    /// Those that may have begun; none of them will be done.
+    pub pending: Vec<Pending<M>>,
+}
+
+impl<M> std::fmt::Debug for Refused<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Refused({:?})", self.error)
+    }
+}
+
+/// What is wrong with an operation, before NCCL sees it.
+fn wrong<M: DeviceMemory>(operation: &Operation<'_, M>) -> Result<(), NcclError> {
+    let (of, bytes) = (operation.communicator, operation.memory.bytes());
+    let argument = |field, value: u64, allowed: String| {
+        Err(NcclError::Argument {
+            field,
+            value,
+            allowed,
+        })
+    };
+    let size = operation.element.bytes();
+    if !bytes.is_multiple_of(size) {
+        return argument(
+            "the memory's length",
+            bytes as u64,
+            format!("a multiple of {size} bytes"),
+        );
+    }
+    if !Arc::ptr_eq(operation.stream.context(), &of.0.context) {
+        let allowed = format!("one of the communicator's device, {:?}", of.0.context);
+        return argument("the stream's device", 0, allowed);
+    }
+    match operation.action {
+        Action::Send { to: peer } | Action::Receive { from: peer }
+            if peer >= of.ranks() || peer == of.rank() =>
+        {
+            let allowed = format!("another rank than {}, below {}", of.rank(), of.ranks());
+            argument("the peer", peer.into(), allowed)
+        }
+        _ => Ok(()),
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "a call of NCCL's function with handles and memory that live"
+)]
+fn call<M: DeviceMemory>(operation: &Operation<'_, M>) -> (&'static str, c_int) {
+    let inner = &operation.communicator.0;
+    let nccl = &inner.context.libraries.nccl;
+    let (pointer, stream) = (operation.memory.pointer(), operation.stream.raw());
+    let count = operation.memory.bytes() / operation.element.bytes();
+    let element = operation.element.raw();
+    let rank = |peer: u32| c_int::try_from(peer).unwrap_or(c_int::MAX);
+    // SAFETY: the communicator and the stream live; the memory is of this length and stays until the operation has ended, since `Pending`
+    // owns it; the communicator is locked.
+    unsafe {
+        match operation.action {
+            Action::Send { to } => (
+                "ncclSend",
+                (nccl.send)(pointer, count, element, rank(to), inner.raw, stream),
+            ),
+            Action::Receive { from } => (
+                "ncclRecv",
+                (nccl.receive)(pointer, count, element, rank(from), inner.raw, stream),
+            ),
+            Action::AllReduceSum => {
+                let sum = ncclRedOp_t::ncclSum;
+                let code = (nccl.all_reduce)(pointer, pointer, count, element, sum, inner.raw, stream);
+                ("ncclAllReduce", code)
+            }
+        }
+    }
+}
+
+/// Hands all operations to NCCL as one group.
+fn hand_over<M: DeviceMemory>(operations: &[Operation<'_, M>]) -> Result<(), NcclError> {
+    let Some(first) = operations.first() else {
+        return Ok(());
+    };
+    let inner = &first.communicator.0;
+    let nccl = &inner.context.libraries.nccl;
+    #[expect(unsafe_code, reason = "a call of NCCL's function without arguments")]
+    // SAFETY: it takes nothing, and is followed by one end on this thread.
+    let started = unsafe { (nccl.group_start)() };
+    nccl.checked("ncclGroupStart", started, inner.raw)?;
+    let failed = operations
+        .iter()
+        .map(|o| (o, call(o)))
+        .find(|(_, (_, code))| ![SUCCESS, IN_PROGRESS].contains(code));
+    #[expect(unsafe_code, reason = "a call of NCCL's function without arguments")]
+    // SAFETY: it takes nothing, and follows a start on this thread.
+    let ended = unsafe { (nccl.group_end)() };
+    match failed {
+        Some((operation, (name, code))) => nccl.checked(name, code, operation.communicator.0.raw),
+        None => nccl.checked("ncclGroupEnd", ended, inner.raw),
+    }
+}
+
+/// Waits until NCCL has put the operations into their streams: the first ones between two ranks connect them in the background.
+fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> Result<(), NcclError> {
+    for operation in operations {
+        let inner = &operation.communicator.0;
+        loop {
+            let mut state = inner.state.lock();
+            if state.phase == Phase::Revoked {
+                return Err(NcclError::Revoked);
+            }
+            if inner.has_settled(&mut state)? {
+                break;
+            }
+            drop(state);
+            if Instant::now() >= deadline {
+                return Err(NcclError::Deadline {
+                    what: "the connection of two ranks",
+                });
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+    Ok(())
+}
+
+/// Issues operations together: those of one communicator run at once, so that a send and a receive of one group never wait for
+/// each other. Returns them in their order.
+///
+/// # Errors
+/// See [`NcclError`]. Operations of a communicator that was revoked are refused with their memory.
+pub fn issue<M: DeviceMemory>(
+    operations: Vec<Operation<'_, M>>,
+    deadline: Instant,
+) -> Result<Vec<Pending<M>>, Refused<M>> {
+    let checked = || -> Result<(), NcclError> {
+        operations.iter().try_for_each(wrong)?;
+        match operations.first() {
+            Some(first) => Ok(first.communicator.0.context.bind()?),
+            None => Ok(()),
+        }
+    };
+    let begun = checked().and_then(|()| {
+        let locked = lock(operations.iter().map(|o| o.communicator));
+        match locked.iter().find(|(_, state)| state.phase != Phase::Ready) {
+            Some(_) => Err(NcclError::Revoked),
+            None => Ok(hand_over(&operations)),
+        }
+    });
+    let handed = match begun {
+        Err(error) => {
+            return Err(Refused {
+                error,
+                memory: operations.into_iter().map(|o| o.memory).collect(),
+                pending: Vec::new(),
+            });
+        }
+        Ok(handed) => handed.and_then(|()| wait_until_issued(&operations, deadline)),
+    };
+    let pending: Vec<(Pending<M>, Result<(), NcclError>)> = operations
+        .into_iter()
+        .map(|o| take_off(o, handed.is_ok()))
+        .collect();
+    let recorded = pending.iter().find_map(|(_, recorded)| recorded.clone().err());
+    let pending = pending.into_iter().map(|(pending, _)| pending).collect();
+    match handed.err().or(recorded) {
+        None => Ok(pending),
+        Some(error) => Err(Refused {
+            error,
+            memory: Vec::new(),
+            pending,
+        }),
+    }
+}
+
+/// Records the end of an operation that NCCL has.
+fn take_off<M>(operation: Operation<'_, M>, issued: bool) -> (Pending<M>, Result<(), NcclError>) {
+    let mut pending = Pending {
+        communicator: operation.communicator.clone(),
+        flight: None,
+        memory: Some(operation.memory),
+    };
+    let event = match operation.stream.record() {
+        Ok(event) => event,
+        Err(error) => return (pending, Err(error.into())),
+    };
+    let mut state = operation.communicator.0.state.lock();
+    let counts = issued && state.phase == Phase::Ready;
+    let outcome = if counts { Outcome::Running } else { Outcome::Lost };
+    let flight = Arc::new(Flight {
+        event,
+        outcome: Mutex::new(outcome),
+    });
+    if counts {
+        state.flights.push(Arc::clone(&flight));
+    }
+    drop(state);
+    pending.flight = Some(flight);
+    (pending, Ok(()))
+}
+
+impl<M> Pending<M> {
+    /// Whether the operation is done.
+    ///
+    /// # Errors
+    /// It never will be: its communicator was revoked before, or NCCL reports a failure.
+    pub fn is_done(&self) -> Result<bool, NcclError> {
+        let Some(flight) = &self.flight else {
+            return Err(NcclError::Revoked);
+        };
+        let inner = &self.communicator.0;
+        let mut state = inner.state.lock();
+        let outcome = *flight.outcome.lock();
+        if outcome == Outcome::Running {
+            state.flights.retain(|f| !Arc::ptr_eq(f, flight));
+            Arc::clone(flight).note(inner, &mut state);
+        }
+        let outcome = *flight.outcome.lock();
+        match outcome {
+            Outcome::Running => Ok(false),
+            Outcome::Done => Ok(true),
+            Outcome::Lost if state.phase == Phase::Broken => {
+                inner.has_settled(&mut state)?;
+                Err(NcclError::Revoked)
+            }
+            Outcome::Lost => Err(NcclError::Revoked),
+        }
+    }
+
+    /// Waits until the operation is done.
+    ///
+    /// # Errors
+    /// As [`Pending::is_done`], or the deadline passed.
+    pub fn wait(&self, deadline: Instant) -> Result<(), NcclError> {
+        while !self.is_done()? {
+            if Instant::now() >= deadline {
+                return Err(NcclError::Deadline { what: "an operation" });
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// The point behind the operation: what must come after it waits for this. None if it could not be recorded.
+    #[must_use]
+    pub fn event(&self) -> Option<&Event> {
+        self.flight.as_ref().map(|f| &f.event)
+    }
+
+    /// Waits until the device has let go of the memory, whether the operation was done or not, and returns it. None: the deadline passed, or
+    /// the device is broken; the memory is given up.
+    pub fn release(mut self, deadline: Instant) -> Option<M> {
+        self.event()?.wait("an operation", deadline).ok()?;
+        self.memory.take()
+    }
+}
+
+impl<M> Drop for Pending<M> {
+    fn drop(&mut self) {
+        let ended = self.event().is_some_and(|e| e.is_done() == Ok(true));
+        if !ended {
+            std::mem::forget(self.memory.take());
+        }
+    }
+}
