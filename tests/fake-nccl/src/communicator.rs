@@ -143,6 +143,14 @@ impl Communicator {
         self.turns.lock().state = state;
     }
 
+    /// What was done in the background has ended, well unless something says otherwise already.
+    pub(crate) fn settle(&self) {
+        let mut turns = self.turns.lock();
+        if turns.state == IN_PROGRESS {
+            turns.state = SUCCESS;
+        }
+    }
+
     pub(crate) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
     }

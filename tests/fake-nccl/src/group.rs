@@ -113,7 +113,7 @@ fn launch(parts: Vec<Part>) -> c_int {
         for (part, turn) in parts {
             let communicator = Arc::clone(&part.communicator);
             push((part, turn));
-            communicator.set_state(SUCCESS);
+            communicator.settle();
         }
     });
     IN_PROGRESS

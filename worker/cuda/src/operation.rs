@@ -73,13 +73,13 @@ pub struct Operation<'a, M> {
 }
 
 /// Whether an operation has ended, and how.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Outcome {
     Running,
     /// Its memory holds what it should.
     Done,
     /// It ended, or will, with anything in its memory.
-    Lost,
+    Lost(NcclError),
 }
 
 /// The end of an operation, as its communicator knows it.
@@ -94,13 +94,16 @@ impl Flight {
     pub(crate) fn note(self: Arc<Flight>, of: &Inner, state: &mut State) {
         let ended = self.event.is_done();
         // NCCL marks a failure before it lets a kernel end; so it is asked after the event.
-        let failed = state.phase != Phase::Revoked && of.has_settled(state).is_err();
-        let outcome = match (ended, failed) {
-            (Ok(true), false) if state.phase == Phase::Ready => Outcome::Done,
-            (Ok(false), false) if state.phase == Phase::Ready => Outcome::Running,
-            _ => Outcome::Lost,
+        let outcome = match (state.phase, ended) {
+            (Phase::Revoked, _) => Outcome::Lost(NcclError::Revoked),
+            (_, Err(error)) => Outcome::Lost(error.into()),
+            (_, Ok(ended)) => match of.has_settled(state) {
+                Err(error) => Outcome::Lost(error),
+                Ok(_) if ended => Outcome::Done,
+                Ok(_) => Outcome::Running,
+            },
         };
-        *self.outcome.lock() = outcome;
+        self.outcome.lock().clone_from(&outcome);
         if outcome == Outcome::Running {
             state.flights.push(self);
         }
@@ -110,18 +113,17 @@ impl Flight {
 /// An issued operation. Dropping it while it runs gives its memory up: the device may still use it.
 pub struct Pending<M> {
     communicator: Communicator,
-    flight: Option<Arc<Flight>>,
+    /// Its end, or why that could not be recorded.
+    flight: Result<Arc<Flight>, NcclError>,
     memory: Option<M>,
 }
 
-/// Operations that were not issued.
+/// Operations that NCCL has not seen.
 pub struct Refused<M> {
     /// Why.
     pub error: NcclError,
-    /// The memory of those that NCCL has not seen.
+    /// Of each operation.
     pub memory: Vec<M>,
-    /// Those that may have begun; none of them will be done.
-    pub pending: Vec<Pending<M>>,
 }
 
 impl<M> std::fmt::Debug for Refused<M> {
@@ -244,10 +246,10 @@ fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> R
 }
 
 /// Issues operations together: those of one communicator run at once, so that a send and a receive of one group never wait for
-/// each other. Returns them in their order.
+/// each other. Returns them in their order; what goes wrong from here on, each of them tells.
 ///
 /// # Errors
-/// See [`NcclError`]. Operations of a communicator that was revoked are refused with their memory.
+/// An argument is wrong, or a communicator was revoked or has failed before.
 pub fn issue<M: DeviceMemory>(
     operations: Vec<Operation<'_, M>>,
     deadline: Instant,
@@ -260,62 +262,61 @@ pub fn issue<M: DeviceMemory>(
         }
     };
     let begun = checked().and_then(|()| {
-        let locked = lock(operations.iter().map(|o| o.communicator));
-        match locked.iter().find(|(_, state)| state.phase != Phase::Ready) {
-            Some(_) => Err(NcclError::Revoked),
-            None => Ok(hand_over(&operations)),
+        let mut locked = lock(operations.iter().map(|o| o.communicator));
+        for (inner, state) in &mut locked {
+            match state.phase {
+                Phase::Ready => {}
+                Phase::Revoked => return Err(NcclError::Revoked),
+                Phase::Joining | Phase::Broken => {
+                    return inner.has_settled(state).and(Err(NcclError::Revoked));
+                }
+            }
         }
+        Ok(hand_over(&operations))
     });
     let handed = match begun {
         Err(error) => {
             return Err(Refused {
                 error,
                 memory: operations.into_iter().map(|o| o.memory).collect(),
-                pending: Vec::new(),
             });
         }
         Ok(handed) => handed.and_then(|()| wait_until_issued(&operations, deadline)),
     };
-    let pending: Vec<(Pending<M>, Result<(), NcclError>)> = operations
-        .into_iter()
-        .map(|o| take_off(o, handed.is_ok()))
-        .collect();
-    let recorded = pending.iter().find_map(|(_, recorded)| recorded.clone().err());
-    let pending = pending.into_iter().map(|(pending, _)| pending).collect();
-    match handed.err().or(recorded) {
-        None => Ok(pending),
-        Some(error) => Err(Refused {
-            error,
-            memory: Vec::new(),
-            pending,
-        }),
-    }
+    let take_off = |operation| take_off(operation, &handed);
+    Ok(operations.into_iter().map(take_off).collect())
 }
 
 /// Records the end of an operation that NCCL has.
-fn take_off<M>(operation: Operation<'_, M>, issued: bool) -> (Pending<M>, Result<(), NcclError>) {
+fn take_off<M>(operation: Operation<'_, M>, handed: &Result<(), NcclError>) -> Pending<M> {
     let mut pending = Pending {
         communicator: operation.communicator.clone(),
-        flight: None,
+        flight: Err(NcclError::Revoked),
         memory: Some(operation.memory),
     };
     let event = match operation.stream.record() {
         Ok(event) => event,
-        Err(error) => return (pending, Err(error.into())),
+        Err(error) => {
+            pending.flight = Err(error.into());
+            return pending;
+        }
     };
     let mut state = operation.communicator.0.state.lock();
-    let counts = issued && state.phase == Phase::Ready;
-    let outcome = if counts { Outcome::Running } else { Outcome::Lost };
+    let outcome = match (handed, state.phase) {
+        (Err(error), _) => Outcome::Lost(error.clone()),
+        (Ok(()), Phase::Revoked) => Outcome::Lost(NcclError::Revoked),
+        (Ok(()), _) => Outcome::Running,
+    };
     let flight = Arc::new(Flight {
         event,
-        outcome: Mutex::new(outcome),
+        outcome: Mutex::new(outcome.clone()),
     });
-    if counts {
+    if outcome == Outcome::Running {
         state.flights.push(Arc::clone(&flight));
     }
     drop(state);
-    pending.flight = Some(flight);
-    (pending, Ok(()))
+    pending.flight = Ok(flight);
+    pending
 }
 
 impl<M> Pending<M> {
@@ -324,25 +325,17 @@ impl<M> Pending<M> {
     /// # Errors
     /// It never will be: its communicator was revoked before, or NCCL reports a failure.
     pub fn is_done(&self) -> Result<bool, NcclError> {
-        let Some(flight) = &self.flight else {
-            return Err(NcclError::Revoked);
-        };
+        let flight = self.flight.as_ref().map_err(NcclError::clone)?;
         let inner = &self.communicator.0;
         let mut state = inner.state.lock();
-        let outcome = *flight.outcome.lock();
-        if outcome == Outcome::Running {
+        if *flight.outcome.lock() == Outcome::Running {
             state.flights.retain(|f| !Arc::ptr_eq(f, flight));
             Arc::clone(flight).note(inner, &mut state);
         }
-        let outcome = *flight.outcome.lock();
-        match outcome {
+        match &*flight.outcome.lock() {
             Outcome::Running => Ok(false),
             Outcome::Done => Ok(true),
-            Outcome::Lost if state.phase == Phase::Broken => {
-                inner.has_settled(&mut state)?;
-                Err(NcclError::Revoked)
-            }
-            Outcome::Lost => Err(NcclError::Revoked),
+            Outcome::Lost(error) => Err(error.clone()),
         }
     }
 
@@ -363,7 +356,7 @@ impl<M> Pending<M> {
     /// The point behind the operation: what must come after it waits for this. None if it could not be recorded.
     #[must_use]
     pub fn event(&self) -> Option<&Event> {
-        self.flight.as_ref().map(|f| &f.event)
+        self.flight.as_ref().ok().map(|f| &f.event)
     }
 
     /// Waits until the device has let go of the memory, whether the operation was done or not, and returns it. None: the deadline passed, or
