@@ -2,6 +2,7 @@
 
 mod boundary;
 mod evaluation;
+mod exchange;
 mod loss;
 mod place;
 mod reduction;
@@ -9,8 +10,8 @@ mod segments;
 
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
 use crate::state::UnitBuffers;
-use crate::transport::ring::Reducer;
 use crate::transport::{Link, Tag};
+use exchange::{Exchange, OverLink};
 use loss::LossSum;
 use place::{Place, small};
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use tch::Tensor;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
-use varuna_torch::{Lease, backward};
+use varuna_torch::backward;
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -44,8 +45,7 @@ struct Run<'a> {
     step: Step,
     /// What the optimizer has counted: the loss scale of this step.
     before: OptimizerProgress,
-    deadline: Instant,
-    link: &'a Arc<dyn Link>,
+    exchange: Box<dyn Exchange + 'a>,
     /// This worker's stages, in the pipeline's order.
     places: Vec<Place>,
     /// This worker's.
@@ -90,8 +90,7 @@ pub(super) fn run(
         plan,
         step,
         before,
-        deadline,
-        link,
+        exchange: Box::new(OverLink::start(config, plan, step, link, deadline)?),
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
         stash: BTreeMap::new(),
@@ -106,17 +105,11 @@ pub(super) fn run(
     let specs = pipeline.stages.iter().map(|s| plan.shape.schedule_of(s));
     let specs: Vec<ScheduleSpec> = specs.collect();
     let list = schedule::list(&specs, stages[0], micro_batches);
-    let mut reducer =
-        Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
-    let result = run.interpret(units, &list, &mut reducer);
-    if let Err(error) = result.and_then(|()| run.collect(&mut reducer, own.len(), prepared)) {
+    let result = run.interpret(units, &list);
+    if let Err(error) = result.and_then(|()| run.collect(own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        prepared.extend(
-            reducer
-                .stop()
-                .into_iter()
-                .map(|(unit, lease)| (unit, run.norm(unit, lease.as_ref()))),
-        );
+        let summed = run.exchange.stop().into_iter();
+        prepared.extend(summed.map(|(unit, lease)| (unit, run.norm(unit, lease.as_ref()))));
         return Err(error);
     }
     run.timings.total = start.elapsed();
@@ -125,12 +118,7 @@ pub(super) fn run(
 
 impl Run<'_> {
     /// Carries out the worker's list; a unit goes to the reduction as soon as its last backward has ended.
-    fn interpret(
-        &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
-        list: &[Task],
-        reducer: &mut Reducer<Lease>,
-    ) -> Result<(), EngineError> {
+    fn interpret(&mut self, units: &BTreeMap<Unit, UnitBuffers>, list: &[Task]) -> Result<(), EngineError> {
         let places: BTreeMap<usize, Place> = self.places.iter().map(|p| (p.stage, *p)).collect();
         let last_backward = |stage: usize| {
             let of = |t: &Task| t.stage == stage && matches!(t.instruction, Instruction::Backward(_));
@@ -149,7 +137,7 @@ impl Run<'_> {
                     let last = last[&task.stage] == Some(position);
                     self.backward(place, units, m, |segment, run| {
                         if last {
-                            run.reduce(place, units, segment, reducer)
+                            run.reduce(place, units, segment)
                         } else {
                             Ok(())
                         }

@@ -103,7 +103,7 @@ impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
     }
 
     /// Stops all reductions; returns the units that were completely reduced and not yet returned by `wait`.
-    pub fn stop(mut self) -> Vec<(Unit, B)> {
+    pub fn stop(&mut self) -> Vec<(Unit, B)> {
         self.end_thread();
         self.done.try_iter().flatten().collect()
     }

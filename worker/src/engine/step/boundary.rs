@@ -2,16 +2,15 @@
 
 use super::super::EngineError;
 use super::Run;
-use crate::transport::{ElementFormat, LinkError, Packet, Tag};
+use crate::transport::{ElementFormat, Packet, Tag};
 use std::time::Instant;
 use tch::{Kind, Tensor};
 use varuna_plan::WorkerId;
 use varuna_torch::{tensor_from_vec, vec_from_tensor};
 
 impl Run<'_> {
-    pub(super) fn send(&self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let packet = packet_of(tensor, self.config.numerics.boundary())?;
-        Ok(self.link.send(to, tag, packet, self.deadline)?)
+    pub(super) fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
+        self.exchange.send(to, tag, tensor)
     }
 
     /// Waits for the boundary of so many samples.
@@ -22,21 +21,16 @@ impl Run<'_> {
         samples: usize,
     ) -> Result<Tensor, EngineError> {
         let start = Instant::now();
-        let packet = self.link.recv(from, tag, self.deadline)?;
-        self.timings.wait += start.elapsed();
         let model = &self.config.model;
         let (t, d) = (model.sequence_length as usize, model.hidden_size as usize);
-        let own = (samples * t * d, self.config.numerics.boundary());
-        if (packet.elements(), packet.format()) != own {
-            return Err(LinkError::unfit(&packet, (from, tag), own).into());
-        }
-        let shape_btd = [samples, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.device.tensors()))
+        let received = self.exchange.receive(from, tag, [samples, t, d]);
+        self.timings.wait += start.elapsed();
+        received
     }
 }
 
 /// A tensor's elements in this format.
-fn packet_of(tensor: &Tensor, format: ElementFormat) -> Result<Packet, EngineError> {
+pub(super) fn packet_of(tensor: &Tensor, format: ElementFormat) -> Result<Packet, EngineError> {
     let tensor = tensor.detach();
     Ok(match format {
         ElementFormat::Float32 => Packet::Float32(vec_from_tensor(&tensor.to_kind(Kind::Float))?),
@@ -46,7 +40,7 @@ fn packet_of(tensor: &Tensor, format: ElementFormat) -> Result<Packet, EngineErr
 }
 
 /// A tensor over a packet's memory.
-fn tensor_of(packet: Packet, shape: &[i64]) -> Result<Tensor, EngineError> {
+pub(super) fn tensor_of(packet: Packet, shape: &[i64]) -> Result<Tensor, EngineError> {
     Ok(match packet {
         Packet::Float32(values) => tensor_from_vec(values, Kind::Float, shape),
         Packet::BFloat16(bits) => tensor_from_vec(bits, Kind::BFloat16, shape),

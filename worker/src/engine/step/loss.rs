@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 use varuna_model::Model;
 use varuna_plan::Unit;
-use varuna_torch::{Device, HeadLoss, TorchError};
+use varuna_torch::{Device, HeadLoss};
 
 /// The mean loss of the tokens of so many samples, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
 /// for each micro-batch.
@@ -39,14 +39,9 @@ impl LossSum {
         }
     }
 
-    /// Waits until all that was added is computed.
-    ///
-    /// # Errors
-    /// libtorch fails.
-    pub(super) fn value(&self) -> Result<f64, TorchError> {
-        self.sum
-            .f_double_value(&[])
-            .map_err(|e| TorchError(e.to_string()))
+    /// The sum so far, (1).
+    pub(super) fn sum(&self) -> Tensor {
+        self.sum.view([1])
     }
 }
 

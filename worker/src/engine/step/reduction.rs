@@ -5,12 +5,12 @@ use super::loss::LossSum;
 use super::{Place, Run};
 use crate::model::units_finished_by;
 use crate::state::{TAIL, UnitBuffers};
-use crate::transport::ring::Reducer;
 use std::collections::BTreeMap;
 use std::time::Instant;
+use tch::{TchError, Tensor};
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::{Lease, sum_of_squares};
+use varuna_torch::{TorchError, sum_of_squares};
 
 impl Run<'_> {
     /// Hands the gradients that `segment` has finished to the reduction.
@@ -19,32 +19,17 @@ impl Run<'_> {
         place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         segment: u32,
-        reducer: &mut Reducer<Lease>,
     ) -> Result<(), EngineError> {
         for unit in units_finished_by(&self.config.model, place.segments, segment) {
             let memory = &units
                 .get(&unit)
                 .ok_or(EngineError::NotHeld(unit))?
                 .gradient_memory;
-            let mut lease = memory.lease().map_err(|e| EngineError::of_buffer(unit, e))?;
             if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
-                let loss = self.loss.value()?;
-                let evaluated = self.eval_loss.as_ref().map(LossSum::value).transpose()?;
-                let values = lease.as_mut();
-                let tail = values.len() - TAIL;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "the gradients are single precision, too"
-                )]
-                values[tail..].copy_from_slice(&[loss as f32, evaluated.unwrap_or(0.0) as f32]);
+                let losses = [Some(&self.loss), self.eval_loss.as_ref()];
+                set_tail(&memory.tensor()?, losses).map_err(|e| TorchError(e.to_string()))?;
             }
-            reducer.begin(
-                self.step,
-                unit,
-                self.plan.holders(unit).to_vec(),
-                lease,
-                self.deadline,
-            );
+            self.exchange.begin(unit, memory)?;
         }
         Ok(())
     }
@@ -52,13 +37,12 @@ impl Run<'_> {
     /// Waits for all reductions.
     pub(super) fn collect(
         &mut self,
-        reducer: &mut Reducer<Lease>,
         count: usize,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
         for _ in 0..count {
-            let (unit, lease) = reducer.wait()?;
+            let (unit, lease) = self.exchange.next()?;
             prepared.push((unit, self.norm(unit, lease.as_ref())));
         }
         self.timings.reduce = start.elapsed();
@@ -74,4 +58,15 @@ impl Run<'_> {
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
         UnitNorm::new(norm2, f64::from(tail[0]), eval_loss, self.before)
     }
+}
+
+/// Writes the losses into the last elements of a gradient, where it lies: nothing waits for their values.
+fn set_tail(gradient: &Tensor, sums: [Option<&LossSum>; TAIL]) -> Result<(), TchError> {
+    // Counted from the end.
+    for (place, sum) in (1..).zip(sums.into_iter().rev()) {
+        if let Some(sum) = sum {
+            gradient.f_narrow(0, -place, 1)?.f_copy_(&sum.sum())?;
+        }
+    }
+    Ok(())
 }

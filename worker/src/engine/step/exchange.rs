@@ -1,0 +1,95 @@
+//! What a step asks of the network: boundaries to its neighbours' stages, and sums of gradients over the holders of each unit.
+
+use super::super::{EngineConfig, EngineError};
+use super::boundary::{packet_of, tensor_of};
+use crate::transport::ring::Reducer;
+use crate::transport::{Link, LinkError, Tag};
+use std::sync::Arc;
+use std::time::Instant;
+use tch::Tensor;
+use varuna_plan::{Plan, Step, Unit, WorkerId};
+use varuna_torch::{FlatBuffer, Lease};
+
+/// The network of one worker within one step. Every wait ends by the step's deadline or by a fence.
+pub(super) trait Exchange {
+    /// Sends a boundary tensor (b, t, d), which nobody changes any more.
+    fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError>;
+
+    /// Waits for a boundary tensor of this shape, (b, t, d), in the format that boundaries have; it is on the engine's device.
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError>;
+
+    /// Begins the sum of a unit's gradient over its holders, beside what is still computed. Nobody touches the gradient until
+    /// [`Exchange::next`] or [`Exchange::stop`] returns it.
+    fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError>;
+
+    /// Waits for the next unit that is completely summed.
+    fn next(&mut self) -> Result<(Unit, Lease), EngineError>;
+
+    /// Ends all sums; returns the units that were completely summed and not returned yet.
+    fn stop(&mut self) -> Vec<(Unit, Lease)>;
+}
+
+/// Packets over a [`Link`] through the host's memory, and rings of them.
+pub(super) struct OverLink<'a> {
+    config: &'a EngineConfig,
+    plan: &'a Plan,
+    step: Step,
+    link: &'a Arc<dyn Link>,
+    reducer: Reducer<Lease>,
+    deadline: Instant,
+}
+
+impl<'a> OverLink<'a> {
+    /// # Errors
+    /// The reduction's thread does not start.
+    pub(super) fn start(
+        config: &'a EngineConfig,
+        plan: &'a Plan,
+        step: Step,
+        link: &'a Arc<dyn Link>,
+        deadline: Instant,
+    ) -> Result<Self, EngineError> {
+        let reducer =
+            Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
+        Ok(OverLink {
+            config,
+            plan,
+            step,
+            link,
+            reducer,
+            deadline,
+        })
+    }
+}
+
+impl Exchange for OverLink<'_> {
+    fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
+        let packet = packet_of(tensor, self.config.numerics.boundary())?;
+        Ok(self.link.send(to, tag, packet, self.deadline)?)
+    }
+
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
+        let packet = self.link.recv(from, tag, self.deadline)?;
+        let own = (shape_btd.iter().product(), self.config.numerics.boundary());
+        if (packet.elements(), packet.format()) != own {
+            return Err(LinkError::unfit(&packet, (from, tag), own).into());
+        }
+        let shape_btd = shape_btd.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.device.tensors()))
+    }
+
+    fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
+        let lease = gradient.lease().map_err(|e| EngineError::of_buffer(unit, e))?;
+        let holders = self.plan.holders(unit).to_vec();
+        self.reducer.begin(self.step, unit, holders, lease, self.deadline);
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<(Unit, Lease), EngineError> {
+        Ok(self.reducer.wait()?)
+    }
+
+    fn stop(&mut self) -> Vec<(Unit, Lease)> {
+        self.reducer.stop()
+    }
+}
