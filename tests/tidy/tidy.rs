@@ -48,7 +48,7 @@ const ENGINE: &[&str] = &["varuna-worker", "varuna-torch"];
 /// Folders of the crates that call libraries written in C or C++, and of the one that stands in for such libraries in tests.
 const UNSAFE: &[&str] = &["worker/torch/", "worker/cuda/", "tests/fake-nccl/"];
 /// The only crates that may reach the bindings of CUDA and NCCL: those that call them, and the stand-in.
-const CUDA: &[&str] = &["varuna-cuda", "varuna-fake-nccl", "varuna-worker"];
+const CUDA: &[&str] = &["varuna-cuda", "varuna-torch", "varuna-fake-nccl", "varuna-worker"];
 
 /// Every text file of the repository, with its path from the root.
 fn files() -> Vec<(String, String)> {

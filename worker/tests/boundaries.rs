@@ -44,6 +44,7 @@ impl Link for Metered {
             Tag::Activation { .. } => "activation",
             Tag::Gradient { .. } => "gradient",
             Tag::Ring { .. } => "ring",
+            Tag::Meeting { .. } => "meeting",
         };
         let mut sent = self.sent.lock().unwrap();
         let (elements, bytes) = sent.entry((kind, packet.format())).or_default();

@@ -58,6 +58,7 @@ impl Frame {
                     micro_batch,
                 } => (Kind::Gradient, micro_batch, stage, step),
                 Tag::Ring { step, unit, round } => (Kind::Ring, unit.0, round, step),
+                Tag::Meeting { communicator, round } => (Kind::Meeting, communicator, round, Step(0)),
             },
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
             Frame::State(_) => (Kind::State, 0, 0, Step(0)),
@@ -125,6 +126,10 @@ impl Frame {
             Kind::Ring => Tag::Ring {
                 step,
                 unit,
+                round: second,
+            },
+            Kind::Meeting => Tag::Meeting {
+                communicator: first,
                 round: second,
             },
             Kind::Message => return Ok(Frame::Message(bytes_of(input, &header, length)?)),
@@ -278,6 +283,13 @@ mod tests {
                 },
                 Packet::Float32(vec![0.25; 17]),
             ),
+            Frame::Tensor(
+                Tag::Meeting {
+                    communicator: 3,
+                    round: 1,
+                },
+                Packet::Float32(vec![f32::MIN_POSITIVE; 33]),
+            ),
             Frame::Message(vec![1, 2, 3]),
             Frame::State(vec![]),
             Frame::Part(Unit(2), Step(6), vec![2.0]),
@@ -338,27 +350,29 @@ mod tests {
         }
     }
 
+    /// Reads a frame with such a header, which is refused.
+    fn refused(kind: u16, format: u16, length: u32, expected: &str) {
+        let mut header = Header {
+            kind: Kind::Activation,
+            format: None,
+            first: 0,
+            second: 0,
+            step: Step(0),
+            length,
+            checksum: 0,
+        }
+        .encode();
+        header[..2].copy_from_slice(&kind.to_le_bytes());
+        header[2..4].copy_from_slice(&format.to_le_bytes());
+        let sum = crc32c::crc32c(&header[..28]);
+        header[28..].copy_from_slice(&sum.to_le_bytes());
+        let error = Frame::read(&mut header.as_slice(), &Limits::default()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+
     #[test]
-    fn numbers_that_no_frame_has_are_refused() {
-        let refused = |kind: u16, format: u16, length: u32, expected: &str| {
-            let mut header = Header {
-                kind: Kind::Activation,
-                format: None,
-                first: 0,
-                second: 0,
-                step: Step(0),
-                length,
-                checksum: 0,
-            }
-            .encode();
-            header[..2].copy_from_slice(&kind.to_le_bytes());
-            header[2..4].copy_from_slice(&format.to_le_bytes());
-            let sum = crc32c::crc32c(&header[..28]);
-            header[28..].copy_from_slice(&sum.to_le_bytes());
-            let error = Frame::read(&mut header.as_slice(), &Limits::default()).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-            assert!(error.to_string().contains(expected), "{error}");
-        };
+    fn lengths_and_kinds_that_no_frame_has_are_refused() {
         refused(
             1,
             1,
@@ -377,6 +391,30 @@ mod tests {
             u32::MAX,
             "an activation with a payload of 4294967295 bytes; at most 536870912",
         );
+        refused(
+            5,
+            0,
+            1025,
+            "a header of a state with a payload of 1025 bytes; at most 1024",
+        );
+        refused(
+            6,
+            0,
+            (1 << 20) + 4,
+            "a part of a state with a payload of 1048580 bytes; at most 1048576",
+        );
+        refused(7, 0, 31, "the end of a state with a payload of 31 bytes");
+        refused(
+            8,
+            0,
+            0,
+            "a meeting of a communicator's ranks in the element format none",
+        );
+        refused(9, 0, 0, "frame kind 9; kinds 1 to 8");
+    }
+
+    #[test]
+    fn element_formats_that_a_kind_has_not_are_refused() {
         refused(1, 1, 6, "no whole number of float32 elements");
         refused(1, 3, 3, "no whole number of float16 elements");
         refused(6, 0, 6, "no whole number of float32 elements");
@@ -394,19 +432,5 @@ mod tests {
             4,
             "a protocol message in the element format float32; allowed is none",
         );
-        refused(
-            5,
-            0,
-            1025,
-            "a header of a state with a payload of 1025 bytes; at most 1024",
-        );
-        refused(
-            6,
-            0,
-            (1 << 20) + 4,
-            "a part of a state with a payload of 1048580 bytes; at most 1048576",
-        );
-        refused(7, 0, 31, "the end of a state with a payload of 31 bytes");
-        refused(8, 0, 0, "frame kind 8; kinds 1 to 7");
     }
 }

@@ -26,7 +26,7 @@ use varuna_plan::{Generation, WorkerId};
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
 /// Version of this format and of the frames after it. Workers with another version are refused.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32 + 1;
 /// What the key of a generation is for: no other key that is derived from a secret may have this purpose.

@@ -19,11 +19,13 @@ pub enum Kind {
     Part = 6,
     /// The end of a state, with its digest.
     End = 7,
+    /// What the ranks of a communicator tell each other before they use it.
+    Meeting = 8,
 }
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u16 = Kind::End as u16;
+    pub(crate) const LAST: u16 = Kind::Meeting as u16;
 
     /// The kind with this number.
     pub(crate) fn of(number: u16) -> Option<Kind> {
@@ -35,6 +37,7 @@ impl Kind {
             5 => Kind::State,
             6 => Kind::Part,
             7 => Kind::End,
+            8 => Kind::Meeting,
             _ => return None,
         })
     }
@@ -50,6 +53,7 @@ impl fmt::Display for Kind {
             Kind::State => "a header of a state",
             Kind::Part => "a part of a state",
             Kind::End => "the end of a state",
+            Kind::Meeting => "a meeting of a communicator's ranks",
         })
     }
 }

@@ -26,7 +26,7 @@ pub use hello::{
 };
 pub use incoming::Incoming;
 pub use kind::Kind;
-pub use limits::{Limits, PART_ELEMENTS};
+pub use limits::{Limits, MEETING_ELEMENTS, PART_ELEMENTS};
 pub use packet::{ElementFormat, Packet};
 pub use state_header::StateHeader;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
@@ -61,6 +61,13 @@ pub enum Tag {
         /// The unit of the gradient.
         unit: Unit,
         /// Round of the ring: 0..D-1 reduce-scatter, D-1..2(D-1) all-gather.
+        round: u32,
+    },
+    /// What the ranks of one of the generation's communicators tell each other around their circle, before they use it.
+    Meeting {
+        /// Which, in the order of the plan.
+        communicator: u32,
+        /// 0: whether all can; 1: where they meet.
         round: u32,
     },
 }

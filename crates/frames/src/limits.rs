@@ -8,6 +8,8 @@ use crate::{ElementFormat, FrameError, Kind, StateError, StateHeader};
 pub const PART_ELEMENTS: usize = 1 << 18;
 /// Longest header of a state, bytes: numbers and names of states.
 const STATE_HEADER: u32 = 1 << 10;
+/// Elements of a meeting's message: an answer, and the 128 bytes of an id.
+pub const MEETING_ELEMENTS: u32 = 33;
 /// Longest digest, bytes.
 const DIGEST: u32 = 32;
 /// Bytes of an element of a state, whose numbers are float32.
@@ -53,6 +55,7 @@ impl Limits {
                 let element = self.tensor_format(header)?.bytes();
                 self.tensor_elements.saturating_mul(element)
             }
+            Kind::Meeting => MEETING_ELEMENTS * self.tensor_format(header)?.bytes(),
             _ if found.is_some() => {
                 let expected = "none";
                 return Err(FrameError::OtherFormat {
@@ -79,7 +82,7 @@ impl Limits {
             kind, format: found, ..
         } = *header;
         let own = match kind {
-            Kind::Ring => Some(ElementFormat::Float32),
+            Kind::Ring | Kind::Meeting => Some(ElementFormat::Float32),
             _ => self.boundary_format,
         };
         let fits = |format: &ElementFormat| own.is_none_or(|own| own == *format);
@@ -142,6 +145,7 @@ mod tests {
             (Kind::Activation, Some(BFloat16), 20),
             (Kind::Gradient, Some(Float16), 20),
             (Kind::Ring, Some(Float32), 40),
+            (Kind::Meeting, Some(Float32), 132),
             (Kind::Message, None, 7),
             (Kind::State, None, 1024),
             (Kind::Part, None, 1 << 20),
@@ -173,6 +177,7 @@ mod tests {
             (Some(BFloat16), Kind::Activation, [false, false, true, false]),
             (Some(Float32), Kind::Gradient, [false, true, false, false]),
             (Some(BFloat16), Kind::Ring, [false, true, false, false]),
+            (Some(BFloat16), Kind::Meeting, [false, true, false, false]),
             (Some(BFloat16), Kind::Message, [true, false, false, false]),
             (None, Kind::Part, [true, false, false, false]),
         ] {

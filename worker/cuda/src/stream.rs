@@ -58,6 +58,15 @@ impl Stream {
         })
     }
 
+    /// The device's own stream, in which everything runs that names no other.
+    #[must_use]
+    pub fn default_of(context: &Arc<Context>) -> Stream {
+        Stream {
+            context: Arc::clone(context),
+            raw: std::ptr::null_mut(),
+        }
+    }
+
     /// What comes next in this stream waits for the event as it was last recorded.
     ///
     /// # Errors
@@ -94,6 +103,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
+        if self.raw.is_null() {
+            return;
+        }
         #[expect(unsafe_code, reason = "gives back what `new` made")]
         // SAFETY: made by `new` and destroyed once. Work that is still in it is done; the driver frees the stream after that.
         let _ = unsafe { (self.context.driver().stream_destroy)(self.raw) };

@@ -246,7 +246,7 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                     EngineError::Link(LinkError::Deadline { from, .. } | LinkError::Unfit { from, .. }) => {
                         Some(from)
                     }
-                    EngineError::Link(LinkError::Aborted) => None,
+                    EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => None,
                     other => return Err(other),
                 };
                 let why = failure.error.to_string();

@@ -259,6 +259,13 @@ impl Agent {
         fed
     }
 
+    pub(super) fn tick(&mut self) -> Result<(), AgentError> {
+        if self.mesh.is_stuck() {
+            return Err(AgentError::DeviceStuck);
+        }
+        self.feed(MemberInput::Tick)
+    }
+
     pub(super) fn on_coordinator_event(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
         match event {
             UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => Err(AgentError::OtherJob {

@@ -48,6 +48,11 @@ pub enum AgentError {
         "no coordinator for a long time, and nothing was committed meanwhile: this worker ends, to free its resources"
     )]
     Orphan,
+    /// What runs on the device does not end.
+    #[error(
+        "the device does not end what it was told to stop: this worker ends, since nobody can tell what it does"
+    )]
+    DeviceStuck,
     /// The engine was told to stop and does not.
     #[error("the engine does not stop: this worker ends, since nobody can tell what it does")]
     EngineStuck,
@@ -186,7 +191,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
             },
             Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,
             Some(()) = drain.recv() => agent.feed(MemberInput::Drain)?,
-            _ = ticks.tick() => agent.feed(MemberInput::Tick)?,
+            _ = ticks.tick() => agent.tick()?,
         }
     }
 }

@@ -84,6 +84,9 @@ pub enum EngineError {
     /// A buffer is still with the reduction, or with whoever reads it.
     #[error("a buffer of unit {0} is still lent out")]
     Leased(Unit),
+    /// The device failed, or does not end what it was told to stop: the process must end.
+    #[error("the device failed: {0}")]
+    Device(String),
     /// The engine's thread panicked; this is a defect of this program.
     #[error("the engine's thread panicked: {0}")]
     Panicked(String),

@@ -4,6 +4,7 @@ mod boundary;
 mod evaluation;
 mod exchange;
 mod loss;
+mod over_nccl;
 mod place;
 mod reduction;
 mod segments;
@@ -13,6 +14,7 @@ use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
 use exchange::{Exchange, OverLink};
 use loss::LossSum;
+use over_nccl::{OverNccl, of_link};
 use place::{Place, small};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,6 +71,8 @@ pub(super) fn run(
     link: &Arc<dyn Link>,
     deadline: Instant,
 ) -> Result<(StepTimings, Vec<Lap>), EngineError> {
+    // Made once in a generation: no part of what a step takes.
+    let communicators = link.communicators(plan, deadline).map_err(of_link)?;
     let start = Instant::now();
     let (i, stages) = plan
         .shape
@@ -85,12 +89,17 @@ pub(super) fn run(
         buffers.zero_gradients();
         before = buffers.progress();
     }
+    let over_link = OverLink::start(config, plan, step, link, deadline)?;
+    let exchange: Box<dyn Exchange> = match communicators {
+        Some(communicators) => Box::new(OverNccl::start(over_link, communicators)),
+        None => Box::new(over_link),
+    };
     let mut run = Run {
         config,
         plan,
         step,
         before,
-        exchange: Box::new(OverLink::start(config, plan, step, link, deadline)?),
+        exchange,
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
         stash: BTreeMap::new(),
@@ -99,16 +108,15 @@ pub(super) fn run(
         timings: StepTimings::default(),
         laps: Vec::new(),
     };
-    run.evaluate(units)?;
     let micro_batches =
         u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
     let specs = pipeline.stages.iter().map(|s| plan.shape.schedule_of(s));
     let specs: Vec<ScheduleSpec> = specs.collect();
     let list = schedule::list(&specs, stages[0], micro_batches);
-    let result = run.interpret(units, &list);
+    let result = run.evaluate(units).and_then(|()| run.interpret(units, &list));
     if let Err(error) = result.and_then(|()| run.collect(own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        let summed = run.exchange.stop().into_iter();
+        let summed = run.exchange.stop()?.into_iter();
         prepared.extend(summed.map(|(unit, lease)| (unit, run.norm(unit, lease.as_ref()))));
         return Err(error);
     }

@@ -24,6 +24,11 @@ pub trait DataPlane: Send + Sync {
         header: StateHeader,
         state: Box<dyn StateSource>,
     );
+
+    /// Whether something on the device does not end, so that the process should.
+    fn is_stuck(&self) -> bool {
+        false
+    }
 }
 
 impl DataPlane for Mesh {

@@ -1,17 +1,21 @@
 //! The data plane of one generation: tensors between workers.
 //!
 //! [`Link`] is the only interface to the network for the engine and the gradient reduction. Implementations: [`local`] (threads of
-//! one process, for tests) and [`tcp`].
+//! one process, for tests) and [`tcp`]. Between GPUs a link may have communicators of NCCL beside it: [`nccl`].
 
 pub mod data_plane;
 pub mod local;
 pub mod mailbox;
+pub mod nccl;
 pub mod ring;
 pub mod tcp;
 
+use nccl::Communicators;
+use std::sync::Arc;
 use std::time::Instant;
+use varuna_cuda::NcclError;
 pub use varuna_frames::{ElementFormat, Packet, Tag};
-use varuna_plan::WorkerId;
+use varuna_plan::{Plan, WorkerId};
 
 /// First micro-batch index of evaluation; those of training are below it.
 pub const EVALUATION: u32 = 1 << 31;
@@ -49,6 +53,9 @@ pub enum LinkError {
         /// What they are computed in.
         own: ElementFormat,
     },
+    /// NCCL failed; the communicator is of no more use.
+    #[error(transparent)]
+    Nccl(NcclError),
     /// The peer is not part of this generation.
     #[error("worker {0} is not connected in this generation")]
     Unknown(WorkerId),
@@ -104,4 +111,17 @@ pub trait Link: Send + Sync {
 
     /// Ends the generation on this worker: every waiting and every later call returns [`LinkError::Aborted`].
     fn abort(&self);
+
+    /// The communicators of the plan's generation between devices, made with all its members when first asked for; none where this link has
+    /// none.
+    ///
+    /// # Errors
+    /// See [`LinkError`].
+    fn communicators(
+        &self,
+        _plan: &Plan,
+        _deadline: Instant,
+    ) -> Result<Option<Arc<Communicators>>, LinkError> {
+        Ok(None)
+    }
 }

@@ -69,6 +69,19 @@ pub enum LeaseError {
     Torch(#[from] TorchError),
 }
 
+/// A flat tensor over the host's memory.
+fn host_tensor(memory: &Arc<Memory>) -> Result<Tensor, TorchError> {
+    extern "C" fn release(context: *mut c_void) {
+        // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
+        drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
+    }
+    let len = i64::try_from(memory.len).map_err(|_| TorchError("too many elements".into()))?;
+    let float = scalar_type(Kind::Float)?;
+    let context = Arc::into_raw(Arc::clone(memory)).cast_mut().cast();
+    let data = memory.start.as_ptr().cast();
+    from_memory(data, float, &[len], release, context)
+}
+
 /// Float memory with tensor views.
 pub struct FlatBuffer {
     memory: Arc<Memory>,
@@ -137,15 +150,7 @@ impl FlatBuffer {
 
     /// A flat tensor over the host's memory.
     fn host(&self) -> Result<Tensor, TorchError> {
-        extern "C" fn release(context: *mut c_void) {
-            // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
-            drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
-        }
-        let len = i64::try_from(self.memory.len).map_err(|_| TorchError("too many elements".into()))?;
-        let float = scalar_type(Kind::Float)?;
-        let context = Arc::into_raw(Arc::clone(&self.memory)).cast_mut().cast();
-        let data = self.memory.start.as_ptr().cast();
-        from_memory(data, float, &[len], release, context)
+        host_tensor(&self.memory)
     }
 
     /// Whether a lease is out: its holder alone may touch the memory now.
@@ -161,16 +166,24 @@ impl FlatBuffer {
     /// # Errors
     /// Leased or shared already, or libtorch refuses.
     pub fn lease(&self) -> Result<Lease, LeaseError> {
+        let lease = self.lease_unread()?;
+        self.store()?;
+        Ok(lease)
+    }
+
+    /// As [`FlatBuffer::lease`], but what the host's memory holds is not brought up to date: for who overwrites all of it, or reads none.
+    ///
+    /// # Errors
+    /// Leased or shared already.
+    pub fn lease_unread(&self) -> Result<Lease, LeaseError> {
         let taken = self
             .memory
             .readers
             .compare_exchange(0, LEASED, Ordering::Acquire, Ordering::Relaxed);
         taken.map_err(|_| LeaseError::Taken)?;
-        let lease = Lease {
+        Ok(Lease {
             memory: Arc::clone(&self.memory),
-        };
-        self.store()?;
-        Ok(lease)
+        })
     }
 
     /// Whether a share is out: nobody may write the memory now.
@@ -204,6 +217,16 @@ impl FlatBuffer {
 /// Exclusive access to a [`FlatBuffer`]; may be sent to another thread.
 pub struct Lease {
     memory: Arc<Memory>,
+}
+
+impl Lease {
+    /// Brings the host's memory to what a tensor has.
+    ///
+    /// # Errors
+    /// The tensor is of another length, or libtorch refuses.
+    pub fn copy_from(&mut self, tensor: &Tensor) -> Result<(), TorchError> {
+        copy(&host_tensor(&self.memory)?, tensor)
+    }
 }
 
 impl AsRef<[f32]> for Lease {

@@ -1,6 +1,6 @@
 //! Evaluation on the held-out split, before the steps at which it is due.
 
-use super::super::EngineError;
+use super::super::{EngineConfig, EngineError};
 use super::loss::LossSum;
 use super::{Place, Run, small};
 use crate::model::dropout::Dropout;
@@ -8,28 +8,28 @@ use crate::model::forward;
 use crate::state::UnitBuffers;
 use crate::transport::{EVALUATION, Tag};
 use std::collections::BTreeMap;
-use varuna_plan::Unit;
 use varuna_plan::schedule::{Instruction, evaluation_list};
+use varuna_plan::{Step, Unit};
+
+/// Held-out samples that all pipelines together evaluate before a step; 0 where none is due.
+pub(super) fn evaluated(config: &EngineConfig, step: Step) -> u64 {
+    let due = |e: &&varuna_api::Evaluation| step.0.is_multiple_of(e.interval_steps.max(1));
+    let evaluation = config.training.evaluation.as_ref().filter(due);
+    evaluation.map_or(0, |e| e.samples.min(config.samples.held_out_len()))
+}
 
 impl Run<'_> {
     /// Whether this step begins with an evaluation.
     pub(super) fn evaluates(&self) -> bool {
-        let due = |e: &varuna_api::Evaluation| self.step.0.is_multiple_of(e.interval_steps.max(1));
-        self.config.training.evaluation.as_ref().is_some_and(due) && self.config.samples.held_out_len() > 0
+        evaluated(self.config, self.step) > 0
     }
 
     /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
     pub(super) fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
-        let Some(evaluation) = self
-            .config
-            .training
-            .evaluation
-            .as_ref()
-            .filter(|_| self.evaluates())
-        else {
+        let total = evaluated(self.config, self.step);
+        if total == 0 {
             return Ok(());
-        };
-        let total = evaluation.samples.min(self.config.samples.held_out_len());
+        }
         let batch = self.config.training.global_batch_size;
         let numbers: Vec<u64> = self.pipeline.evaluation_samples(total, batch).collect();
         let _guard = tch::no_grad_guard();

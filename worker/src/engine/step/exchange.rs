@@ -25,18 +25,18 @@ pub(super) trait Exchange {
     /// Waits for the next unit that is completely summed.
     fn next(&mut self) -> Result<(Unit, Lease), EngineError>;
 
-    /// Ends all sums; returns the units that were completely summed and not returned yet.
-    fn stop(&mut self) -> Vec<(Unit, Lease)>;
+    /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
+    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError>;
 }
 
 /// Packets over a [`Link`] through the host's memory, and rings of them.
 pub(super) struct OverLink<'a> {
-    config: &'a EngineConfig,
-    plan: &'a Plan,
-    step: Step,
+    pub(super) config: &'a EngineConfig,
+    pub(super) plan: &'a Plan,
+    pub(super) step: Step,
     link: &'a Arc<dyn Link>,
     reducer: Reducer<Lease>,
-    deadline: Instant,
+    pub(super) deadline: Instant,
 }
 
 impl<'a> OverLink<'a> {
@@ -89,7 +89,7 @@ impl Exchange for OverLink<'_> {
         Ok(self.reducer.wait()?)
     }
 
-    fn stop(&mut self) -> Vec<(Unit, Lease)> {
-        self.reducer.stop()
+    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError> {
+        Ok(self.reducer.stop())
     }
 }

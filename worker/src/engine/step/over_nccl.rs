@@ -1,0 +1,341 @@
+//! Boundaries and sums from device to device, over the communicators of the generation; what has none goes over the link.
+
+use super::super::EngineError;
+use super::evaluation::evaluated;
+use super::exchange::{Exchange, OverLink};
+use crate::transport::nccl::{Communicators, Lane};
+use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tch::{Kind, Tensor};
+use varuna_cuda::{Action, Element, NcclError, Operation, Pending, issue};
+use varuna_plan::communicators::{Direction, Edge, Message, Pass, Wire, reduction_order, wires};
+use varuna_plan::{Pipeline, Unit, WorkerId};
+use varuna_torch::{FlatBuffer, Lease, OnDevice, TorchError};
+
+/// Receives that are posted before they are needed: one comes while another is computed with.
+const AHEAD: usize = 1;
+/// How long the device may take to end what was revoked. It is milliseconds; more means that it hangs.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// What comes over one edge.
+struct Incoming {
+    wire: Wire,
+    /// How many are posted when each is needed.
+    due: Vec<usize>,
+    posted: usize,
+    needed: usize,
+}
+
+/// A sum that was begun.
+struct Sum {
+    unit: Unit,
+    pending: Pending<OnDevice>,
+    lease: Lease,
+}
+
+/// Operations over communicators.
+pub(super) struct OverNccl<'a> {
+    over_link: OverLink<'a>,
+    own: Arc<Communicators>,
+    pipeline: &'a Pipeline,
+    incoming: BTreeMap<Edge, Incoming>,
+    inbox: BTreeMap<(Edge, Message), Pending<OnDevice>>,
+    /// Units of communicators that were not begun, in the order in which everybody begins them.
+    order: VecDeque<Unit>,
+    /// Units whose gradients are final, and whose turn has not come.
+    finished: BTreeMap<Unit, (OnDevice, Lease)>,
+    sums: VecDeque<Sum>,
+}
+
+/// A failure of the link is one of NCCL too: a broken device must end the process.
+pub(super) fn of_link(error: LinkError) -> EngineError {
+    match error {
+        LinkError::Nccl(error) => of_nccl(error, LinkError::Aborted),
+        other => other.into(),
+    }
+}
+
+/// What a failed operation means; `late` is what a missed deadline does.
+fn of_nccl(error: NcclError, late: LinkError) -> EngineError {
+    match error {
+        NcclError::Revoked => LinkError::Aborted.into(),
+        NcclError::Deadline { .. } => late.into(),
+        NcclError::Device(error) => EngineError::Device(error.to_string()),
+        NcclError::Call { .. } | NcclError::Argument { .. } => LinkError::Nccl(error).into(),
+    }
+}
+
+fn element(format: ElementFormat) -> (Element, Kind) {
+    match format {
+        ElementFormat::Float32 => (Element::Float32, Kind::Float),
+        ElementFormat::BFloat16 => (Element::BFloat16, Kind::BFloat16),
+        ElementFormat::Float16 => (Element::Float16, Kind::Half),
+    }
+}
+
+/// The message of a boundary's tag, and which way it goes.
+fn message(tag: Tag) -> Option<(Direction, Message)> {
+    let (direction, stage, number) = match tag {
+        Tag::Activation {
+            stage, micro_batch, ..
+        } => (Direction::Activation, stage, micro_batch),
+        Tag::Gradient {
+            stage, micro_batch, ..
+        } => (Direction::Gradient, stage, micro_batch),
+        Tag::Ring { .. } | Tag::Meeting { .. } => return None,
+    };
+    let (pass, micro_batch) = match number.checked_sub(EVALUATION) {
+        Some(evaluation) => (Pass::Evaluation, evaluation),
+        None => (Pass::Training, number),
+    };
+    let message = Message {
+        pass,
+        stage: stage as usize,
+        micro_batch,
+    };
+    Some((direction, message))
+}
+
+impl<'a> OverNccl<'a> {
+    /// For one step, whose communicators these are.
+    pub(super) fn start(over_link: OverLink<'a>, own: Arc<Communicators>) -> OverNccl<'a> {
+        let (plan, me) = (over_link.plan, over_link.config.me);
+        let place = plan.place(me).map_or(0, |(pipeline, _)| pipeline);
+        let pipeline = &plan.shape.pipelines[place];
+        let size = u64::from(plan.shape.micro_batch_size.max(1));
+        let evaluation = samples(&over_link, pipeline, Pass::Evaluation).div_ceil(size);
+        let evaluation = u32::try_from(evaluation).unwrap_or(u32::MAX);
+        let here = |wire: &Wire| wire.edge.receiver == me && own.edge(wire.edge).is_some();
+        let wires = wires(plan, place, evaluation).into_iter().filter(here);
+        let incoming = wires.map(|wire| {
+            let incoming = Incoming {
+                due: wire.posted(AHEAD),
+                posted: 0,
+                needed: 0,
+                wire,
+            };
+            (incoming.wire.edge, incoming)
+        });
+        let units = plan.units(me);
+        let ordered =
+            reduction_order(&plan.layout).filter(|u| units.contains(u) && own.of_unit(*u).is_some());
+        OverNccl {
+            incoming: incoming.collect(),
+            inbox: BTreeMap::new(),
+            order: ordered.collect(),
+            finished: BTreeMap::new(),
+            sums: VecDeque::new(),
+            pipeline,
+            own,
+            over_link,
+        }
+    }
+
+    /// Issues one operation after what was computed so far.
+    fn issue(
+        &self,
+        lane: &Lane,
+        action: Action,
+        element: Element,
+        memory: OnDevice,
+    ) -> Result<Pending<OnDevice>, NcclError> {
+        self.own.after_compute(lane)?;
+        let operation = Operation {
+            communicator: &lane.communicator,
+            action,
+            memory,
+            element,
+            stream: &lane.stream,
+        };
+        let issued = issue(vec![operation], self.over_link.deadline).map_err(|refused| refused.error)?;
+        issued.into_iter().next().ok_or(NcclError::Revoked)
+    }
+
+    /// Samples of a message's micro-batch: the last of a pass may be short.
+    fn samples_of(&self, message: Message) -> u64 {
+        let size = u64::from(self.over_link.plan.shape.micro_batch_size.max(1));
+        let all = samples(&self.over_link, self.pipeline, message.pass);
+        size.min(all.saturating_sub(u64::from(message.micro_batch) * size))
+    }
+
+    /// Posts the receives that are due when the next message of an edge is needed.
+    fn post(&mut self, edge: Edge, [t, d]: [usize; 2]) -> Result<(), EngineError> {
+        let Some(incoming) = self.incoming.get_mut(&edge) else {
+            return Ok(());
+        };
+        let upto = incoming
+            .due
+            .get(incoming.needed)
+            .copied()
+            .unwrap_or(incoming.posted);
+        let from = incoming.posted;
+        incoming.posted = upto.max(from);
+        incoming.needed += 1;
+        let next = incoming.wire.sent[from..incoming.posted].to_vec();
+        let config = self.over_link.config;
+        let (element, kind) = element(config.numerics.boundary());
+        for message in next {
+            let b = usize::try_from(self.samples_of(message)).unwrap_or(usize::MAX);
+            let shape_btd = [b, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
+            let tensor = Tensor::f_empty(shape_btd, (kind, config.device.tensors()));
+            let memory = OnDevice::over(&tensor.map_err(|e| TorchError(e.to_string()))?)?;
+            let Some(lane) = self.own.edge(edge) else {
+                continue;
+            };
+            let received = self.issue(lane, Action::Receive { from: 0 }, element, memory);
+            let received = received.map_err(|e| of_nccl(e, LinkError::Aborted))?;
+            self.inbox.insert((edge, message), received);
+        }
+        Ok(())
+    }
+
+    /// What a missed deadline of a sum says: some other holder of the unit did not come.
+    fn late(&self, unit: Unit) -> LinkError {
+        let (plan, me) = (self.over_link.plan, self.over_link.config.me);
+        let other = plan.holders(unit).iter().find(|w| **w != me);
+        LinkError::Deadline {
+            from: other.copied().unwrap_or(me),
+            tag: Tag::Ring {
+                step: self.over_link.step,
+                unit,
+                round: 0,
+            },
+        }
+    }
+
+    /// The sum in the host's memory, where the norm is computed.
+    fn take(&self, sum: Sum) -> Result<(Unit, Lease), EngineError> {
+        let Sum {
+            unit,
+            pending,
+            mut lease,
+        } = sum;
+        let memory = pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+        lease.copy_from(memory.tensor())?;
+        Ok((unit, lease))
+    }
+}
+
+/// Samples of a pipeline in one pass of the step.
+fn samples(of: &OverLink<'_>, pipeline: &Pipeline, pass: Pass) -> u64 {
+    match pass {
+        Pass::Training => pipeline.samples.len(),
+        Pass::Evaluation => {
+            let total = evaluated(of.config, of.step);
+            let share = pipeline.evaluation_samples(total, of.config.training.global_batch_size);
+            share.end - share.start
+        }
+    }
+}
+
+fn stuck() -> EngineError {
+    EngineError::Device(format!(
+        "what was stopped on it has not ended within {} s",
+        ENDING.as_secs()
+    ))
+}
+
+impl Exchange for OverNccl<'_> {
+    fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
+        let config = self.over_link.config;
+        let edge = message(tag).map(|(direction, _)| Edge {
+            sender: config.me,
+            receiver: to,
+            direction,
+        });
+        let Some(lane) = edge.and_then(|edge| self.own.edge(edge)) else {
+            return self.over_link.send(to, tag, tensor);
+        };
+        let (element, kind) = element(config.numerics.boundary());
+        let memory = OnDevice::over(&tensor.detach().to_kind(kind).contiguous())?;
+        let sent = self.issue(lane, Action::Send { to: 1 }, element, memory);
+        let late = LinkError::Deadline { from: to, tag };
+        self.own.keep(sent.map_err(|e| of_nccl(e, late))?);
+        Ok(())
+    }
+
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
+        let known = message(tag).map(|(direction, message)| {
+            let edge = Edge {
+                sender: from,
+                receiver: self.over_link.config.me,
+                direction,
+            };
+            (edge, message)
+        });
+        let Some((edge, message)) = known.filter(|(edge, _)| self.incoming.contains_key(edge)) else {
+            return self.over_link.receive(from, tag, shape_btd);
+        };
+        self.post(edge, [shape_btd[1], shape_btd[2]])?;
+        let late = LinkError::Deadline { from, tag };
+        let pending = self
+            .inbox
+            .remove(&(edge, message))
+            .ok_or(LinkError::Unknown(from))?;
+        let deadline = self.over_link.deadline;
+        pending.wait(deadline).map_err(|e| of_nccl(e, late))?;
+        let memory = pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+        Ok(memory.into_tensor())
+    }
+
+    fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
+        if self.own.of_unit(unit).is_none() {
+            return self.over_link.begin(unit, gradient);
+        }
+        let lease = gradient
+            .lease_unread()
+            .map_err(|e| EngineError::of_buffer(unit, e))?;
+        let memory = OnDevice::over(&gradient.tensor()?)?;
+        self.finished.insert(unit, (memory, lease));
+        while let Some(unit) = self.order.front().copied() {
+            let Some((memory, lease)) = self.finished.remove(&unit) else {
+                break;
+            };
+            self.order.pop_front();
+            let Some(lane) = self.own.of_unit(unit) else {
+                break;
+            };
+            let pending = self
+                .issue(lane, Action::AllReduceSum, Element::Float32, memory)
+                .map_err(|e| of_nccl(e, self.late(unit)))?;
+            self.sums.push_back(Sum { unit, pending, lease });
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<(Unit, Lease), EngineError> {
+        let Some(sum) = self.sums.front() else {
+            return self.over_link.next();
+        };
+        let late = self.late(sum.unit);
+        let done = sum.pending.wait(self.over_link.deadline);
+        done.map_err(|e| of_nccl(e, late))?;
+        match self.sums.pop_front() {
+            Some(sum) => self.take(sum),
+            None => Err(LinkError::Aborted.into()),
+        }
+    }
+
+    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError> {
+        // A step that has failed is never gone on with. What is done is noted before the rest is revoked.
+        self.own.abort();
+        let mut summed = self.over_link.stop()?;
+        for sum in std::mem::take(&mut self.sums) {
+            if sum.pending.is_done() == Ok(true) {
+                summed.push(self.take(sum)?);
+            } else {
+                // The next step writes to this gradient; the device must not.
+                sum.pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+            }
+        }
+        for (_, pending) in std::mem::take(&mut self.inbox) {
+            pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+        }
+        match self.own.let_go(Instant::now() + ENDING) {
+            true => Ok(summed),
+            false => Err(stuck()),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! The engine over communicators of NCCL, as a stand-in on host memory has them: the same numbers as over a link.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{BATCH, Case, Trained, engine, later, plan, run, run_over, shape, single};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use varuna_api::Precision;
+use varuna_cuda::Libraries;
+use varuna_plan::{Decision, Recompute, ScheduleKind, Shape, StateId, WorkerId};
+use varuna_torch::Device;
+use varuna_worker::engine::{Engine, EngineError};
+use varuna_worker::transport::data_plane::DataPlane;
+use varuna_worker::transport::local::LocalMesh;
+use varuna_worker::transport::nccl::{Nccl, NcclLink, NcclPlane};
+use varuna_worker::transport::tcp::{Mesh, PeerEvent, of_job};
+use varuna_worker::transport::{ElementFormat, Link, LinkError, Packet, Tag};
+
+const STEPS: u64 = 6;
+
+/// The stand-in, beside this test's own program.
+fn libraries() -> Libraries {
+    let library = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libvaruna_fake_nccl.so");
+    Libraries::load_from(&library).unwrap()
+}
+
+fn on(device: Device, precision: Precision) -> Case {
+    Case {
+        device,
+        precision,
+        evaluate: true,
+        ..Case::default()
+    }
+}
+
+/// A link that counts the tensors that go over it.
+struct Counted {
+    inner: Arc<dyn Link>,
+    tensors: Arc<AtomicUsize>,
+}
+
+impl Link for Counted {
+    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
+        if !matches!(tag, Tag::Meeting { .. }) {
+            self.tensors.fetch_add(1, Ordering::Relaxed);
+        }
+        self.inner.send(to, tag, packet, deadline)
+    }
+
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
+        self.inner.recv(from, tag, deadline)
+    }
+
+    fn recv_any(
+        &self,
+        wanted: &[(WorkerId, Tag)],
+        deadline: Instant,
+    ) -> Result<Option<(usize, Packet)>, LinkError> {
+        self.inner.recv_any(wanted, deadline)
+    }
+
+    fn poke(&self) {
+        self.inner.poke();
+    }
+
+    fn abort(&self) {
+        self.inner.abort();
+    }
+}
+
+/// Trains over links beside which the workers that `has` names have communicators; returns how many tensors went over the links.
+fn run_with(case: &Case, shape: &Shape, has: impl Fn(WorkerId) -> bool) -> (Trained, usize) {
+    let (libraries, mesh) = (libraries(), LocalMesh::new(&shape.members()));
+    let tensors = Arc::new(AtomicUsize::new(0));
+    let trained = run_over(case, shape, STEPS, |me| {
+        let nccl = has(me).then(|| Nccl::open(&libraries, case.device).unwrap());
+        let inner = Arc::new(Counted {
+            inner: mesh.link(me),
+            tensors: Arc::clone(&tensors),
+        });
+        Arc::new(NcclLink::new(me, inner, nccl))
+    });
+    (trained, tensors.load(Ordering::Relaxed))
+}
+
+/// Shapes whose units have at most two holders: two numbers have one sum, so that the order of a sum does not matter.
+fn shapes(case: &Case) -> Vec<Shape> {
+    let mut interleaved = shape(case, &[&[1, 1, 2, 2]], &[8], 2);
+    interleaved.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
+    for (stage, worker) in interleaved.pipelines[0].stages.iter_mut().zip([1, 2, 1, 2]) {
+        stage.worker = WorkerId(worker);
+    }
+    let mut recomputed = shape(case, &[&[2, 4], &[6]], &[5, 3], 2);
+    recomputed.schedule.recompute = Recompute::Full;
+    vec![
+        single(case),
+        shape(case, &[&[2, 4]], &[8], 2),
+        interleaved,
+        recomputed,
+    ]
+}
+
+#[test]
+fn a_step_over_nccl_has_the_bits_of_one_over_the_link() {
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        for shape in shapes(&on(Device::Apart, precision)) {
+            let case = Case {
+                // With two pipelines it would have three holders.
+                tied: shape.pipelines.len() == 1,
+                ..on(Device::Apart, precision)
+            };
+            let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
+            assert_eq!(
+                over_nccl,
+                run(&case, &shape, STEPS),
+                "{precision:?} {}",
+                shape.summary()
+            );
+            assert_eq!(tensors, 0, "all tensors went from device to device");
+        }
+    }
+}
+
+#[test]
+fn sums_of_three_holders_are_the_same_on_all_and_differ_by_rounding_alone() {
+    let case = on(Device::Apart, Precision::Fp32);
+    let shape = shape(&case, &[&[6], &[6], &[3, 3]], &[3, 3, 2], 2);
+    let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
+    let over_link = run(&case, &shape, STEPS);
+    assert_eq!(tensors, 0);
+    for (a, b) in over_nccl.losses.iter().zip(&over_link.losses) {
+        assert!((a - b).abs() < 1e-5, "{a} and {b}");
+    }
+}
+
+#[test]
+fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
+    let case = on(Device::Apart, Precision::Fp32);
+    let shape = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+    let reference = run(&case, &shape, STEPS);
+    let close = |trained: &Trained| {
+        let pairs = trained.losses.iter().zip(&reference.losses);
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) < 1e-5
+    };
+    let (without, all) = run_with(&case, &shape, |_| false);
+    assert_eq!(without, reference);
+    let (mixed, some) = run_with(&case, &shape, |me| me != WorkerId(2));
+    assert!(close(&mixed));
+    assert!(0 < some && some < all, "{some} of {all} tensors");
+}
+
+#[test]
+fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_others() {
+    let case = on(Device::Apart, Precision::Fp32);
+    let both = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
+    let (one, two) = (WorkerId(1), WorkerId(2));
+    let (libraries, mesh) = (libraries(), LocalMesh::new(&[one, two]));
+    let link = |me| {
+        let nccl = Nccl::open(&libraries, case.device).unwrap();
+        Arc::new(NcclLink::new(me, mesh.link(me), Some(nccl)))
+    };
+    let (own, theirs) = (link(one), link(two));
+    let (met, their_plan) = (Arc::clone(&theirs), both.clone());
+    // The other worker meets the ranks, and is never heard of again.
+    let other = std::thread::spawn(move || met.communicators(&their_plan, later()).unwrap().is_some());
+    let mut trains = engine(&case, one);
+    for unit in both.units(one) {
+        trains.initialise(unit).unwrap();
+    }
+    let (fence, running) = (Arc::clone(&own), Arc::clone(&own) as Arc<dyn Link>);
+    let begun = both.clone();
+    let step = std::thread::spawn(move || {
+        let failure = trains.run_step(&begun, StateId::INITIAL.step, &running, later());
+        (trains, failure.unwrap_err())
+    });
+    assert!(other.join().unwrap());
+    fence.abort();
+    let (mut trains, failure) = step.join().unwrap();
+    assert_eq!(failure.error, EngineError::Link(LinkError::Aborted));
+    assert!(failure.prepared.is_empty(), "no sum had all its parts");
+    let again = running_alone(&case, &mut trains);
+    let mut fresh = engine(&case, one);
+    for unit in both.units(one) {
+        fresh.initialise(unit).unwrap();
+    }
+    assert_eq!(again, running_alone(&case, &mut fresh));
+}
+
+/// The state id after a step of the whole model on one worker.
+fn running_alone(case: &Case, engine: &mut Engine) -> StateId {
+    let (plan, me) = (plan(case, &single(case)), WorkerId(1));
+    let link = LocalMesh::new(&[me]).link(me);
+    let at = StateId::INITIAL;
+    let report = engine.run_step(&plan, at.step, &link, later()).unwrap();
+    let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(at, plan.generation, &parts, None);
+    engine.apply(&decision, &plan.units(me)).unwrap();
+    decision.id
+}
+
+#[test]
+fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end_with_it() {
+    let case = on(Device::Apart, Precision::Bf16);
+    let shape = shape(&case, &[&[2, 4]], &[8], 2);
+    let generation = plan(&case, &shape).generation;
+    let (libraries, members) = (libraries(), shape.members());
+    let (tell, connected) = std::sync::mpsc::channel();
+    let meshes: Vec<Mesh> = members
+        .iter()
+        .map(|me| {
+            let tell = tell.clone();
+            let told = move |event| {
+                if matches!(event, PeerEvent::Connected { .. }) {
+                    let _ = tell.send(());
+                }
+            };
+            let mesh = Mesh::listen(*me, "127.0.0.1:0", told).unwrap();
+            mesh.limit(of_job(&case.model(), BATCH, ElementFormat::BFloat16));
+            mesh
+        })
+        .collect();
+    let addresses: Vec<String> = meshes.iter().map(|m| m.address().to_string()).collect();
+    let planes: BTreeMap<WorkerId, NcclPlane<Mesh>> = members
+        .iter()
+        .zip(meshes)
+        .map(|(me, mesh)| {
+            let nccl = Nccl::open(&libraries, case.device).unwrap();
+            (*me, NcclPlane::new(mesh, *me, Some(nccl)))
+        })
+        .collect();
+    for (me, plane) in &planes {
+        plane.open(generation, "secret");
+        let peers = members.iter().zip(&addresses).filter(|(peer, _)| *peer != me);
+        peers.for_each(|(peer, address)| plane.dial(generation, *peer, address));
+    }
+    members
+        .iter()
+        .for_each(|_| connected.recv_timeout(Duration::from_secs(20)).unwrap());
+    let trained = run_over(&case, &shape, STEPS, |me| planes[&me].link(generation).unwrap());
+    assert_eq!(trained, run(&case, &shape, STEPS));
+    for (me, plane) in &planes {
+        let link = plane.link(generation).unwrap();
+        let made = link.communicators(&plan(&case, &shape), later()).unwrap();
+        assert!(made.is_some(), "{me} used them");
+        plane.close(generation);
+        assert!(plane.link(generation).is_none() && !plane.is_stuck());
+        let sent = link.send(
+            WorkerId(9),
+            Tag::Meeting {
+                communicator: 0,
+                round: 0,
+            },
+            vec![].into(),
+            later(),
+        );
+        assert_eq!(sent, Err(LinkError::Aborted));
+    }
+}
