@@ -74,6 +74,8 @@ def manifest(size, steps, device, precision="fp32", data=DATA, depth=1, workers=
     # A rate that does not decay: PyTorch's side has the same one, and runs of any length can be compared.
     spec["training"]["optimizer"] |= {"learningRate": LEARNING_RATE, "minLearningRate": LEARNING_RATE}
     spec["workers"]["device"] = device
+    # Workers of one machine with one GPU share it, which NCCL refuses.
+    spec["workers"]["transport"] = "tcp"
     return made
 
 

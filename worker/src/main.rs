@@ -4,8 +4,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_api::{Encryption, Job, WorkerDevice, parse_job};
+use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job};
 use varuna_checkpoint::{RateLimit, Store};
+use varuna_cuda::Libraries;
 use varuna_dataset::TokenDataset;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -18,6 +19,8 @@ use varuna_worker::engine::{Engine, EngineConfig};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
+use varuna_worker::transport::data_plane::DataPlane;
+use varuna_worker::transport::nccl::{Nccl, NcclPlane};
 use varuna_worker::transport::tcp::{Mesh, of_job};
 
 /// Peers may say so many things before the agent has looked at them.
@@ -154,7 +157,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let parts = AgentParts {
         member,
         engine,
-        mesh: Box::new(mesh),
+        mesh: data_plane(mesh, me, device, &job)?,
         events: (events, inbox),
         uplink: (reports, orders),
         job_hash: welcome.job_hash,
@@ -183,6 +186,34 @@ fn notices() -> Result<Receiver<()>> {
         }
     });
     Ok(drain)
+}
+
+/// The connections of all generations; between GPUs with NCCL beside them, as the job says.
+fn data_plane(mesh: Mesh, me: WorkerId, device: Device, job: &Job) -> Result<Box<dyn DataPlane>> {
+    let wanted = job.workers.transport;
+    if wanted == WorkerTransport::Tcp || job.workers.device == WorkerDevice::Cpu {
+        return Ok(Box::new(mesh));
+    }
+    let nccl = match device {
+        Device::Cuda(_) => nccl(device),
+        Device::Cpu | Device::Apart => Err(anyhow!("NCCL needs a GPU, and this worker computes on {device}")),
+    };
+    // A worker without NCCL tells its peers so: each communicator needs all of its ranks.
+    let nccl = match (nccl, wanted) {
+        (Ok(nccl), _) => Some(nccl),
+        (Err(error), WorkerTransport::Nccl) => {
+            return Err(error.context("spec.workers.transport of the job file is nccl"));
+        }
+        (Err(error), WorkerTransport::Auto | WorkerTransport::Tcp) => {
+            tracing::info!(reason = format!("{error:#}"), "tensors go over TCP");
+            None
+        }
+    };
+    Ok(Box::new(NcclPlane::new(mesh, me, nccl)))
+}
+
+fn nccl(device: Device) -> Result<Arc<Nccl>> {
+    Ok(Nccl::open(&Libraries::load()?, device)?)
 }
 
 /// The device of the command line, or of the job.

@@ -1,6 +1,6 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
-use crate::job::{Encryption, Precision, WorkerDevice};
+use crate::job::{Encryption, Precision, WorkerDevice, WorkerTransport};
 use varuna_plan::Recompute;
 
 /// Order of the work on a stage.
@@ -38,6 +38,13 @@ pub(crate) const DEVICES: [(&str, WorkerDevice); 3] = [
     ("auto", WorkerDevice::Auto),
     ("cpu", WorkerDevice::Cpu),
     ("cuda", WorkerDevice::Cuda),
+];
+
+/// `spec.workers.transport`; the first where it is left out.
+pub(crate) const TRANSPORTS: [(&str, WorkerTransport); 3] = [
+    ("auto", WorkerTransport::Auto),
+    ("nccl", WorkerTransport::Nccl),
+    ("tcp", WorkerTransport::Tcp),
 ];
 
 /// `spec.training.precision`; the first where it is left out.

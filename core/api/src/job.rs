@@ -131,6 +131,9 @@ pub struct Workers {
     /// field.
     #[serde(default, skip_serializing_if = "WorkerDevice::is_auto")]
     pub device: WorkerDevice,
+    /// What carries tensors between workers' devices. Not in the hash of jobs that leave it out, as with `device`.
+    #[serde(default, skip_serializing_if = "WorkerTransport::is_auto")]
+    pub transport: WorkerTransport,
     /// Threads for tensor operations; none = the machine's cores shared out.
     pub threads: Option<u32>,
     /// Pod template, as written.
@@ -154,6 +157,26 @@ impl WorkerDevice {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
     fn is_auto(&self) -> bool {
         *self == WorkerDevice::Auto
+    }
+}
+
+/// What carries tensors between the devices of workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerTransport {
+    /// NCCL between workers that all have it, else TCP.
+    #[default]
+    Auto,
+    /// NCCL; a worker without it ends.
+    Nccl,
+    /// TCP, through the memory of the hosts.
+    Tcp,
+}
+
+impl WorkerTransport {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+    fn is_auto(&self) -> bool {
+        *self == WorkerTransport::Auto
     }
 }
 

@@ -26,7 +26,7 @@ pub use error::{JobError, JobErrors};
 pub use hash::model_hash;
 pub use job::{
     Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, WorkerDevice,
-    Workers,
+    WorkerTransport, Workers,
 };
 pub use planner::{measured_costs, planner, planner_with};
 pub use resolve::parse_job;

@@ -95,6 +95,8 @@ pub struct Metadata {
             "workers.threads cannot change, as it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.device) ? self.workers.device : 'auto') == (has(oldSelf.workers) && has(oldSelf.workers.device) ? oldSelf.workers.device : 'auto')",
             "workers.device cannot change, as it changes the last bits of results: make a new job"),
+        validation = ("(has(self.workers) && has(self.workers.transport) ? self.workers.transport : 'auto') == (has(oldSelf.workers) && has(oldSelf.workers.transport) ? oldSelf.workers.transport : 'auto')",
+            "workers.transport cannot change, as it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.deviceMemory) ? string(self.workers.deviceMemory) : '') == (has(oldSelf.workers) && has(oldSelf.workers.deviceMemory) ? string(oldSelf.workers.deviceMemory) : '')",
             "workers.deviceMemory cannot change, as plans are made for it: make a new job"),
     )
@@ -345,7 +347,15 @@ pub struct ElasticitySpec {
 
 /// Resources, image and pod template of the workers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.transport) || self.transport != 'nccl' || !has(self.device) || self.device != 'cpu'",
+            "make transport auto or tcp, or device cuda: NCCL needs GPUs"),
+    )
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkersSpec {
     /// GPUs (and so worker processes) in a pod; 1 where left out.
@@ -362,6 +372,10 @@ pub struct WorkersSpec {
     /// GPU: what a worker computes on.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DEVICES.map(|(name, _)| name))))]
     pub device: Option<String>,
+    /// `auto` (where left out), NCCL between workers that all have it and else TCP, `nccl`, with which a worker that has none ends, or `tcp`:
+    /// what carries tensors between the devices of workers. Workers that share a GPU need `tcp`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::TRANSPORTS.map(|(name, _)| name))))]
+    pub transport: Option<String>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::THREADS)))]
     pub threads: Option<u32>,

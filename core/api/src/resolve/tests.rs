@@ -1,5 +1,5 @@
 use super::parse_job;
-use crate::{Encryption, Evaluation, Job, Precision, WorkerDevice};
+use crate::{Encryption, Evaluation, Job, Precision, WorkerDevice, WorkerTransport};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 /// The smallest job: everything else has a default.
@@ -161,6 +161,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
     );
     assert_eq!((job.workers.gpus_per_pod, job.workers.threads), (4, Some(2)));
     assert_eq!(job.workers.device, WorkerDevice::Cuda);
+    assert_eq!(job.workers.transport, WorkerTransport::Nccl);
     assert_eq!(job.workers.device_memory_bytes, Some(300 << 20));
     assert_eq!(
         job.workers.template,
@@ -251,8 +252,9 @@ fn the_spec_hash_ignores_spelling_and_name_but_no_setting() {
         let workers = format!("\nspec:\n  workers: {{device: {device}}}");
         hash(&with(MINIMAL, "\nspec:", &workers))
     };
-    assert_eq!(base, on("auto"));
+    assert_eq!(base, on("auto, transport: auto"));
     assert_ne!(on("cpu"), on("cuda"));
+    assert_ne!(base, on("auto, transport: tcp"));
 }
 
 /// (text, replaced by, the error): each is a change of the minimal job, but for those of the full one.
@@ -586,6 +588,16 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "device: cuda",
         "device: gpu",
         "spec.workers.device: \"gpu\" — auto or cpu or cuda",
+    ),
+    (
+        "transport: nccl",
+        "transport: gloo",
+        "spec.workers.transport: \"gloo\" — auto or nccl or tcp",
+    ),
+    (
+        "device: cuda",
+        "device: cpu",
+        "spec.workers.transport: nccl — auto or tcp, as spec.workers.device is cpu: NCCL needs GPUs",
     ),
     ("threads: 2", "threads: 0", "spec.workers.threads: 0 — 1 to 1024"),
     (

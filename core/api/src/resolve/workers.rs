@@ -2,8 +2,8 @@
 //! connected, and what announces the end of one.
 
 use super::check::Check;
-use crate::choices::{DEVICES, ENCRYPTION};
-use crate::job::{Disruption, Elasticity, Network, Workers};
+use crate::choices::{DEVICES, ENCRYPTION, TRANSPORTS};
+use crate::job::{Disruption, Elasticity, Network, WorkerDevice, WorkerTransport, Workers};
 use crate::limits;
 use crate::manifest::{DisruptionSpec, ElasticitySpec, NetworkSpec, WorkersSpec};
 
@@ -37,11 +37,18 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
     }
     let gpus_per_pod = written.gpus_per_pod.unwrap_or(1);
     let threads = written.threads;
+    let device = check.choice(&at("device"), written.device, &DEVICES);
+    let transport = check.choice(&at("transport"), written.transport, &TRANSPORTS);
+    if (device, transport) == (WorkerDevice::Cpu, WorkerTransport::Nccl) {
+        let allowed = "auto or tcp, as spec.workers.device is cpu: NCCL needs GPUs";
+        check.0.push(&at("transport"), "nccl", allowed);
+    }
     Workers {
         gpus_per_pod: check.within(&at("gpusPerPod"), gpus_per_pod, limits::GPUS_PER_POD),
         image: written.image,
         device_memory_bytes,
-        device: check.choice(&at("device"), written.device, &DEVICES),
+        device,
+        transport,
         threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
         template: written.template,
     }
