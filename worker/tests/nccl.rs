@@ -262,3 +262,57 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
         assert_eq!(sent, Err(LinkError::Aborted));
     }
 }
+
+/// The fault of the stand-in is one of its whole process: this test runs itself again in one that has it.
+#[test]
+fn only_the_sums_that_were_done_before_a_hang_are_prepared() {
+    let fault = "VARUNA_FAKE_NCCL_FAULT";
+    if std::env::var_os(fault).is_none() {
+        let this = "only_the_sums_that_were_done_before_a_hang_are_prepared";
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        // Two workers with six units: the first four of their operations are the sums of the last two units.
+        let output = again
+            .args(["--exact", this])
+            .env(fault, "hang:5")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let case = Case {
+        tied: false,
+        ..on(Device::Apart, Precision::Fp32)
+    };
+    let plan = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
+    let libraries = libraries();
+    let step = |over_nccl: bool, deadline: Instant| -> Vec<_> {
+        let mesh = LocalMesh::new(plan.members());
+        let begin = |me: &WorkerId| {
+            let (me, plan, inner) = (*me, plan.clone(), mesh.link(*me));
+            let nccl = over_nccl.then(|| Nccl::open(&libraries, case.device).unwrap());
+            let link: Arc<dyn Link> = Arc::new(NcclLink::new(me, inner, nccl));
+            let mut engine = engine(&case, me);
+            std::thread::spawn(move || {
+                for unit in plan.units(me) {
+                    engine.initialise(unit).unwrap();
+                }
+                match engine.run_step(&plan, StateId::INITIAL.step, &link, deadline) {
+                    Ok(report) => (None, report.prepared),
+                    Err(failure) => (Some(failure.error), failure.prepared),
+                }
+            })
+        };
+        let threads: Vec<_> = plan.members().iter().map(begin).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    };
+    let whole = step(false, later());
+    for (worker, (error, prepared)) in step(true, Instant::now() + Duration::from_secs(4))
+        .into_iter()
+        .enumerate()
+    {
+        let late = matches!(error, Some(EngineError::Link(LinkError::Deadline { .. })));
+        assert!(late, "{error:?}");
+        assert_eq!(prepared, whole[worker].1[4..], "worker {worker}");
+    }
+}
