@@ -112,6 +112,8 @@ fn frame_seeds() -> Seeds {
         elements: 4,
     };
     let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");
+    let (communicator, round) = (1, 1);
+    let meeting = Tag::Meeting { communicator, round };
     let tensors = [
         Frame::Tensor(tag, Packet::Float32(vec![1.0, -0.5])),
         Frame::Tensor(tag, Packet::BFloat16(vec![0x3f80, 0xbf00])),
@@ -124,6 +126,7 @@ fn frame_seeds() -> Seeds {
             },
             Packet::Float32(vec![0.25; 3]),
         ),
+        Frame::Tensor(meeting, Packet::Float32(vec![1.0; 33])),
     ];
     let messages = [norms, PeerMessage::Fetch { unit: Unit(1) }].map(|m| Frame::Message(encode(&m)));
     let encoded = header.encode().expect("a header can be written");

@@ -1,6 +1,6 @@
 //! NCCL between the devices of a generation's workers, beside the generation's link.
 //!
-//! The link carries what the ranks tell each other before they meet ([`meeting`]), and everything of those communicators for which not all
+//! The link carries what the ranks tell each other before they meet (`meeting.rs`), and everything of those communicators for which not all
 //! of their ranks have NCCL. Which communicators there are follows from the plan (`varuna_plan::communicators`).
 
 mod link;
