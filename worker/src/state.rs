@@ -342,7 +342,6 @@ impl UnitBuffers {
         after: OptimizerProgress,
     ) -> Result<(), TorchError> {
         self.wait_for_snapshots();
-        self.gradient_memory.load()?;
         let _guard = tch::no_grad_guard();
         if factor < 1.0 {
             let _ = self.gradients.g_mul_scalar_(factor);

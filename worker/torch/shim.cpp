@@ -206,17 +206,19 @@ int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double w
   });
 }
 
-// The sum of squares of each block of a flat tensor's elements in double precision: src/norm.rs says in which order. `block` is a power of
-// two.
-int vt_block_squares(Handle values, int64_t block, Handle* out) {
+// The sums of squares of each block of a flat tensor's elements but the last `tail`, then those last ones; in double precision. src/norm.rs says
+// in which order is summed. `block` is a power of two.
+int vt_block_squares(Handle values, int64_t block, int64_t tail, Handle* out) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     // What is computed at once: the squares take four times the memory of the elements.
     const int64_t chunk = std::max<int64_t>(int64_t(1) << 24, block);
     const auto flat = values->reshape({-1});
+    const int64_t count = flat.numel() - tail;
+    TORCH_CHECK(count >= 0, "a tensor of ", flat.numel(), " elements has no tail of ", tail);
     std::vector<at::Tensor> sums;
-    for (int64_t first = 0; first < flat.numel(); first += chunk) {
-      auto part = flat.narrow(0, first, std::min(chunk, flat.numel() - first));
+    for (int64_t first = 0; first < count; first += chunk) {
+      auto part = flat.narrow(0, first, std::min(chunk, count - first));
       const int64_t missing = (block - part.numel() % block) % block;
       if (missing) part = at::constant_pad_nd(part, {0, missing});
       auto rows = part.view({-1, block});
@@ -228,7 +230,8 @@ int vt_block_squares(Handle values, int64_t block, Handle* out) {
       for (int64_t width = block / 4; width > 0; width /= 2) sum = sum.narrow(1, 0, width).add(sum.narrow(1, width, width));
       sums.push_back(sum.view({-1}));
     }
-    *out = new at::Tensor(sums.empty() ? at::empty({0}, flat.options().dtype(at::kDouble)) : at::cat(sums));
+    sums.push_back(flat.narrow(0, count, tail).to(at::kDouble));
+    *out = new at::Tensor(at::cat(sums));
   });
 }
 

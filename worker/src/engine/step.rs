@@ -114,10 +114,11 @@ pub(super) fn run(
     let specs: Vec<ScheduleSpec> = specs.collect();
     let list = schedule::list(&specs, stages[0], micro_batches);
     let result = run.evaluate(units).and_then(|()| run.interpret(units, &list));
-    if let Err(error) = result.and_then(|()| run.collect(own.len(), prepared)) {
+    if let Err(error) = result.and_then(|()| run.collect(units, own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        let summed = run.exchange.stop()?.into_iter();
-        prepared.extend(summed.map(|(unit, lease)| (unit, run.norm(unit, lease.as_ref()))));
+        for summed in run.exchange.stop()? {
+            prepared.push(run.prepare(units, summed)?);
+        }
         return Err(error);
     }
     run.timings.total = start.elapsed();

@@ -1,7 +1,7 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range. Where a device has memory of its
 //! own, the range lies there, and the host's memory holds a copy while somebody reads or writes it.
 
-use crate::{Device, TorchError, copy, from_memory, scalar_type};
+use crate::{Device, TorchError, copy, from_memory, norm, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -153,6 +153,23 @@ impl FlatBuffer {
         host_tensor(&self.memory)
     }
 
+    /// Sum of the squares of all elements but the last `TAIL`, in a tree that all devices share, and those last ones; both as the device
+    /// has them.
+    ///
+    /// # Errors
+    /// Leased or shared, or libtorch refuses.
+    pub fn sum_of_squares<const TAIL: usize>(&self) -> Result<(f64, [f32; TAIL]), LeaseError> {
+        if let Some(tensor) = &self.apart {
+            return Ok(norm::sum_of_squares_on_device(tensor)?);
+        }
+        let lease = self.lease()?;
+        let (values, tail) = lease
+            .as_ref()
+            .split_last_chunk()
+            .ok_or_else(|| norm::too_short(TAIL))?;
+        Ok((norm::sum_of_squares(values), *tail))
+    }
+
     /// Whether a lease is out: its holder alone may touch the memory now.
     #[must_use]
     pub fn is_leased(&self) -> bool {
@@ -217,16 +234,6 @@ impl FlatBuffer {
 /// Exclusive access to a [`FlatBuffer`]; may be sent to another thread.
 pub struct Lease {
     memory: Arc<Memory>,
-}
-
-impl Lease {
-    /// Brings the host's memory to what a tensor has.
-    ///
-    /// # Errors
-    /// The tensor is of another length, or libtorch refuses.
-    pub fn copy_from(&mut self, tensor: &Tensor) -> Result<(), TorchError> {
-        copy(&host_tensor(&self.memory)?, tensor)
-    }
 }
 
 impl AsRef<[f32]> for Lease {

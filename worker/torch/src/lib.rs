@@ -13,7 +13,6 @@ mod on_device;
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
-pub use norm::{sum_of_squares, sum_of_squares_on_device};
 pub use on_device::OnDevice;
 
 use bytemuck::Pod;

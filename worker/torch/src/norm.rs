@@ -9,15 +9,14 @@ use std::ffi::c_int;
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn vt_block_squares(values: Handle, block: i64, out: *mut Handle) -> c_int;
+    fn vt_block_squares(values: Handle, block: i64, tail: i64, out: *mut Handle) -> c_int;
 }
 
 /// Elements of a block: what the sum of it takes fits into the fastest cache of a core.
 const BLOCK: usize = 4096;
 
 /// Sum of the squares of elements in the host's memory.
-#[must_use]
-pub fn sum_of_squares(values: &[f32]) -> f64 {
+pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     let mut sums = [0.0f64; BLOCK / 2];
     values.chunks(BLOCK).map(|block| block_of(block, &mut sums)).sum()
 }
@@ -45,17 +44,27 @@ fn block_of(block: &[f32], sums: &mut [f64; BLOCK / 2]) -> f64 {
     sums[0]
 }
 
-/// Sum of the squares of a flat tensor's elements in single precision, where it lies: only the blocks' sums reach the host.
+/// Sum of the squares of a flat tensor's elements in single precision but the last `TAIL`, and those last ones. It is computed where the tensor
+/// lies: only the blocks' sums reach the host, in one copy.
 ///
 /// # Errors
-/// libtorch refuses.
-pub fn sum_of_squares_on_device(values: &Tensor) -> Result<f64, TorchError> {
+/// The tensor is shorter, or libtorch refuses.
+pub(crate) fn sum_of_squares_on_device<const TAIL: usize>(
+    values: &Tensor,
+) -> Result<(f64, [f32; TAIL]), TorchError> {
     let mut out: Handle = std::ptr::null_mut();
     // SAFETY: a live handle, borrowed for the call.
-    checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, &raw mut out) })?;
+    checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, TAIL as i64, &raw mut out) })?;
     // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
-    let sums = unsafe { Tensor::from_ptr(out.cast()) };
-    Ok(vec_from_tensor::<f64>(&sums)?.iter().sum())
+    let found = unsafe { Tensor::from_ptr(out.cast()) };
+    let found = vec_from_tensor::<f64>(&found)?;
+    let (sums, tail) = found.split_last_chunk().ok_or_else(|| too_short(TAIL))?;
+    // They were singles: this rounds nothing.
+    Ok((sums.iter().sum(), tail.map(|v| v as f32)))
+}
+
+pub(crate) fn too_short(tail: usize) -> TorchError {
+    TorchError(format!("a buffer of fewer than {tail} elements"))
 }
 
 #[cfg(test)]
@@ -83,8 +92,14 @@ mod tests {
         for length in lengths {
             let all = Tensor::randn([length], (Kind::Float, Device::Cpu));
             let values = Vec::<f32>::try_from(&all).unwrap();
-            let (host, device) = (sum_of_squares(&values), sum_of_squares_on_device(&all).unwrap());
-            assert_eq!(host.to_bits(), device.to_bits(), "{length} elements");
+            let host = sum_of_squares(&values);
+            let more = Tensor::cat(&[&all, &Tensor::from_slice(&[0.1f32, -7.0])], 0);
+            let (device, tail) = sum_of_squares_on_device(&more).unwrap();
+            assert_eq!(
+                (host.to_bits(), tail),
+                (device.to_bits(), [0.1, -7.0]),
+                "{length} elements"
+            );
             let plain: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
             assert!((host - plain).abs() <= 1e-12 * plain, "{host} {plain}");
         }
@@ -96,11 +111,8 @@ mod tests {
             let mut values = vec![1.0f32; 10_000];
             values[7_777] = odd;
             assert!(!sum_of_squares(&values).is_finite());
-            assert!(
-                !sum_of_squares_on_device(&Tensor::from_slice(&values))
-                    .unwrap()
-                    .is_finite()
-            );
+            let (device, []) = sum_of_squares_on_device(&Tensor::from_slice(&values)).unwrap();
+            assert!(!device.is_finite());
         }
     }
 

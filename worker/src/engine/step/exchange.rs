@@ -4,11 +4,21 @@ use super::super::{EngineConfig, EngineError};
 use super::boundary::{packet_of, tensor_of};
 use crate::transport::ring::Reducer;
 use crate::transport::{Link, LinkError, Tag};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_plan::{Plan, Step, Unit, WorkerId};
 use varuna_torch::{FlatBuffer, Lease};
+
+/// A unit whose gradient is completely summed.
+pub(super) struct Summed {
+    pub(super) unit: Unit,
+    /// Ends the exchange's hold on the gradient.
+    pub(super) lease: Lease,
+    /// The sum lies in the host's memory, where the device has memory of its own it has to be loaded; else it lies where it was.
+    pub(super) on_host: bool,
+}
 
 /// The network of one worker within one step. Every wait ends by the step's deadline or by a fence.
 pub(super) trait Exchange {
@@ -23,10 +33,10 @@ pub(super) trait Exchange {
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError>;
 
     /// Waits for the next unit that is completely summed.
-    fn next(&mut self) -> Result<(Unit, Lease), EngineError>;
+    fn next(&mut self) -> Result<Summed, EngineError>;
 
     /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
-    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError>;
+    fn stop(&mut self) -> Result<Vec<Summed>, EngineError>;
 }
 
 /// Packets over a [`Link`] through the host's memory, and rings of them.
@@ -36,6 +46,8 @@ pub(super) struct OverLink<'a> {
     pub(super) step: Step,
     link: &'a Arc<dyn Link>,
     reducer: Reducer<Lease>,
+    /// Units that no other worker holds: their gradients are sums already, and never leave the device.
+    alone: VecDeque<Summed>,
     pub(super) deadline: Instant,
 }
 
@@ -57,6 +69,7 @@ impl<'a> OverLink<'a> {
             step,
             link,
             reducer,
+            alone: VecDeque::new(),
             deadline,
         })
     }
@@ -79,17 +92,39 @@ impl Exchange for OverLink<'_> {
     }
 
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
-        let lease = gradient.lease().map_err(|e| EngineError::of_buffer(unit, e))?;
         let holders = self.plan.holders(unit).to_vec();
+        let refused = |e| EngineError::of_buffer(unit, e);
+        if holders.len() <= 1 {
+            self.alone.push_back(Summed {
+                unit,
+                lease: gradient.lease_unread().map_err(refused)?,
+                on_host: false,
+            });
+            return Ok(());
+        }
+        let lease = gradient.lease().map_err(refused)?;
         self.reducer.begin(self.step, unit, holders, lease, self.deadline);
         Ok(())
     }
 
-    fn next(&mut self) -> Result<(Unit, Lease), EngineError> {
-        Ok(self.reducer.wait()?)
+    fn next(&mut self) -> Result<Summed, EngineError> {
+        match self.alone.pop_front() {
+            Some(alone) => Ok(alone),
+            None => Ok(over_ring(self.reducer.wait()?)),
+        }
     }
 
-    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError> {
-        Ok(self.reducer.stop())
+    fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
+        let summed = self.reducer.stop().into_iter().map(over_ring);
+        Ok(self.alone.drain(..).chain(summed).collect())
+    }
+}
+
+/// Rings sum in the host's memory.
+fn over_ring((unit, lease): (Unit, Lease)) -> Summed {
+    Summed {
+        unit,
+        lease,
+        on_host: true,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::EngineError;
 use super::evaluation::evaluated;
-use super::exchange::{Exchange, OverLink};
+use super::exchange::{Exchange, OverLink, Summed};
 use crate::transport::nccl::{Communicators, Lane};
 use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
 use std::collections::{BTreeMap, VecDeque};
@@ -205,16 +205,15 @@ impl<'a> OverNccl<'a> {
         }
     }
 
-    /// The sum in the host's memory, where the norm is computed.
-    fn take(&self, sum: Sum) -> Result<(Unit, Lease), EngineError> {
-        let Sum {
+    /// The sum, in the device's memory.
+    fn take(sum: Sum) -> Result<Summed, EngineError> {
+        let Sum { unit, pending, lease } = sum;
+        pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+        Ok(Summed {
             unit,
-            pending,
-            mut lease,
-        } = sum;
-        let memory = pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
-        lease.copy_from(memory.tensor())?;
-        Ok((unit, lease))
+            lease,
+            on_host: false,
+        })
     }
 }
 
@@ -305,7 +304,7 @@ impl Exchange for OverNccl<'_> {
         Ok(())
     }
 
-    fn next(&mut self) -> Result<(Unit, Lease), EngineError> {
+    fn next(&mut self) -> Result<Summed, EngineError> {
         let Some(sum) = self.sums.front() else {
             return self.over_link.next();
         };
@@ -313,18 +312,18 @@ impl Exchange for OverNccl<'_> {
         let done = sum.pending.wait(self.over_link.deadline);
         done.map_err(|e| of_nccl(e, late))?;
         match self.sums.pop_front() {
-            Some(sum) => self.take(sum),
+            Some(sum) => Self::take(sum),
             None => Err(LinkError::Aborted.into()),
         }
     }
 
-    fn stop(&mut self) -> Result<Vec<(Unit, Lease)>, EngineError> {
+    fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
         // A step that has failed is never gone on with. What is done is noted before the rest is revoked.
         self.own.abort();
         let mut summed = self.over_link.stop()?;
         for sum in std::mem::take(&mut self.sums) {
             if sum.pending.is_done() == Ok(true) {
-                summed.push(self.take(sum)?);
+                summed.push(Self::take(sum)?);
             } else {
                 // The next step writes to this gradient; the device must not.
                 sum.pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;

@@ -1,6 +1,7 @@
 //! From a stage's gradients to the reduced ones and their norms.
 
 use super::super::EngineError;
+use super::exchange::Summed;
 use super::loss::LossSum;
 use super::{Place, Run};
 use crate::model::units_finished_by;
@@ -10,7 +11,7 @@ use std::time::Instant;
 use tch::{TchError, Tensor};
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::{TorchError, sum_of_squares};
+use varuna_torch::TorchError;
 
 impl Run<'_> {
     /// Hands the gradients that `segment` has finished to the reduction.
@@ -37,26 +38,43 @@ impl Run<'_> {
     /// Waits for all reductions.
     pub(super) fn collect(
         &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
         count: usize,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
         for _ in 0..count {
-            let (unit, lease) = self.exchange.next()?;
-            prepared.push((unit, self.norm(unit, lease.as_ref())));
+            let summed = self.exchange.next()?;
+            prepared.push(self.prepare(units, summed)?);
         }
         self.timings.reduce = start.elapsed();
         Ok(())
     }
 
-    pub(super) fn norm(&self, unit: Unit, reduced: &[f32]) -> UnitNorm {
-        let (gradient, tail) = reduced.split_at(reduced.len() - TAIL);
+    /// Brings a sum to where the optimizer takes it from, and finds its norm there.
+    pub(super) fn prepare(
+        &self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        summed: Summed,
+    ) -> Result<(Unit, UnitNorm), EngineError> {
+        let Summed { unit, lease, on_host } = summed;
+        drop(lease);
+        let memory = &units
+            .get(&unit)
+            .ok_or(EngineError::NotHeld(unit))?
+            .gradient_memory;
+        if on_host {
+            memory.load()?;
+        }
+        let (squares, [loss, eval_loss]) = memory
+            .sum_of_squares()
+            .map_err(|e| EngineError::of_buffer(unit, e))?;
         // Of the gradient itself. The scale is a power of two and the sum is in double precision: this rounds nothing.
         let scale = self.before.loss_scale.factor.as_f64();
-        let norm2 = sum_of_squares(gradient) / (scale * scale);
         let carries = unit.0 + 1 == self.plan.layout.segments;
-        let eval_loss = (carries && self.evaluates()).then(|| f64::from(tail[1]));
-        UnitNorm::new(norm2, f64::from(tail[0]), eval_loss, self.before)
+        let eval_loss = (carries && self.evaluates()).then(|| f64::from(eval_loss));
+        let norm = UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before);
+        Ok((unit, norm))
     }
 }
 
