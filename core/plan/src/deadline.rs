@@ -9,13 +9,19 @@ use std::time::Duration;
 const FIRST_STEPS: usize = 8;
 /// A step may take so many times what the slowest of the last ones took.
 const OF_RECENT: u32 = 4;
+/// The same for the first steps, of which each may still be the first to do something: compile a kernel, fill an allocator, touch a file.
+const OF_FIRST: u32 = 16;
 
 /// The deadline of a plan's steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepDeadline {
-    /// A step without an evaluation, nanoseconds.
+    /// A step without an evaluation, as long as none was observed, nanoseconds.
     pub step_ns: u64,
+    /// However short the observed steps are, a step may take as long as this, nanoseconds. 0, as in plans of earlier releases:
+    /// as long as `step_ns`.
+    #[serde(default)]
+    pub floor_ns: u64,
     /// The deadline of the generation's first steps is doubled this many times: generations before it committed nothing.
     pub doublings: u32,
     /// Which steps begin with an evaluation.
@@ -46,25 +52,35 @@ impl StepDeadline {
     pub const fn of_ms(ms: u64) -> Self {
         Self {
             step_ns: ms * 1_000_000,
+            floor_ns: 0,
             doublings: 0,
             evaluation: None,
         }
     }
 
-    /// The deadline of the step that follows `step` committed ones, after those of the same generation that `recent` saw.
+    /// The deadline of the step that follows `step` committed ones, after those of the same generation that `recent` saw. What was
+    /// expected may be wrong by orders of magnitude either way (a GPU planned as a processor, or the reverse): from the first
+    /// commit on, what was observed counts instead.
     #[must_use]
     pub fn of(&self, step: Step, recent: &RecentSteps) -> Duration {
-        let doubled = |n: u32| {
-            self.step_ns
-                .saturating_mul(1u64.checked_shl(n).unwrap_or(u64::MAX))
+        let doubled = |ns: u64, n: u32| ns.saturating_mul(1u64.checked_shl(n).unwrap_or(u64::MAX));
+        let ns_of = |times: u32, slowest: Duration| {
+            u64::try_from(slowest.saturating_mul(times).as_nanos()).unwrap_or(u64::MAX)
         };
-        let ns = match recent.slowest() {
-            None => doubled(self.doublings),
+        let floor_ns = match self.floor_ns {
+            0 => self.step_ns,
+            floor => floor.min(self.step_ns),
+        };
+        let ns = match (recent.slowest(), recent.are_enough()) {
+            (None, _) => doubled(self.step_ns, self.doublings),
+            // Generations before this one committed nothing in a shorter time.
+            (Some(slowest), false) => ns_of(OF_FIRST, slowest).clamp(
+                doubled(floor_ns, self.doublings),
+                doubled(self.step_ns, self.doublings),
+            ),
             // Never longer than for a generation after as many fruitless ones as count.
-            Some(slowest) => {
-                let observed = slowest.saturating_mul(OF_RECENT);
-                let observed = u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX);
-                observed.clamp(self.step_ns, doubled(MOST_DOUBLINGS))
+            (Some(slowest), true) => {
+                ns_of(OF_RECENT, slowest).clamp(floor_ns, doubled(self.step_ns, MOST_DOUBLINGS))
             }
         };
         let evaluated = self.evaluation.filter(|e| e.has(step));
@@ -94,10 +110,14 @@ impl RecentSteps {
         self.took.push_back(took);
     }
 
-    /// None during the first steps.
+    /// What the slowest of them took; none before the first commit.
     fn slowest(&self) -> Option<Duration> {
-        let enough = self.took.len() == FIRST_STEPS;
-        self.took.iter().copied().max().filter(|_| enough)
+        self.took.iter().copied().max()
+    }
+
+    /// The generation's first steps are over.
+    fn are_enough(&self) -> bool {
+        self.took.len() == FIRST_STEPS
     }
 }
 
@@ -110,6 +130,7 @@ mod tests {
     fn deadline(doublings: u32) -> StepDeadline {
         StepDeadline {
             step_ns: 100_000_000,
+            floor_ns: 0,
             doublings,
             evaluation: Some(EvaluationSteps {
                 interval_steps: 100,
@@ -144,6 +165,49 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_was_expected_a_thousand_times_too_long_counts_from_the_first_commit_on() {
+        // Steps of 300 ms, planned as 300 s: a GPU's job with the costs of a processor.
+        let deadline = StepDeadline {
+            step_ns: 4 * 300_000_000_000,
+            floor_ns: 4_000_000_000,
+            doublings: 0,
+            evaluation: None,
+        };
+        let mut recent = RecentSteps::default();
+        assert_eq!(deadline.of(Step(0), &recent), MS * 1_200_000);
+        recent.note(&deadline, Step(0), MS * 900);
+        assert_eq!(deadline.of(Step(1), &recent), MS * 14_400);
+        for step in 1..=8 {
+            recent.note(&deadline, Step(step), MS * 300);
+            assert!(deadline.of(Step(step + 1), &recent) <= MS * 14_400, "{step}");
+        }
+        assert_eq!(deadline.of(Step(9), &recent), MS * 4_000, "the floor");
+    }
+
+    #[test]
+    fn the_first_steps_are_never_given_more_than_was_expected_nor_less_than_after_fruitless_generations() {
+        let deadline = StepDeadline {
+            floor_ns: 40_000_000,
+            ..deadline(2)
+        };
+        let mut recent = RecentSteps::default();
+        recent.note(&deadline, Step(1), MS);
+        assert_eq!(
+            deadline.of(Step(2), &recent),
+            MS * 160,
+            "the floor, doubled twice"
+        );
+        recent.note(&deadline, Step(2), MS * 15);
+        assert_eq!(deadline.of(Step(3), &recent), MS * 240);
+        recent.note(&deadline, Step(3), MS * 90);
+        assert_eq!(
+            deadline.of(Step(4), &recent),
+            MS * 400,
+            "what was expected, doubled twice"
+        );
+    }
+
+    #[test]
     fn an_evaluation_has_time_of_its_own_and_says_nothing_of_other_steps() {
         let deadline = deadline(0);
         let mut recent = RecentSteps::default();
@@ -152,7 +216,7 @@ mod tests {
             recent.note(&deadline, Step(step), MS * 20);
         }
         recent.note(&deadline, Step(200), MS * 390);
-        assert_eq!(recent.slowest(), None);
+        assert!(!recent.are_enough());
         recent.note(&deadline, Step(201), MS * 20);
         assert_eq!(deadline.of(Step(202), &recent), MS * 100);
     }
@@ -169,6 +233,7 @@ mod tests {
     fn no_number_overflows() {
         let deadline = StepDeadline {
             step_ns: u64::MAX,
+            floor_ns: u64::MAX,
             doublings: u32::MAX,
             evaluation: Some(EvaluationSteps {
                 interval_steps: 0,

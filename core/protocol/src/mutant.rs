@@ -315,7 +315,7 @@ mutants! {
     /// Only a tick shows that the coordinator itself was paused.
     TicksAloneShowPause => UNIT_TESTS,
     /// The time in which the coordinator itself was paused counts as the time of a step.
-    CountOwnPauseAsStep => unit_tests_and_seeds("f", 52600),
+    CountOwnPauseAsStep => UNIT_TESTS,
     /// A run is given up although a worker came back while that was written.
     GiveUpOnRevived => UNIT_TESTS,
     /// A run is given up although what is left was last looked at long ago.

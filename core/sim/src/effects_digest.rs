@@ -140,7 +140,7 @@ structs! {
         generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
         secret, evidence; reason; index
     },
-    StepDeadline { step_ns, doublings, evaluation },
+    StepDeadline { step_ns, doublings, evaluation; floor_ns },
     EvaluationSteps { interval_steps, batches },
     Digests { id, saved, units },
     Rollback { to, generation },

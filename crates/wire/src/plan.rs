@@ -260,6 +260,7 @@ fn read_schedule(schedule: v1::Schedule) -> Result<ScheduleSpec, WireError> {
 fn deadline_to_wire(deadline: StepDeadline) -> v1::StepDeadline {
     v1::StepDeadline {
         step_ns: deadline.step_ns,
+        floor_ns: deadline.floor_ns,
         doublings: deadline.doublings,
         evaluation: deadline.evaluation.map(|e| v1::EvaluationSteps {
             interval_steps: e.interval_steps,
@@ -271,6 +272,7 @@ fn deadline_to_wire(deadline: StepDeadline) -> v1::StepDeadline {
 fn read_deadline(deadline: v1::StepDeadline) -> StepDeadline {
     StepDeadline {
         step_ns: deadline.step_ns,
+        floor_ns: deadline.floor_ns,
         doublings: deadline.doublings,
         evaluation: deadline.evaluation.map(|e| EvaluationSteps {
             interval_steps: e.interval_steps,

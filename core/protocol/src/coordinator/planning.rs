@@ -19,6 +19,10 @@ const LEAST_GAIN: f64 = 0.002;
 /// coordinator needs for its workers.
 const AHEAD_AT_ONCE: usize = 64;
 
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Shared {
     /// Workers that may be planned with: those with wrong bits, in quarantine and behind bad links left out, no more than the job may use, present
     /// members first.
@@ -101,6 +105,7 @@ impl Shared {
             layout: self.config.layout,
             deadline: StepDeadline {
                 step_ns: self.deadline_ns(&shape),
+                floor_ns: nanoseconds(self.config.timing.deadline_floor),
                 doublings: 0,
                 evaluation: self.config.evaluation,
             },
@@ -128,8 +133,7 @@ impl Shared {
         };
         // a day at most: the planner's numbers are estimates
         let four = Duration::from_secs_f64((expected_ms * 4.0 / 1e3).clamp(0.0, 86_400.0));
-        let deadline = self.config.timing.deadline_floor.max(four);
-        u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
+        nanoseconds(self.config.timing.deadline_floor.max(four))
     }
 
     /// 128 bits that only those who were given the plan know.

@@ -1,6 +1,7 @@
 mod checkpoints;
 mod comparing;
 mod connections;
+mod deadlines;
 mod guards;
 mod norm_tree;
 mod reviewed;

@@ -326,9 +326,14 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         interval_steps,
         batches,
     });
-    let deadline = (any::<u64>(), any::<u32>(), proptest::option::of(evaluation));
-    let deadline = deadline.prop_map(|(step_ns, doublings, evaluation)| StepDeadline {
+    let deadline = (
+        any::<(u64, u64)>(),
+        any::<u32>(),
+        proptest::option::of(evaluation),
+    );
+    let deadline = deadline.prop_map(|((step_ns, floor_ns), doublings, evaluation)| StepDeadline {
         step_ns,
+        floor_ns,
         doublings,
         evaluation,
     });

@@ -1,0 +1,51 @@
+//! When a hang is noticed, where the plan expected steps to be much longer or shorter than they are.
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn suspects(effects: &[MemberEffect]) -> bool {
+    effects
+        .iter()
+        .any(|e| matches!(e, MemberEffect::Report(Report::Suspect { .. })))
+}
+
+/// Runs steps of generation 1, alone, under a plan of this deadline; each takes as long as `took` says.
+fn after_steps(deadline: StepDeadline, took: &[Duration]) -> Rig {
+    let mut rig = Rig::new();
+    let mut alone = (*plan(1, fixed(StateId::INITIAL, None), &[ME], &[])).clone();
+    alone.deadline = deadline;
+    rig.ready_in(Arc::new(alone));
+    rig.go(1);
+    for (step, took) in (0..).zip(took) {
+        rig.now = rig.now.after(*took);
+        let decision = apply(&rig.prepare(step)).expect("a step that is prepared alone is committed");
+        rig.put(MemberInput::Applied { id: decision.id });
+    }
+    rig
+}
+
+#[test]
+fn a_hang_of_the_fifth_step_is_noticed_soon_where_a_step_was_expected_a_thousand_times_too_long() {
+    let deadline = StepDeadline {
+        step_ns: 4 * 50_000_000_000,
+        floor_ns: 400_000_000,
+        doublings: 0,
+        evaluation: None,
+    };
+    let mut rig = after_steps(deadline, &[MS * 50; 5]);
+    assert!(!suspects(&rig.put(MemberInput::Tick)));
+    rig.now = rig.now.after(MS * 790);
+    assert!(!suspects(&rig.put(MemberInput::Tick)), "16 steps have not passed");
+    rig.now = rig.now.after(MS * 20);
+    assert!(suspects(&rig.put(MemberInput::Tick)));
+}
+
+#[test]
+fn steps_that_take_longer_than_was_expected_have_time_once_some_were_committed() {
+    let mut rig = after_steps(StepDeadline::of_ms(400), &[MS * 300; 9]);
+    rig.now = rig.now.after(MS * 1_190);
+    assert!(!suspects(&rig.put(MemberInput::Tick)));
+    rig.now = rig.now.after(MS * 20);
+    assert!(suspects(&rig.put(MemberInput::Tick)));
+}
