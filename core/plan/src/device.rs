@@ -5,6 +5,8 @@
 //! sources). This module must never claim that a figure was measured here.
 
 use crate::cost::Device;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Share of a device's memory that a plan may use: the rest is the runtime's own, fragmentation and communication buffers.
 const USABLE: f64 = 0.92;
@@ -23,6 +25,8 @@ pub struct Link {
 pub struct DeviceKind {
     /// Its name on the command line.
     pub name: &'static str,
+    /// The word by which a driver's name for it is known; none for what has no driver. Kinds that share a word differ in memory.
+    pub driver_word: Option<&'static str>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
     /// Dense floating-point operations a second of its data sheet, at the precision that training uses there.
@@ -47,7 +51,7 @@ const fn link(latency_ms: f64, bytes_per_s: f64) -> Link {
 const GIB: u64 = 1 << 30;
 
 const fn gpu(
-    name: &'static str,
+    (name, driver_word): (&'static str, &'static str),
     gib: u64,
     peak: f64,
     efficiency: f64,
@@ -56,6 +60,7 @@ const fn gpu(
 ) -> DeviceKind {
     DeviceKind {
         name,
+        driver_word: Some(driver_word),
         memory_bytes: gib * GIB,
         peak_flops_per_s: peak,
         efficiency,
@@ -69,6 +74,7 @@ const fn gpu(
 pub const DEVICES: [DeviceKind; 8] = [
     DeviceKind {
         name: "cpu-core",
+        driver_word: None,
         memory_bytes: 4 * GIB,
         peak_flops_per_s: 8.0e10,
         efficiency: 0.5,
@@ -76,10 +82,24 @@ pub const DEVICES: [DeviceKind; 8] = [
         within_node: link(0.1, 1.0e9),
         between_nodes: link(0.1, 1.0e9),
     },
-    gpu("t4", 16, 65.0e12, 0.30, link(0.02, 10.0e9), link(0.1, 1.2e9)),
-    gpu("l4", 24, 121.0e12, 0.35, link(0.02, 12.0e9), link(0.05, 2.5e9)),
     gpu(
-        "v100-16g",
+        ("t4", "T4"),
+        16,
+        65.0e12,
+        0.30,
+        link(0.02, 10.0e9),
+        link(0.1, 1.2e9),
+    ),
+    gpu(
+        ("l4", "L4"),
+        24,
+        121.0e12,
+        0.35,
+        link(0.02, 12.0e9),
+        link(0.05, 2.5e9),
+    ),
+    gpu(
+        ("v100-16g", "V100"),
         16,
         125.0e12,
         0.35,
@@ -87,7 +107,7 @@ pub const DEVICES: [DeviceKind; 8] = [
         link(0.14, 0.9e9),
     ),
     gpu(
-        "a100-40g",
+        ("a100-40g", "A100"),
         40,
         312.0e12,
         0.45,
@@ -95,7 +115,7 @@ pub const DEVICES: [DeviceKind; 8] = [
         link(0.02, 20.0e9),
     ),
     gpu(
-        "a100-80g",
+        ("a100-80g", "A100"),
         80,
         312.0e12,
         0.45,
@@ -103,7 +123,7 @@ pub const DEVICES: [DeviceKind; 8] = [
         link(0.02, 20.0e9),
     ),
     gpu(
-        "h100-80g",
+        ("h100-80g", "H100"),
         80,
         989.0e12,
         0.40,
@@ -111,7 +131,7 @@ pub const DEVICES: [DeviceKind; 8] = [
         link(0.02, 40.0e9),
     ),
     gpu(
-        "h200-141g",
+        ("h200-141g", "H200"),
         141,
         989.0e12,
         0.40,
@@ -119,6 +139,65 @@ pub const DEVICES: [DeviceKind; 8] = [
         link(0.02, 40.0e9),
     ),
 ];
+
+/// What a GPU is planned as whose name the table does not know: the middle one, so that the estimate is off by a small factor either
+/// way until the run's first steps correct it.
+const UNKNOWN_GPU: &DeviceKind = &DEVICES[4];
+
+/// What a worker computes on, as its driver reports it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Hardware {
+    /// Processor cores.
+    Processor,
+    /// A GPU.
+    Gpu {
+        /// The driver's name of it, for example `NVIDIA H100 80GB HBM3`.
+        name: String,
+        /// All its memory, bytes.
+        memory_bytes: u64,
+    },
+}
+
+impl Hardware {
+    /// The kind that the table has for it; none for a GPU that the table does not know.
+    #[must_use]
+    pub fn kind(&self) -> Option<&'static DeviceKind> {
+        match self {
+            Hardware::Processor => Some(&DEVICES[0]),
+            Hardware::Gpu { name, memory_bytes } => gpu_kind(name, *memory_bytes),
+        }
+    }
+
+    /// The kind that it is planned as.
+    #[must_use]
+    pub fn planned_as(&self) -> &'static DeviceKind {
+        self.kind().unwrap_or(UNKNOWN_GPU)
+    }
+}
+
+impl fmt::Display for Hardware {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Hardware::Processor => f.write_str("processor cores"),
+            Hardware::Gpu { name, .. } => f.write_str(name),
+        }
+    }
+}
+
+/// The kind of a GPU by its driver's name, and of kinds with that name the one whose memory is nearest.
+fn gpu_kind(name: &str, memory_bytes: u64) -> Option<&'static DeviceKind> {
+    let words = || name.split(|c: char| !c.is_ascii_alphanumeric());
+    // A part of a GPU computes with a part of its peak, which its name does not say.
+    if words().any(|word| word == "MIG") {
+        return None;
+    }
+    let named = DEVICES.iter().filter(|kind| {
+        kind.driver_word
+            .is_some_and(|own| words().any(|word| word == own))
+    });
+    named.min_by_key(|kind| kind.memory_bytes.abs_diff(memory_bytes))
+}
 
 /// The name is not in the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -185,6 +264,40 @@ mod tests {
             why.starts_with("device \"h100\" is not known; known are cpu-core, t4")
                 && why.ends_with("h200-141g")
         );
+    }
+
+    #[test]
+    fn names_of_drivers_give_the_kind_and_what_is_not_in_the_table_is_planned_as_its_middle() {
+        let gpu = |name: &str, gib: u64| Hardware::Gpu {
+            name: name.to_owned(),
+            memory_bytes: gib * GIB,
+        };
+        for (name, gib, expected) in [
+            ("Tesla T4", 15, "t4"),
+            ("NVIDIA L4", 22, "l4"),
+            ("Tesla V100-SXM2-16GB", 16, "v100-16g"),
+            ("Tesla V100-SXM2-32GB", 32, "v100-16g"),
+            ("NVIDIA A100-SXM4-40GB", 39, "a100-40g"),
+            ("NVIDIA A100-SXM4-80GB", 79, "a100-80g"),
+            ("NVIDIA A100 80GB PCIe", 79, "a100-80g"),
+            ("NVIDIA H100 80GB HBM3", 79, "h100-80g"),
+            ("NVIDIA H100 NVL", 93, "h100-80g"),
+            ("NVIDIA H200", 140, "h200-141g"),
+        ] {
+            let kind = gpu(name, gib).kind().map(|kind| kind.name);
+            assert_eq!(kind, Some(expected), "{name}");
+        }
+        for name in [
+            "NVIDIA L40S",
+            "NVIDIA GB200",
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            "",
+        ] {
+            assert_eq!(gpu(name, 40).kind(), None, "{name}");
+            assert_eq!(gpu(name, 40).planned_as().name, "a100-40g");
+        }
+        assert_eq!(Hardware::Processor.planned_as().name, "cpu-core");
+        assert_eq!(Hardware::Processor.to_string(), "processor cores");
     }
 
     #[test]

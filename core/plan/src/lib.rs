@@ -28,7 +28,8 @@ pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use loss_scale::{LossScale, LossScaling, OptimizerProgress, ScaleFactor};
 pub use planner::{
-    Constraints, CostPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp, WorkerInfo,
+    Constraints, CostPlanner, EstimatedPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp,
+    WorkerInfo,
 };
 pub use predict::{Speeds, StepParts, StepPrediction, Topology, predict};
 pub use state::{Decision, StateId};

@@ -5,6 +5,7 @@
 //! for workers of unequal speed and for interleaved schedules. Pure and deterministic: the same request gives the same shape.
 
 mod candidate;
+mod estimated;
 mod explain;
 mod infeasible;
 mod placement;
@@ -22,6 +23,7 @@ use candidate::Candidate;
 use problem::{Problem, speeds, topology};
 use std::collections::BTreeMap;
 
+pub use estimated::EstimatedPlanner;
 pub use explain::{Explained, RunnerUp};
 pub use request::{Constraints, Infeasible, PlanRequest, Planner, WorkerInfo};
 

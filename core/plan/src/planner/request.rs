@@ -1,5 +1,6 @@
 //! What a planner is asked, and what it may answer.
 
+use crate::device::Hardware;
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
@@ -104,6 +105,20 @@ pub trait Planner {
 
     /// The predicted step of a shape on these workers, milliseconds.
     fn predicted_ms(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> Option<f64> {
+        None
+    }
+
+    /// A worker on this hardware, on this node, takes part from now on: costs that are estimated are those of what workers have.
+    fn meet(&mut self, _hardware: &Hardware, _node: &str) {}
+
+    /// The speed of a worker on this hardware before anything was observed, 1.0 = as the costs say.
+    fn speed_of(&self, _hardware: &Hardware) -> f64 {
+        1.0
+    }
+
+    /// Corrects an estimate by the step that a shape was observed to take on these workers, milliseconds. Returns the factor on all
+    /// estimated compute times since the first estimate, where it has changed.
+    fn correct(&mut self, _shape: &Shape, _workers: &[WorkerInfo], _observed_ms: f64) -> Option<f64> {
         None
     }
 

@@ -1,0 +1,153 @@
+//! The planner of a job whose costs nobody has measured.
+//!
+//! It estimates costs for the device that the first worker reports, takes the links of a node as long as all workers sit on one, and
+//! corrects compute by the run's own steps. Where a profile gives the costs, [`CostPlanner`] is used as it is: what was measured must never be
+//! replaced by an estimate.
+
+use super::problem::{speeds, topology};
+use super::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
+use crate::cost::Costs;
+use crate::device::{DeviceKind, Hardware};
+use crate::document::Shape;
+use crate::predict::predict;
+use std::collections::BTreeMap;
+use varuna_model::ModelSpec;
+
+/// A prediction that is off by less is left alone: steps vary, and so do their parts.
+const OFF: f64 = 0.25;
+/// The corrected prediction is at most so far from the observed step.
+const CLOSE: f64 = 0.01;
+/// Evaluations of the prediction for one correction: it is nearly linear in the factor.
+const ROUNDS: usize = 8;
+/// A step that compute has so small a share in says nothing of compute.
+const LEAST_SHARE: f64 = 0.05;
+
+/// A planner over estimated costs.
+#[derive(Clone, PartialEq, Debug)]
+pub struct EstimatedPlanner {
+    planner: CostPlanner,
+    model: ModelSpec,
+    element_bytes: u64,
+    /// What costs are estimated for, once a worker has said what it has.
+    reference: Option<&'static DeviceKind>,
+    /// The node of all workers so far.
+    nodes: Nodes,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Nodes {
+    One(String),
+    Several,
+}
+
+impl EstimatedPlanner {
+    /// For a model whose activations have elements of so many bytes. Until a worker has said what it has, costs are those of processor
+    /// cores.
+    #[must_use]
+    pub fn new(model: ModelSpec, element_bytes: u64, constraints: Constraints) -> EstimatedPlanner {
+        let device = Hardware::Processor.planned_as().device(true, element_bytes);
+        EstimatedPlanner {
+            planner: CostPlanner {
+                costs: Costs::estimate(&model, device),
+                constraints,
+            },
+            model,
+            element_bytes,
+            reference: None,
+            nodes: Nodes::Several,
+        }
+    }
+
+    /// The present costs.
+    #[must_use]
+    pub fn costs(&self) -> &Costs {
+        &self.planner.costs
+    }
+}
+
+impl Planner for EstimatedPlanner {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        self.planner.plan(request)
+    }
+
+    fn expected_ms(&self, segment: u32, samples: u32) -> Option<f64> {
+        self.planner.expected_ms(segment, samples)
+    }
+
+    fn predicted_ms(&self, shape: &Shape, workers: &[WorkerInfo]) -> Option<f64> {
+        self.planner.predicted_ms(shape, workers)
+    }
+
+    fn learn(&mut self, factors: &BTreeMap<u32, f64>) {
+        self.planner.learn(factors);
+    }
+
+    fn meet(&mut self, hardware: &Hardware, node: &str) {
+        // The first one: later ones of another kind are counted by their speed, so that what was learnt of segments stays true.
+        let Some(reference) = self.reference else {
+            let kind = hardware.planned_as();
+            self.reference = Some(kind);
+            self.nodes = Nodes::One(node.to_owned());
+            self.planner.costs = Costs::estimate(&self.model, kind.device(true, self.element_bytes));
+            return;
+        };
+        if matches!(&self.nodes, Nodes::One(first) if first != node) {
+            self.nodes = Nodes::Several;
+            let far = reference.device(false, self.element_bytes);
+            let device = &mut self.planner.costs.device;
+            (device.latency_ms, device.bytes_per_s) = (far.latency_ms, far.bytes_per_s);
+        }
+    }
+
+    fn speed_of(&self, hardware: &Hardware) -> f64 {
+        let flops = |kind: &DeviceKind| kind.device(true, self.element_bytes).flops_per_s;
+        self.reference
+            .map_or(1.0, |own| flops(hardware.planned_as()) / flops(own))
+    }
+
+    fn correct(&mut self, shape: &Shape, workers: &[WorkerInfo], observed_ms: f64) -> Option<f64> {
+        let (speeds, topology) = (speeds(workers), topology(workers));
+        let with = |factor: f64| {
+            let mut costs = self.planner.costs.clone();
+            costs.calibration.compute = factor;
+            predict(&costs, shape, &speeds, topology).step_ms
+        };
+        let found = factor(self.planner.costs.calibration.compute, observed_ms, with)?;
+        self.planner.costs.calibration.compute = found;
+        Some(found)
+    }
+}
+
+/// The factor on compute that explains a step of `observed_ms`, where the one in force is far off; `predicted(factor)` grows with it. None
+/// where it is near enough, or where what is not compute takes as long as the step.
+fn factor(held: f64, observed_ms: f64, predicted: impl Fn(f64) -> f64) -> Option<f64> {
+    let now = predicted(held);
+    let is_usable = observed_ms.is_finite() && observed_ms > 0.0 && now.is_finite() && now > 0.0;
+    if !is_usable || (observed_ms / now - 1.0).abs() <= OFF {
+        return None;
+    }
+    let rest = predicted(0.0);
+    if rest > observed_ms * (1.0 - LEAST_SHARE) || now <= rest {
+        return None;
+    }
+    // Secants through a point below and the newest one: a step is the longest of sums that are linear in the factor.
+    let (mut below, mut last) = ((0.0, rest), (held, now));
+    for _ in 0..ROUNDS {
+        let slope = (last.1 - below.1) / (last.0 - below.0);
+        let next = below.0 + (observed_ms - below.1) / slope;
+        if !(next.is_finite() && next > 0.0) {
+            return None;
+        }
+        if last.1 < observed_ms {
+            below = last;
+        }
+        last = (next, predicted(next));
+        if (last.1 / observed_ms - 1.0).abs() <= CLOSE {
+            return Some(next);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;
