@@ -85,7 +85,7 @@ fn text(status: &RunStatus) -> String {
     let skipped = status.skipped_steps.filter(|steps| *steps > 0);
     let ms = |ms: Option<f64>| or_dash(ms.map(|ms| format!("{ms:.0} ms")));
     let mut text = format!(
-        "{}: {}  step {}/{}  loss {}{}{}\nplan {} (generation {})  step predicted {} observed {}\n",
+        "{}: {}  step {}/{}  loss {}{}{}\nplan {} (generation {})  step predicted {} observed {}{}\n",
         status.job,
         status.run.mode,
         status.run.step,
@@ -99,6 +99,9 @@ fn text(status: &RunStatus) -> String {
         status.run.generation,
         ms(status.run.predicted_ms),
         ms(status.run.observed_ms),
+        status.run.compute_factor.map_or(String::new(), |factor| format!(
+            "  (compute counts {factor:.3} times the estimate)"
+        )),
     );
     text.extend(status.workers.iter().map(worker));
     text

@@ -242,6 +242,7 @@ fn hello(arguments: &Arguments, me: WorkerId, device: Device, mesh: &Mesh) -> He
         node: arguments.node.clone().unwrap_or_else(|| host.clone()),
         host,
         pid: std::process::id(),
+        hardware: None,
         memory_bytes: None,
         device: device.to_string(),
         token: arguments.token.clone(),

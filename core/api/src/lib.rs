@@ -28,6 +28,6 @@ pub use job::{
     Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, WorkerDevice,
     WorkerTransport, Workers,
 };
-pub use planner::{measured_costs, planner, planner_with};
+pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::parse_job;
 pub use training::{Adam, Evaluation, LearningRate, Training};

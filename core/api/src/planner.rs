@@ -3,7 +3,7 @@
 use crate::Job;
 use varuna_plan::cost::{Costs, Device};
 use varuna_plan::profile::Profile;
-use varuna_plan::{Constraints, CostPlanner};
+use varuna_plan::{Constraints, CostPlanner, EstimatedPlanner};
 
 /// Costs for a job's model; those of whole blocks are divided into those of their halves. The error is a sentence.
 fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
@@ -55,14 +55,25 @@ pub fn planner(job: &Job) -> CostPlanner {
                 ..Device::CPU_CORE
             },
         ),
-        constraints: Constraints {
-            min_workers: job.elasticity.min_workers,
-            max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),
-            micro_batch_size: job.pipeline.micro_batch_size,
-            min_depth: job.pipeline.min_depth,
-            max_depth: Some(job.pipeline.max_depth),
-            schedules: job.pipeline.schedules.clone(),
-            device_memory_bytes: job.workers.device_memory_bytes,
-        },
+        constraints: constraints(job),
+    }
+}
+
+/// The planner for a job whose costs nobody has measured: they are estimated for the devices that its workers report, and corrected by
+/// its steps.
+#[must_use]
+pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
+    EstimatedPlanner::new(job.model.spec(), job.precision.element_bytes(), constraints(job))
+}
+
+fn constraints(job: &Job) -> Constraints {
+    Constraints {
+        min_workers: job.elasticity.min_workers,
+        max_workers: job.elasticity.max_workers.unwrap_or(u32::MAX),
+        micro_batch_size: job.pipeline.micro_batch_size,
+        min_depth: job.pipeline.min_depth,
+        max_depth: Some(job.pipeline.max_depth),
+        schedules: job.pipeline.schedules.clone(),
+        device_memory_bytes: job.workers.device_memory_bytes,
     }
 }

@@ -326,5 +326,6 @@ enums! {
         21 Deposed { by_term },
         22 StatesDiffer { step, units, replaced },
         23 Diverged(divergence),
+        24 CostsCorrected { generation, predicted_ms, observed_ms, factor },
     }
 }

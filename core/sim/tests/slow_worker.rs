@@ -99,6 +99,7 @@ impl Rig {
                 address: format!("{from}:1"),
                 name: format!("w{}", from.0),
                 node: String::new(),
+                hardware: None,
                 memory_bytes: None,
                 speed: 1.0,
             };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
-use varuna_plan::{Base, Plan, StateId, Step, WorkerId};
+use varuna_plan::{Base, Costs, Plan, Planner, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Outcome};
 use varuna_protocol::{Coordinator, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
@@ -54,14 +54,14 @@ impl Driver {
     ) -> Result<Driver, CoordinatorError> {
         let config = protocol_config(&options, &folder)?;
         let Options { job, costs, .. } = options;
-        let planner = varuna_api::planner_with(&job, costs.as_ref());
+        let planner = planner(&job, costs);
         let welcome = Downward::Welcome(Welcome {
             job: options.job_text,
             job_hash: job.spec_hash(),
             data_fingerprint: options.data_fingerprint,
         });
         Ok(Driver {
-            machine: Coordinator::new(config, Box::new(planner)),
+            machine: Coordinator::new(config, planner),
             start: Instant::now(),
             welcome,
             scale: options.scale,
@@ -139,13 +139,7 @@ impl Driver {
 
     fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) {
         let from = hello.worker;
-        let report = coordinator::Hello {
-            address: hello.address.clone(),
-            name: hello.name.clone(),
-            node: hello.node.clone(),
-            memory_bytes: hello.memory_bytes,
-            speed: hello.speed,
-        };
+        let report = report(&hello);
         if self.streams.attach(number, hello, down) && self.send(from, &self.welcome.clone()) {
             self.feed(CoordinatorInput::StreamUp { from, hello: report });
         }
@@ -167,7 +161,17 @@ impl Driver {
                     observed,
                 });
             }
-            Upward::Hello(_) => {}
+            // Once it has the job, a worker knows what it computes on.
+            Upward::Hello(hello) if hello.worker == worker => {
+                let report = report(&hello);
+                stream.hello = hello;
+                self.publisher.status_changed();
+                self.feed(CoordinatorInput::StreamUp {
+                    from: worker,
+                    hello: report,
+                });
+            }
+            Upward::Hello(_) => tracing::warn!(%worker, "the hello of another worker is left out"),
         }
     }
 
@@ -310,6 +314,26 @@ impl Driver {
         let checkpoint = self.checkpoints.status(snapshot.run.step);
         let metric = self.publisher.last_metric();
         run_status(&self.job.name, snapshot, &self.streams, metric, checkpoint)
+    }
+}
+
+/// Measured costs count where there are any; else they are estimated for the workers' devices.
+fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send> {
+    match costs {
+        Some(costs) => Box::new(varuna_api::planner_with(job, Some(&costs))),
+        None => Box::new(varuna_api::estimated_planner(job)),
+    }
+}
+
+/// What the protocol knows of a worker.
+fn report(hello: &Hello) -> coordinator::Hello {
+    coordinator::Hello {
+        address: hello.address.clone(),
+        name: hello.name.clone(),
+        node: hello.node.clone(),
+        hardware: hello.hardware.clone(),
+        memory_bytes: hello.memory_bytes,
+        speed: hello.speed,
     }
 }
 

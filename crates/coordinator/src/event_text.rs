@@ -133,6 +133,12 @@ impl EventText {
                 observed_ms,
                 calibrated,
             } => step_time_off(*generation, *predicted_ms, *observed_ms, *calibrated),
+            Event::CostsCorrected {
+                generation,
+                predicted_ms,
+                observed_ms,
+                factor,
+            } => costs_corrected(*generation, *predicted_ms, *observed_ms, *factor),
             Event::BelowMinimum { have, need } => {
                 format!("training waits for workers: {have} of at least {need} are attached")
             }
@@ -265,6 +271,28 @@ fn step_time_off(generation: Generation, predicted_ms: f64, observed_ms: f64, ca
     let from = if calibrated { "measured" } else { "estimated" };
     let (observed, predicted) = (time(observed_ms), time(predicted_ms));
     format!("steps of plan {generation} take {observed}; {predicted} were predicted from {from} costs")
+}
+
+fn costs_corrected(generation: Generation, predicted_ms: f64, observed_ms: f64, factor: f64) -> String {
+    let (observed, predicted) = (time(observed_ms), time(predicted_ms));
+    format!(
+        "steps of plan {generation} take {observed}; {predicted} were predicted from estimated costs: plans from now on count with {} times \
+         the compute that was estimated at first",
+        significant(factor)
+    )
+}
+
+/// A factor with two digits that mean something.
+fn significant(factor: f64) -> String {
+    if factor >= 10.0 {
+        format!("{factor:.0}")
+    } else if factor >= 1.0 {
+        format!("{factor:.1}")
+    } else if factor >= 0.1 {
+        format!("{factor:.2}")
+    } else {
+        format!("{factor:.1e}")
+    }
 }
 
 /// `1 step`, `2 steps`.

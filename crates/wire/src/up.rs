@@ -7,7 +7,9 @@ use crate::state::{
 };
 use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
 use std::collections::{BTreeMap, BTreeSet};
+use v1::hardware::Kind as WireHardware;
 use v1::up::Message as Wire;
+use varuna_plan::device::Hardware;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
@@ -31,6 +33,8 @@ pub struct Hello {
     pub host: String,
     /// Process id on that host.
     pub pid: u32,
+    /// What it computes on, as its driver reports it; none before it has the job, which may say what to compute on.
+    pub hardware: Option<Hardware>,
     /// Memory that training may use (bytes); none = not limited.
     pub memory_bytes: Option<u64>,
     /// What it computes on, for people.
@@ -102,6 +106,7 @@ fn hello_to_wire(hello: &Hello) -> v1::Hello {
         host: hello.host.clone(),
         pid: hello.pid,
         memory_bytes: hello.memory_bytes,
+        hardware: hello.hardware.as_ref().map(hardware_to_wire),
         device: hello.device.clone(),
         token: hello.token.clone(),
         speed: hello.speed,
@@ -131,15 +136,7 @@ fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         ("job_hash", &hello.job_hash, 0),
     ];
     for (field, text, least) in texts {
-        if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
-            let shown: String = text.chars().take(40).collect();
-            return Err(WireError::value(
-                M,
-                field,
-                format!("{shown:?}"),
-                "a line of at most 256 bytes",
-            ));
-        }
+        check_text(M, field, text, least)?;
     }
     let port = hello
         .address
@@ -168,12 +165,44 @@ fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         node: hello.node,
         host: hello.host,
         pid: hello.pid,
+        hardware: hello.hardware.map(read_hardware).transpose()?,
         memory_bytes: hello.memory_bytes,
         device: hello.device,
         token: hello.token,
         speed: hello.speed,
         job_hash: hello.job_hash,
     })
+}
+
+fn hardware_to_wire(hardware: &Hardware) -> v1::Hardware {
+    let kind = match hardware {
+        Hardware::Processor => WireHardware::Processor(v1::Processor {}),
+        Hardware::Gpu { name, memory_bytes } => WireHardware::Gpu(v1::Gpu {
+            name: name.clone(),
+            memory_bytes: *memory_bytes,
+        }),
+    };
+    v1::Hardware { kind: Some(kind) }
+}
+
+fn read_hardware(hardware: v1::Hardware) -> Result<Hardware, WireError> {
+    Ok(match need(hardware.kind, "Hardware", "kind")? {
+        WireHardware::Processor(v1::Processor {}) => Hardware::Processor,
+        WireHardware::Gpu(v1::Gpu { name, memory_bytes }) => {
+            check_text("Gpu", "name", &name, 0)?;
+            Hardware::Gpu { name, memory_bytes }
+        }
+    })
+}
+
+/// A line of at least and at most so many bytes.
+fn check_text(message: &'static str, field: &'static str, text: &str, least: usize) -> Result<(), WireError> {
+    if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
+        let shown: String = text.chars().take(40).collect();
+        let allowed = "a line of at most 256 bytes";
+        return Err(WireError::value(message, field, format!("{shown:?}"), allowed));
+    }
+    Ok(())
 }
 
 fn report_to_wire(report: &Report) -> Wire {

@@ -101,6 +101,7 @@ fn run(mode: RunMode, generation: u64, step: u64) -> ObservedRun {
         plan: Some("P2xD1".into()),
         predicted_ms: None,
         observed_ms: None,
+        compute_factor: None,
         members: 2,
         min_workers: 1,
         max_workers: None,

@@ -205,6 +205,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         plan: None,
         predicted_ms: None,
         observed_ms: None,
+        compute_factor: None,
         members: 4,
         min_workers: 1,
         max_workers: None,

@@ -200,6 +200,7 @@ fn hello(arguments: &Arguments, number: u64, address: String) -> Hello {
         node: format!("node-{}", (number - 1) / NODE),
         host: "stub".into(),
         pid: std::process::id(),
+        hardware: None,
         memory_bytes: None,
         device: "stub".into(),
         token: arguments.token.clone(),

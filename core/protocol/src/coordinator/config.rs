@@ -2,6 +2,7 @@
 
 use crate::message::{Order, Record, Report};
 use std::time::Duration;
+use varuna_plan::device::Hardware;
 use varuna_plan::{EvaluationSteps, Layout, LossScaling, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
@@ -177,7 +178,9 @@ pub struct Hello {
     pub name: String,
     /// The node it runs on.
     pub node: String,
-    /// Device memory, where known.
+    /// What it computes on; none before it knows.
+    pub hardware: Option<Hardware>,
+    /// Memory that training may use, where known, bytes.
     pub memory_bytes: Option<u64>,
     /// Measured speed, 1.0 = nominal.
     pub speed: f64,

@@ -137,6 +137,17 @@ pub enum Event {
         /// The prediction comes from costs that were fitted to measured steps.
         calibrated: bool,
     },
+    /// Steps took so much longer, or shorter, than was estimated that the estimate was corrected: plans from now on count with it.
+    CostsCorrected {
+        /// The generation whose steps they were.
+        generation: Generation,
+        /// Predicted step time before the correction.
+        predicted_ms: f64,
+        /// The observed one: median of the generation's first steps.
+        observed_ms: f64,
+        /// Factor on the compute times that were estimated at first.
+        factor: f64,
+    },
     /// Workers that hold the same state have other bits than one another.
     StatesDiffer {
         /// Steps done in the state that was compared.
@@ -291,6 +302,9 @@ pub struct RunView {
     pub predicted_ms: Option<f64>,
     /// Observed step time (exponentially weighted mean), milliseconds.
     pub observed_ms: Option<f64>,
+    /// Factor on estimated compute times that observed steps gave; none while the estimate stands, or costs were measured.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub compute_factor: Option<f64>,
     /// Workers used by the plan in force.
     pub members: usize,
     /// Fewest workers that may train.

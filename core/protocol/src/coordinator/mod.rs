@@ -18,6 +18,7 @@ mod distrust;
 mod ending;
 mod event;
 mod mode;
+mod observed_costs;
 mod outbox;
 mod planning;
 mod prepared_plans;

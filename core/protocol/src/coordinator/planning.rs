@@ -44,7 +44,7 @@ impl Shared {
     }
 
     /// Workers as the planner sees them.
-    fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
+    pub(super) fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
         let info = |id: &WorkerId| {
             let hello = self.roster.hello(*id);
             WorkerInfo {
@@ -125,7 +125,8 @@ impl Shared {
     fn deadline_ns(&self, shape: &Shape) -> u64 {
         let predicted = shape.predicted.step_ms.max(0.0);
         let plan = self.record.stored.plan.as_ref();
-        let before = plan.map_or(0.0, |p| p.shape.predicted.step_ms);
+        // With the costs of today, as the new shape's: both may have been corrected since that plan was made.
+        let before = plan.map_or(0.0, |p| self.predicted_ms(p, p.members()));
         let expected_ms = match self.progress.commits.mean_step_time() {
             Some(mean) if before > 0.0 => mean.as_secs_f64() * 1e3 * (predicted / before).max(1.0),
             Some(mean) => mean.as_secs_f64() * 1e3,

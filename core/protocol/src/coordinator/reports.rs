@@ -48,6 +48,9 @@ impl Shared {
 
     pub(super) fn stream_up(&mut self, from: WorkerId, hello: Hello, turn: &mut Turn<'_>) {
         self.outbox.forget(from);
+        if let Some(hardware) = &hello.hardware {
+            self.planner.meet(hardware, &hello.node);
+        }
         if self.roster.connect(from, hello, turn.now) {
             self.tell_of_joining(from, turn);
         }

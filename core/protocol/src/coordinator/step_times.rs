@@ -1,10 +1,11 @@
 //! What workers observe of their steps, and what plans make of it: a slow worker is found and planned around.
 
+use super::config::Hello;
 use super::event::Event;
 use super::shared::Shared;
 use super::speeds::Observed;
 use super::turn::Turn;
-use varuna_plan::{Generation, WorkerId};
+use varuna_plan::{Generation, Plan, WorkerId};
 
 impl Shared {
     /// The worker's own measure of its speed, corrected by what was observed since.
@@ -12,8 +13,13 @@ impl Shared {
         self.measured_speed(id) * self.speeds.speed(id)
     }
 
+    /// What it said of its speed, and what is known of its kind of device.
     fn measured_speed(&self, id: WorkerId) -> f64 {
-        let measured = self.roster.hello(id).map_or(1.0, |h| h.speed);
+        let of = |hello: &Hello| {
+            let device = hello.hardware.as_ref().map(|h| self.planner.speed_of(h));
+            hello.speed * device.unwrap_or(1.0)
+        };
+        let measured = self.roster.hello(id).map_or(1.0, of);
         measured.max(f64::MIN_POSITIVE)
     }
 
@@ -63,15 +69,22 @@ impl Shared {
         })
     }
 
-    /// Compares what a step took with what was predicted.
+    /// Compares what a step took with what was predicted: costs that nobody measured are corrected by a generation's first steps, and
+    /// what stays off is told.
     pub(super) fn compare_step_time(&mut self, generation: Generation, turn: &mut Turn<'_>) {
-        let plan = self.record.stored.plan.as_ref();
+        let plan = self.record.stored.plan.clone();
         let plan = plan.filter(|p| p.generation == generation);
         let (Some(plan), Some(took)) = (plan, self.progress.commits.took()) else {
             return;
         };
         let predicted = plan.shape.predicted;
         let observed_ms = took.as_secs_f64() * 1e3;
+        if let Some(median_ms) = self.observed_costs.note(generation, observed_ms) {
+            self.correct_costs(&plan, median_ms, turn);
+        }
+        if self.observed_costs.is_corrected(generation) {
+            return;
+        }
         self.speeds.begin(generation);
         if self.speeds.is_off(predicted.step_ms, observed_ms) {
             turn.event(Event::StepTimeOff {
@@ -81,5 +94,23 @@ impl Shared {
                 calibrated: predicted.calibrated,
             });
         }
+    }
+
+    /// Lets the planner correct an estimate by what steps of this plan took.
+    fn correct_costs(&mut self, plan: &Plan, observed_ms: f64, turn: &mut Turn<'_>) {
+        let workers = self.infos(plan.members());
+        let predicted_ms = self.predicted_ms(plan, plan.members());
+        let Some(factor) = self.planner.correct(&plan.shape, &workers, observed_ms) else {
+            return;
+        };
+        self.observed_costs.corrected(plan.generation, factor);
+        // Made from what compute was thought to cost.
+        self.prepared_plans.forget();
+        turn.event(Event::CostsCorrected {
+            generation: plan.generation,
+            predicted_ms,
+            observed_ms,
+            factor,
+        });
     }
 }

@@ -2,6 +2,7 @@ mod ahead;
 mod checkpoints;
 mod comparing;
 mod divergence;
+mod estimates;
 mod guards;
 mod resuming;
 mod reviewed;
@@ -183,6 +184,7 @@ impl Rig {
             address: format!("{from}:1"),
             name: name.to_owned(),
             node: String::new(),
+            hardware: None,
             memory_bytes: None,
             speed: 1.0,
         };

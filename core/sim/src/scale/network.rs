@@ -54,6 +54,7 @@ impl Environment for Scale<'_> {
             address: format!("10.0.{}.{}:4000", worker.0 / 256, worker.0 % 256),
             name: format!("worker-{}", worker.0),
             node: format!("node-{}", (worker.0 - 1) / 8),
+            hardware: None,
             memory_bytes: None,
             speed: 1.0,
         }

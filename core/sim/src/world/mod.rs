@@ -159,6 +159,7 @@ impl Environment for Schedule {
             address: format!("worker-{}:1", worker.0),
             name,
             node: String::new(),
+            hardware: None,
             memory_bytes: None,
             speed: 1.0,
         }

@@ -42,6 +42,7 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::StatesDiffer { replaced, .. } if replaced.is_empty() => "states differ: goes back",
         Event::StatesDiffer { .. } => "states differ: replaces",
         Event::StepTimeOff { .. } => "step time off",
+        Event::CostsCorrected { .. } => "costs corrected",
         Event::Committed {
             overflow: true,
             progress,

@@ -82,6 +82,7 @@ impl Draw {
                     address: "a:1".into(),
                     name: "w".into(),
                     node: "n".into(),
+                    hardware: None,
                     memory_bytes: None,
                     speed: 1.0,
                 },

@@ -94,6 +94,15 @@ fn step_time_off(observed_ms: f64, calibrated: bool) -> Event {
     }
 }
 
+fn costs_corrected(observed_ms: f64, factor: f64) -> Event {
+    Event::CostsCorrected {
+        generation: GENERATION,
+        predicted_ms: 80.0,
+        observed_ms,
+        factor,
+    }
+}
+
 fn differ(replaced: Vec<WorkerId>) -> Event {
     Event::StatesDiffer {
         step: Step(120),
@@ -155,6 +164,9 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                 now(committed()),
                 now(step_time_off(1510.0, true)),
                 now(step_time_off(2.54, false)),
+                now(costs_corrected(8_120.0, 104.2)),
+                now(costs_corrected(150.0, 2.04)),
+                now(costs_corrected(1.5, 0.0031)),
                 now(planned(4, true)),
                 (20_500, running(), 0),
                 now(Event::Switched {
@@ -290,6 +302,7 @@ fn number(event: &Event) -> usize {
         Event::Deposed { .. } => 20,
         Event::StatesDiffer { .. } => 21,
         Event::Diverged(_) => 22,
+        Event::CostsCorrected { .. } => 23,
     }
 }
 
@@ -307,7 +320,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=22),
+        numbers.into_iter().eq(0..=23),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -198,6 +198,7 @@ pub(crate) fn hello(number: u64, token: &str) -> Hello {
         node: "here".into(),
         host: "here".into(),
         pid: 1,
+        hardware: None,
         memory_bytes: None,
         device: "none".into(),
         token: token.into(),

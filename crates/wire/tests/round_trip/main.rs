@@ -191,6 +191,21 @@ fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_
             ["device is", "256 bytes"],
         ),
         (refused(|h| h.speed = f64::NAN), ["speed is NaN", "above 0"]),
+        (
+            refused(|h| h.hardware = Some(v1::Hardware { kind: None })),
+            ["Hardware", "kind"],
+        ),
+        (
+            refused(|h| {
+                let gpu = v1::Gpu {
+                    name: "a\nb".into(),
+                    memory_bytes: 1,
+                };
+                let kind = Some(v1::hardware::Kind::Gpu(gpu));
+                h.hardware = Some(v1::Hardware { kind });
+            }),
+            ["name is \"a\\nb\"", "a line"],
+        ),
         (refused(|h| h.speed = 0.0), ["speed is 0", "above 0"]),
     ] {
         for part in parts {

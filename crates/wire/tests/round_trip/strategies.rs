@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use std::sync::Arc;
+use varuna_plan::device::Hardware;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::state::{Chain, UnitNorm};
@@ -195,15 +196,23 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         "[0-9a-f]{0,64}",
         "[0-9a-f]{0,64}",
     );
-    (who, texts, proptest::option::of(any::<u64>()), 0.001..1000.0).prop_map(
-        |((worker, name, address, pid), (node, host, device, token, job_hash), memory_bytes, speed)| Hello {
+    let gpu = (
+        ".{0,9}".prop_filter("a line", |n| !n.contains(char::is_control)),
+        any::<u64>(),
+    );
+    let gpu = gpu.prop_map(|(name, memory_bytes)| Hardware::Gpu { name, memory_bytes });
+    let hardware = proptest::option::of(prop_oneof![Just(Hardware::Processor), gpu]);
+    let memory = (hardware, proptest::option::of(any::<u64>()));
+    (who, texts, memory, 0.001..1000.0).prop_map(
+        |((worker, name, address, pid), (node, host, device, token, job_hash), memory, speed)| Hello {
+            hardware: memory.0,
+            memory_bytes: memory.1,
             worker: WorkerId(worker),
             name,
             address,
             node,
             host,
             pid,
-            memory_bytes,
             device,
             token,
             speed,
@@ -415,7 +424,7 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
         proptest::option::of(real()),
         proptest::option::of("P[1-9]xD[1-9]"),
         proptest::option::of(real()),
-        proptest::option::of(real()),
+        (proptest::option::of(real()), proptest::option::of(real())),
         proptest::option::of(any::<usize>()),
         proptest::option::of(any::<u64>()),
         proptest::option::of(any::<u64>()),
@@ -430,8 +439,9 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
     )
         .prop_map(
             |((job, mode), (term, generation, step, last_step), optional, counts, checkpoint, workers)| {
-                let (next, loss, plan, predicted_ms, observed_ms, max_workers, skipped_steps, loss_scale) =
+                let (next, loss, plan, predicted_ms, observed, max_workers, skipped_steps, loss_scale) =
                     optional;
+                let (observed_ms, compute_factor) = observed;
                 let run = RunView {
                     mode: MODES[mode],
                     term,
@@ -442,6 +452,7 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
                     plan,
                     predicted_ms,
                     observed_ms,
+                    compute_factor,
                     members: counts.0,
                     min_workers: counts.1,
                     max_workers,

@@ -45,6 +45,7 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         node: "n".into(),
         host: "h".into(),
         pid: 7,
+        hardware: None,
         memory_bytes: Some(1 << 30),
         device: "cpu".into(),
         token: "t".into(),

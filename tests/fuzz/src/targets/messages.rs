@@ -170,6 +170,7 @@ pub(super) fn status_document() -> RunStatus {
         plan: Some("P1xD1".into()),
         predicted_ms: Some(12.5),
         observed_ms: Some(13.0),
+        compute_factor: None,
         members: 1,
         min_workers: 1,
         max_workers: None,

@@ -224,6 +224,7 @@ impl Environment for Replay<'_> {
             address: format!("{node}:1"),
             name: node.clone(),
             node: node.clone(),
+            hardware: None,
             memory_bytes: None,
             speed: 1.0,
         }

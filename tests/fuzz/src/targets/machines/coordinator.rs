@@ -90,6 +90,7 @@ impl CoordinatorRun {
                             address: hello.address,
                             name: hello.name,
                             node: hello.node,
+                            hardware: hello.hardware,
                             memory_bytes: hello.memory_bytes,
                             speed: hello.speed,
                         },

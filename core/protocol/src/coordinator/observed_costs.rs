@@ -1,0 +1,87 @@
+//! What a generation's first steps say of the costs that plans are made with.
+//!
+//! It takes one figure from each generation and hands it to the planner, which decides whether it is off. It must never cause a plan: the
+//! plans after a correction are chosen by it.
+
+use varuna_plan::Generation;
+
+/// A correction is made from the median of so many steps: one of them may have been held up. The generation's first step, in which caches are
+/// cold, is not timed.
+const STEPS: usize = 5;
+
+/// The steps of one generation, until they are enough, and what was made of all of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ObservedCosts {
+    generation: Generation,
+    /// Milliseconds.
+    took: Vec<f64>,
+    /// The generation whose steps corrected the costs last.
+    corrected_in: Option<Generation>,
+    /// Factor on the estimated compute; none while the first estimate stands.
+    factor: Option<f64>,
+}
+
+impl ObservedCosts {
+    /// A step of a generation took so long, milliseconds. Returns the median of its first steps, once.
+    pub(super) fn note(&mut self, generation: Generation, ms: f64) -> Option<f64> {
+        if self.generation != generation {
+            self.generation = generation;
+            self.took.clear();
+        }
+        if self.took.len() == STEPS {
+            return None;
+        }
+        self.took.push(ms);
+        if self.took.len() < STEPS {
+            return None;
+        }
+        let mut sorted = self.took.clone();
+        sorted.sort_by(f64::total_cmp);
+        Some(sorted[STEPS / 2])
+    }
+
+    /// The planner has taken a factor from the steps of this generation.
+    pub(super) fn corrected(&mut self, generation: Generation, factor: f64) {
+        self.corrected_in = Some(generation);
+        self.factor = Some(factor);
+    }
+
+    /// Whether what was predicted of this generation was corrected by its own steps.
+    pub(super) fn is_corrected(&self, generation: Generation) -> bool {
+        self.corrected_in == Some(generation)
+    }
+
+    /// Factor on the estimated compute; none while the first estimate stands.
+    pub(super) fn factor(&self) -> Option<f64> {
+        self.factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_the_first_steps_is_told_once_for_each_generation() {
+        let mut costs = ObservedCosts::default();
+        for generation in [Generation(1), Generation(4)] {
+            for ms in [10.0, 900.0, 12.0, 11.0] {
+                assert_eq!(costs.note(generation, ms), None);
+            }
+            assert_eq!(costs.note(generation, 13.0), Some(12.0));
+            assert_eq!(costs.note(generation, 50.0), None);
+        }
+    }
+
+    #[test]
+    fn steps_of_two_generations_are_not_mixed() {
+        let mut costs = ObservedCosts::default();
+        for _ in 0..STEPS - 1 {
+            assert_eq!(costs.note(Generation(1), 1000.0), None);
+        }
+        for _ in 0..STEPS - 1 {
+            assert_eq!(costs.note(Generation(2), 10.0), None);
+        }
+        assert_eq!(costs.note(Generation(2), 10.0), Some(10.0));
+    }
+}

@@ -1,0 +1,142 @@
+//! Costs that nobody measured: estimated for what workers have, corrected by what their steps take.
+
+use super::*;
+use varuna_model::{Model, gpt2};
+use varuna_plan::device::Hardware;
+use varuna_plan::{Constraints, EstimatedPlanner};
+
+fn model() -> Model {
+    Model {
+        layers: 4,
+        hidden_size: 256,
+        sequence_length: 128,
+        vocabulary_size: 1000,
+        ..gpt2::SMALL
+    }
+}
+
+fn h100() -> Hardware {
+    Hardware::Gpu {
+        name: "NVIDIA H100 80GB HBM3".into(),
+        memory_bytes: 80 << 30,
+    }
+}
+
+/// One worker on this hardware trains by the shipped planner.
+fn training_on(hardware: &Hardware) -> Rig {
+    let layout = model().layout();
+    let config = CoordinatorConfig { layout, ..config() };
+    let mut rig = Rig::with(config, Record::default());
+    let constraints = Constraints {
+        min_workers: 1,
+        max_workers: 8,
+        micro_batch_size: None,
+        min_depth: 1,
+        max_depth: None,
+        schedules: vec![ScheduleSpec {
+            kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+            recompute: Recompute::None,
+        }],
+        device_memory_bytes: None,
+    };
+    let planner = EstimatedPlanner::new(model().spec(), 4, constraints);
+    rig.machine.shared.planner = Box::new(planner);
+    let hello = |hardware| Hello {
+        address: "a:1".into(),
+        name: "w1".into(),
+        node: "n".into(),
+        hardware,
+        memory_bytes: None,
+        speed: 1.0,
+    };
+    // It knows what it computes on once it has the job.
+    rig.put(CoordinatorInput::StreamUp {
+        from: A,
+        hello: hello(None),
+    });
+    rig.put(CoordinatorInput::StreamUp {
+        from: A,
+        hello: hello(Some(hardware.clone())),
+    });
+    rig.say(A, Report::Status(idle()));
+    rig.answer(A, &[]);
+    rig.wait(60);
+    for phase in [Phase::Ready, Phase::Running] {
+        rig.status(A, 1, phase, StateId::INITIAL);
+    }
+    let joined = |e: &&Event| matches!(e, Event::WorkerJoined { .. });
+    assert_eq!(rig.events.iter().filter(joined).count(), 1, "it joined once");
+    rig.events.clear();
+    rig
+}
+
+/// Commits the first steps of the run, each after so many milliseconds.
+fn commit(rig: &mut Rig, took_ms: &[u64]) {
+    let part = UnitNorm {
+        norm2: 1.0,
+        overflow: false,
+        before: OptimizerProgress::START,
+        loss: 1.0,
+        eval_loss: None,
+    };
+    let mut at = StateId::INITIAL;
+    for ms in took_ms {
+        // With ticks: it was not paused itself.
+        rig.wait(*ms);
+        let decision = Decision::conclude(at, Generation(1), &[part], None);
+        rig.say(A, Report::Committed { decision });
+        at = decision.id;
+    }
+}
+
+fn corrections(rig: &Rig) -> Vec<f64> {
+    let factor = |e: &Event| match e {
+        Event::CostsCorrected { factor, .. } => Some(*factor),
+        _ => None,
+    };
+    rig.events.iter().filter_map(factor).collect()
+}
+
+#[test]
+fn a_gpus_job_is_planned_with_a_gpus_costs_and_its_deadline_is_the_floor() {
+    let gpu = training_on(&h100());
+    let core = training_on(&Hardware::Processor);
+    let step_ms = |rig: &Rig| rig.plan().shape.predicted.step_ms;
+    assert!(
+        step_ms(&gpu) * 50.0 < step_ms(&core),
+        "{} and {}",
+        step_ms(&gpu),
+        step_ms(&core)
+    );
+    assert_eq!(gpu.plan().deadline.step_ns, 400_000_000);
+}
+
+#[test]
+fn a_generations_first_steps_correct_the_estimate_once_and_later_predictions_count_with_it() {
+    let mut rig = training_on(&h100());
+    let before = rig.plan().shape.predicted.step_ms;
+    commit(&mut rig, &[500, 300, 310, 290, 300, 300, 300, 300]);
+    let [factor] = corrections(&rig)[..] else {
+        panic!("{:?}", rig.events);
+    };
+    assert!(factor > 2.0, "{factor}");
+    assert_eq!(rig.machine.run().compute_factor, Some(factor));
+    let plan = rig.plan();
+    let now = rig.machine.shared.predicted_ms(&plan, plan.members());
+    assert!((now / 300.0 - 1.0).abs() < 0.02, "{now} after {before}");
+}
+
+#[test]
+fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
+    let mut rig = training_on(&Hardware::Processor);
+    let predicted = rig.plan().shape.predicted.step_ms;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a step of a small model"
+    )]
+    let ms = predicted.round() as u64;
+    commit(&mut rig, &[ms * 2, ms, ms, ms * 3, ms, ms, ms, ms]);
+    assert!(corrections(&rig).is_empty(), "{:?}", rig.events);
+    assert_eq!(rig.machine.run().compute_factor, None);
+}
