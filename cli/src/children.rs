@@ -4,7 +4,8 @@
 //! which asks the kernel to kill it when the run's process ends (even by kill -9), and then executes the worker.
 
 use crate::failure::Failure;
-use crate::gpus::{self, Gpus};
+use crate::gpus;
+use crate::machine::Machine;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
@@ -31,7 +32,7 @@ pub(crate) struct Children {
     program: PathBuf,
     credentials: Credentials,
     logs: PathBuf,
-    gpus: Gpus,
+    machine: Machine,
     started: usize,
     running: Vec<Running>,
 }
@@ -102,7 +103,7 @@ impl Children {
         program: PathBuf,
         credentials: Credentials,
         logs: PathBuf,
-        gpus: Gpus,
+        machine: Machine,
     ) -> Result<Children, Failure> {
         let own = own_program()?;
         Ok(Children {
@@ -110,7 +111,7 @@ impl Children {
             program,
             credentials,
             logs,
-            gpus,
+            machine,
             started: 0,
             running: Vec::new(),
         })
@@ -137,11 +138,16 @@ impl Children {
             // Ctrl-C at the terminal must reach the run alone, which then stops its workers in an orderly way.
             .process_group(0)
             .kill_on_drop(true);
-        let gpu = self.gpus.next(self.running.iter().filter_map(|r| r.gpu));
-        if let Some((_, shown)) = gpu {
-            command.env(gpus::VARIABLE, shown);
+        let places: Vec<Option<usize>> = self.running.iter().map(|r| r.gpu).collect();
+        let given = self.machine.give(&places);
+        if let Some(bytes) = given.host_bytes {
+            command.args(["--host-memory", &bytes.to_string()]);
         }
-        let gpu = gpu.map(|(place, _)| place);
+        if let Some((_, shown)) = &given.gpu {
+            command.env(gpus::VARIABLE, shown);
+            command.args(["--workers-on-gpu", &given.workers_on_gpu.to_string()]);
+        }
+        let gpu = given.gpu.map(|(place, _)| place);
         let child = command
             .spawn()
             .map_err(|e| Failure::Input(format!("cannot start {}: {e}", self.program.display())))?;

@@ -28,8 +28,13 @@ impl Gpus {
         Gpus::choose(device, visible.as_deref(), present)
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// None for workers that compute on the processor; those that the user's variable leaves; else all that are `present`.
-    fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
+    pub(crate) fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
         match (device, visible) {
             (WorkerDevice::Cpu, _) => Gpus(Vec::new()),
             // CUDA too ends the list at the first name that is none.

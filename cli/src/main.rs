@@ -11,6 +11,7 @@ mod failure;
 mod gpus;
 mod io;
 mod job;
+mod machine;
 mod plan;
 mod profile;
 mod progress;

@@ -6,6 +6,7 @@ use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
 use crate::gpus::Gpus;
 use crate::job;
+use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
 use rand::TryRngCore as _;
@@ -61,6 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .unwrap_or_else(|| default_folder(&file.job.name));
     let layout = file.job.model.layout();
     let gpus = Gpus::of_machine(file.job.workers.device);
+    let machine = Machine::at_start(gpus, arguments.workers);
     let token = token()?;
     let outcome = runtime()?.block_on(async {
         let (scale, requests) = channel(1);
@@ -93,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     .map_or(String::new(), |identity| identity.certificate),
             },
             folder.join("workers"),
-            gpus,
+            machine,
         )?;
         let run = Run {
             control,

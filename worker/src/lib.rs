@@ -6,6 +6,7 @@ pub mod agent;
 mod background;
 pub mod checkpoints;
 pub mod engine;
+pub mod memory;
 pub mod model;
 pub mod numerics;
 pub mod profile;

@@ -8,14 +8,16 @@ use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_cuda::Libraries;
 use varuna_dataset::TokenDataset;
+use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_torch::{Device, DeviceChoice};
-use varuna_wire::{Hello, Welcome};
+use varuna_wire::{Hello, Upward, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, AgentEvent, AgentParts};
 use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
+use varuna_worker::memory::{self, Equipment, Share};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
@@ -66,6 +68,13 @@ struct Arguments {
     /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
     #[arg(long, env = "VARUNA_DEVICE")]
     device: Option<DeviceChoice>,
+    /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
+    /// of its control group. `varuna run` divides what is available by its workers.
+    #[arg(long, value_name = "BYTES")]
+    host_memory: Option<u64>,
+    /// Workers that share this worker's GPU, itself included: each may use its part of the GPU's memory.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers_on_gpu: u32,
     /// Node name: workers of one node tend to die together.
     #[arg(long, env = "VARUNA_NODE")]
     node: Option<String>,
@@ -106,8 +115,6 @@ fn main() -> Result<()> {
 
 /// Attaches, gets the job, and trains until this worker is released.
 async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
-    // Before anything else asks libtorch, and before the job is known, which may say otherwise.
-    let at_hand = Device::open(arguments.device.unwrap_or(DeviceChoice::Auto)).context("--device")?;
     let drain = notices()?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
@@ -117,15 +124,20 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         let _ = from_peers.blocking_send(AgentEvent::Peer(event));
     })
     .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
-    let hello = hello(arguments, me, at_hand, &mesh);
+    let hello = hello(arguments, me, &mesh);
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
     };
-    let (reports, mut orders) = uplink::start(to, hello);
+    let (reports, mut orders) = uplink::start(to, hello.clone());
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
+    // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = device(arguments, &job)?;
+    let hello = equipped(hello, arguments, device)?;
+    if reports.send(Upward::Hello(hello)).await.is_err() {
+        bail!("the stream to {coordinator} ended");
+    }
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
@@ -226,7 +238,31 @@ fn device(arguments: &Arguments, job: &Job) -> Result<Device> {
     Device::open(arguments.device.unwrap_or(of_job)).context("spec.workers.device of the job file")
 }
 
-fn hello(arguments: &Arguments, me: WorkerId, device: Device, mesh: &Mesh) -> Hello {
+/// What a worker says of itself once it knows what it computes on.
+fn equipped(hello: Hello, arguments: &Arguments, device: Device) -> Result<Hello> {
+    let share = Share {
+        host_bytes: arguments.host_memory,
+        workers_on_gpu: arguments.workers_on_gpu,
+    };
+    let Equipment {
+        hardware,
+        memory_bytes,
+    } = memory::equipment(device, share).context("cannot tell how much memory training may use")?;
+    let device = match &hardware {
+        Hardware::Processor => device.to_string(),
+        Hardware::Gpu { name, .. } => format!("{device} {name}"),
+    };
+    let mib = memory_bytes.map(|bytes| bytes >> 20);
+    tracing::info!(device, memory_mib = mib, "training may use");
+    Ok(Hello {
+        hardware: Some(hardware),
+        memory_bytes,
+        device,
+        ..hello
+    })
+}
+
+fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
         .trim()
@@ -244,7 +280,7 @@ fn hello(arguments: &Arguments, me: WorkerId, device: Device, mesh: &Mesh) -> He
         pid: std::process::id(),
         hardware: None,
         memory_bytes: None,
-        device: device.to_string(),
+        device: String::new(),
         token: arguments.token.clone(),
         speed: 1.0,
         job_hash: String::new(),

@@ -22,6 +22,7 @@ fn main() {
     };
     // Thin glue over large headers: optimising it costs a minute and gains nothing.
     build("shim.cpp", 0);
+    build("driver.cpp", 0);
     // The glue calls these, so they are linked after it. The one calls libtorch for whole tensors, the other loops over all elements.
     build("head_loss.cpp", 0);
     build("philox.cpp", 3);

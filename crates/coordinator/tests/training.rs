@@ -16,6 +16,7 @@ use varuna_coordinator::{
     Checkpointing, Control, CoordinatorError, Options, Outcome, RunFolder, Timing, View, serve,
 };
 use varuna_plan::Step;
+use varuna_plan::device::Hardware;
 use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward};
@@ -411,6 +412,46 @@ async fn only_a_workers_newest_stream_counts() {
     tokio::time::timeout(PATIENCE, ended)
         .await
         .expect("the older stream is closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_says_what_it_computes_on_once_it_has_the_job() {
+    let run = Run::start(0).await;
+    let mut client = varuna_wire::connect(&run.address(), None, TOKEN).await.unwrap();
+    let (up, requests) = channel(4);
+    up.send(Upward::Hello(hello(1, TOKEN)).to_wire()).await.unwrap();
+    let mut down = client
+        .attach(ReceiverStream::new(requests))
+        .await
+        .unwrap()
+        .into_inner();
+    let first = down.message().await.unwrap().unwrap();
+    assert!(matches!(
+        Downward::from_wire(first).unwrap().1,
+        Downward::Welcome(_)
+    ));
+    let equipped = Hello {
+        hardware: Some(Hardware::Gpu {
+            name: "Tesla T4".into(),
+            memory_bytes: 16 << 30,
+        }),
+        memory_bytes: Some(14 << 30),
+        device: "cuda:0 Tesla T4".into(),
+        ..hello(1, TOKEN)
+    };
+    up.send(Upward::Hello(equipped).to_wire()).await.unwrap();
+    let shown = async {
+        loop {
+            let request = StatusRequest { token: TOKEN.into() };
+            let status = client.status(request).await.unwrap().into_inner();
+            let status = varuna_wire::status::from_wire(status).unwrap();
+            if status.workers.iter().any(|w| w.device == "cuda:0 Tesla T4") {
+                return status.workers.len();
+            }
+        }
+    };
+    let workers = tokio::time::timeout(PATIENCE, shown).await;
+    assert_eq!(workers.expect("the second hello counts"), 1, "still one worker");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -107,6 +107,12 @@ async fn attach(
     let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &hello.token).await?;
     let (up, requests) = channel(QUEUE);
     let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
+    // What the worker has learnt of itself goes into every hello from then on.
+    let renew = |hello: &mut Hello, newer: Hello| {
+        let job_hash = std::mem::take(&mut hello.job_hash);
+        *hello = Hello { job_hash, ..newer };
+        Upward::Hello(hello.clone())
+    };
     send(&Upward::Hello(hello.clone())).await?;
     let emit = async |event| events.send(event).await.map_err(|_| StreamError::AgentGone);
     let mut orders = match client.attach(ReceiverStream::new(requests)).await {
@@ -127,8 +133,12 @@ async fn attach(
                     (_, Downward::Welcome(welcome)) => {
                         *backoff = BACKOFF.build();
                         hello.job_hash.clone_from(&welcome.job_hash);
-                        // Messages for an older stream mean nothing on this one.
-                        while outbox.try_recv().is_ok() {}
+                        // Messages for an older stream mean nothing on this one, but for what the worker says of itself.
+                        while let Ok(message) = outbox.try_recv() {
+                            if let Upward::Hello(newer) = message {
+                                send(&renew(hello, newer)).await?;
+                            }
+                        }
                         emit(UplinkEvent::Up(welcome)).await?;
                     }
                     (_, Downward::Refused { reason, is_final: true }) => {
@@ -139,6 +149,7 @@ async fn attach(
                 }
             }
             message = outbox.recv() => match message {
+                Some(Upward::Hello(newer)) => send(&renew(hello, newer)).await?,
                 Some(message) => send(&message).await?,
                 None => return Err(StreamError::AgentGone),
             },

@@ -6,12 +6,14 @@
 
 mod device;
 mod flat;
+mod gpu;
 mod layers;
 mod norm;
 mod on_device;
 
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
+pub use gpu::{Gpu, GpuError, gpu};
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
 pub use on_device::OnDevice;
 

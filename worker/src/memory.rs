@@ -1,0 +1,131 @@
+//! What this worker computes on, and how much of its memory training may use.
+//!
+//! The reading is the driver's and the host's; what it amounts to is decided by pure functions. A plan is made by this figure: one that
+//! is too large ends a worker in the middle of a step, one that is too small only costs speed.
+
+use varuna_plan::device::Hardware;
+use varuna_torch::{Device, Gpu, GpuError};
+
+/// Kept free on a GPU for what comes after the context: workspaces of cuBLAS and cuDNN (tens of MiB for each stream), NCCL's buffers (some
+/// hundreds of MiB with several communicators), and kernels that are loaded when they are first used.
+const GPU_RESERVE: u64 = 1 << 30;
+/// Of what is left, one part in so many is lost between blocks of different sizes.
+const GPU_FRAGMENTS: u64 = 20;
+/// Kept free in host memory: the program and libtorch, buffers of connections, tokens.
+const HOST_RESERVE: u64 = 256 << 20;
+/// Figures are multiples of this, so that workers of one kind say the same and are planned as equals.
+const UNIT: u64 = 64 << 20;
+
+/// What a worker reports.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Equipment {
+    /// What it computes on.
+    pub hardware: Hardware,
+    /// Bytes that training may use; none where they are not known.
+    pub memory_bytes: Option<u64>,
+}
+
+/// What others leave to this worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Share {
+    /// Host memory, where somebody has divided it; else all that is available.
+    pub host_bytes: Option<u64>,
+    /// Workers on its GPU, itself included; 0 and 1 both mean that it is alone.
+    pub workers_on_gpu: u32,
+}
+
+/// The equipment of an open device.
+///
+/// # Errors
+/// The driver does not describe the GPU.
+pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
+    Ok(match device {
+        Device::Cuda(number) => of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu),
+        Device::Cpu | Device::Apart => Equipment {
+            hardware: Hardware::Processor,
+            memory_bytes: share
+                .host_bytes
+                .or_else(varuna_host_memory::available)
+                .map(host_bytes),
+        },
+    })
+}
+
+/// A worker may use its share of the whole GPU, and no more than is free now: others that started sooner hold some of theirs already.
+fn of_gpu(gpu: Gpu, workers: u32) -> Equipment {
+    let share = gpu.total_bytes / u64::from(workers.max(1));
+    let left = gpu.free_bytes.min(share).saturating_sub(GPU_RESERVE);
+    Equipment {
+        memory_bytes: Some(rounded(left - left / GPU_FRAGMENTS)),
+        hardware: Hardware::Gpu {
+            name: gpu.name,
+            memory_bytes: gpu.total_bytes,
+        },
+    }
+}
+
+fn host_bytes(share: u64) -> u64 {
+    rounded(share.saturating_sub(HOST_RESERVE))
+}
+
+/// Down to a multiple of the unit.
+fn rounded(bytes: u64) -> u64 {
+    bytes / UNIT * UNIT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn gpu(free: u64, total: u64) -> Gpu {
+        Gpu {
+            name: "NVIDIA H100 80GB HBM3".into(),
+            free_bytes: free,
+            total_bytes: total,
+        }
+    }
+
+    #[test]
+    fn a_worker_alone_on_its_gpu_may_use_what_is_free_less_the_reserve() {
+        let Equipment {
+            hardware,
+            memory_bytes,
+        } = of_gpu(gpu(79 * GIB, 80 * GIB), 1);
+        assert_eq!(hardware.planned_as().name, "h100-80g");
+        let bytes = memory_bytes.unwrap();
+        assert!(bytes > 73 * GIB && bytes <= 78 * GIB * 19 / 20, "{bytes}");
+        assert_eq!(bytes % UNIT, 0);
+        // A few MiB more or less, as between two equal GPUs.
+        assert_eq!(
+            of_gpu(gpu(79 * GIB - (3 << 20), 80 * GIB), 0).memory_bytes,
+            Some(bytes)
+        );
+    }
+
+    #[test]
+    fn workers_of_one_gpu_have_equal_shares_whoever_starts_first() {
+        let first = of_gpu(gpu(79 * GIB, 80 * GIB), 4).memory_bytes.unwrap();
+        let last = of_gpu(gpu(25 * GIB, 80 * GIB), 4).memory_bytes.unwrap();
+        assert_eq!(first, last);
+        assert!(4 * first < 80 * GIB);
+        let late = of_gpu(gpu(10 * GIB, 80 * GIB), 4).memory_bytes.unwrap();
+        assert!(late < 10 * GIB, "no more than is free");
+        assert_eq!(of_gpu(gpu(0, 80 * GIB), 1).memory_bytes, Some(0));
+    }
+
+    #[test]
+    fn on_the_processor_a_worker_may_use_the_share_that_it_was_given() {
+        let share = |host_bytes| Share {
+            host_bytes,
+            workers_on_gpu: 1,
+        };
+        let given = equipment(Device::Cpu, share(Some(4 * GIB))).unwrap();
+        assert_eq!(given.hardware, Hardware::Processor);
+        assert_eq!(given.memory_bytes, Some(4 * GIB - HOST_RESERVE));
+        let alone = equipment(Device::Cpu, share(None)).unwrap();
+        assert!(alone.memory_bytes < varuna_host_memory::available().map(|all| all + UNIT));
+        assert_eq!(host_bytes(0), 0);
+    }
+}
