@@ -3,8 +3,8 @@
 use super::observed::{Credentials, ObservedJob, ObservedRun, Settings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
+use varuna_api::{Job, WorkerDevice};
 use varuna_protocol::coordinator::Snapshot;
 
 /// Label with the job's name, on everything that belongs to a job.
@@ -195,7 +195,15 @@ fn complete(spec: &mut Map<String, Value>, notice_seconds: u32) {
     }
 }
 
-/// One worker process: a container with one GPU.
+/// Whether workers are to have a GPU each. One that may take a GPU or not is given one: without, it would never see any.
+fn may_use_gpu(device: WorkerDevice) -> bool {
+    match device {
+        WorkerDevice::Auto | WorkerDevice::Cuda => true,
+        WorkerDevice::Cpu => false,
+    }
+}
+
+/// One worker process: a container, with one GPU unless the job computes on the processor.
 fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) -> Value {
     let mut container = base.as_object().cloned().unwrap_or_default();
     let label = if index == 0 {
@@ -221,6 +229,7 @@ fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) 
         settings
             .gpu_resource
             .as_ref()
+            .filter(|_| may_use_gpu(job.workers.device))
             .map(|gpu| json!({ "limits": { gpu: "1" } })),
     );
     default("terminationMessagePolicy", Some("FallbackToLogsOnError".into()));

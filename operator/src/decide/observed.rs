@@ -139,6 +139,10 @@ pub struct ObservedRun {
     pub snapshot: Option<Snapshot>,
     /// Training loss of the last committed step.
     pub loss: Option<f64>,
+    /// Steps that the optimizer skipped up to that one.
+    pub skipped_steps: Option<u64>,
+    /// What the next step's loss is multiplied by; none where the job does not scale its loss.
+    pub loss_scale: Option<u64>,
     /// The state of the checkpoints; none where the job has none.
     pub checkpoints: Option<CheckpointHealth>,
     /// IP address and port at which workers reach it.

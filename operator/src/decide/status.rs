@@ -126,6 +126,9 @@ fn plan(run: &ObservedRun, status: &mut Status) {
         observed_step_ms: snapshot.run.observed_ms.map(|ms| ms.round() as i64),
     });
     status.loss = run.loss.map(|loss| format!("{loss:.4}")).or(status.loss.take());
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    status.skipped_steps = run.skipped_steps.map(number).or(status.skipped_steps);
+    status.loss_scale = run.loss_scale.map(number).or(status.loss_scale);
 }
 
 fn checkpoint(run: &ObservedRun, status: &mut Status) {

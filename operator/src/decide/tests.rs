@@ -229,6 +229,26 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
 }
 
 #[test]
+fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stands() {
+    let resources = |workers: &str| {
+        let mut observed = observed(1);
+        observed.job.spec = Ok(spec(1, &format!("  workers: {{{workers}}}\n")));
+        decide(&observed).create[0]["spec"]["containers"][0]["resources"].clone()
+    };
+    let one_gpu = serde_json::json!({ "limits": { "nvidia.com/gpu": "1" } });
+    assert_eq!(resources("device: auto"), one_gpu);
+    assert_eq!(resources("device: cuda"), one_gpu);
+    assert_eq!(resources("device: cpu"), Value::Null);
+    let given = "template: {spec: {containers: [{name: worker, resources: {limits: {example.com/gpu: 2}}}]}}";
+    for device in ["cpu", "cuda"] {
+        assert_eq!(
+            resources(&format!("device: {device}, {given}")),
+            serde_json::json!({ "limits": { "example.com/gpu": 2 } })
+        );
+    }
+}
+
+#[test]
 fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
     let mut observed = observed(5);
     observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
@@ -576,6 +596,28 @@ fn an_image_that_cannot_be_pulled_is_named() {
     );
     assert!(desired.status.message.unwrap().contains("no such image: x"));
     assert!(desired.create.is_empty() && desired.delete.is_empty());
+}
+
+#[test]
+fn the_loss_scale_and_skipped_steps_are_reported_and_stay_while_no_coordinator_says_them() {
+    let mut observed = observed(2);
+    observed.run = Some(ObservedRun {
+        skipped_steps: Some(3),
+        loss_scale: Some(65_536),
+        ..training(5)
+    });
+    let desired = decide(&observed);
+    assert_eq!(desired.status.skipped_steps, Some(3));
+    assert_eq!(desired.status.loss_scale, Some(65_536));
+    let mut next = carried_out(&observed, &desired);
+    // A successor that has published no step yet.
+    next.run = Some(training(5));
+    let status = decide(&next).status;
+    assert_eq!((status.skipped_steps, status.loss_scale), (Some(3), Some(65_536)));
+    let mut plain = observed;
+    plain.run = Some(training(5));
+    plain.job.status = Status::default();
+    assert_eq!(decide(&plain).status.loss_scale, None, "the job scales no loss");
 }
 
 #[test]

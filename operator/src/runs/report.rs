@@ -9,6 +9,8 @@ pub(super) fn observed_run(view: &View, address: (String, u16), ended: Option<Ru
     ObservedRun {
         snapshot: view.snapshot.clone(),
         loss: view.metric.as_ref().map(|m| m.loss),
+        skipped_steps: view.metric.as_ref().map(|m| m.skipped_steps),
+        loss_scale: view.metric.as_ref().and_then(|m| m.loss_scale),
         // Before it has read its record it may not know them all.
         checkpoints: view.snapshot.as_ref().and(view.checkpoints.clone()),
         address: Some(address),

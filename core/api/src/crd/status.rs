@@ -35,6 +35,12 @@ pub struct Status {
     /// Training loss of the last step, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
+    /// Steps that the optimizer skipped because a gradient or the loss was not finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped_steps: Option<i64>,
+    /// What the next step's loss is multiplied by, where the job scales its loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<i64>,
     /// Steps that had to be trained again because no worker held their state any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps_lost: Option<i64>,
