@@ -17,7 +17,9 @@ static void in_chunks(const Job& job, Each each) {
 // Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
 // digits. The losses of these rows are added up.
 static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets) {
-  const auto logarithms = at::linear(x, job.w).narrow(1, 0, job.vocabulary).log_softmax(1, at::kFloat);
+  // Two steps, so that those of a narrow format are free before the softmax is taken.
+  const auto logits = at::linear(x, job.w).narrow(1, 0, job.vocabulary).to(at::kFloat);
+  const auto logarithms = logits.log_softmax(1);
   const auto own = logarithms.gather(1, targets.unsqueeze(1));
   job.sum.sub_(own.sum(at::kDouble).mul(job.weight));
   return logarithms;

@@ -20,7 +20,8 @@ pub const PROJECTION: LayerNames = LayerNames {
     bias: "attn.c_proj.bias",
 };
 
-/// Kept apart from the norm's: queries, keys and values, what attention makes of them, the projection and the sum. The
+/// Kept apart from the norm's: queries, keys and values, what attention makes of them, and the sum. The backward takes the
+/// gradients of queries, keys and values twice: by themselves, and where they came from. The
 /// products of scores take 4 operations for each pair of tokens and element of the width (Narayanan et al. 2021, appendix).
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 pub(crate) fn piece(sizes: Sizes, norm: Norm) -> Piece {
@@ -30,5 +31,6 @@ pub(crate) fn piece(sizes: Sizes, norm: Norm) -> Piece {
         .then(Piece::linear(sizes, QKV, width, 3 * width, DEVIATION))
         .taking(scores)
         .then(Piece::linear(sizes, PROJECTION, width, width, deviation))
-        .saving(6 * sizes.activation())
+        .saving(5 * sizes.activation())
+        .working_with(6 * sizes.activation())
 }

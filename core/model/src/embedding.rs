@@ -36,6 +36,7 @@ impl Positions {
         let piece = Piece {
             parameters,
             saved_elements: sizes.activation(),
+            working_elements: sizes.activation(),
             ..Piece::default()
         };
         piece.taking(sizes.activation() as f64)

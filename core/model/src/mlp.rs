@@ -46,14 +46,16 @@ impl Mlp {
         }
     }
 
-    /// Kept apart from the norm's: the inner activation before and after GELU; or gate, SiLU of it, up, and their product.
+    /// Kept apart from the norm's: the inner activation before and after GELU; or gate, SiLU of it, up, and their product; and the sum. The
+    /// backward takes the gradients of the sum and of what GELU, or the product, was made from.
     pub(crate) fn piece(self, sizes: Sizes, norm: Norm) -> Piece {
         let (width, inner) = (sizes.width, self.inner(sizes.width));
         let up = |names| Piece::linear(sizes, names, width, inner, DEVIATION);
-        let (ups, kept) = match self {
-            Mlp::Gelu => (up(UP), 2),
-            Mlp::SwiGlu => (up(GATE).then(up(UP)), 4),
+        let (ups, kept, working) = match self {
+            Mlp::Gelu => (up(UP), 2, 1),
+            Mlp::SwiGlu => (up(GATE).then(up(UP)), 4, 2),
         };
+        let inners = |count: u64| count * (sizes.tokens * inner) as u64 + sizes.activation();
         norm.piece(sizes, NORM)
             .then(ups)
             .then(Piece::linear(
@@ -63,6 +65,7 @@ impl Mlp {
                 width,
                 sizes.residual_deviation(),
             ))
-            .saving(kept * (sizes.tokens * inner) as u64)
+            .saving(inners(kept))
+            .working_with(inners(working))
     }
 }

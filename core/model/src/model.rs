@@ -139,6 +139,7 @@ impl Model {
                 forward_flops: piece.forward_flops,
                 backward_flops: piece.backward_flops,
                 saved_elements: piece.saved_elements,
+                working_elements: piece.working_elements,
                 input_elements: match segment {
                     0 => u64::from(self.sequence_length),
                     _ => self.sizes().activation(),
@@ -265,7 +266,7 @@ mod tests {
             let flops = both_ways(t * (8 * d * d + 4 * t * d));
             assert_eq!(
                 of(3),
-                (SegmentKind::Attention, 4 * d * d + 6 * d, flops, 8 * t * d, t * d)
+                (SegmentKind::Attention, 4 * d * d + 6 * d, flops, 6 * t * d, t * d)
             );
             assert_eq!(
                 of(4),
@@ -277,8 +278,8 @@ mod tests {
                     t * d
                 )
             );
-            // Its three products come with the loss; only the norm keeps something.
-            let (flops, kept) = ((0, 3 * t * 2 * v * d), 2 * t * d);
+            // Its three products come with the loss; only the norm's output is kept.
+            let (flops, kept) = ((0, 3 * t * 2 * v * d), t * d);
             assert_eq!(of(7), (SegmentKind::Head, own_table + 2 * d, flops, kept, t * d));
             assert_eq!(spec.tied_parameters, v * d - own_table);
             assert_eq!((spec.segments.len(), spec.whole_block_segments()), (8, 5));

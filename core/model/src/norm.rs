@@ -15,7 +15,7 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Its parameters; autograd keeps its input and its output. Its operations do not count beside those of matrices.
+    /// Its parameters; its output stays for the backward, and its input is what the segment before keeps. Its operations do not count beside those of matrices.
     pub(crate) fn piece(self, sizes: Sizes, names: LayerNames) -> Piece {
         let mut parameters = vec![Parameter::vector(names.weight, sizes.width, Initial::Ones)];
         match self {
@@ -26,7 +26,7 @@ impl Norm {
         }
         Piece {
             parameters,
-            saved_elements: 2 * sizes.activation(),
+            saved_elements: sizes.activation(),
             ..Piece::default()
         }
     }

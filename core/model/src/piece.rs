@@ -46,8 +46,10 @@ pub(crate) struct Piece {
     pub(crate) forward_flops: f64,
     /// Floating-point operations of the backward, without recompute.
     pub(crate) backward_flops: f64,
-    /// Elements that autograd keeps for the backward.
+    /// Elements that stay from the forward to the backward.
     pub(crate) saved_elements: u64,
+    /// Elements in single precision that the backward takes at most beyond these.
+    pub(crate) working_elements: u64,
 }
 
 impl Piece {
@@ -59,6 +61,8 @@ impl Piece {
             forward_flops: self.forward_flops + next.forward_flops,
             backward_flops: self.backward_flops + next.backward_flops,
             saved_elements: self.saved_elements + next.saved_elements,
+            // One after the other.
+            working_elements: self.working_elements.max(next.working_elements),
         }
     }
 
@@ -66,6 +70,14 @@ impl Piece {
     pub(crate) fn saving(self, elements: u64) -> Piece {
         self.then(Piece {
             saved_elements: elements,
+            ..Piece::default()
+        })
+    }
+
+    /// Its backward takes at least this many elements beyond what is kept.
+    pub(crate) fn working_with(self, elements: u64) -> Piece {
+        self.then(Piece {
+            working_elements: elements,
             ..Piece::default()
         })
     }

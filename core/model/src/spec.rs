@@ -39,8 +39,11 @@ pub struct SegmentSpec {
     pub forward_flops: f64,
     /// Floating-point operations of the backward, without recompute.
     pub backward_flops: f64,
-    /// Elements that autograd keeps for the backward.
+    /// Elements that stay from the forward to the backward, its output among them and its input not: that is the output of the segment
+    /// before.
     pub saved_elements: u64,
+    /// Elements in single precision that the backward takes at most beyond these.
+    pub working_elements: u64,
     /// Elements of its input: what crosses the cut before it; tokens at the first segment.
     pub input_elements: u64,
 }

@@ -14,6 +14,9 @@ use varuna_model::{ModelSpec, SegmentSpec};
 /// Bytes of a token as the first segment takes it: a 64-bit integer.
 const TOKEN_BYTES: u64 = 8;
 
+/// Bytes of an element in single precision, in which gradients within a segment are counted whatever the training computes in.
+const SINGLE_BYTES: u64 = 4;
+
 fn four_bytes() -> u64 {
     4
 }
@@ -109,8 +112,11 @@ pub struct SegmentCost {
     pub backward_fixed_ms: f64,
     /// Parameters (of the segment's own unit; a tied weight is in [`Costs::tied_parameters`]).
     pub parameters: u64,
-    /// What autograd keeps of one sample's forward, in bytes.
+    /// What stays of one sample's forward until its backward, in bytes: its output too, and not its input, which the segment before keeps.
     pub saved_bytes: u64,
+    /// What the backward of one sample takes at most beyond that, in bytes.
+    #[serde(default)]
+    pub working_bytes: u64,
     /// The segment's input of one sample, in bytes: what crosses the cut before it.
     pub input_bytes: u64,
     /// Optimizer, once a step.
@@ -207,6 +213,12 @@ pub struct Costs {
     pub host: Option<Host>,
 }
 
+/// What a backward takes at most beyond what is kept: with its last segment, or with the one before, when what the last one kept is free.
+/// Later, more is free than any segment takes.
+pub(crate) fn backward_bytes(last: u64, before: u64, last_saved: u64) -> u64 {
+    last.max(before.saturating_sub(last_saved))
+}
+
 /// The share of an instruction's overhead that a segment has: both halves of a block together have that of one instruction.
 fn overhead(kind: SegmentKind) -> f64 {
     match kind {
@@ -229,6 +241,7 @@ impl Costs {
             backward_fixed_ms: 2.0 * device.overhead_ms * overhead(spec.kind),
             parameters: spec.parameters,
             saved_bytes: spec.saved_elements * device.element_bytes,
+            working_bytes: spec.working_elements * SINGLE_BYTES,
             input_bytes: match spec.kind {
                 SegmentKind::Embedding => spec.input_elements * TOKEN_BYTES,
                 _ => spec.input_elements * device.element_bytes,
@@ -290,20 +303,33 @@ impl Costs {
         self.of(range).iter().map(|s| s.parameters).sum::<u64>() + tied
     }
 
-    /// Memory that a stage needs: state, and what is kept of `stash` micro-batches of `samples` samples each.
+    /// State of a stage: parameters, moments and gradients, bytes.
+    #[must_use]
+    pub fn state_bytes(&self, range: SegmentRange) -> u64 {
+        self.parameters(range) * self.parameter.resident
+    }
+
+    /// Memory that a stage needs: state, what is kept of `stash` micro-batches of `samples` samples each, and what the backward takes
+    /// of one when it begins, while all is still kept.
     #[must_use]
     pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: Recompute) -> u64 {
         let of = self.of(range);
         let saved = |s: &SegmentCost| s.saved_bytes;
         let again = |s: &&SegmentCost| s.is_recomputed(recompute);
+        let input = of.first().map_or(0, |s| s.input_bytes);
         let kept: u64 = match recompute {
             Recompute::None => of.iter().map(saved).sum(),
             Recompute::Selective => of.iter().map(SegmentCost::kept_selectively).sum(),
-            Recompute::Full => of.first().map_or(0, |s| s.input_bytes),
+            Recompute::Full => 0,
         };
-        let working: u64 = of.iter().filter(again).map(saved).sum();
-        let activations = u64::from(stash) * kept + working;
-        self.parameters(range) * self.parameter.resident + activations * u64::from(samples)
+        let recomputed: u64 = of.iter().filter(again).map(saved).sum();
+        let working = match of {
+            [] => 0,
+            [only] => only.working_bytes,
+            [.., before, last] => backward_bytes(last.working_bytes, before.working_bytes, last.saved_bytes),
+        };
+        let activations = u64::from(stash) * (input + kept) + recomputed + working;
+        self.state_bytes(range) + activations * u64::from(samples)
     }
 
     /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.
@@ -389,10 +415,8 @@ mod tests {
         let again = |recompute| costs.recompute_ms(stage, 2, recompute);
         assert!(again(none) < again(selective) && again(selective) < again(full));
         assert!((again(full) - costs.forward_ms(stage, 2)).abs() < 1e-9);
-        assert_eq!(
-            costs.memory_bytes(stage, 0, 1, none),
-            costs.parameters(stage) * 16
-        );
+        assert_eq!(costs.state_bytes(stage), costs.parameters(stage) * 16);
+        assert!(memory(full) > costs.state_bytes(stage));
     }
 
     #[test]
@@ -413,7 +437,7 @@ mod tests {
         );
         let stage = SegmentRange { start: 1, end: 39 };
         let memory = |c: &Costs, stash| c.memory_bytes(stage, stash, 1, Recompute::None);
-        assert_eq!(memory(&narrow, 0), memory(&wide, 0) / 16 * 18);
+        assert_eq!(narrow.state_bytes(stage), wide.state_bytes(stage) / 16 * 18);
         let kept = |c: &Costs| memory(c, 3) - memory(c, 0);
         assert_eq!(2 * kept(&narrow), kept(&wide));
         assert_eq!(

@@ -176,7 +176,7 @@ impl Profile {
             saved_bytes: s.saved_bytes,
             optimizer_ms: s.optimizer_ms,
             state_bytes: None,
-            working_bytes: None,
+            working_bytes: Some(s.working_bytes),
             rows: [1u32, 4]
                 .map(|m| ProfileRow {
                     micro_batch_size: m,
@@ -227,6 +227,7 @@ impl Profile {
                 backward_fixed_ms,
                 parameters: s.parameters,
                 saved_bytes: s.saved_bytes,
+                working_bytes: s.working_bytes.unwrap_or(0),
                 input_bytes: s.input_bytes,
                 optimizer_ms: s.optimizer_ms,
             }

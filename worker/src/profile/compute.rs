@@ -329,5 +329,8 @@ mod tests {
         let block = bytes[&1];
         // A boundary of 8 tokens of width 16, in single precision, is the least that a block keeps.
         assert!(block.saved >= 8 * 16 * 4, "{block:?}");
+        // The head's logits of 8 tokens over a vocabulary of 30.
+        let head = bytes[&5];
+        assert!(head.saved >= 8 * 30 * 4, "{head:?}");
     }
 }

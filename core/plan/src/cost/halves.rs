@@ -59,6 +59,8 @@ fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [S
         backward_fixed_ms: whole.backward_fixed_ms / 2.0,
         parameters: part(whole.parameters, state),
         saved_bytes: part(whole.saved_bytes, saved),
+        // Of which half is not known.
+        working_bytes: whole.working_bytes,
         input_bytes: whole.input_bytes,
         optimizer_ms: whole.optimizer_ms * state,
     };

@@ -1,7 +1,7 @@
 //! What any range of segments costs, looked up in prefix sums, for one micro-batch size.
 
 use super::stage_times::{StageTimes, stage_period_ms};
-use crate::cost::{Costs, Runtime, SegmentCost};
+use crate::cost::{Costs, Runtime, SegmentCost, backward_bytes};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
 
@@ -22,6 +22,8 @@ pub(crate) struct StageSums {
     /// Across the cut before each segment; 0 at both ends.
     transfer: Vec<f64>,
     input: Vec<u64>,
+    /// What each segment's backward takes beyond what is kept.
+    in_backward: Vec<u64>,
     /// The tied weight's gradient once over a link.
     pub(crate) tied_ms: f64,
     tied: u64,
@@ -70,6 +72,7 @@ impl StageSums {
             working: both.map(working),
             again: both.map(again),
             transfer,
+            in_backward: costs.segments.iter().map(|s| s.working_bytes * samples).collect(),
             input: costs.segments.iter().map(|s| s.input_bytes * samples).collect(),
             tied_ms: costs.gradient_ms(costs.tied_parameters),
             tied: costs.tied_parameters,
@@ -152,14 +155,22 @@ impl StageSums {
     pub(crate) fn memory_bytes(&self, range: SegmentRange, stash: u32, policy: Recompute) -> u64 {
         let (start, end) = (range.start as usize, range.end as usize);
         let sum = |of: &[u64]| of[end] - of[start];
-        let (kept, working) = match policy {
+        let (kept, recomputed) = match policy {
             Recompute::None => (sum(&self.kept[0]), 0),
             Recompute::Selective => (sum(&self.kept[1]), sum(&self.working[0])),
-            Recompute::Full => (self.input[start], sum(&self.working[1])),
+            Recompute::Full => (0, sum(&self.working[1])),
+        };
+        let working = match end - start {
+            0 => 0,
+            1 => self.in_backward[start],
+            _ => {
+                let last_saved = self.kept[0][end] - self.kept[0][end - 1];
+                backward_bytes(self.in_backward[end - 1], self.in_backward[end - 2], last_saved)
+            }
         };
         let tied = if self.is_end(range) { self.tied } else { 0 };
         let parameters = self.parameters[end] - self.parameters[start] + tied;
-        parameters * self.state_bytes + u64::from(stash) * kept + working
+        parameters * self.state_bytes + u64::from(stash) * (self.input[start] + kept) + recomputed + working
     }
 
     /// [`StageTimes::new`] in one step.

@@ -46,6 +46,7 @@ impl Job {
             forward_flops: 4.0e7,
             backward_flops: 8.0e7,
             saved_elements: 10_000,
+            working_elements: 0,
             input_elements: 1_000,
         };
         ModelSpec {
