@@ -9,6 +9,7 @@ pub mod client;
 pub mod down;
 mod encoded_plans;
 pub mod error;
+mod hello;
 pub mod metrics;
 mod plan;
 mod state;
@@ -32,9 +33,10 @@ pub use client::{Client, SERVER_NAME, connect, shown_token};
 pub use down::{Downward, Welcome};
 pub use encoded_plans::EncodedPlans;
 pub use error::WireError;
+pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use strangers::Strangers;
-pub use up::{Hello, Upward};
+pub use up::Upward;
 
 /// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts. 3: norms are
 /// gathered along the plan's tree. 4: holders' digests of a state.

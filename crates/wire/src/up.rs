@@ -1,15 +1,14 @@
-//! Worker to coordinator: the hello, the protocol's reports, and metrics.
+//! Worker to coordinator: the hello (`hello.rs`), the protocol's reports, and metrics.
 
 use crate::error::{WireError, need};
+use crate::hello::{Hello, hello_to_wire, read_hello};
 use crate::metrics::{self, StepMetrics};
 use crate::state::{
     decision_to_wire, id_to_wire, progress_to_wire, read_decision, read_id, read_progress, read_run,
 };
-use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
+use crate::v1;
 use std::collections::{BTreeMap, BTreeSet};
-use v1::hardware::Kind as WireHardware;
 use v1::up::Message as Wire;
-use varuna_plan::device::Hardware;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
@@ -17,35 +16,6 @@ use varuna_protocol::{Digests, Inventory, Phase, Prepared, Ran, Report, Status};
 
 /// Lists of units.
 const ONCE: &str = "each unit at most once";
-
-/// How a worker introduces itself.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Hello {
-    /// Identity of the process; never 0.
-    pub worker: WorkerId,
-    /// Short name for people.
-    pub name: String,
-    /// Where its data plane listens (`host:port`).
-    pub address: String,
-    /// Failure domain.
-    pub node: String,
-    /// Host name, for people.
-    pub host: String,
-    /// Process id on that host.
-    pub pid: u32,
-    /// What it computes on, as its driver reports it; none before it has the job, which may say what to compute on.
-    pub hardware: Option<Hardware>,
-    /// Memory that training may use (bytes); none = not limited.
-    pub memory_bytes: Option<u64>,
-    /// What it computes on, for people.
-    pub device: String,
-    /// The run's token; empty where it has none.
-    pub token: String,
-    /// Speed relative to the nominal device, above 0.
-    pub speed: f64,
-    /// The job that this process already has; empty on its first stream.
-    pub job_hash: String,
-}
 
 /// What a worker sends.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,115 +64,6 @@ impl Upward {
             Wire::Metrics(metrics) => Upward::Metrics(metrics::read(&metrics)),
         })
     }
-}
-
-fn hello_to_wire(hello: &Hello) -> v1::Hello {
-    v1::Hello {
-        protocol_version: PROTOCOL_VERSION,
-        worker_id: hello.worker.0,
-        name: hello.name.clone(),
-        address: hello.address.clone(),
-        node: hello.node.clone(),
-        host: hello.host.clone(),
-        pid: hello.pid,
-        memory_bytes: hello.memory_bytes,
-        hardware: hello.hardware.as_ref().map(hardware_to_wire),
-        device: hello.device.clone(),
-        token: hello.token.clone(),
-        speed: hello.speed,
-        job_hash: hello.job_hash.clone(),
-    }
-}
-
-fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
-    const M: &str = "Hello";
-    // Before anything else: the other fields may mean something else in another version.
-    if hello.protocol_version != PROTOCOL_VERSION {
-        return Err(WireError::Version {
-            found: hello.protocol_version,
-            expected: PROTOCOL_VERSION,
-        });
-    }
-    if hello.worker_id == 0 {
-        return Err(WireError::value(M, "worker_id", 0, "any number but 0"));
-    }
-    let texts = [
-        ("name", &hello.name, 1),
-        ("address", &hello.address, 3),
-        ("node", &hello.node, 0),
-        ("host", &hello.host, 0),
-        ("device", &hello.device, 0),
-        ("token", &hello.token, 0),
-        ("job_hash", &hello.job_hash, 0),
-    ];
-    for (field, text, least) in texts {
-        check_text(M, field, text, least)?;
-    }
-    let port = hello
-        .address
-        .rsplit_once(':')
-        .and_then(|(_, port)| port.parse::<u16>().ok());
-    if port.is_none_or(|port| port == 0) {
-        return Err(WireError::value(
-            M,
-            "address",
-            format!("{:?}", hello.address),
-            "host:port",
-        ));
-    }
-    if !(hello.speed.is_finite() && hello.speed > 0.0) {
-        return Err(WireError::value(
-            M,
-            "speed",
-            hello.speed,
-            "a finite number above 0",
-        ));
-    }
-    Ok(Hello {
-        worker: WorkerId(hello.worker_id),
-        name: hello.name,
-        address: hello.address,
-        node: hello.node,
-        host: hello.host,
-        pid: hello.pid,
-        hardware: hello.hardware.map(read_hardware).transpose()?,
-        memory_bytes: hello.memory_bytes,
-        device: hello.device,
-        token: hello.token,
-        speed: hello.speed,
-        job_hash: hello.job_hash,
-    })
-}
-
-fn hardware_to_wire(hardware: &Hardware) -> v1::Hardware {
-    let kind = match hardware {
-        Hardware::Processor => WireHardware::Processor(v1::Processor {}),
-        Hardware::Gpu { name, memory_bytes } => WireHardware::Gpu(v1::Gpu {
-            name: name.clone(),
-            memory_bytes: *memory_bytes,
-        }),
-    };
-    v1::Hardware { kind: Some(kind) }
-}
-
-fn read_hardware(hardware: v1::Hardware) -> Result<Hardware, WireError> {
-    Ok(match need(hardware.kind, "Hardware", "kind")? {
-        WireHardware::Processor(v1::Processor {}) => Hardware::Processor,
-        WireHardware::Gpu(v1::Gpu { name, memory_bytes }) => {
-            check_text("Gpu", "name", &name, 0)?;
-            Hardware::Gpu { name, memory_bytes }
-        }
-    })
-}
-
-/// A line of at least and at most so many bytes.
-fn check_text(message: &'static str, field: &'static str, text: &str, least: usize) -> Result<(), WireError> {
-    if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
-        let shown: String = text.chars().take(40).collect();
-        let allowed = "a line of at most 256 bytes";
-        return Err(WireError::value(message, field, format!("{shown:?}"), allowed));
-    }
-    Ok(())
 }
 
 fn report_to_wire(report: &Report) -> Wire {

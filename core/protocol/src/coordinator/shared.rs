@@ -6,7 +6,6 @@ use super::churn::Churn;
 use super::comparison::Comparison;
 use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::{Divergence, Event};
-use super::observed_costs::ObservedCosts;
 use super::outbox::Outbox;
 use super::prepared_plans::PreparedPlans;
 use super::progress::{FruitlessGenerations, Progress};
@@ -32,7 +31,6 @@ pub(super) struct Shared {
     pub(super) progress: Progress,
     pub(super) checkpoints: Checkpoints,
     pub(super) speeds: Speeds,
-    pub(super) observed_costs: ObservedCosts,
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
     pub(super) quarantine: Quarantine,
@@ -62,7 +60,6 @@ impl Shared {
             progress: Progress::after(config.published),
             checkpoints: Checkpoints::default(),
             speeds: Speeds::default(),
-            observed_costs: ObservedCosts::default(),
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),
             quarantine: Quarantine::default(),

@@ -4,6 +4,7 @@
 //! steps, so that neither one odd step nor a costly segment makes it slow. It must never cause a plan by itself: it says what
 //! speeds are, and when they may be looked at again.
 
+use super::observed_costs::ObservedCosts;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use varuna_plan::{Generation, Shape, Step, WorkerId};
@@ -56,6 +57,8 @@ pub(super) struct Speeds {
     /// Steps in a row whose time was far from the predicted one, and whether that was reported in this generation.
     off: usize,
     said: bool,
+    /// What steps say of the costs of all workers.
+    pub(super) costs: ObservedCosts,
 }
 
 /// What the windows amount to.

@@ -79,10 +79,10 @@ impl Shared {
         };
         let predicted = plan.shape.predicted;
         let observed_ms = took.as_secs_f64() * 1e3;
-        if let Some(median_ms) = self.observed_costs.note(generation, observed_ms) {
+        if let Some(median_ms) = self.speeds.costs.note(generation, observed_ms) {
             self.correct_costs(&plan, median_ms, turn);
         }
-        if self.observed_costs.is_corrected(generation) {
+        if self.speeds.costs.is_corrected(generation) {
             return;
         }
         self.speeds.begin(generation);
@@ -103,7 +103,7 @@ impl Shared {
         let Some(factor) = self.planner.correct(&plan.shape, &workers, observed_ms) else {
             return;
         };
-        self.observed_costs.corrected(plan.generation, factor);
+        self.speeds.costs.corrected(plan.generation, factor);
         // Made from what compute was thought to cost.
         self.prepared_plans.forget();
         turn.event(Event::CostsCorrected {

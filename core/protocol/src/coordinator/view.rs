@@ -37,7 +37,7 @@ impl Coordinator {
             plan: plan.map(|p| p.shape.summary()),
             predicted_ms: plan.map(|p| p.shape.predicted.step_ms),
             observed_ms: mean.map(|m| m.as_secs_f64() * 1e3),
-            compute_factor: shared.observed_costs.factor(),
+            compute_factor: shared.speeds.costs.factor(),
             members: plan.map_or(0, |p| p.members().len()),
             min_workers: shared.config.min_workers,
             max_workers: shared.max_workers,

@@ -317,6 +317,24 @@ pub(crate) fn shape() -> impl Strategy<Value = Shape> {
         )
 }
 
+fn deadline() -> impl Strategy<Value = StepDeadline> {
+    let evaluation = any::<(u64, u32)>().prop_map(|(interval_steps, batches)| EvaluationSteps {
+        interval_steps,
+        batches,
+    });
+    let deadline = (
+        any::<(u64, u64)>(),
+        any::<u32>(),
+        proptest::option::of(evaluation),
+    );
+    deadline.prop_map(|((step_ns, floor_ns), doublings, evaluation)| StepDeadline {
+        step_ns,
+        floor_ns,
+        doublings,
+        evaluation,
+    })
+}
+
 pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let base = prop_oneof![
         generation().prop_map(|from| Base::AtSwitch { from }),
@@ -331,24 +349,9 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let worker = || any::<u64>().prop_map(WorkerId);
     let workers = || proptest::collection::vec(worker(), 0..4);
     let addresses = proptest::collection::btree_map(worker(), "[a-z]{1,5}:[1-9]", 0..4);
-    let evaluation = any::<(u64, u32)>().prop_map(|(interval_steps, batches)| EvaluationSteps {
-        interval_steps,
-        batches,
-    });
-    let deadline = (
-        any::<(u64, u64)>(),
-        any::<u32>(),
-        proptest::option::of(evaluation),
-    );
-    let deadline = deadline.prop_map(|((step_ns, floor_ns), doublings, evaluation)| StepDeadline {
-        step_ns,
-        floor_ns,
-        doublings,
-        evaluation,
-    });
     let numbers = (
         generation(),
-        (any::<u64>(), deadline, any::<bool>(), any::<u32>()),
+        (any::<u64>(), deadline(), any::<bool>(), any::<u32>()),
     );
     let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
     (
