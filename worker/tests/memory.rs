@@ -19,7 +19,7 @@ use varuna_worker::transport::local::LocalMesh;
 
 const ME: WorkerId = WorkerId(1);
 /// Steps of which the most counts: a look may miss what is taken for a moment.
-const STEPS: usize = 3;
+const STEPS: usize = 2;
 /// State is counted to within this; the rest is alignment and the table of units.
 const STATE_OFF: f64 = 0.02;
 /// Planned over measured, at least: what is measured was taken indeed.
