@@ -29,6 +29,7 @@ fn each_input_of_the_corpus_is_taken_or_refused_and_seeds_are_taken() {
 
 #[test]
 fn mutated_inputs_are_taken_or_refused() {
+    let _one = ONE_AT_A_TIME.lock();
     for target in TARGETS {
         let inputs = corpus::read(target).unwrap();
         let name = target.name;
@@ -44,6 +45,7 @@ fn mutated_inputs_are_taken_or_refused() {
 
 #[test]
 fn the_same_seed_gives_the_same_inputs() {
+    let _one = ONE_AT_A_TIME.lock();
     let target = &TARGETS[0];
     let inputs = corpus::read(target).unwrap();
     let run = |seed| {
@@ -60,6 +62,7 @@ fn the_same_seed_gives_the_same_inputs() {
 
 #[test]
 fn every_target_has_a_corpus_with_its_seeds_and_every_corpus_a_target() {
+    let _one = ONE_AT_A_TIME.lock();
     let folder = corpus::folder(&TARGETS[0]);
     let folders = std::fs::read_dir(folder.parent().unwrap()).unwrap();
     let mut folders: Vec<String> = folders
