@@ -116,6 +116,9 @@ fn main() -> Result<()> {
 /// Attaches, gets the job, and trains until this worker is released.
 async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let drain = notices()?;
+    // What the command line names must be there, whatever the job says.
+    let named = arguments.device.map(Device::open).transpose();
+    let named = named.context("--device")?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
     let from_peers = events.clone();
@@ -133,7 +136,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
-    let device = device(arguments, &job)?;
+    let device = named.map_or_else(|| device_of(&job), Ok)?;
     let hello = equipped(hello, arguments, device)?;
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
@@ -228,14 +231,14 @@ fn nccl(device: Device) -> Result<Arc<Nccl>> {
     Ok(Nccl::open(&Libraries::load()?, device)?)
 }
 
-/// The device of the command line, or of the job.
-fn device(arguments: &Arguments, job: &Job) -> Result<Device> {
-    let of_job = match job.workers.device {
+/// The device that the job names.
+fn device_of(job: &Job) -> Result<Device> {
+    let choice = match job.workers.device {
         WorkerDevice::Auto => DeviceChoice::Auto,
         WorkerDevice::Cpu => DeviceChoice::Cpu,
         WorkerDevice::Cuda => DeviceChoice::Cuda(0),
     };
-    Device::open(arguments.device.unwrap_or(of_job)).context("spec.workers.device of the job file")
+    Device::open(choice).context("spec.workers.device of the job file")
 }
 
 /// What a worker says of itself once it knows what it computes on.

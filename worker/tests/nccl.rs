@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use varuna_api::Precision;
 use varuna_cuda::Libraries;
-use varuna_plan::{Decision, Recompute, ScheduleKind, Shape, StateId, WorkerId};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Recompute, ScheduleKind, Shape, StateId, Unit, WorkerId};
 use varuna_torch::Device;
 use varuna_worker::engine::{Engine, EngineError};
 use varuna_worker::transport::data_plane::DataPlane;
@@ -192,8 +193,8 @@ fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_othe
     assert_eq!(again, running_alone(&case, &mut fresh));
 }
 
-/// The state id after a step of the whole model on one worker.
-fn running_alone(case: &Case, engine: &mut Engine) -> StateId {
+/// The units' norms in a step of the whole model on one worker, and the state id after it.
+fn running_alone(case: &Case, engine: &mut Engine) -> (Vec<(Unit, UnitNorm)>, StateId) {
     let (plan, me) = (plan(case, &single(case)), WorkerId(1));
     let link = LocalMesh::new(&[me]).link(me);
     let at = StateId::INITIAL;
@@ -201,7 +202,7 @@ fn running_alone(case: &Case, engine: &mut Engine) -> StateId {
     let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
     let decision = Decision::conclude(at, plan.generation, &parts, None);
     engine.apply(&decision, &plan.units(me)).unwrap();
-    decision.id
+    (report.prepared, decision.id)
 }
 
 #[test]

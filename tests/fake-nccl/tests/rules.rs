@@ -367,6 +367,47 @@ fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
 }
 
 #[test]
+fn memory_that_was_released_is_the_callers_even_if_the_revoke_came_while_ranks_connected() {
+    let device = Device::open();
+    let mut met = 0;
+    // Whether the revoke comes before the operation or while its ranks connect is for the machine to say: until it was the latter.
+    for _ in 0..200 {
+        let (ranks, stream) = (device.ranks(2), device.stream());
+        let memory = device.put(&bytes(&[1.5; 8]), &stream);
+        let start = Arc::new(std::sync::Barrier::new(2));
+        let (own, begins) = (ranks.clone(), Arc::clone(&start));
+        let fence = std::thread::spawn(move || {
+            begins.wait();
+            revoke(&own)
+        });
+        start.wait();
+        let operation = Operation {
+            communicator: &ranks[0],
+            action: Action::AllReduceSum,
+            memory: Arc::clone(&memory),
+            element: Element::Float32,
+            stream: &stream,
+        };
+        let issued = issue(vec![operation], later());
+        fence.join().unwrap().unwrap();
+        let Ok(mut issued) = issued else { continue };
+        met += 1;
+        assert!(issued.remove(0).release(later()).is_some());
+        let released = device.get(&memory, &stream);
+        quiesce(&ranks, later()).unwrap();
+        assert_eq!(
+            device.get(&memory, &stream),
+            released,
+            "written to after its release"
+        );
+        if met == 3 {
+            break;
+        }
+    }
+    assert!(met > 0, "no revoke came while ranks connected");
+}
+
+#[test]
 fn a_rank_that_never_comes_ends_the_making_by_deadline_or_by_a_stop() {
     let device = Device::open();
     let make = |stop: bool, deadline| {

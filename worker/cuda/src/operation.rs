@@ -9,7 +9,7 @@ use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the numbers of an operation are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -221,20 +221,25 @@ fn hand_over<M: DeviceMemory>(operations: &[Operation<'_, M>]) -> Result<(), Ncc
     }
 }
 
-/// Waits until NCCL has put the operations into their streams: the first ones between two ranks connect them in the background.
+/// How long NCCL may take to end what it does in the background of a communicator that was revoked.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// Waits until NCCL has put the operations into their streams: the first ones between two ranks connect them in the background. It is
+/// waited for where the communicator is revoked meanwhile, too: what comes into a stream later, no event would come after.
 fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> Result<(), NcclError> {
+    let mut revoked = None;
     for operation in operations {
         let inner = &operation.communicator.0;
         loop {
             let mut state = inner.state.lock();
-            if state.phase == Phase::Revoked {
-                return Err(NcclError::Revoked);
+            if state.phase == Phase::Revoked && revoked.is_none() {
+                revoked = Some(Instant::now() + SETTLES);
             }
             if inner.has_settled(&mut state)? {
                 break;
             }
             drop(state);
-            if Instant::now() >= deadline {
+            if Instant::now() >= revoked.map_or(deadline, |settles| settles.min(deadline)) {
                 return Err(NcclError::Deadline {
                     what: "the connection of two ranks",
                 });
@@ -242,7 +247,10 @@ fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> R
             std::thread::sleep(POLL);
         }
     }
-    Ok(())
+    match revoked {
+        Some(_) => Err(NcclError::Revoked),
+        None => Ok(()),
+    }
 }
 
 /// Issues operations together: those of one communicator run at once, so that a send and a receive of one group never wait for
@@ -294,6 +302,11 @@ fn take_off<M>(operation: Operation<'_, M>, handed: &Result<(), NcclError>) -> P
         flight: Err(NcclError::Revoked),
         memory: Some(operation.memory),
     };
+    if let Err(late @ NcclError::Deadline { .. }) = handed {
+        // Nobody knows when the device will use the memory: it is given up.
+        pending.flight = Err(late.clone());
+        return pending;
+    }
     let event = match operation.stream.record() {
         Ok(event) => event,
         Err(error) => {
