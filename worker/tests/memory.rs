@@ -10,8 +10,8 @@ use varuna_model::{Model, gpt2};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
 use varuna_plan::{
-    Base, Decision, Generation, LossScaling, Pipeline, Plan, Prediction, Recompute, SampleRange,
-    ScheduleKind, ScheduleSpec, Shape, Stage, StateId, WorkerId,
+    Decision, LossScaling, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
+    Shape, Stage, StateId, WorkerId,
 };
 use varuna_torch::{Device, taken_bytes};
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
@@ -62,45 +62,27 @@ impl Case {
 
     fn plan(&self) -> Plan {
         let layout = self.model.layout();
-        Plan {
-            generation: Generation(1),
-            parent: Generation(0),
-            base: Base::Fixed {
-                id: StateId::INITIAL,
-                decision: None,
-                checkpoint: true,
-            },
-            layout,
-            shape: Shape {
-                pipelines: vec![Pipeline {
-                    stages: vec![Stage {
-                        worker: ME,
-                        segments: layout.whole(),
-                        recompute: None,
-                    }],
-                    samples: SampleRange {
-                        start: 0,
-                        end: self.batch(),
-                    },
+        let shape = Shape {
+            pipelines: vec![Pipeline {
+                stages: vec![Stage {
+                    worker: ME,
+                    segments: layout.whole(),
+                    recompute: None,
                 }],
-                spares: vec![],
-                micro_batch_size: self.micro_batch_size,
-                schedule: ScheduleSpec {
-                    kind: self.kind,
-                    recompute: self.recompute,
+                samples: SampleRange {
+                    start: 0,
+                    end: self.batch(),
                 },
-                predicted: Prediction::default(),
+            }],
+            spares: vec![],
+            micro_batch_size: self.micro_batch_size,
+            schedule: ScheduleSpec {
+                kind: self.kind,
+                recompute: self.recompute,
             },
-            sources: vec![vec![]; layout.units()],
-            addresses: [(ME, String::new())].into(),
-            deadline: varuna_plan::StepDeadline::of_ms(0),
-            relay: false,
-            tree_fan_out: 2,
-            secret: String::new(),
-            evidence: vec![],
-            reason: String::new(),
-            index: varuna_plan::PlanIndex::default(),
-        }
+            predicted: Prediction::default(),
+        };
+        Plan::first(layout, shape)
     }
 
     fn training(&self) -> Training {

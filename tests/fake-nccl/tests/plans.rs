@@ -18,8 +18,8 @@ use varuna_plan::communicators::{
 };
 use varuna_plan::schedule::{Instruction, Task, evaluation_list, list};
 use varuna_plan::{
-    Base, Generation, Layout, Pipeline, Plan, PlanIndex, Prediction, Recompute, SampleRange, ScheduleKind,
-    ScheduleSpec, SegmentRange, Shape, Stage, StateId, StepDeadline, Unit, WorkerId,
+    Layout, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, SegmentRange,
+    Shape, Stage, Unit, WorkerId,
 };
 
 /// Micro-batches of the evaluation that each step begins with.
@@ -62,35 +62,17 @@ fn plan(kind: ScheduleKind, depths: &[u64]) -> Plan {
         segments: 8,
         tied: true,
     };
-    Plan {
-        generation: Generation(1),
-        parent: Generation(0),
-        base: Base::Fixed {
-            id: StateId::INITIAL,
-            decision: None,
-            checkpoint: true,
+    let shape = Shape {
+        pipelines,
+        spares: Vec::new(),
+        micro_batch_size: 1,
+        schedule: ScheduleSpec {
+            kind,
+            recompute: Recompute::Full,
         },
-        layout,
-        shape: Shape {
-            pipelines,
-            spares: Vec::new(),
-            micro_batch_size: 1,
-            schedule: ScheduleSpec {
-                kind,
-                recompute: Recompute::Full,
-            },
-            predicted: Prediction::default(),
-        },
-        sources: vec![Vec::new(); layout.units()],
-        addresses: BTreeMap::new(),
-        deadline: StepDeadline::of_ms(1),
-        relay: false,
-        tree_fan_out: 1,
-        secret: String::new(),
-        evidence: Vec::new(),
-        reason: String::new(),
-        index: PlanIndex::default(),
-    }
+        predicted: Prediction::default(),
+    };
+    Plan::first(layout, shape)
 }
 
 /// The number that stands for a message: no two of a step have the same.

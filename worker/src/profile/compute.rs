@@ -11,8 +11,8 @@ use varuna_api::Training;
 use varuna_model::Model;
 use varuna_plan::state::mix;
 use varuna_plan::{
-    Base, Decision, Generation, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
-    ScheduleSpec, Shape, Stage, StateId, Unit, WorkerId,
+    Decision, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+    StateId, Unit, WorkerId,
 };
 use varuna_torch::Device;
 
@@ -141,42 +141,24 @@ impl Bench {
             // All forwards first, so that each micro-batch is recomputed.
             _ => ScheduleKind::Gpipe,
         };
-        Plan {
-            generation: Generation(1),
-            parent: Generation(0),
-            base: Base::Fixed {
-                id: StateId::INITIAL,
-                decision: None,
-                checkpoint: true,
-            },
-            layout,
-            shape: Shape {
-                pipelines: vec![Pipeline {
-                    stages: vec![Stage {
-                        worker: ME,
-                        segments: layout.whole(),
-                        recompute: None,
-                    }],
-                    samples: SampleRange {
-                        start: 0,
-                        end: samples,
-                    },
+        let shape = Shape {
+            pipelines: vec![Pipeline {
+                stages: vec![Stage {
+                    worker: ME,
+                    segments: layout.whole(),
+                    recompute: None,
                 }],
-                spares: Vec::new(),
-                micro_batch_size,
-                schedule: ScheduleSpec { kind, recompute },
-                predicted: Prediction::default(),
-            },
-            sources: vec![Vec::new(); layout.units()],
-            addresses: BTreeMap::new(),
-            deadline: varuna_plan::StepDeadline::of_ms(0),
-            relay: false,
-            tree_fan_out: 2,
-            secret: String::new(),
-            evidence: Vec::new(),
-            reason: String::new(),
-            index: varuna_plan::PlanIndex::default(),
-        }
+                samples: SampleRange {
+                    start: 0,
+                    end: samples,
+                },
+            }],
+            spares: Vec::new(),
+            micro_batch_size,
+            schedule: ScheduleSpec { kind, recompute },
+            predicted: Prediction::default(),
+        };
+        Plan::first(layout, shape)
     }
 
     /// Runs a step; the optimizer unit by unit. Its times go to `into`.

@@ -11,8 +11,8 @@ use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
 use varuna_model::{Features, Mlp, Model, Norm};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
-    Base, Decision, Generation, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute,
-    SampleRange, ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
+    Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
+    ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_torch::Device;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
@@ -184,27 +184,8 @@ pub(crate) struct Trained {
 
 /// A first plan of this shape.
 pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
-    let layout = case.model().layout();
-    let plan = Plan {
-        generation: Generation(1),
-        parent: Generation(0),
-        base: Base::Fixed {
-            id: StateId::INITIAL,
-            decision: None,
-            checkpoint: true,
-        },
-        layout,
-        shape: shape.clone(),
-        sources: vec![vec![]; layout.units()],
-        addresses: shape.members().iter().map(|w| (*w, String::new())).collect(),
-        deadline: varuna_plan::StepDeadline::of_ms(0),
-        relay: false,
-        tree_fan_out: 2,
-        secret: String::new(),
-        evidence: vec![],
-        reason: String::new(),
-        index: varuna_plan::PlanIndex::default(),
-    };
+    let mut plan = Plan::first(case.model().layout(), shape.clone());
+    plan.addresses = shape.members().iter().map(|w| (*w, String::new())).collect();
     varuna_plan::check::check_plan(&plan, BATCH).unwrap();
     plan
 }

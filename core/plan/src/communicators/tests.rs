@@ -1,11 +1,7 @@
 use super::queues::{Failure, Step, Work};
 use super::*;
-use crate::document::{
-    Base, PlanIndex, Prediction, Recompute, SampleRange, ScheduleKind, Shape, Stage, tree_fan_out,
-};
-use crate::ids::Generation;
+use crate::document::{PlanIndex, Prediction, Recompute, SampleRange, ScheduleKind, Shape, Stage};
 use crate::layout::SegmentRange;
-use crate::state::StateId;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -112,32 +108,14 @@ fn plan_of(
         segments: SEGMENTS,
         tied,
     };
-    Plan {
-        generation: Generation(1),
-        parent: Generation(0),
-        base: Base::Fixed {
-            id: StateId::INITIAL,
-            decision: None,
-            checkpoint: true,
-        },
-        layout,
-        shape: Shape {
-            pipelines,
-            spares: Vec::new(),
-            micro_batch_size,
-            schedule: ScheduleSpec { kind, recompute },
-            predicted: Prediction::default(),
-        },
-        sources: vec![Vec::new(); layout.units()],
-        addresses: BTreeMap::new(),
-        deadline: crate::deadline::StepDeadline::of_ms(1),
-        relay: false,
-        tree_fan_out: tree_fan_out(1, 1),
-        secret: String::new(),
-        evidence: Vec::new(),
-        reason: String::new(),
-        index: PlanIndex::default(),
-    }
+    let shape = Shape {
+        pipelines,
+        spares: Vec::new(),
+        micro_batch_size,
+        schedule: ScheduleSpec { kind, recompute },
+        predicted: Prediction::default(),
+    };
+    Plan::first(layout, shape)
 }
 
 /// A worker's tasks with what they ask of the communicators.

@@ -1,8 +1,10 @@
 //! Who takes part in a plan, looked up once: members are asked for with every message, and a plan may name thousands.
 
-use super::{Plan, links};
-use crate::ids::{Unit, WorkerId};
-use crate::layout::SegmentRange;
+use super::{Base, Plan, Shape, links};
+use crate::deadline::StepDeadline;
+use crate::ids::{Generation, Unit, WorkerId};
+use crate::layout::{Layout, SegmentRange};
+use crate::state::StateId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
@@ -111,6 +113,32 @@ impl Tables {
 }
 
 impl Plan {
+    /// A run's first plan in this shape, from the job's seed: without addresses, secret and reason, and with no time for a step. For who
+    /// runs an engine without a coordinator; coordinators make theirs from a record.
+    #[must_use]
+    pub fn first(layout: Layout, shape: Shape) -> Plan {
+        Plan {
+            generation: Generation(1),
+            parent: Generation(0),
+            base: Base::Fixed {
+                id: StateId::INITIAL,
+                decision: None,
+                checkpoint: true,
+            },
+            layout,
+            shape,
+            sources: vec![Vec::new(); layout.units()],
+            addresses: BTreeMap::new(),
+            deadline: StepDeadline::of_ms(0),
+            relay: false,
+            tree_fan_out: 2,
+            secret: String::new(),
+            evidence: Vec::new(),
+            reason: String::new(),
+            index: PlanIndex::default(),
+        }
+    }
+
     /// Whether the worker has a stage.
     #[must_use]
     pub fn has(&self, worker: WorkerId) -> bool {
