@@ -52,6 +52,10 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
         Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
         Err(error) => return Err(error),
     }
+    if decision.delete_job {
+        context.applier.delete_job(job).await?;
+        return Ok(Action::await_change());
+    }
     let report = report(&observed, &decision, &context.backoff.failures(job));
     measure(&observed, &decision, &report, context);
     publish(&context.client, &context.recorder, job, &report).await?;

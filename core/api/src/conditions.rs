@@ -84,6 +84,20 @@ words! {
 }
 
 words! {
+    /// How a pod failed.
+    FailureKind {
+        /// Its worker ended with an error.
+        Crashed,
+        /// Its worker was killed from outside, not for memory.
+        Killed,
+        /// Its node did not take it.
+        Rejected,
+        /// Its worker ended well although the job runs.
+        Left,
+    }
+}
+
+words! {
     /// Why a condition has its status, and what an Event reports. The reason of the condition `Training` is the job's phase.
     Reason {
         /// Accepted: every check passed.
@@ -110,6 +124,8 @@ words! {
         PodsCannotStart,
         /// Degraded: the scheduler finds no node.
         PodsCannotBeScheduled,
+        /// Degraded: a node does not take the job's pods.
+        PodsRejected,
         /// Degraded, Failed: worker processes end with an error.
         WorkersCrash,
         /// CheckpointStale: the job has no checkpoints.
@@ -124,6 +140,8 @@ words! {
         SuspendIsFalse,
         /// Suspended: the run goes on until a checkpoint holds its state.
         Saving,
+        /// Suspended: the job goes on, as its state would be lost.
+        WouldLoseState,
         /// Suspended: the run is being stopped.
         Stopping,
         /// Suspended: nothing runs.
@@ -136,6 +154,8 @@ words! {
         NotFailed,
         /// Failed: neither a worker nor a checkpoint holds a part of the model's state.
         StateLost,
+        /// Failed: the job has existed for longer than `spec.activeDeadlineSeconds`.
+        DeadlineExceeded,
         /// Failed: more steps in a row were skipped than `spec.training.skipLimit` allows.
         Diverged,
         /// Event: the phase changed.
@@ -148,6 +168,8 @@ words! {
         Resumed,
         /// Event: a reconciliation failed because something was refused.
         CannotRun,
+        /// Event: pods of an earlier template are replaced.
+        RollingUpdate,
         /// Event: a worker's node announced that it will go.
         WorkerNoticed,
         /// Event: a worker's node does not answer or is gone.

@@ -41,6 +41,9 @@ pub struct Job {
     pub disruption: Disruption,
     /// The run is stopped until this is false again.
     pub suspend: bool,
+    /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
+    #[serde(skip)]
+    pub lifecycle: Lifecycle,
 }
 
 impl Job {
@@ -136,8 +139,27 @@ pub struct Workers {
     pub transport: WorkerTransport,
     /// Threads for tensor operations; none = the machine's cores shared out.
     pub threads: Option<u32>,
+    /// Memory of a pod's `/dev/shm`; none = what the container runtime gives. Like the two fields below, not in the hash where it is left
+    /// out, as with `device`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm_bytes: Option<u64>,
+    /// Resources of the worker's container, as written: a mapping of mappings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Value>,
     /// Pod template, as written.
     pub template: Option<Value>,
+}
+
+impl Workers {
+    /// Identity of what pods are made from (16 hex digits): pods with another one are out of date.
+    #[must_use]
+    pub fn pods_hash(&self) -> String {
+        // Plain data always serialises.
+        let value = serde_json::to_value(self).unwrap_or_default();
+        let mut hash = hash::of("varuna-pods-1", &[&value]);
+        hash.truncate(16);
+        hash
+    }
 }
 
 /// What a worker computes on.
@@ -220,6 +242,46 @@ pub enum Encryption {
     None,
     /// TLS 1.3.
     Tls,
+}
+
+/// When a job ends other than by its last step, in a cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Lifecycle {
+    /// What crashing workers do to the job.
+    pub failure_policy: FailurePolicy,
+    /// Seconds for which the job may exist; none = no limit.
+    pub active_deadline_seconds: Option<u64>,
+    /// Seconds after its end at which it is deleted; none = never.
+    pub ttl_seconds_after_finished: Option<u64>,
+    /// It may lose what it has trained.
+    pub allow_state_loss: bool,
+}
+
+/// What crashing workers do to a job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FailurePolicy {
+    /// Crashes, at different moments and without a step between them, after which the job fails; none = by the number of workers.
+    pub max_crashes: Option<u32>,
+    /// Failures on a node after which new pods avoid it.
+    pub avoid_node_after: u32,
+}
+
+impl Default for FailurePolicy {
+    fn default() -> Self {
+        FailurePolicy {
+            max_crashes: None,
+            avoid_node_after: 3,
+        }
+    }
+}
+
+impl FailurePolicy {
+    /// Crashes after which a job of so many workers fails: with more workers, more of them crash for reasons that have nothing to do with
+    /// the job.
+    #[must_use]
+    pub fn crashes_of(&self, workers: u32) -> usize {
+        self.max_crashes.unwrap_or_else(|| workers.div_ceil(8).max(6)) as usize
+    }
 }
 
 /// What announces the end of a worker.

@@ -21,12 +21,12 @@ mod resolve;
 mod schema;
 pub mod training;
 
-pub use conditions::{ConditionType, JobPhase, Reason};
+pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::model_hash;
 pub use job::{
-    Checkpoint, Data, Disruption, Elasticity, Encryption, Job, Network, Pipelines, Precision, WorkerDevice,
-    WorkerTransport, Workers,
+    Checkpoint, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle, Network, Pipelines,
+    Precision, WorkerDevice, WorkerTransport, Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::parse_job;

@@ -51,6 +51,8 @@ pub(crate) const SEGMENTS: RangeInclusive<u32> = 1..=2 * *LAYERS.end() + 2;
 pub(crate) const WORKERS_OF_A_CLUSTER: RangeInclusive<u32> = 1..=100_000;
 /// GPUs, and so workers, in a pod.
 pub(crate) const GPUS_PER_POD: RangeInclusive<u32> = 1..=64;
+/// Failures after which a job fails, or a node is avoided: the job's status remembers no more.
+pub(crate) const CRASHES: RangeInclusive<u32> = 1..=50;
 /// Threads of a worker.
 pub(crate) const THREADS: RangeInclusive<u32> = 1..=1024;
 /// Checkpoints to keep.

@@ -17,17 +17,20 @@ use crate::{choices, limits, schema};
 #[cfg(feature = "kubernetes")]
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::BTreeMap;
 #[cfg(feature = "kubernetes")]
 use varuna_model::gpt2;
 
 mod checkpoint;
+mod failure_policy;
 mod loss_scale;
 mod network;
+mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
+pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
 pub use network::NetworkSpec;
+pub use workers::WorkersSpec;
 
 /// `apiVersion` of a job file.
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
@@ -89,6 +92,8 @@ pub struct Metadata {
         validation = ("has(self.network) == has(oldSelf.network) && (!has(self.network) || self.network == oldSelf.network)",
             "network cannot change: make a new job"),
         validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
+        validation = ("!(has(self.suspend) && self.suspend) || (has(oldSelf.suspend) && oldSelf.suspend) || has(self.checkpoint) || (has(self.allowStateLoss) && self.allowStateLoss)",
+            "the job saves no checkpoints, so that suspending it would lose all that it has trained: set allowStateLoss to true to do it all the same"),
         validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
@@ -128,6 +133,17 @@ pub struct Spec {
     pub integrity: Option<IntegritySpec>,
     /// What announces the end of a worker.
     pub disruption: Option<DisruptionSpec>,
+    /// What crashing workers do to the job, in a cluster.
+    pub failure_policy: Option<FailurePolicySpec>,
+    /// Seconds from the start of a job to its end at most, waiting and suspension included; then it fails. No limit where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
+    pub active_deadline_seconds: Option<u64>,
+    /// Seconds after which a job that is complete or has failed is deleted, with its pods and their logs; never where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
+    pub ttl_seconds_after_finished: Option<u64>,
+    /// The job may lose what it has trained: it may be suspended although it saves no checkpoints, and then begins anew. False where left
+    /// out.
+    pub allow_state_loss: Option<bool>,
     /// Stop the run and delete its pods until this is false again.
     pub suspend: Option<bool>,
 }
@@ -343,45 +359,6 @@ pub struct ElasticitySpec {
     /// Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what `kubectl scale` sets.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER), extend("default" = 1)))]
     pub max_workers: Option<u32>,
-}
-
-/// Resources, image and pod template of the workers.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(
-    feature = "kubernetes",
-    derive(KubeSchema),
-    x_kube(
-        crates(kube_core = "::kube_core"),
-        validation = ("!has(self.transport) || self.transport != 'nccl' || !has(self.device) || self.device != 'cpu'",
-            "make transport auto or tcp, or device cuda: NCCL needs GPUs"),
-    )
-)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct WorkersSpec {
-    /// GPUs (and so worker processes) in a pod; 1 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::GPUS_PER_POD)))]
-    pub gpus_per_pod: Option<u32>,
-    /// Container image of the worker, for clusters.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
-    pub image: Option<String>,
-    /// Memory that a worker may use for state and activations (`300Mi`, `16Gi`, or bytes); what the device reports where
-    /// left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
-    pub device_memory: Option<Value>,
-    /// `auto` (where left out), a GPU where there is one and else the processor, `cpu`, or `cuda`, which fails where there is no
-    /// GPU: what a worker computes on.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DEVICES.map(|(name, _)| name))))]
-    pub device: Option<String>,
-    /// `auto` (where left out), NCCL between workers that all have it and else TCP, `nccl`, with which a worker that has none ends, or `tcp`:
-    /// what carries tensors between the devices of workers. Workers that share a GPU need `tcp`.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::TRANSPORTS.map(|(name, _)| name))))]
-    pub transport: Option<String>,
-    /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::THREADS)))]
-    pub threads: Option<u32>,
-    /// Pod template; the operator completes it and changes no other field.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
-    pub template: Option<Value>,
 }
 
 /// What announces the end of a worker.

@@ -3,7 +3,8 @@
 //! Here is the order of the checks; each part of the spec has a module below, and `check` holds the checks of single values.
 
 use crate::error::{Found, JobErrors};
-use crate::job::Job;
+use crate::job::{Job, Lifecycle};
+use crate::limits;
 use crate::manifest::{self, VarunaJob};
 use crate::read;
 use check::Check;
@@ -62,5 +63,15 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),
+        lifecycle: Lifecycle {
+            failure_policy: workers::failure_policy(check, &spec.failure_policy.unwrap_or_default()),
+            active_deadline_seconds: spec
+                .active_deadline_seconds
+                .map(|s| check.within("spec.activeDeadlineSeconds", s, limits::COUNT)),
+            ttl_seconds_after_finished: spec
+                .ttl_seconds_after_finished
+                .map(|s| check.within("spec.ttlSecondsAfterFinished", s, limits::COUNT_OR_NONE)),
+            allow_state_loss: spec.allow_state_loss.unwrap_or(false),
+        },
     }
 }

@@ -262,7 +262,7 @@ fn a_job_with_every_default_written_out_is_the_same_job() {
                 "precision": "fp16", "lossScale": {},
             },
             "checkpoint": { "uri": "c", "intervalSteps": 3 },
-            "pipeline": {}, "elasticity": {}, "workers": {}, "network": {}, "disruption": {},
+            "pipeline": {}, "elasticity": {}, "workers": {}, "network": {}, "disruption": {}, "failurePolicy": {},
         },
     });
     let short = varuna_api::parse_job(&job.to_string()).unwrap();

@@ -3,11 +3,12 @@
 use crate::decide::objects::selector;
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
+use crate::resource::resource;
 use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-    TypeMeta,
+    Preconditions, TypeMeta,
 };
 use kube::{Api, Client};
 use parking_lot::Mutex;
@@ -76,6 +77,29 @@ impl Applier {
             try_join_all(pods.iter().map(|pod| create(&documents, pod))).await?;
         }
         Ok(())
+    }
+
+    /// Deletes a job whose time is over; what belongs to it follows by its owner references.
+    ///
+    /// # Errors
+    /// The API server refuses or does not answer.
+    pub async fn delete_job(&self, job: &ObservedJob) -> Result<(), Error> {
+        tracing::info!(
+            job = job.name,
+            namespace = job.namespace,
+            "deleted: it ended a while ago"
+        );
+        let jobs: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource());
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: Some(job.uid.clone()),
+            resource_version: None,
+        });
+        match jobs.delete(&job.name, &params).await {
+            Ok(_) => Ok(()),
+            // It is gone, or another one has its name.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn apply_objects(&self, job: &ObservedJob, objects: &[Value]) -> Result<(), Error> {

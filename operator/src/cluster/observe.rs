@@ -1,7 +1,7 @@
 //! Converts the cluster's objects to what decisions are made from. Pure.
 
-use crate::decide::objects::{JOB_LABEL, NUMBER_LABEL};
-use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, PodPhase};
+use crate::decide::objects::{AVOIDS_ANNOTATION, JOB_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, WORKER};
+use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, PodPhase, Rejection};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -37,7 +37,11 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     drop("", "suspend");
     drop("", "disruption");
     drop("elasticity", "maxWorkers");
-    for field in ["image", "template", "gpusPerPod"] {
+    drop("", "failurePolicy");
+    drop("", "activeDeadlineSeconds");
+    drop("", "ttlSecondsAfterFinished");
+    drop("", "allowStateLoss");
+    for field in ["image", "template", "gpusPerPod", "shmSize", "resources"] {
         drop("workers", field);
     }
     document(name, namespace, &spec)
@@ -83,6 +87,12 @@ pub fn pod(pod: &Pod) -> Option<ObservedPod> {
         .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
         .map(|c| c.message.clone().unwrap_or_default());
     let containers = status.container_statuses.as_deref().unwrap_or_default();
+    let ended = containers.iter().filter(|c| is_worker(c)).find_map(ended);
+    let taken_away = status.reason.clone().filter(|r| TAKEN_AWAY.contains(&r.as_str()));
+    let disrupted = disruption.or(taken_away);
+    let failed = status.phase.as_deref() == Some("Failed");
+    let rejected = (failed && ended.is_none() && disrupted.is_none()).then(|| rejection(pod, status));
+    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name);
     Some(ObservedPod {
         name: pod.name_any(),
         number,
@@ -94,11 +104,42 @@ pub fn pod(pod: &Pod) -> Option<ObservedPod> {
         },
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
-        disrupted: disruption.or_else(|| status.reason.clone()),
+        disrupted,
         unschedulable,
         waiting: containers.iter().find_map(waiting),
-        ended: ended(containers),
+        ended,
+        rejected,
+        avoids: annotation(AVOIDS_ANNOTATION)
+            .into_iter()
+            .flat_map(|nodes| nodes.split(','))
+            .map(str::to_owned)
+            .collect(),
+        made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
     })
+}
+
+/// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition
+/// DisruptionTarget as well; one for what the pod itself has used up does not.
+const TAKEN_AWAY: &[&str] = &["Preempting", "Terminated", "Shutdown", "NodeShutdown", "NodeLost"];
+
+/// A pod that failed although its worker did not.
+fn rejection(pod: &Pod, status: &PodStatus) -> Rejection {
+    let conditions = status.conditions.iter().flatten();
+    let changed = conditions.filter_map(|c| c.last_transition_time.as_ref());
+    let made = pod.metadata.creation_timestamp.as_ref();
+    let at = changed.chain(status.start_time.as_ref()).chain(made);
+    Rejection {
+        made: made.map_or(0, |t| t.0.as_second()),
+        at: at.map(|t| t.0.as_second()).max().unwrap_or(0),
+        reason: status.reason.clone().unwrap_or("NeverStarted".into()),
+        message: status.message.clone().unwrap_or_default(),
+    }
+}
+
+/// Whether it is a worker's container: others may come and go.
+fn is_worker(container: &ContainerStatus) -> bool {
+    let number = container.name.strip_prefix(WORKER);
+    number.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 fn waiting(container: &ContainerStatus) -> Option<(String, String)> {
@@ -109,18 +150,15 @@ fn waiting(container: &ContainerStatus) -> Option<(String, String)> {
     ))
 }
 
-/// The first container that failed; else the last one that ended.
-fn ended(containers: &[ContainerStatus]) -> Option<ContainerEnd> {
-    let ends = containers.iter().filter_map(|c| {
-        let end = c.state.as_ref()?.terminated.as_ref()?;
-        Some(ContainerEnd {
-            at: end.finished_at.as_ref().map_or(0, |t| t.0.as_second()),
-            code: end.exit_code,
-            reason: end.reason.clone().unwrap_or_default(),
-            message: end.message.clone().unwrap_or_default(),
-        })
-    });
-    ends.min_by_key(|end| (end.code == 0, if end.code == 0 { -end.at } else { end.at }))
+fn ended(container: &ContainerStatus) -> Option<ContainerEnd> {
+    let end = container.state.as_ref()?.terminated.as_ref()?;
+    Some(ContainerEnd {
+        started: end.started_at.as_ref().map_or(0, |t| t.0.as_second()),
+        at: end.finished_at.as_ref().map_or(0, |t| t.0.as_second()),
+        code: end.exit_code,
+        reason: end.reason.clone().unwrap_or_default(),
+        message: end.message.clone().unwrap_or_default(),
+    })
 }
 
 /// A node.
@@ -143,5 +181,76 @@ pub fn node(node: &Node) -> ObservedNode {
             .filter(|c| c.status == "True")
             .map(|c| c.type_.clone())
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed(status: Value) -> ObservedPod {
+        let labels = json!({ NUMBER_LABEL: "1" });
+        let metadata =
+            json!({ "name": "j-w1", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z" });
+        let document =
+            json!({ "metadata": metadata, "spec": { "containers": [], "nodeName": "n" }, "status": status });
+        pod(&serde_json::from_value(document).unwrap()).unwrap()
+    }
+
+    fn container(name: &str, state: &Value) -> Value {
+        json!({
+            "name": name, "image": "i", "imageID": "i", "ready": false, "restartCount": 0, "state": state,
+        })
+    }
+
+    fn terminated(code: i32) -> Value {
+        json!({ "terminated": {
+            "exitCode": code, "reason": "Error", "startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:00:40Z",
+        } })
+    }
+
+    #[test]
+    fn the_worker_counts_and_no_sidecar() {
+        let running = json!({ "running": {} });
+        let statuses = json!([container("proxy", &running), container("worker", &terminated(1))]);
+        let dead = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
+        let end = dead.ended.unwrap();
+        assert_eq!((end.code, end.at - end.started), (1, 30));
+        let statuses = json!([container("proxy", &terminated(1)), container("worker", &running)]);
+        let alive = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
+        assert_eq!(alive.ended, None);
+    }
+
+    #[test]
+    fn a_pod_that_its_node_does_not_take_was_rejected_and_one_that_made_room_was_not() {
+        let rejected = |status: Value| observed(status).rejected;
+        let device = rejected(json!({
+            "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices",
+            "startTime": "2026-01-01T00:00:07Z",
+        }))
+        .unwrap();
+        assert_eq!(
+            (device.reason.as_str(), device.at - device.made),
+            ("UnexpectedAdmissionError", 7)
+        );
+        // For its own fault: it used more of the disk than it may.
+        assert!(rejected(json!({ "phase": "Failed", "reason": "Evicted" })).is_some());
+        let target =
+            json!([{ "type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet" }]);
+        let evicted = observed(json!({ "phase": "Failed", "reason": "Evicted", "conditions": target }));
+        assert_eq!(
+            (evicted.rejected, evicted.disrupted.as_deref()),
+            (None, Some("TerminationByKubelet"))
+        );
+        let shutdown = observed(json!({ "phase": "Failed", "reason": "Terminated" }));
+        assert_eq!(
+            (shutdown.rejected, shutdown.disrupted.as_deref()),
+            (None, Some("Terminated"))
+        );
+        let statuses = json!([container("worker", &terminated(1))]);
+        assert_eq!(
+            rejected(json!({ "phase": "Failed", "containerStatuses": statuses })),
+            None
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use super::decision::{JobOutcome, time};
 use super::observed::{Observed, ObservedRun};
+use super::suspend::would_lose_state;
 use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, JobPhase, Reason};
 
@@ -61,7 +62,7 @@ pub(super) fn conditions(
         training(observed, phase),
         condition(degraded),
         condition(checkpoint_stale(observed, status)),
-        condition(suspended(outcome, run)),
+        condition(suspended(observed, outcome)),
         condition(complete),
         condition(failed),
     ]
@@ -132,9 +133,20 @@ fn checkpoint_stale(observed: &Observed, status: &Status) -> Statement {
     )
 }
 
-fn suspended(outcome: &JobOutcome, run: Option<&ObservedRun>) -> Statement {
-    let stopped = run.is_none_or(|r| r.ended.is_some());
+fn suspended(observed: &Observed, outcome: &JobOutcome) -> Statement {
+    let stopped = observed.run.as_ref().is_none_or(|r| r.ended.is_some());
+    let would_lose = observed
+        .job
+        .spec
+        .as_ref()
+        .is_ok_and(|job| would_lose_state(observed, job));
     let (is, reason, message) = match (outcome, stopped) {
+        (JobOutcome::Run, false) if would_lose => (
+            false,
+            Reason::WouldLoseState,
+            "the job goes on: it saves no checkpoints, and its workers alone hold what it has trained; set spec.allowStateLoss to true \
+             to suspend it all the same",
+        ),
         (JobOutcome::SaveThenSuspend, _) => (
             false,
             Reason::Saving,

@@ -3,8 +3,9 @@
 use super::pod_verdicts::JudgedPod;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use varuna_api::Reason;
-use varuna_api::crd::{Status, Time};
+use varuna_api::crd::{RecentFailure, Status, Time};
 use varuna_coordinator::WorkerNotice;
 
 /// What the job's coordinator is to do.
@@ -44,6 +45,8 @@ pub struct PodDeletion {
     pub name: String,
     /// Why, in a sentence.
     pub why: String,
+    /// The reason of an Event about it, where users are to know.
+    pub event: Option<Reason>,
 }
 
 /// The latest step that is known, and when it was reached.
@@ -55,6 +58,15 @@ pub struct Progress {
     pub at: Option<i64>,
 }
 
+/// Where new pods are not to go.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AvoidedNodes {
+    /// Nodes that announce their end, and those on which pods fail again and again while others run well.
+    pub never: BTreeSet<String>,
+    /// Nodes on which something failed lately: others are preferred.
+    pub rather_not: BTreeSet<String>,
+}
+
 /// What is to be done for a job.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision<'a> {
@@ -64,6 +76,10 @@ pub struct Decision<'a> {
     pub progress: Progress,
     /// Its pods with their states, oldest first.
     pub pods: Vec<JudgedPod<'a>>,
+    /// What failed lately.
+    pub recent_failures: Vec<RecentFailure>,
+    /// Where new pods are not to go.
+    pub avoid: AvoidedNodes,
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
     /// What the cluster shows about its workers, for its coordinator.
@@ -78,6 +94,8 @@ pub struct Decision<'a> {
     pub newest_pod: i64,
     /// Seconds until a pod that ended is replaced, if one waits for that.
     pub replace_in: Option<i64>,
+    /// The job ended so long ago that it is deleted.
+    pub delete_job: bool,
 }
 
 impl Decision<'_> {

@@ -47,20 +47,14 @@ pub(super) fn events(
     events
 }
 
-/// Pods that are deleted because of their node or a preemption. Only the reconciliation that deletes them knows why: its caller
+/// Pods that are deleted because of their node, a preemption or a new template. Only the reconciliation that deletes them knows why: its caller
 /// publishes these before it deletes them.
 #[must_use]
 pub fn deletion_events(decision: &Decision<'_>) -> Vec<EventNote> {
     let deleted = decision.delete.iter().filter_map(|deletion| {
-        let judged = decision.pods.iter().find(|p| p.pod.name == deletion.name)?;
-        let reason = match judged.verdict {
-            PodVerdict::NodeLeaving(_) => Reason::WorkerNoticed,
-            PodVerdict::NodeLost(_) => Reason::WorkerLost,
-            PodVerdict::Preempted(_) => Reason::WorkerPreempted,
-            _ => return None,
-        };
+        let reason = deletion.event?;
         Some(EventNote {
-            warning: true,
+            warning: reason != Reason::RollingUpdate,
             lasting: false,
             reason,
             text: format!("pod {}: {}", deletion.name, deletion.why),

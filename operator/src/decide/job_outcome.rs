@@ -4,12 +4,11 @@ use super::checkpoint_location::taken_by_another_run;
 use super::decision::{JobOutcome, Progress};
 use super::observed::{ContainerEnd, Observed, RunEnd};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
-use super::suspend::waits_for_checkpoint;
+use super::suspend::{waits_for_checkpoint, would_lose_state};
+use super::time_limits::seconds_left;
 use varuna_api::crd::Condition;
 use varuna_api::{ConditionType, Reason};
 
-/// A job fails after this many crashes without a committed step between them.
-pub(super) const CRASHES_MAX: usize = 6;
 /// Characters of a crashed worker's last output that are shown.
 const LAST_OUTPUT_MAX: usize = 1000;
 
@@ -45,8 +44,8 @@ fn failed(observed: &Observed) -> Option<&Condition> {
     (found.observed_generation == Some(observed.job.generation)).then_some(found)
 }
 
-/// Decides what is to become of the job.
-pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], progress: Progress) -> JobOutcome {
+/// Decides what is to become of the job. `crashes`: how often workers crashed since the last committed step.
+pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: usize) -> JobOutcome {
     let job = match &observed.job.spec {
         Ok(job) => job,
         Err(why) => return JobOutcome::Refuse(Reason::InvalidSpec, why.clone()),
@@ -59,7 +58,7 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], progress:
     // A job that failed is tried again when its spec is changed.
     if let Some(failed) = failed(observed) {
         let reason = match Reason::parse(&failed.reason) {
-            Some(reason @ (Reason::StateLost | Reason::Diverged)) => reason,
+            Some(reason @ (Reason::StateLost | Reason::Diverged | Reason::DeadlineExceeded)) => reason,
             _ => Reason::WorkersCrash,
         };
         return JobOutcome::Fail(reason, failed.message.clone());
@@ -73,38 +72,46 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], progress:
     if let Some(RunEnd::Diverged(why)) = ended {
         return JobOutcome::Fail(Reason::Diverged, why.clone());
     }
+    if seconds_left(observed, job).is_some_and(|left| left <= 0) {
+        let limit = job.lifecycle.active_deadline_seconds.unwrap_or_default();
+        let message =
+            format!("it has taken longer than spec.activeDeadlineSeconds, {limit} s, since its start");
+        return JobOutcome::Fail(Reason::DeadlineExceeded, message);
+    }
     if let Some(message) = taken_by_another_run(observed, job) {
         return JobOutcome::Refuse(Reason::CheckpointsTaken, message);
     }
-    if job.suspend {
+    if job.suspend && !would_lose_state(observed, job) {
         return if waits_for_checkpoint(observed, job) {
             JobOutcome::SaveThenSuspend
         } else {
             JobOutcome::Suspend
         };
     }
-    let since = progress.at.unwrap_or(0);
-    let crashes: Vec<&ContainerEnd> = pods
-        .iter()
-        .filter_map(|p| match &p.verdict {
-            PodVerdict::Crashed(end) if end.at > since => Some(end),
-            _ => None,
-        })
-        .collect();
-    match crashes.last() {
-        Some(last) if crashes.len() >= CRASHES_MAX => {
-            JobOutcome::Fail(Reason::WorkersCrash, crash_message(crashes.len(), last))
-        }
-        _ => JobOutcome::Run,
+    let workers = job.elasticity.max_workers.unwrap_or(1);
+    if crashes < job.lifecycle.failure_policy.crashes_of(workers) {
+        return JobOutcome::Run;
     }
+    let ends = pods.iter().filter_map(|p| match &p.verdict {
+        PodVerdict::Crashed(end) => Some(end),
+        _ => None,
+    });
+    JobOutcome::Fail(
+        Reason::WorkersCrash,
+        crash_message(crashes, ends.max_by_key(|end| end.at)),
+    )
 }
 
-fn crash_message(times: usize, last: &ContainerEnd) -> String {
+fn crash_message(times: usize, last: Option<&ContainerEnd>) -> String {
+    let crashed = format!("workers crashed {times} times without a step between them");
+    let Some(last) = last else {
+        return crashed;
+    };
     let output = last.message.trim();
     let skipped = output.chars().count().saturating_sub(LAST_OUTPUT_MAX);
     let output: String = output.chars().skip(skipped).collect();
     let hint = if last.reason == "OOMKilled" {
-        "; raise the memory limit in spec.workers.template or use more workers"
+        "; raise the memory limit in spec.workers.resources or use more workers"
     } else {
         ""
     };
@@ -114,7 +121,7 @@ fn crash_message(times: usize, last: &ContainerEnd) -> String {
         format!("; its last output: {output}")
     };
     format!(
-        "{times} workers crashed without a step between them, the last with exit code {} ({}){hint}{output}",
+        "{crashed}, the last with exit code {} ({}){hint}{output}",
         last.code, last.reason
     )
 }

@@ -9,21 +9,27 @@ mod checkpoint_location;
 mod conditions;
 mod decision;
 mod events;
+mod failures;
 mod job_outcome;
 pub mod objects;
 mod observed;
+mod pod_template;
 mod pod_verdicts;
 mod pods;
 mod problems;
+mod rollout;
 mod status;
 mod suspend;
+mod time_limits;
 mod worker_notices;
 
-pub use decision::{CoordinatorGoal, Decision, EventNote, JobOutcome, PodDeletion, Progress, Report};
+pub use decision::{
+    AvoidedNodes, CoordinatorGoal, Decision, EventNote, JobOutcome, PodDeletion, Progress, Report,
+};
 pub use events::deletion_events;
 pub use observed::{
     ContainerEnd, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode, ObservedPod,
-    ObservedRun, PodPhase, RunEnd, Settings,
+    ObservedRun, PodPhase, Rejection, RunEnd, Settings,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, judge_pod};
 pub use status::report;
@@ -37,19 +43,27 @@ use pods::{plan_pods, stop_pods};
 pub fn decide(observed: &Observed) -> Decision<'_> {
     let pods = pod_verdicts::judge_pods(observed);
     let progress = progress(observed);
-    let outcome = job_outcome(observed, &pods, progress);
+    let recent_failures = failures::recent_failures(observed, &pods);
+    let avoid = failures::avoided_nodes(observed, &pods, &recent_failures);
+    let crashes = failures::crashes(&recent_failures, progress.at.unwrap_or(0), &avoid.never);
+    let outcome = job_outcome(observed, &pods, crashes);
     let mut decision = Decision {
         coordinator: coordinator_goal(&outcome, observed),
         outcome,
         progress,
         pods,
+        recent_failures,
+        avoid,
         notices: worker_notices::worker_notices(observed),
         objects: vec![],
         create: vec![],
         delete: vec![],
         newest_pod: pods::newest_pod(observed),
         replace_in: None,
+        delete_job: false,
     };
+    let over = time_limits::deleted_in(observed, &decision.outcome, &observed.job.status);
+    decision.delete_job = over.is_some_and(|seconds| seconds <= 0) && !observed.job.deleting;
     let Ok(job) = &observed.job.spec else {
         return decision;
     };

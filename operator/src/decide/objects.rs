@@ -1,10 +1,9 @@
-//! The objects of a job, as documents: what the operator sets, and no field more.
+//! The objects of a job but for its pods, as documents: what the operator sets, and no field more.
 
-use super::observed::{Credentials, ObservedJob, ObservedRun, Settings};
-use serde_json::{Map, Value, json};
+use super::observed::{Credentials, ObservedJob, ObservedRun};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::manifest::{API_VERSION, KIND};
-use varuna_api::{Job, WorkerDevice};
 use varuna_protocol::coordinator::Snapshot;
 
 /// Label with the job's name, on everything that belongs to a job.
@@ -14,9 +13,11 @@ pub const NUMBER_LABEL: &str = "varuna.dev/pod-number";
 /// Port of the coordinator's Service.
 pub const PORT: u16 = 7070;
 /// Name of a worker's container; in a template, the container of this name is the one that is completed.
-const WORKER: &str = "worker";
-/// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
-const UNREACHABLE_SECONDS: i64 = 15;
+pub(crate) const WORKER: &str = "worker";
+/// Annotation of a pod: the identity of what it was made from.
+pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
+/// Annotation of a pod: the nodes that it was told to avoid, with commas between them.
+pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
 /// Selects a job's pods.
 #[must_use]
@@ -135,129 +136,4 @@ fn rank_map(snapshot: &Snapshot) -> String {
         stages.join("; ")
     });
     lines.collect::<Vec<_>>().join("\n")
-}
-
-/// The pod of a number: the job's template, completed.
-#[must_use]
-pub fn pod(observed: &ObservedJob, job: &Job, number: i64, settings: &Settings) -> Value {
-    let template = job.workers.template.clone().unwrap_or_else(|| json!({}));
-    let mut meta = metadata(observed, &pod_name(&observed.name, number));
-    for field in ["labels", "annotations"] {
-        for (key, value) in template["metadata"][field].as_object().into_iter().flatten() {
-            if meta[field].get(key).is_none() {
-                meta[field][key.as_str()] = value.clone();
-            }
-        }
-    }
-    meta["labels"][NUMBER_LABEL] = number.to_string().into();
-    let mut spec = template["spec"].as_object().cloned().unwrap_or_default();
-    let mut containers = spec
-        .remove("containers")
-        .and_then(|c| c.as_array().cloned())
-        .unwrap_or_default();
-    let worker_at = containers.iter().position(|c| c["name"] == WORKER);
-    let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
-    let workers = (0..job.workers.gpus_per_pod).map(|i| worker(&observed.name, job, &base, i, settings));
-    containers.splice(0..0, workers);
-    spec.insert("containers".into(), containers.into());
-    complete(&mut spec, job.disruption.notice_seconds);
-    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
-}
-
-fn complete(spec: &mut Map<String, Value>, notice_seconds: u32) {
-    // A worker that is restarted in place would come back under the same name with nothing in its memory.
-    spec.insert("restartPolicy".into(), "Never".into());
-    let mut default = |field: &str, value: Value| {
-        spec.entry(field).or_insert(value);
-    };
-    default(
-        "terminationGracePeriodSeconds",
-        (i64::from(notice_seconds) + 5).into(),
-    );
-    default("automountServiceAccountToken", false.into());
-    default("enableServiceLinks", false.into());
-    default(
-        "securityContext",
-        json!({
-            "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
-            "seccompProfile": { "type": "RuntimeDefault" },
-        }),
-    );
-    default("tolerations", json!([]));
-    if let Some(Value::Array(tolerations)) = spec.get_mut("tolerations") {
-        for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-            if tolerations.iter().all(|t| t["key"] != key) {
-                tolerations.push(json!({
-                    "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREACHABLE_SECONDS,
-                }));
-            }
-        }
-    }
-}
-
-/// Whether workers are to have a GPU each. One that may take a GPU or not is given one: without, it would never see any.
-fn may_use_gpu(device: WorkerDevice) -> bool {
-    match device {
-        WorkerDevice::Auto | WorkerDevice::Cuda => true,
-        WorkerDevice::Cpu => false,
-    }
-}
-
-/// One worker process: a container, with one GPU unless the job computes on the processor.
-fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) -> Value {
-    let mut container = base.as_object().cloned().unwrap_or_default();
-    let label = if index == 0 {
-        WORKER.to_owned()
-    } else {
-        format!("{WORKER}-{index}")
-    };
-    container.insert("name".into(), label.into());
-    let mut default = |field: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            container.entry(field).or_insert(value);
-        }
-    };
-    let image = job.workers.image.clone().or_else(|| settings.image.clone());
-    default("image", image.map(Value::from));
-    default("command", Some(json!(["varuna-worker"])));
-    default(
-        "args",
-        Some(json!(["--bind", "0.0.0.0:0", "--advertise", "$(VARUNA_POD_IP)"])),
-    );
-    default(
-        "resources",
-        settings
-            .gpu_resource
-            .as_ref()
-            .filter(|_| may_use_gpu(job.workers.device))
-            .map(|gpu| json!({ "limits": { gpu: "1" } })),
-    );
-    default("terminationMessagePolicy", Some("FallbackToLogsOnError".into()));
-    default(
-        "securityContext",
-        Some(json!({
-            "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": { "drop": ["ALL"] },
-        })),
-    );
-    let field =
-        |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
-    let secret = |variable: &str, key: &str, optional: bool| {
-        let reference = json!({ "name": token_name(name), "key": key, "optional": optional });
-        json!({ "name": variable, "valueFrom": { "secretKeyRef": reference } })
-    };
-    let mut env = vec![
-        field("VARUNA_POD_IP", "status.podIP"),
-        field("VARUNA_NODE", "spec.nodeName"),
-        field("VARUNA_WORKER_NAME", "metadata.name"),
-        json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(name)) }),
-        secret("VARUNA_TOKEN", TOKEN_KEY, false),
-        // Jobs that were created before there were certificates have none.
-        secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),
-    ];
-    // What the template sets takes precedence.
-    let given = base["env"].as_array().cloned().unwrap_or_default();
-    env.retain(|e| given.iter().all(|g| g["name"] != e["name"]));
-    env.extend(given);
-    container.insert("env".into(), env.into());
-    Value::Object(container)
 }

@@ -1,6 +1,6 @@
 //! What a decision is made from: the job, its pods, the nodes, its coordinator. Times are seconds since 1970.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::Job;
 use varuna_api::crd::Status;
 use varuna_coordinator::{CheckpointHealth, Identity};
@@ -81,19 +81,40 @@ pub struct ObservedPod {
     pub node: Option<String>,
     /// It has a deletion timestamp.
     pub deleting: bool,
-    /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it.
+    /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it for another pod or a shutdown.
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.
     pub unschedulable: Option<String>,
     /// Why a container does not start: reason and message.
     pub waiting: Option<(String, String)>,
-    /// How its first container that failed ended, else how the last one did.
+    /// How its worker's container ended, if it has.
     pub ended: Option<ContainerEnd>,
+    /// How it failed where its worker never ran.
+    pub rejected: Option<Rejection>,
+    /// Nodes that it was told to avoid.
+    pub avoids: BTreeSet<String>,
+    /// Identity of what it was made from; none where an earlier release made it.
+    pub made_from: Option<String>,
+}
+
+/// A node's refusal to run a pod, or its end for a fault of its own: no device, no room, too much disk used.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Rejection {
+    /// When the pod was made.
+    pub made: i64,
+    /// When.
+    pub at: i64,
+    /// `UnexpectedAdmissionError`, `OutOfcpu`, `Evicted`, ...
+    pub reason: String,
+    /// In a sentence.
+    pub message: String,
 }
 
 /// The end of a container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerEnd {
+    /// When it started.
+    pub started: i64,
     /// When.
     pub at: i64,
     /// Exit code; 128 + signal where a signal ended it.

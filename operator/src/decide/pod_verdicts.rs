@@ -1,10 +1,12 @@
 //! The state of each pod, from what the API shows of it and of its node.
 //!
-//! A preemption costs no retry; a crash does. Kubernetes distinguishes them by the condition
-//! DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and SIGKILL.
+//! A preemption costs no retry; a crash does, and so does a node that does not take the pod. Kubernetes distinguishes them by the
+//! condition DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and
+//! SIGKILL. Only the worker's container counts: a sidecar may outlive it.
 
-use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase};
+use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use std::collections::BTreeMap;
+use varuna_api::FailureKind;
 
 /// Signals that announce the end of a node, on any cloud: the prefix of a taint's key, or a condition's type.
 pub const NODE_SIGNALS: &[&str] = &[
@@ -50,6 +52,8 @@ pub enum PodVerdict {
     Terminating,
     /// It ended because it was preempted or evicted, for this reason.
     Preempted(String),
+    /// Its node did not take it, or ended it for its own fault.
+    Rejected(Rejection),
     /// Its process was killed from outside, not for memory.
     Killed(ContainerEnd),
     /// Its process ended with an error.
@@ -87,14 +91,39 @@ impl PodVerdict {
         )
     }
 
-    /// How it ended, where it ended by itself or was killed: it is replaced after a delay only.
+    /// How and when it failed, if it did: it is replaced after a delay only.
     #[must_use]
-    pub fn ended(&self) -> Option<&ContainerEnd> {
-        match self {
-            PodVerdict::Killed(end) | PodVerdict::Crashed(end) | PodVerdict::Released(end) => Some(end),
-            _ => None,
-        }
+    pub fn failure(&self) -> Option<PodFailure> {
+        let (kind, end) = match self {
+            PodVerdict::Crashed(end) => (FailureKind::Crashed, end),
+            PodVerdict::Killed(end) => (FailureKind::Killed, end),
+            PodVerdict::Released(end) => (FailureKind::Left, end),
+            PodVerdict::Rejected(rejection) => {
+                return Some(PodFailure {
+                    kind: FailureKind::Rejected,
+                    began: rejection.made,
+                    at: rejection.at,
+                });
+            }
+            _ => return None,
+        };
+        Some(PodFailure {
+            kind,
+            began: end.started,
+            at: end.at,
+        })
     }
+}
+
+/// The failure of a pod. Times are seconds since 1970.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PodFailure {
+    /// How it failed.
+    pub kind: FailureKind,
+    /// When its worker started, or it was made where that never did.
+    pub began: i64,
+    /// When it failed.
+    pub at: i64,
 }
 
 /// A pod and its state.
@@ -120,7 +149,7 @@ pub(super) fn judge_pods(observed: &Observed) -> Vec<JudgedPod<'_>> {
 }
 
 /// The known signals, the operator's and the job's.
-fn node_signals(observed: &Observed) -> Vec<String> {
+pub(super) fn node_signals(observed: &Observed) -> Vec<String> {
     let spec = observed.job.spec.as_ref();
     let of_job = spec.map_or(&[][..], |j| &j.disruption.node_signals);
     let known = NODE_SIGNALS.iter().map(|s| (*s).to_owned());
@@ -129,7 +158,7 @@ fn node_signals(observed: &Observed) -> Vec<String> {
 }
 
 /// The signal by which a node announces its end, if it does.
-fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
+pub(super) fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
     let announces = |name: &&String| signals.iter().any(|s| name.starts_with(s.as_str()));
     let taint = node.taints.iter().find(announces);
     // Conditions are matched by name, not by prefix.
@@ -149,17 +178,21 @@ pub fn judge_pod(
     match pod.phase {
         PodPhase::Succeeded | PodPhase::Failed => return judge_ended(pod),
         _ if pod.deleting => return PodVerdict::Terminating,
+        _ if pod.ended.is_some() => return judge_ended(pod),
         PodPhase::Pending | PodPhase::Running => {}
     }
     if let Some(name) = &pod.node {
-        let Some(node) = nodes.get(name) else {
-            return PodVerdict::NodeLost(format!("node {name} is gone"));
-        };
-        if !node.ready && !answers(pod, run) {
-            return PodVerdict::NodeLost(format!("node {name} does not answer"));
-        }
-        if let Some(signal) = announced_end(node, signals) {
-            return PodVerdict::NodeLeaving(format!("node {name}: {signal}"));
+        match nodes.get(name) {
+            // Pods and nodes come by two watches: a new node may be known later than its pod.
+            None if !answers(pod, run) => return PodVerdict::NodeLost(format!("node {name} is gone")),
+            Some(node) if !node.ready && !answers(pod, run) => {
+                return PodVerdict::NodeLost(format!("node {name} does not answer"));
+            }
+            node => {
+                if let Some(signal) = node.and_then(|n| announced_end(n, signals)) {
+                    return PodVerdict::NodeLeaving(format!("node {name}: {signal}"));
+                }
+            }
         }
     }
     if let Some((reason, message)) = &pod.waiting
@@ -187,8 +220,7 @@ fn judge_ended(pod: &ObservedPod) -> PodVerdict {
         return PodVerdict::Terminating;
     }
     let Some(end) = pod.ended.clone() else {
-        // A pod that failed without ever running was rejected by its kubelet.
-        return PodVerdict::Preempted("NeverStarted".into());
+        return PodVerdict::Rejected(pod.rejected.clone().unwrap_or_default());
     };
     match end.code {
         0 => PodVerdict::Released(end),

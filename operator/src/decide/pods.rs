@@ -1,15 +1,14 @@
 //! Which pods to create and to delete.
 
 use super::decision::{Decision, PodDeletion};
-use super::objects;
-use super::observed::{JobPart, Observed, postponed};
-use super::pod_verdicts::PodVerdict;
-use varuna_api::Job;
+use super::failures::{DELAYS_SECONDS, replaced_at};
+use super::observed::{JobPart, Observed, PodPhase, postponed};
+use super::pod_template;
+use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::rollout::replaced_now;
+use std::collections::BTreeSet;
+use varuna_api::{Job, Reason};
 
-/// A pod that ended is replaced after a second, the next one after two, and so on, up to five minutes.
-const REPLACE_MAX_SECONDS: i64 = 300;
-/// An end counts for ten minutes: twice the longest delay.
-const REMEMBERED_SECONDS: i64 = 600;
 /// Pods that have ended are kept for their logs up to this number.
 const KEPT_MAX: usize = 10;
 
@@ -27,47 +26,10 @@ fn wanted_pods(job: &Job) -> usize {
 
 /// Plans the pods of a job that runs: creates those that are missing, deletes those that are too many or cannot go on.
 pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
-    let deletion = |name: &str, why: String| PodDeletion {
-        name: name.to_owned(),
-        why,
-    };
-    let mut delete = Vec::new();
-    let mut ended = Vec::new();
-    for judged in &decision.pods {
-        let name = &judged.pod.name;
-        match &judged.verdict {
-            PodVerdict::NodeLeaving(why) | PodVerdict::NodeLost(why) => {
-                delete.push(deletion(name, why.clone()))
-            }
-            PodVerdict::Preempted(why) if !judged.pod.deleting => {
-                delete.push(deletion(name, format!("it was preempted ({why})")));
-            }
-            _ => {}
-        }
-        if let Some(end) = judged.verdict.ended() {
-            ended.push((judged.pod, end.at));
-        }
-    }
-    ended.sort_by_key(|(pod, at)| (*at, pod.number));
-    let too_many = ended.len().saturating_sub(KEPT_MAX);
-    for (i, (pod, at)) in ended.iter().enumerate() {
-        if i < too_many || observed.now - at >= REMEMBERED_SECONDS {
-            delete.push(deletion(&pod.name, "it ended a while ago".into()));
-        }
-    }
-    let mut active: Vec<_> = decision.pods.iter().filter(|p| p.verdict.is_active()).collect();
-    let (present, wanted) = (active.len(), wanted_pods(job));
-    // Those that have not started first, then the newest: the oldest hold the most state.
-    active.sort_by_key(|p| (p.verdict == PodVerdict::Running, std::cmp::Reverse(p.pod.number)));
-    for judged in active.into_iter().take(present.saturating_sub(wanted)) {
-        delete.push(deletion(
-            &judged.pod.name,
-            format!("the job may have {wanted} pods"),
-        ));
-    }
-    let ends: Vec<i64> = ended.iter().map(|(_, at)| *at).collect();
-    let (held_back, replace_in) = delayed_replacements(observed.now, &ends);
-    decision.delete = delete;
+    let (held_back, replace_in) = clear_failed(observed, decision);
+    clear_unusable(observed, job, decision);
+    let wanted = wanted_pods(job);
+    clear_surplus(wanted, decision);
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
@@ -75,23 +37,110 @@ pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<
     ) {
         return;
     }
+    let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
+    let stays = |p: &&JudgedPod<'_>| p.verdict.is_active() && !deleted.contains(p.pod.name.as_str());
+    let present = decision.pods.iter().filter(stays).count();
     for _ in 0..wanted.saturating_sub(present).saturating_sub(held_back) {
         decision.newest_pod += 1;
         let number = decision.newest_pod;
-        let pod = objects::pod(&observed.job, job, number, &observed.settings);
+        let pod = pod_template::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
         decision.create.push(pod);
     }
 }
 
-/// How many pods that ended at these times are not replaced yet, and in how many seconds the next one is.
-fn delayed_replacements(now: i64, ends: &[i64]) -> (usize, Option<i64>) {
-    let recent = ends.iter().filter(|at| now - **at < REMEMBERED_SECONDS);
-    let delays = recent.enumerate().filter_map(|(i, at)| {
-        let left = at + (1_i64 << i.min(16)).min(REPLACE_MAX_SECONDS) - now;
-        (left > 0).then_some(left)
-    });
-    let delays: Vec<i64> = delays.collect();
-    (delays.len(), delays.into_iter().min())
+fn deletion(name: &str, event: Option<Reason>, why: impl Into<String>) -> PodDeletion {
+    PodDeletion {
+        name: name.to_owned(),
+        why: why.into(),
+        event,
+    }
+}
+
+/// Deletes pods that failed once they are replaced and more than a few are kept. How many are not replaced yet, and in how many seconds
+/// the next one is.
+fn clear_failed(observed: &Observed, decision: &mut Decision<'_>) -> (usize, Option<i64>) {
+    let progress = decision.progress.at.unwrap_or(0);
+    let failed = decision
+        .pods
+        .iter()
+        .filter_map(|p| Some((p.pod, p.verdict.failure()?)));
+    let mut failed: Vec<_> = failed
+        .map(|(pod, f)| {
+            (
+                f.at,
+                pod,
+                replaced_at(&decision.recent_failures, progress, pod, f),
+            )
+        })
+        .collect();
+    failed.sort_by_key(|(at, pod, _)| (*at, pod.number));
+    let (waiting, replaced): (Vec<_>, Vec<_>) = failed
+        .into_iter()
+        .partition(|(_, _, replaced)| *replaced > observed.now);
+    let too_many = (waiting.len() + replaced.len()).saturating_sub(KEPT_MAX);
+    for (i, (at, pod, _)) in replaced.into_iter().enumerate() {
+        if !matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed) {
+            // A sidecar would hold the node's resources for ever.
+            decision
+                .delete
+                .push(deletion(&pod.name, None, "its worker has ended"));
+        } else if i < too_many || observed.now - at >= DELAYS_SECONDS {
+            decision
+                .delete
+                .push(deletion(&pod.name, None, "it ended a while ago"));
+        }
+    }
+    let replace_in = waiting
+        .iter()
+        .map(|(_, _, replaced)| replaced - observed.now)
+        .min();
+    (waiting.len(), replace_in)
+}
+
+/// Deletes pods that are lost, were taken away, can never start, or were made from an earlier template.
+fn clear_unusable(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
+    let avoids_too_much = |avoids: &BTreeSet<String>| !avoids.is_subset(&decision.avoid.never);
+    let mut delete = Vec::new();
+    for judged in &decision.pods {
+        let (event, why) = match &judged.verdict {
+            PodVerdict::NodeLeaving(why) => (Some(Reason::WorkerNoticed), why.clone()),
+            PodVerdict::NodeLost(why) => (Some(Reason::WorkerLost), why.clone()),
+            PodVerdict::Preempted(why) if !judged.pod.deleting => {
+                (Some(Reason::WorkerPreempted), format!("it was preempted ({why})"))
+            }
+            PodVerdict::Pending(Some(_)) if avoids_too_much(&judged.pod.avoids) => {
+                (None, "it avoids nodes that may be used again".to_owned())
+            }
+            _ => continue,
+        };
+        delete.push(deletion(&judged.pod.name, event, why));
+    }
+    for pod in replaced_now(observed, job, &decision.pods, wanted_pods(job)) {
+        if delete.iter().all(|d| d.name != pod.name) {
+            let why = "spec.workers has changed since it was made";
+            delete.push(deletion(&pod.name, Some(Reason::RollingUpdate), why));
+        }
+    }
+    decision.delete.extend(delete);
+}
+
+/// Deletes pods beyond the number that the job may have: those that have not started first, then the newest, as the oldest hold the most
+/// state.
+fn clear_surplus(wanted: usize, decision: &mut Decision<'_>) {
+    let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
+    let active = decision.pods.iter().filter(|p| p.verdict.is_active());
+    let mut active: Vec<_> = active
+        .filter(|p| !deleted.contains(p.pod.name.as_str()))
+        .collect();
+    active.sort_by_key(|p| (p.verdict == PodVerdict::Running, std::cmp::Reverse(p.pod.number)));
+    let surplus = active.len().saturating_sub(wanted);
+    let why = format!("the job may have {wanted} pods");
+    let delete: Vec<_> = active
+        .into_iter()
+        .take(surplus)
+        .map(|p| deletion(&p.pod.name, None, &*why))
+        .collect();
+    decision.delete.extend(delete);
 }
 
 /// Deletes all pods that live; those that have ended stay for their logs.
@@ -101,9 +150,6 @@ pub(super) fn stop_pods(decision: &mut Decision<'_>) {
     };
     let live = decision.pods.iter().filter(|p| lives(&p.verdict));
     decision.delete = live
-        .map(|p| PodDeletion {
-            name: p.pod.name.clone(),
-            why: "the job does not run".to_owned(),
-        })
+        .map(|p| deletion(&p.pod.name, None, "the job does not run"))
         .collect();
 }

@@ -27,13 +27,29 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
             _ => None,
         })
     };
+    let rejected = || {
+        pods.iter().rev().find_map(|p| match &p.verdict {
+            PodVerdict::Rejected(rejection) => {
+                let node = p.pod.node.as_deref().unwrap_or("its node");
+                let message = format!(
+                    "{node} does not take pod {}: {}: {}; others are preferred for a while",
+                    p.pod.name, rejection.reason, rejection.message
+                );
+                Some((Reason::PodsRejected, message))
+            }
+            _ => None,
+        })
+    };
     let unschedulable = || {
         newest_first().find_map(|v| match v {
             PodVerdict::Pending(Some(message)) => Some((Reason::PodsCannotBeScheduled, message.clone())),
             _ => None,
         })
     };
-    cannot_start.or_else(crashed).or_else(unschedulable)
+    cannot_start
+        .or_else(crashed)
+        .or_else(rejected)
+        .or_else(unschedulable)
 }
 
 /// What failed and what to do about it: a sentence that stays the same while it is so.

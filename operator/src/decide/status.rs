@@ -9,6 +9,7 @@ use super::pod_verdicts::PodVerdict;
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
 use super::suspend::suspending;
+use super::time_limits::{deleted_in, note_times, seconds_left};
 use varuna_api::JobPhase;
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Status};
 use varuna_protocol::coordinator::RunMode;
@@ -48,12 +49,23 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         plan(run, &mut status);
         checkpoint(run, &mut status);
     }
+    note_times(observed, &decision.outcome, &mut status);
     status.conditions = conditions(observed, &decision.outcome, phase, problem, &status);
     let retries = failures.iter().map(|f| f.retry_in);
+    let runs = matches!(decision.outcome, JobOutcome::Run | JobOutcome::SaveThenSuspend);
+    let deadline = job
+        .ok()
+        .filter(|_| runs)
+        .and_then(|job| seconds_left(observed, job));
+    let deletion = deleted_in(observed, &decision.outcome, &status);
     Report {
         events: events(observed, decision, failures, &status),
         status,
-        reconcile_in: retries.chain(decision.replace_in).min(),
+        reconcile_in: retries
+            .chain(decision.replace_in)
+            .chain(deadline)
+            .chain(deletion)
+            .min(),
     }
 }
 
@@ -70,6 +82,7 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         steps_lost: Some(before.steps_lost.unwrap_or(0) + fell),
         step,
         progressed_at: decision.progress.at.map(time),
+        recent_failures: decision.recent_failures.clone(),
         suspending: match decision.outcome {
             JobOutcome::SaveThenSuspend => Some(suspending(observed)),
             JobOutcome::Suspend => before.suspending.clone(),

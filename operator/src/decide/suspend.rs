@@ -17,6 +17,15 @@ pub(super) fn suspending(observed: &Observed) -> Suspending {
     })
 }
 
+/// Whether a suspension would throw away all that the job has trained: its workers hold it, and nothing else does.
+pub(super) fn would_lose_state(observed: &Observed, job: &Job) -> bool {
+    let trained = observed
+        .run
+        .as_ref()
+        .is_some_and(|r| r.ended.is_none() && r.step() > 0);
+    job.suspend && trained && job.checkpoint.is_none() && !job.lifecycle.allow_state_loss
+}
+
 /// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step.
 pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
     let (Some(_), Some(run)) = (&job.checkpoint, &observed.run) else {

@@ -1,6 +1,6 @@
 use super::*;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
 use varuna_coordinator::{CheckpointHealth, WorkerNotice};
@@ -8,6 +8,8 @@ use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
 mod checkpoints;
+mod failures;
+mod pod_template;
 mod properties;
 mod sentences;
 
@@ -65,11 +67,15 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         unschedulable: None,
         waiting: None,
         ended: None,
+        rejected: None,
+        avoids: BTreeSet::new(),
+        made_from: None,
     }
 }
 
 fn ended(number: i64, code: i32, reason: &str, ago: i64) -> ObservedPod {
     let end = ContainerEnd {
+        started: 0,
         at: NOW - ago,
         code,
         reason: reason.into(),
@@ -229,55 +235,6 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
 }
 
 #[test]
-fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stands() {
-    let resources = |workers: &str| {
-        let mut observed = observed(1);
-        observed.job.spec = Ok(spec(1, &format!("  workers: {{{workers}}}\n")));
-        decide(&observed).create[0]["spec"]["containers"][0]["resources"].clone()
-    };
-    let one_gpu = serde_json::json!({ "limits": { "nvidia.com/gpu": "1" } });
-    assert_eq!(resources("device: auto"), one_gpu);
-    assert_eq!(resources("device: cuda"), one_gpu);
-    assert_eq!(resources("device: cpu"), Value::Null);
-    let given = "template: {spec: {containers: [{name: worker, resources: {limits: {example.com/gpu: 2}}}]}}";
-    for device in ["cpu", "cuda"] {
-        assert_eq!(
-            resources(&format!("device: {device}, {given}")),
-            serde_json::json!({ "limits": { "example.com/gpu": 2 } })
-        );
-    }
-}
-
-#[test]
-fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
-    let mut observed = observed(5);
-    observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
-    let desired = decide(&observed);
-    assert_eq!(desired.create.len(), 2, "5 workers allowed: 2 pods of 2");
-    let containers = desired.create[0]["spec"]["containers"].as_array().unwrap();
-    assert_eq!(containers.len(), 2);
-}
-
-#[test]
-fn the_template_is_completed_and_its_own_fields_stand() {
-    let mut observed = observed(1);
-    observed.job.spec = Ok(spec(
-        1,
-        "  workers:\n    template:\n      metadata: {labels: {team: a, varuna.dev/job: other}}\n      spec:\n        futureField: {x: 1}\n        containers:\n        - {name: sidecar, image: s}\n        - {name: worker, resources: {limits: {cpu: 2}}, env: [{name: VARUNA_NODE, value: rack1}]}\n",
-    ));
-    let pod = &decide(&observed).create[0];
-    assert_eq!(pod["spec"]["futureField"]["x"], 1);
-    assert_eq!(pod["metadata"]["labels"]["team"], "a");
-    assert_eq!(pod["metadata"]["labels"]["varuna.dev/job"], "j");
-    let worker = &pod["spec"]["containers"][0];
-    assert_eq!(worker["name"], "worker");
-    assert_eq!(worker["resources"], serde_json::json!({ "limits": { "cpu": 2 } }));
-    let env = worker["env"].as_array().unwrap();
-    assert_eq!(env.iter().filter(|e| e["name"] == "VARUNA_NODE").count(), 1);
-    assert_eq!(pod["spec"]["containers"][1]["name"], "sidecar");
-}
-
-#[test]
 #[expect(clippy::too_many_lines, reason = "one table")]
 fn pods_are_judged_by_what_the_api_shows_of_them() {
     let mut nodes = observed(1).nodes;
@@ -346,6 +303,14 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
         ),
         (by("Evicted", ended(1, 1, "Error", 1)), "Preempted"),
         (by("TerminationByKubelet", pod(1, PodPhase::Failed)), "Preempted"),
+        (pod(1, PodPhase::Failed), "Rejected"),
+        (
+            ObservedPod {
+                phase: PodPhase::Running,
+                ..ended(1, 1, "Error", 1)
+            },
+            "Crashed",
+        ),
     ];
     let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
     for (pod, want) in cases {
@@ -411,6 +376,7 @@ fn a_lost_pod_is_replaced_at_once_under_another_name() {
             ..pod(2, PodPhase::Running)
         },
     ];
+    observed.run = Some(with_workers(training(3), &["j-w1"], &["j-w2"]));
     let desired = decide(&observed);
     assert_eq!(
         (names(&desired), deleted(&desired)),
@@ -454,8 +420,8 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
     }];
     assert_eq!(names(&decide(&observed)), ["j-w2"]);
     observed.pods = vec![
-        ended(1, 1, "Error", 3),
-        ended(2, 1, "Error", 2),
+        ended(1, 1, "Error", 23),
+        ended(2, 1, "Error", 12),
         ended(3, 1, "Error", 0),
     ];
     let desired = decide(&observed);
@@ -546,7 +512,7 @@ fn crashes_hold_back_their_own_places_only() {
 #[test]
 fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_tried_again_when_changed() {
     let mut observed = observed(1);
-    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
     let desired = decide(&observed);
     let failed = condition(&desired, ConditionType::Failed);
     assert_eq!(failed.status, "True");
@@ -573,7 +539,7 @@ fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_t
 #[test]
 fn crashes_with_steps_between_them_do_not_fail_the_job() {
     let mut observed = observed(2);
-    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
     observed.pods.push(pod(7, PodPhase::Running));
     observed.run = Some(training(5));
     let desired = decide(&observed);
@@ -635,7 +601,7 @@ fn fewer_allowed_workers_remove_those_that_have_not_started_then_the_newest() {
 #[test]
 fn a_suspended_job_stops_its_run_first_then_its_pods() {
     let mut observed = observed(2);
-    observed.job.spec = Ok(spec(2, "  suspend: true\n"));
+    observed.job.spec = Ok(spec(2, "  suspend: true\n  allowStateLoss: true\n"));
     observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
     observed.run = Some(training(3));
     let desired = decide(&observed);

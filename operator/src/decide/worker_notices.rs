@@ -1,6 +1,6 @@
 //! What the cluster shows about workers that their coordinator may not know.
 
-use super::observed::{Observed, ObservedPod, PodPhase};
+use super::observed::{Observed, ObservedPod};
 use varuna_coordinator::WorkerNotice;
 
 /// A pod that is being deleted will go, even if its process has missed the signal: one that has just started may not receive it.
@@ -12,8 +12,7 @@ pub(super) fn worker_notices(observed: &Observed) -> Vec<WorkerNotice> {
     };
     let pod = |name: &str| observed.pods.iter().find(|p| p.name == name);
     let leaves = |name: &&str| pod(name).is_some_and(|p| p.deleting);
-    let has_ended =
-        |p: &ObservedPod| matches!(p.phase, PodPhase::Succeeded | PodPhase::Failed) && p.ended.is_some();
+    let has_ended = |p: &ObservedPod| p.ended.is_some();
     let ended = |name: &&str| pod(name).is_none_or(has_ended);
     let leaving = run
         .workers(true)

@@ -8,7 +8,7 @@
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-pub use status::{CheckpointStatus, PlanStatus, Status, Suspending};
+pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending};
 
 use crate::manifest::Spec;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

@@ -25,6 +25,14 @@ pub struct Status {
     /// The plan in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanStatus>,
+    /// When the job first ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub start_time: Option<Time>,
+    /// When it was complete or failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub completion_time: Option<Time>,
     /// Steps committed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<i64>,
@@ -58,6 +66,10 @@ pub struct Status {
     /// Label selector of the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
+    /// What failed in the last hour, oldest first: one entry for all failures on a node within ten seconds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub recent_failures: Vec<RecentFailure>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
 }
@@ -86,6 +98,22 @@ pub struct Suspending {
     /// The step that the checkpoint must hold.
     #[serde(default)]
     pub step: i64,
+}
+
+/// Pods that failed on one node within ten seconds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecentFailure {
+    /// When the first of them failed.
+    #[schemars(with = "String")]
+    pub at: Time,
+    /// Their node.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub node: Option<String>,
+    /// The first of them.
+    pub pod: String,
+    /// How it failed: Crashed, Killed, Rejected or Left.
+    pub kind: String,
 }
 
 /// The plan in force.

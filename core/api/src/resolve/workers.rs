@@ -3,9 +3,10 @@
 
 use super::check::Check;
 use crate::choices::{DEVICES, ENCRYPTION, TRANSPORTS};
-use crate::job::{Disruption, Elasticity, Network, WorkerDevice, WorkerTransport, Workers};
+use crate::job::{Disruption, Elasticity, FailurePolicy, Network, WorkerDevice, WorkerTransport, Workers};
 use crate::limits;
-use crate::manifest::{DisruptionSpec, ElasticitySpec, NetworkSpec, WorkersSpec};
+use crate::manifest::{DisruptionSpec, ElasticitySpec, FailurePolicySpec, NetworkSpec, WorkersSpec};
+use serde_json::Value;
 
 pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth: u32) -> Elasticity {
     let at = |field: &str| format!("spec.elasticity.{field}");
@@ -35,6 +36,18 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
     if let Some(image) = &written.image {
         check.characters(&at("image"), image, limits::TEXT);
     }
+    for (name, given) in written.resources.iter().filter_map(Value::as_object).flatten() {
+        if !matches!(name.as_str(), "limits" | "requests") || !given.is_object() {
+            let allowed = "limits and requests, each a mapping from a resource's name to a quantity";
+            check.0.push(&at(&format!("resources.{name}")), given, allowed);
+        }
+    }
+    if let Some(resources) = written.resources.as_ref().filter(|r| !r.is_object()) {
+        check
+            .0
+            .push(&at("resources"), resources, "a mapping with limits and requests");
+    }
+    let shm_bytes = check.bytes(&at("shmSize"), written.shm_size.as_ref());
     let gpus_per_pod = written.gpus_per_pod.unwrap_or(1);
     let threads = written.threads;
     let device = check.choice(&at("device"), written.device, &DEVICES);
@@ -50,7 +63,23 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
         device,
         transport,
         threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
+        shm_bytes,
+        resources: written.resources,
         template: written.template,
+    }
+}
+
+pub(super) fn failure_policy(check: &mut Check, written: &FailurePolicySpec) -> FailurePolicy {
+    let mut within = |field: &str, count: Option<u32>| {
+        let path = format!("spec.failurePolicy.{field}");
+        count.map(|count| check.within(&path, count, limits::CRASHES))
+    };
+    let max_crashes = within("maxCrashes", written.max_crashes);
+    let default = FailurePolicy::default();
+    FailurePolicy {
+        max_crashes,
+        avoid_node_after: within("avoidNodeAfter", written.avoid_node_after)
+            .unwrap_or(default.avoid_node_after),
     }
 }
 

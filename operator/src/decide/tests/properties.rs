@@ -30,6 +30,7 @@ fn any_pod() -> impl Strategy<Value = ObservedPod> {
         .prop_map(|(number, phase, node, deleting, disrupted, code, ago)| {
             let over = matches!(phase, PodPhase::Succeeded | PodPhase::Failed);
             let end = ContainerEnd {
+                started: NOW - 2 * ago,
                 at: NOW - ago,
                 code: if phase == PodPhase::Succeeded {
                     0

@@ -82,16 +82,39 @@ fn pod_scenes() -> Vec<Observed> {
     silent.pods = vec![on("silent")];
     silent.nodes.insert("silent".into(), ObservedNode::default());
     let mut crashes = observed(2);
-    crashes.pods = (1..=6).map(|i| ended(i, 1, "Error", 60 - i)).collect();
+    crashes.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
     let mut memory = observed(2);
-    memory.pods = (1..=6).map(|i| ended(i, 137, "OOMKilled", 60 - i)).collect();
+    memory.pods = (1..=6)
+        .map(|i| ended(i, 137, "OOMKilled", 120 - 20 * i))
+        .collect();
     memory.pods[5].ended.as_mut().unwrap().message.clear();
+    let mut gone = with_run("", training(5));
+    gone.pods = vec![on("gone")];
+    let mut rejected = pod(1, PodPhase::Failed);
+    rejected.rejected = Some(Rejection {
+        made: NOW,
+        at: NOW,
+        reason: "OutOfnvidia.com/gpu".into(),
+        message: "Node didn't have enough resource: nvidia.com/gpu".into(),
+    });
+    let mut old = with_run(CHECKPOINT, with_workers(training(5), &["j-w1", "j-w2"], &[]));
+    old.pods = [1, 2].map(|i| pod(i, PodPhase::Running)).to_vec();
+    old.pods[0].made_from = Some("old".into());
+    let mut avoiding = pod(1, PodPhase::Pending);
+    avoiding.unschedulable = Some("0/3 nodes are available".into());
+    avoiding.avoids.insert("good".into());
+    let mut beside = ended(1, 1, "Error", 5);
+    beside.phase = PodPhase::Running;
     vec![
         spot,
         silent,
+        with_pod(rejected),
+        old,
+        with_pod(avoiding),
+        with_pod(beside),
         crashes,
         memory,
-        with_pod(on("gone")),
+        gone,
         with_pod(disrupted(ObservedPod {
             deleting: true,
             ..on("good")
@@ -126,6 +149,8 @@ fn run_scenes() -> Vec<Observed> {
     let mut scenes: Vec<_> = modes.into_iter().map(|m| with_run("", run(m, 1, 5))).collect();
     let suspend = format!("  suspend: true\n{CHECKPOINT}");
     let first = || run(RunMode::Waiting, 0, 0);
+    let mut overdue = with_run("  activeDeadlineSeconds: 60\n", training(5));
+    overdue.job.status.start_time = Some(decision::time(NOW - 60));
     scenes.extend([
         with_run("", with_workers(run(RunMode::Waiting, 1, 5), &[], &[])),
         with_run(
@@ -138,6 +163,8 @@ fn run_scenes() -> Vec<Observed> {
         with_run(&suspend, saved(Some(10), None, false, training(15))),
         with_run(&suspend, saved(Some(20), None, false, training(15))),
         with_run("  suspend: true\n", training(5)),
+        with_run("  suspend: true\n  allowStateLoss: true\n", training(5)),
+        overdue,
         with_run("  suspend: true\n", ended_run(RunEnd::Stopped)),
         with_run("", ended_run(RunEnd::Done)),
         with_run("", ended_run(RunEnd::StateLost("segments 2..4".into()))),

@@ -4,6 +4,7 @@ mod bad;
 mod jobs;
 mod nodes;
 mod pods;
+mod templates;
 
 use crate::curve::Curve;
 use crate::job::{Job, Observation, spec};
@@ -94,6 +95,31 @@ pub(crate) const CASES: &[Case] = &[
         "jobs that cannot run say why, and disturb nobody",
         &[Need::Bucket],
     ),
+    case(
+        "sidecar",
+        "a worker beside a sidecar is killed with -9: its pod is replaced although it still runs",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "rejected",
+        "the kubelets reject the job's pods: no hot loop, and the job says why",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "image-corrected",
+        "an image that does not exist is corrected",
+        &[],
+    ),
+    case(
+        "rolling-update",
+        "the template changes while the job trains: all pods are replaced, and no step is lost",
+        &[],
+    ),
+    case(
+        "suspend-refused",
+        "a job without checkpoints is not suspended, and trains on",
+        &[],
+    ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
 ];
 
@@ -122,6 +148,10 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     if nodes.contains(&case.name) {
         // Half of the workers go at once: with one stage each, whoever is left holds everything.
         document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
+    }
+    if case.name == "sidecar" {
+        let sidecar = json!({ "name": "sidecar", "image": "localhost/pause:1" });
+        document["spec"]["workers"]["template"] = json!({ "spec": { "containers": [sidecar] } });
     }
     let job = world.job(case.name, document).await?;
     let namespace = job.namespace.clone();
@@ -160,6 +190,11 @@ impl CaseRun<'_> {
             "all-gone" => return self.all_gone().await,
             "store-down" => self.store_down().await?,
             "bad-input" => self.bad_input().await?,
+            "sidecar" => self.worker_killed().await?,
+            "rejected" => self.rejected().await?,
+            "image-corrected" => self.image_corrected().await?,
+            "rolling-update" => self.rolling_update().await?,
+            "suspend-refused" => self.suspend_refused().await?,
             "job-deleted" => self.job_deleted().await?,
             other => bail!("no case is called {other}"),
         }

@@ -230,7 +230,9 @@ fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
         let said = patch(spec.clone()).expect_err(&spec.to_string()).to_string();
         assert!(said.contains(want), "{spec}: {said}");
     }
-    patch(json!({ "suspend": true, "workers": { "image": "other" } })).unwrap();
+    let said = patch(json!({ "suspend": true })).unwrap_err().to_string();
+    assert!(said.contains("set allowStateLoss to true"), "{said}");
+    patch(json!({ "suspend": true, "allowStateLoss": true, "workers": { "image": "other" } })).unwrap();
     kubectl(&["scale", "vj/j", "--replicas=12"]).unwrap();
     assert_eq!(
         kubectl(&["get", "vj", "j", "-o", "jsonpath={.spec.elasticity.maxWorkers}"]).unwrap(),
@@ -493,7 +495,8 @@ async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_l
         }] })
     };
     let mut evicted = end(143, "Error");
-    evicted["reason"] = "Evicted".into();
+    evicted["conditions"] =
+        json!([{ "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI" }]);
     set_status(&client, &namespace, "j-w1", evicted).await.unwrap();
     live_are(&client, &namespace, &["j-w2"]).await.unwrap();
     for number in 2..8 {
@@ -549,7 +552,7 @@ async fn scale_and_suspend_change_the_pods() {
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
     live_are(&client, &namespace, &["j-w1"]).await.unwrap();
-    let suspend = |is: bool| format!("{{\"spec\":{{\"suspend\":{is}}}}}");
+    let suspend = |is: bool| format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
     cluster()
         .kubectl(
             &[

@@ -1,0 +1,421 @@
+//! Every mistake in a job file, and what is said of it.
+
+use super::{FULL, MINIMAL, errors, with};
+
+/// (text, replaced by, the error): each is a change of the minimal job, but for those of the full one.
+const OF_MINIMAL: &[(&str, &str, &str)] = &[
+    (
+        "varuna.dev/v1alpha1",
+        "varuna.dev/v2",
+        "apiVersion: \"varuna.dev/v2\" — varuna.dev/v1alpha1",
+    ),
+    ("kind: VarunaJob", "kind: Job", "kind: \"Job\" — VarunaJob"),
+    ("kind: VarunaJob", "", "kind: missing — VarunaJob"),
+    (
+        "{name: demo}",
+        "{name: Demo_1}",
+        "metadata.name: \"Demo_1\" — 1 to 63 of a-z, 0-9 and -, neither first nor last a -",
+    ),
+    (
+        "{name: demo}",
+        "{}",
+        "metadata.name: missing — 1 to 63 of a-z, 0-9 and -, neither first nor last a -",
+    ),
+    (
+        "metadata: {name: demo}",
+        "",
+        "metadata: missing — a mapping with a name",
+    ),
+    (
+        "  model: {preset: gpt2-tiny}\n",
+        "",
+        "spec.model: missing — a preset or explicit sizes",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt3",
+        "spec.model.preset: \"gpt3\" — gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large or gpt2-1.5b",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, hiddenSize: 380",
+        "spec.model.hiddenSize: 380 — a multiple of heads (6)",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, layers: 0",
+        "spec.model.layers: 0 — 1 to 10000",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, layers: -1",
+        "spec.model.layers: -1 — a whole number, 0 to 4294967295",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, layers: 1.5",
+        "spec.model.layers: 1.5 — a whole number, 0 to 4294967295",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, layer: 2",
+        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `sequenceLength`, `vocabularySize`, `tiedHead`, `dropout`",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, dropout: 1.0",
+        "spec.model.dropout: 1 — 0 <= p < 1",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, dropout: -0.1",
+        "spec.model.dropout: -0.1 — 0 <= p < 1",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, dropout: .nan",
+        "job file: line 6 column 39: non-finite float `.nan` rejected by the configured policy — one YAML document",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, tiedHead: maybe",
+        "spec.model.tiedHead: \"maybe\" — true or false",
+    ),
+    (
+        "  data: {path: data/kjv}\n",
+        "",
+        "spec.data: missing — a mapping with a path",
+    ),
+    (
+        "path: data/kjv",
+        "path: ''",
+        "spec.data.path: \"\" — the path of a dataset without .bin or .idx",
+    ),
+    (
+        "data/kjv",
+        "data/kjv.bin",
+        "spec.data.path: data/kjv.bin — the path without .bin or .idx",
+    ),
+    (
+        "data/kjv",
+        "x, validationFraction: 0.6",
+        "spec.data.validationFraction: 0.6 — 0 to 0.5",
+    ),
+    (
+        "globalBatchSize: 16",
+        "globalBatchSize: 0",
+        "spec.training.globalBatchSize: 0 — 1 to 1099511627776",
+    ),
+    (
+        "    globalBatchSize: 16\n",
+        "",
+        "spec.training.globalBatchSize: missing — 1 to 1099511627776",
+    ),
+    (
+        "globalBatchSize: 16",
+        "globalBatchSize: 16\n    microBatchSize: 3",
+        "spec.training.microBatchSize: 3 — a divisor of globalBatchSize (16)",
+    ),
+    (
+        "globalBatchSize: 16",
+        "globalBatchSize: 16\n    microBatchSize: 0",
+        "spec.training.microBatchSize: 0 — a divisor of globalBatchSize (16)",
+    ),
+    (
+        "steps: 200",
+        "steps: 0",
+        "spec.training.steps: 0 — 1 to 1099511627776",
+    ),
+    (
+        "steps: 200",
+        "steps:",
+        "spec.training.steps: empty — a value, or leave the field out",
+    ),
+    (
+        "steps: 200",
+        "steps: many",
+        "spec.training.steps: \"many\" — a whole number, 0 to 18446744073709551615",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    seed: 9223372036854775808",
+        "spec.training.seed: 9223372036854775808 — 0 to 9223372036854775807",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp8",
+        "spec.training.precision: \"fp8\" — fp32 or bf16 or fp16",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    lossScale: {initial: 1024}",
+        "spec.training.lossScale: given — nothing, as spec.training.precision is not fp16: wider numbers need no loss scale",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {initial: 1000}",
+        "spec.training.lossScale.initial: 1000 — a power of two from 1 to 4294967296",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {static: 0}",
+        "spec.training.lossScale.static: 0 — a power of two from 1 to 4294967296",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {static: 8, window: 100}",
+        "spec.training.lossScale: static and others — static alone, or initial, minimum and window: a static scale never changes",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {initial: 8, minimum: 16}",
+        "spec.training.lossScale.minimum: 16 — at most initial (8)",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    precision: fp16\n    lossScale: {window: 0}",
+        "spec.training.lossScale.window: 0 — 1 to 1000000",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    skipLimit: 1000001",
+        "spec.training.skipLimit: 1000001 — 0 to 1000000",
+    ),
+    (
+        "    optimizer: {learningRate: 3e-4}\n",
+        "",
+        "spec.training.optimizer: missing — a mapping with learningRate",
+    ),
+    (
+        "{learningRate: 3e-4}",
+        "{}",
+        "spec.training.optimizer.learningRate: missing — a number above 0, at most 10",
+    ),
+    (
+        "3e-4",
+        "0",
+        "spec.training.optimizer.learningRate: 0 — a number above 0, at most 10",
+    ),
+    (
+        "3e-4",
+        "high",
+        "spec.training.optimizer.learningRate: \"high\" — a number",
+    ),
+    (
+        "3e-4",
+        "0.1, minLearningRate: 0.2",
+        "spec.training.optimizer.minLearningRate: 0.2 — 0 to learningRate (0.1)",
+    ),
+    (
+        "3e-4",
+        "0.1, warmupSteps: 201",
+        "spec.training.optimizer.warmupSteps: 201 — at most steps (200)",
+    ),
+    (
+        "3e-4",
+        "0.1, warmupSteps: 11, decaySteps: 10",
+        "spec.training.optimizer.warmupSteps: 11 — at most decaySteps (10)",
+    ),
+    (
+        "3e-4",
+        "0.1, beta1: 1",
+        "spec.training.optimizer.beta1: 1 — 0 <= beta < 1",
+    ),
+    (
+        "3e-4",
+        "0.1, beta2: -1",
+        "spec.training.optimizer.beta2: -1 — 0 <= beta < 1",
+    ),
+    (
+        "3e-4",
+        "0.1, epsilon: 0",
+        "spec.training.optimizer.epsilon: 0 — a number above 0, at most 1",
+    ),
+    (
+        "3e-4",
+        "0.1, weightDecay: -1",
+        "spec.training.optimizer.weightDecay: -1 — 0 to 10",
+    ),
+    (
+        "3e-4",
+        "0.1, clipNorm: -1",
+        "spec.training.optimizer.clipNorm: -1 — 0 to 1000000",
+    ),
+    (
+        "{learningRate: 3e-4}",
+        "[1]",
+        "spec.training.optimizer: a list — a single value or a mapping",
+    ),
+];
+
+const OF_FULL: &[(&str, &str, &str)] = &[
+    (
+        "intervalSteps: 20, ",
+        "",
+        "spec.training.evaluation.intervalSteps: missing — 1 to 1099511627776",
+    ),
+    (
+        "intervalSteps: 20",
+        "intervalSteps: 0",
+        "spec.training.evaluation.intervalSteps: 0 — 1 to 1099511627776",
+    ),
+    (
+        "samples: 32",
+        "samples: 0",
+        "spec.training.evaluation.samples: 0 — 1 to 1099511627776",
+    ),
+    (
+        "validationFraction: 0.1",
+        "validationFraction: 0",
+        "spec.training.evaluation: asked for — nothing, as spec.data.validationFraction is 0: no samples are held out",
+    ),
+    (
+        "schedule: 1f1b",
+        "schedule: pipedream",
+        "spec.pipeline.schedule: \"pipedream\" — 1f1b or gpipe or interleaved",
+    ),
+    (
+        "schedule: 1f1b",
+        "schedule: gpipe",
+        "spec.pipeline.warmupFactor: 2 — nothing with schedule gpipe, which has no warm-up",
+    ),
+    (
+        "warmupFactor: 2",
+        "warmupFactor: 0.5",
+        "spec.pipeline.warmupFactor: 0.5 — 1 to 16",
+    ),
+    (
+        "recompute: full",
+        "recompute: some",
+        "spec.pipeline.recompute: \"some\" — auto or none or selective or full",
+    ),
+    (
+        "encryption: tls",
+        "encryption: ssl",
+        "spec.network.encryption: \"ssl\" — none or tls",
+    ),
+    (
+        "minDepth: 2",
+        "minDepth: 0",
+        "spec.pipeline.minDepth: 0 — 1 to 10: a stage holds at least one of the model's segments",
+    ),
+    (
+        "maxDepth: 5",
+        "maxDepth: 11",
+        "spec.pipeline.maxDepth: 11 — 1 to 10: a stage holds at least one of the model's segments",
+    ),
+    (
+        "minDepth: 2, maxDepth: 5",
+        "minDepth: 3, maxDepth: 2",
+        "spec.pipeline.minDepth: 3 — at most maxDepth (2)",
+    ),
+    (
+        "minWorkers: 3",
+        "minWorkers: 1",
+        "spec.elasticity.minWorkers: 1 — at least spec.pipeline.minDepth (2): a pipeline needs that many",
+    ),
+    (
+        "maxWorkers: 9",
+        "maxWorkers: 2",
+        "spec.elasticity.maxWorkers: 2 — at least minWorkers (3)",
+    ),
+    (
+        "gpusPerPod: 4",
+        "gpusPerPod: 0",
+        "spec.workers.gpusPerPod: 0 — 1 to 64",
+    ),
+    (
+        "300Mi",
+        "lots",
+        "spec.workers.deviceMemory: \"lots\" — an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes",
+    ),
+    (
+        "device: cuda",
+        "device: gpu",
+        "spec.workers.device: \"gpu\" — auto or cpu or cuda",
+    ),
+    (
+        "transport: nccl",
+        "transport: gloo",
+        "spec.workers.transport: \"gloo\" — auto or nccl or tcp",
+    ),
+    (
+        "device: cuda",
+        "device: cpu",
+        "spec.workers.transport: nccl — auto or tcp, as spec.workers.device is cpu: NCCL needs GPUs",
+    ),
+    ("threads: 2", "threads: 0", "spec.workers.threads: 0 — 1 to 1024"),
+    (
+        "template: {spec: {new: null}}",
+        "template: 3",
+        "spec.workers.template: 3 — a pod template (a mapping)",
+    ),
+    (
+        "uri: \"s3://bucket/x\", ",
+        "",
+        "spec.checkpoint.uri: missing — a folder or the URI of a bucket",
+    ),
+    (
+        "intervalSteps: 50",
+        "intervalSteps: 0",
+        "spec.checkpoint.intervalSteps: 0 — 1 to 1099511627776",
+    ),
+    ("keep: 2", "keep: 0", "spec.checkpoint.keep: 0 — 1 to 1000000"),
+    (
+        "compareEverySteps: 20",
+        "compareEverySteps: 0",
+        "spec.integrity.compareEverySteps: 0 — 1 to 1099511627776",
+    ),
+    (
+        "noticeSeconds: 30",
+        "noticeSeconds: 90000",
+        "spec.disruption.noticeSeconds: 90000 — 0 to 86400",
+    ),
+    (
+        "[example.com/spot]",
+        "[1]",
+        "spec.disruption.nodeSignals.0: 1 — a string",
+    ),
+    ("suspend: true", "suspend: 3", "spec.suspend: 3 — true or false"),
+    (
+        "suspend: true",
+        "paused: true",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `integrity`, `disruption`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
+    ),
+    (
+        "maxCrashes: 4",
+        "maxCrashes: 0",
+        "spec.failurePolicy.maxCrashes: 0 — 1 to 50",
+    ),
+    (
+        "activeDeadlineSeconds: 86400",
+        "activeDeadlineSeconds: 0",
+        "spec.activeDeadlineSeconds: 0 — 1 to 1099511627776",
+    ),
+    (
+        "requests: {cpu: 8}",
+        "cpu: 8",
+        "spec.workers.resources.cpu: 8 — limits and requests, each a mapping from a resource's name to a quantity",
+    ),
+    (
+        "shmSize: 1Gi",
+        "shmSize: big",
+        "spec.workers.shmSize: \"big\" — an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes",
+    ),
+];
+
+#[test]
+fn every_mistake_is_named_with_its_field_its_value_and_what_is_allowed() {
+    let cases = OF_MINIMAL
+        .iter()
+        .map(|c| (MINIMAL, c))
+        .chain(OF_FULL.iter().map(|c| (FULL, c)));
+    let mut wrong = Vec::new();
+    for (base, (from, to, want)) in cases {
+        let got = errors(&with(base, from, to));
+        if got != [*want] {
+            wrong.push(format!("{from} -> {to}\n   want {want}\n   got  {got:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,159 @@
+//! What failed lately, and where: how long a replacement waits, which nodes new pods avoid, and how often workers crashed.
+//!
+//! Failures on one node within ten seconds count as one, since a node that breaks takes all its workers with it. They are kept in the
+//! job's status, so that neither a pod that is deleted nor another leader makes them forgotten.
+
+use super::decision::{AvoidedNodes, time};
+use super::observed::{Observed, ObservedPod};
+use super::pod_verdicts::{JudgedPod, PodFailure, PodVerdict, announced_end, node_signals};
+use std::collections::BTreeSet;
+use varuna_api::FailureKind;
+use varuna_api::crd::RecentFailure;
+
+/// Failures within this time count as one.
+const MOMENT_SECONDS: i64 = 10;
+/// A failure is remembered for an hour, and its node avoided for as long.
+const REMEMBERED_SECONDS: i64 = 3600;
+/// A failure makes later replacements wait for ten minutes: twice the longest delay.
+pub(super) const DELAYS_SECONDS: i64 = 600;
+/// The longest delay of a replacement; the first is a second, and each is twice the one before.
+const DELAY_MAX_SECONDS: i64 = 300;
+/// Failures that are remembered; the oldest is forgotten first.
+const REMEMBERED_MAX: usize = 64;
+/// Nodes that a pod avoids at most: each is a term of its node affinity.
+const AVOIDED_MAX: usize = 64;
+
+/// What failed in the last hour, oldest first: what the status remembers, and what the pods show for the first time.
+pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Vec<RecentFailure> {
+    let mut known = observed.job.status.recent_failures.clone();
+    known.retain(|f| observed.now - seconds(f) < REMEMBERED_SECONDS);
+    let runs = observed.run.as_ref().is_none_or(|r| r.ended.is_none());
+    let suspended = observed.job.spec.as_ref().is_ok_and(|j| j.suspend);
+    let mut seen: Vec<_> = pods
+        .iter()
+        .filter_map(|p| Some((p.verdict.failure()?, p.pod)))
+        .collect();
+    seen.sort_by_key(|(failure, pod)| (failure.at, pod.number));
+    for (failure, pod) in seen {
+        // Workers are released when a run ends.
+        let expected = failure.kind == FailureKind::Left && (suspended || !runs);
+        let old = observed.now - failure.at >= REMEMBERED_SECONDS;
+        if expected || old || moment(&known, pod, failure).is_some() {
+            continue;
+        }
+        known.push(RecentFailure {
+            at: time(failure.at),
+            node: pod.node.clone(),
+            pod: pod.name.clone(),
+            kind: failure.kind.to_string(),
+        });
+    }
+    known.sort_by_key(seconds);
+    known.drain(..known.len().saturating_sub(REMEMBERED_MAX));
+    known
+}
+
+/// Seconds since 1970.
+fn seconds(failure: &RecentFailure) -> i64 {
+    failure.at.0.as_second()
+}
+
+/// The entry on this pod's node that its failure is part of. A worker that started after another one had failed is not part of that:
+/// a replacement that fails at once is a failure of its own.
+fn moment<'a>(
+    known: &'a [RecentFailure],
+    pod: &ObservedPod,
+    failure: PodFailure,
+) -> Option<&'a RecentFailure> {
+    let same = |f: &&RecentFailure| {
+        let together = (seconds(f) - failure.at).abs() <= MOMENT_SECONDS && failure.began <= seconds(f);
+        f.node == pod.node && together
+    };
+    known.iter().find(same)
+}
+
+/// At how many moments these happened, sorted by time: failures on different nodes within ten seconds have one cause.
+fn moments<'a>(failures: impl Iterator<Item = &'a RecentFailure>) -> usize {
+    let (mut count, mut nodes, mut first) = (0, BTreeSet::new(), 0);
+    for failure in failures {
+        let at = seconds(failure);
+        if count == 0 || at - first > MOMENT_SECONDS || nodes.contains(&failure.node) {
+            nodes.clear();
+            first = at;
+            count += 1;
+        }
+        nodes.insert(&failure.node);
+    }
+    count
+}
+
+/// Crashes after a time, those of one moment counted once, and without those on nodes that new pods avoid.
+pub(super) fn crashes(failures: &[RecentFailure], since: i64, avoided: &BTreeSet<String>) -> usize {
+    let counts = |f: &&RecentFailure| {
+        let is_avoided = f.node.as_ref().is_some_and(|n| avoided.contains(n));
+        f.kind == FailureKind::Crashed.as_str() && seconds(f) > since && !is_avoided
+    };
+    moments(failures.iter().filter(counts))
+}
+
+/// When a pod that failed is replaced: the delay doubles with each failure on its node, and with each one of the job without a step between
+/// them.
+pub(super) fn replaced_at(
+    failures: &[RecentFailure],
+    progress: i64,
+    pod: &ObservedPod,
+    failure: PodFailure,
+) -> i64 {
+    let until = moment(failures, pod, failure).map_or(failure.at, seconds);
+    let before = failures
+        .iter()
+        .filter(|f| seconds(f) < until && until - seconds(f) < DELAYS_SECONDS);
+    let on_node = before.clone().filter(|f| f.node == pod.node).count();
+    let of_another_moment = |f: &&RecentFailure| f.node == pod.node || until - seconds(f) > MOMENT_SECONDS;
+    let without_step = before.filter(|f| seconds(f) > progress).filter(of_another_moment);
+    let doubled = on_node.max(moments(without_step));
+    failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
+}
+
+/// Which nodes new pods avoid.
+pub(super) fn avoided_nodes(
+    observed: &Observed,
+    pods: &[JudgedPod<'_>],
+    failures: &[RecentFailure],
+) -> AvoidedNodes {
+    let Ok(job) = &observed.job.spec else {
+        return AvoidedNodes::default();
+    };
+    let limit = job.lifecycle.failure_policy.avoid_node_after as usize;
+    let exists = |node: &&String| observed.nodes.contains_key(*node);
+    let failing: BTreeSet<&String> = failures
+        .iter()
+        .filter(|f| f.kind != FailureKind::Left.as_str())
+        .filter_map(|f| f.node.as_ref())
+        .filter(exists)
+        .collect();
+    let failures_on = |node: &String| failures.iter().filter(|f| f.node.as_ref() == Some(node)).count();
+    // Where nothing runs well elsewhere, it is not the node's fault.
+    let runs_elsewhere = |node: &String| {
+        let runs = |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running;
+        pods.iter()
+            .filter(runs)
+            .any(|p| p.pod.node.as_ref() != Some(node))
+    };
+    let (never, rather_not): (Vec<&String>, Vec<&String>) = failing
+        .into_iter()
+        .partition(|node| failures_on(node) >= limit && runs_elsewhere(node));
+    let signals = node_signals(observed);
+    let announce = observed
+        .nodes
+        .iter()
+        .filter(|(_, node)| announced_end(node, &signals).is_some());
+    let mut leaving: Vec<&String> = announce.map(|(name, _)| name).collect();
+    // Those that the job uses first: the others are avoided as far as there is room.
+    leaving.sort_by_key(|name| !pods.iter().any(|p| p.pod.node.as_ref() == Some(*name)));
+    let bounded = |names: Vec<&String>| names.into_iter().take(AVOIDED_MAX).cloned().collect();
+    AvoidedNodes {
+        never: bounded(never.into_iter().chain(leaving).collect()),
+        rather_not: bounded(rather_not),
+    }
+}

@@ -1,0 +1,313 @@
+//! The pods of a job: its template, completed leaf by leaf. What the template says stands; what it leaves out is filled in, also within a
+//! mapping of which it gives a part, so that a request for memory does not drop the GPU, nor a capability the ban on all others.
+
+use super::decision::AvoidedNodes;
+use super::objects::{
+    AVOIDS_ANNOTATION, CERTIFICATE_KEY, MADE_FROM_ANNOTATION, NUMBER_LABEL, PORT, TOKEN_KEY, WORKER,
+    coordinator_name, metadata, pod_name, token_name,
+};
+use super::observed::{ObservedJob, Settings};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use varuna_api::{Job, WorkerDevice};
+
+/// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
+const UNREACHABLE_SECONDS: i64 = 15;
+/// Taints by which clouds keep other pods off their GPU nodes: key, and value where the key alone says too little.
+const GPU_TAINTS: &[(&str, Option<&str>)] = &[
+    ("nvidia.com/gpu", None),
+    ("amd.com/gpu", None),
+    ("sku", Some("gpu")),
+];
+/// Taints of nodes that may be taken away at any time, which is what Varuna is made for.
+const SPOT_TAINTS: &[&str] = &[
+    "cloud.google.com/gke-spot",
+    "cloud.google.com/gke-preemptible",
+    "kubernetes.azure.com/scalesetpriority",
+];
+/// What a worker asks for where neither the job nor its template says: a pod without any request is the first to be evicted.
+const WORKER_CPU: &str = "100m";
+const WORKER_MEMORY: &str = "256Mi";
+
+/// The pod of a number: the job's template, completed.
+pub(super) fn pod(
+    observed: &ObservedJob,
+    job: &Job,
+    number: i64,
+    avoid: &AvoidedNodes,
+    settings: &Settings,
+) -> Value {
+    let template = job.workers.template.clone().unwrap_or_else(|| json!({}));
+    let mut meta = metadata(observed, &pod_name(&observed.name, number));
+    meta["labels"][NUMBER_LABEL] = number.to_string().into();
+    meta["annotations"] = json!({ MADE_FROM_ANNOTATION: job.workers.pods_hash() });
+    if !avoid.never.is_empty() {
+        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
+        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
+    }
+    for field in ["labels", "annotations"] {
+        fill_in(&mut meta[field], &template["metadata"][field]);
+    }
+    let mut spec = template["spec"].as_object().cloned().unwrap_or_default();
+    let mut containers = spec
+        .remove("containers")
+        .and_then(|c| c.as_array().cloned())
+        .unwrap_or_default();
+    let worker_at = containers.iter().position(|c| c["name"] == WORKER);
+    let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
+    let mut workers: Vec<Value> = (0..job.workers.gpus_per_pod)
+        .map(|i| worker(&observed.name, job, &base, i, settings))
+        .collect();
+    for container in &mut workers {
+        mount_folders(&mut spec, container, job);
+    }
+    containers.splice(0..0, workers);
+    spec.insert("containers".into(), containers.into());
+    complete(&mut spec, job);
+    avoid_nodes(&mut spec, avoid);
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
+}
+
+/// Adds what is missing, also within mappings. Lists are values: what is given stands.
+fn fill_in(given: &mut Value, defaults: &Value) {
+    match (given, defaults) {
+        (Value::Object(given), Value::Object(defaults)) => {
+            for (key, default) in defaults {
+                fill_in(given.entry(key.clone()).or_insert(Value::Null), default);
+            }
+        }
+        (given @ Value::Null, defaults) => *given = defaults.clone(),
+        _ => {}
+    }
+}
+
+fn complete(spec: &mut Map<String, Value>, job: &Job) {
+    // A worker that is restarted in place would come back under the same name with nothing in its memory.
+    spec.insert("restartPolicy".into(), "Never".into());
+    let mut default = |field: &str, value: Value| {
+        fill_in(spec.entry(field).or_insert(Value::Null), &value);
+    };
+    let grace = i64::from(job.disruption.notice_seconds) + 5;
+    default("terminationGracePeriodSeconds", grace.into());
+    default("automountServiceAccountToken", false.into());
+    default("enableServiceLinks", false.into());
+    default(
+        "securityContext",
+        json!({
+            "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
+            // Else each start would change the owner of every file of a dataset.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": { "type": "RuntimeDefault" },
+        }),
+    );
+    if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
+        // The coordinator is found by the name of a Service.
+        let dns = spec.entry("dnsPolicy").or_insert(Value::Null);
+        fill_in(dns, &"ClusterFirstWithHostNet".into());
+    }
+    tolerate(spec, job);
+}
+
+fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
+    let given = spec.entry("tolerations").or_insert(Value::Null);
+    fill_in(given, &json!([]));
+    let Value::Array(tolerations) = given else {
+        return;
+    };
+    let mut add = |key: &str, toleration: Value| {
+        if tolerations.iter().all(|t| t["key"] != key) {
+            tolerations.push(toleration);
+        }
+    };
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        add(
+            key,
+            json!({
+                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREACHABLE_SECONDS,
+            }),
+        );
+    }
+    let gpu: &[_] = if may_use_gpu(job.workers.device) {
+        GPU_TAINTS
+    } else {
+        &[]
+    };
+    let spot = SPOT_TAINTS.iter().map(|key| (*key, None));
+    for (key, value) in gpu.iter().copied().chain(spot) {
+        let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoSchedule" });
+        if let Some(value) = value {
+            toleration["operator"] = "Equal".into();
+            toleration["value"] = value.into();
+        }
+        add(key, toleration);
+    }
+}
+
+/// Keeps the pod off some nodes, by their names: whatever labels say of a node, its name is unique.
+fn avoid_nodes(spec: &mut Map<String, Value>, avoid: &AvoidedNodes) {
+    if avoid.never.is_empty() && avoid.rather_not.is_empty() {
+        return;
+    }
+    let affinity = spec.entry("affinity").or_insert(Value::Null);
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    if !avoid.never.is_empty() {
+        let any_node = json!({ "nodeSelectorTerms": [{}] });
+        fill_in(affinity, &json!({ "nodeAffinity": { required: any_node } }));
+        let terms = affinity.pointer_mut(&format!("/nodeAffinity/{required}/nodeSelectorTerms"));
+        // Any of the terms is enough for the scheduler: each must say it.
+        for term in terms.and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(term) = term.as_object_mut() {
+                append(
+                    term.entry("matchFields").or_insert(Value::Null),
+                    none_of(&avoid.never),
+                );
+            }
+        }
+    }
+    if !avoid.rather_not.is_empty() {
+        fill_in(affinity, &json!({ "nodeAffinity": { preferred: [] } }));
+        if let Some(preferences) = affinity.pointer_mut(&format!("/nodeAffinity/{preferred}")) {
+            let preference = json!({ "matchFields": none_of(&avoid.rather_not) });
+            append(
+                preferences,
+                vec![json!({ "weight": 100, "preference": preference })],
+            );
+        }
+    }
+}
+
+/// Requirements of a term, all of which must be met. A field's requirement takes one value.
+fn none_of(nodes: &BTreeSet<String>) -> Vec<Value> {
+    let requirement = |node| json!({ "key": "metadata.name", "operator": "NotIn", "values": [node] });
+    nodes.iter().map(requirement).collect()
+}
+
+fn append(list: &mut Value, more: Vec<Value>) {
+    fill_in(list, &json!([]));
+    if let Some(list) = list.as_array_mut() {
+        list.extend(more);
+    }
+}
+
+/// Gives the worker `/tmp`, as its root is read-only, and `/dev/shm` of the size that the job names, unless the template mounts them.
+fn mount_folders(spec: &mut Map<String, Value>, container: &mut Value, job: &Job) {
+    let shm = job
+        .workers
+        .shm_bytes
+        .map(|bytes| json!({ "medium": "Memory", "sizeLimit": bytes.to_string() }));
+    for (name, path, volume) in [
+        ("varuna-tmp", "/tmp", Some(json!({}))),
+        ("varuna-shm", "/dev/shm", shm),
+    ] {
+        let Some(volume) = volume else { continue };
+        let mounts = container["volumeMounts"].as_array();
+        if mounts.into_iter().flatten().any(|m| m["mountPath"] == path) {
+            continue;
+        }
+        append(
+            &mut container["volumeMounts"],
+            vec![json!({ "name": name, "mountPath": path })],
+        );
+        let volumes = spec.entry("volumes").or_insert(Value::Null);
+        if !volumes
+            .as_array()
+            .into_iter()
+            .flatten()
+            .any(|v| v["name"] == name)
+        {
+            append(volumes, vec![json!({ "name": name, "emptyDir": volume })]);
+        }
+    }
+}
+
+/// Whether workers are to have a GPU each. One that may take a GPU or not is given one: without, it would never see any.
+fn may_use_gpu(device: WorkerDevice) -> bool {
+    match device {
+        WorkerDevice::Auto | WorkerDevice::Cuda => true,
+        WorkerDevice::Cpu => false,
+    }
+}
+
+/// Whether resources name a device that a worker computes on, however it is called: a share of a GPU, another vendor's, or a claim.
+fn names_a_device(resources: &Value, gpu: &str) -> bool {
+    let vendor = gpu.split('/').next().unwrap_or(gpu);
+    let is_device = |name: &str| match name.split_once('/') {
+        Some((domain, device)) => domain == vendor || device.contains("gpu"),
+        None => false,
+    };
+    let lists = ["limits", "requests"]
+        .into_iter()
+        .filter_map(|l| resources[l].as_object());
+    let claims = resources["claims"].as_array().is_some_and(|c| !c.is_empty());
+    claims || lists.flatten().any(|(name, _)| is_device(name))
+}
+
+/// The resources of a worker's container: the template's, then the job's, then what every worker needs.
+fn resources(given: &Value, job: &Job, settings: &Settings) -> Value {
+    let mut resources = given.clone();
+    if let Some(of_job) = &job.workers.resources {
+        fill_in(&mut resources, of_job);
+    }
+    fill_in(&mut resources, &json!({}));
+    if let Some(gpu) = &settings.gpu_resource
+        && may_use_gpu(job.workers.device)
+        && !names_a_device(&resources, gpu)
+    {
+        fill_in(&mut resources, &json!({ "limits": { gpu: "1" } }));
+    }
+    for (name, quantity) in [("cpu", WORKER_CPU), ("memory", WORKER_MEMORY)] {
+        // A request that is left out beside a limit is the limit.
+        if resources["limits"].get(name).is_none() {
+            fill_in(&mut resources, &json!({ "requests": { name: quantity } }));
+        }
+    }
+    resources
+}
+
+/// One worker process: a container, with one GPU unless the job computes on the processor.
+fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) -> Value {
+    let mut container = base.clone();
+    container["name"] = if index == 0 {
+        WORKER.into()
+    } else {
+        format!("{WORKER}-{index}").into()
+    };
+    container["resources"] = resources(&base["resources"], job, settings);
+    let image = job.workers.image.clone().or_else(|| settings.image.clone());
+    fill_in(
+        &mut container,
+        &json!({
+            "image": image,
+            "command": ["varuna-worker"],
+            "args": ["--bind", "0.0.0.0:0", "--advertise", "$(VARUNA_POD_IP)"],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "securityContext": {
+                "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": { "drop": ["ALL"] },
+            },
+        }),
+    );
+    let field =
+        |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let secret = |variable: &str, key: &str, optional: bool| {
+        let reference = json!({ "name": token_name(name), "key": key, "optional": optional });
+        json!({ "name": variable, "valueFrom": { "secretKeyRef": reference } })
+    };
+    let mut env = vec![
+        field("VARUNA_POD_IP", "status.podIP"),
+        field("VARUNA_NODE", "spec.nodeName"),
+        field("VARUNA_WORKER_NAME", "metadata.name"),
+        json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(name)) }),
+        secret("VARUNA_TOKEN", TOKEN_KEY, false),
+        // Jobs that were created before there were certificates have none.
+        secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),
+        // The root is read-only, and libraries write caches into it.
+        json!({ "name": "HOME", "value": "/tmp" }),
+    ];
+    // What the template sets takes precedence.
+    let given = base["env"].as_array().cloned().unwrap_or_default();
+    env.retain(|e| given.iter().all(|g| g["name"] != e["name"]));
+    env.extend(given);
+    container["env"] = env.into();
+    container
+}

@@ -1,0 +1,465 @@
+//! Crashes, rejections and nodes that fail: how long a replacement waits, where it goes, and when the job has failed.
+
+use super::*;
+use proptest::prelude::*;
+
+fn crashed_on(node: &str, number: i64, ago: i64) -> ObservedPod {
+    ObservedPod {
+        node: Some(node.into()),
+        ..ended(number, 1, "Error", ago)
+    }
+}
+
+fn rejected_on(node: &str, number: i64, ago: i64) -> ObservedPod {
+    ObservedPod {
+        node: Some(node.into()),
+        rejected: Some(Rejection {
+            made: NOW - ago - 1,
+            at: NOW - ago,
+            reason: "UnexpectedAdmissionError".into(),
+            message: "no healthy devices present".into(),
+        }),
+        ..pod(number, PodPhase::Failed)
+    }
+}
+
+fn running_on(node: &str, number: i64) -> ObservedPod {
+    ObservedPod {
+        node: Some(node.into()),
+        ..pod(number, PodPhase::Running)
+    }
+}
+
+/// A job with the nodes `a` to `f`.
+fn on_nodes(max: u32) -> Observed {
+    let mut observed = observed(max);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let ready = ObservedNode {
+            ready: true,
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(name.into(), ready);
+    }
+    observed
+}
+
+/// What is carried out, and some seconds later.
+fn later(observed: &Observed, seconds: i64) -> Observed {
+    let mut next = carried_out(observed, &decide(observed));
+    next.now += seconds;
+    next
+}
+
+fn required(pod: &Value) -> &Value {
+    &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+}
+
+fn preferred(pod: &Value) -> &Value {
+    &pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+}
+
+#[test]
+fn eight_workers_that_a_broken_node_takes_along_count_as_one_crash() {
+    let mut observed = on_nodes(8);
+    observed.pods = (1..=8).map(|i| crashed_on("a", i, 9 - i)).collect();
+    let desired = decide(&observed);
+    assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
+    assert_eq!(desired.status.recent_failures.len(), 1);
+    assert_eq!(desired.status.recent_failures[0].node.as_deref(), Some("a"));
+}
+
+#[test]
+fn crashes_on_many_nodes_at_one_moment_count_as_one_and_at_six_moments_fail_the_job() {
+    let mut observed = on_nodes(2);
+    let nodes = ["a", "b", "c", "d", "e", "f"];
+    observed.pods = nodes
+        .iter()
+        .zip(1..)
+        .map(|(node, i)| crashed_on(node, i, 6 - i))
+        .collect();
+    assert_eq!(
+        condition(&decide(&observed), ConditionType::Failed).status,
+        "False"
+    );
+    observed.pods = nodes
+        .iter()
+        .zip(1..)
+        .map(|(node, i)| crashed_on(node, i, 20 * (6 - i)))
+        .collect();
+    let failed = decide(&observed);
+    let message = &condition(&failed, ConditionType::Failed).message;
+    assert!(
+        message.contains("6 times") && message.contains("last words"),
+        "{message}"
+    );
+    observed.job.spec = Ok(spec(2, "  failurePolicy: {maxCrashes: 7}\n"));
+    assert_eq!(
+        condition(&decide(&observed), ConditionType::Failed).status,
+        "False"
+    );
+}
+
+#[test]
+fn a_replacement_that_crashes_at_once_is_a_crash_of_its_own() {
+    let mut observed = on_nodes(1);
+    let mut quick = crashed_on("a", 2, 0);
+    quick.ended.as_mut().unwrap().started = NOW - 1;
+    observed.pods = vec![crashed_on("a", 1, 2), quick];
+    let desired = decide(&observed);
+    assert_eq!(
+        (desired.status.recent_failures.len(), desired.reconcile_in),
+        (2, Some(2))
+    );
+}
+
+#[test]
+fn crashes_are_remembered_when_their_pods_are_gone() {
+    let mut observed = on_nodes(1);
+    for (i, node) in ["a", "b", "c", "d", "e", "f"].iter().enumerate() {
+        observed.pods = vec![crashed_on(
+            node,
+            i64::try_from(i).unwrap() + 1,
+            observed.now - NOW,
+        )];
+        observed.pods[0].ended.as_mut().unwrap().at = observed.now;
+        let desired = decide(&observed);
+        let failed = condition(&desired, ConditionType::Failed).status == "True";
+        assert_eq!(failed, i == 5, "crash {i}");
+        observed.job.status = desired.status;
+        observed.now += 60;
+    }
+}
+
+#[test]
+fn a_node_on_which_pods_fail_again_and_again_is_avoided_and_does_not_fail_the_job() {
+    let mut observed = on_nodes(2);
+    observed.pods = vec![running_on("b", 1)];
+    observed
+        .pods
+        .extend((2..=3).map(|i| crashed_on("a", i, 600 - 100 * i)));
+    let rather = decide(&observed);
+    assert_eq!(
+        *required(&rather.create[0]),
+        Value::Null,
+        "two failures may be chance"
+    );
+    let term = &preferred(&rather.create[0])[0]["preference"]["matchFields"][0];
+    assert_eq!(
+        (&term["key"], &term["values"][0]),
+        (&"metadata.name".into(), &"a".into())
+    );
+    observed
+        .pods
+        .extend((4..=9).map(|i| crashed_on("a", i, 600 - 50 * i)));
+    let desired = decide(&observed);
+    assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
+    assert_eq!(desired.create.len(), 1);
+    let term = &required(&desired.create[0])[0]["matchFields"][0];
+    assert_eq!(
+        (&term["operator"], &term["values"][0]),
+        (&"NotIn".into(), &"a".into())
+    );
+    // Without a worker that runs elsewhere it is not the node's fault.
+    observed.pods.remove(0);
+    assert_eq!(
+        condition(&decide(&observed), ConditionType::Failed).status,
+        "True"
+    );
+}
+
+#[test]
+fn the_terms_of_the_template_are_kept_and_each_of_them_avoids_the_node() {
+    let mut observed = on_nodes(2);
+    let affinity = "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: pool, operator: Exists}]}, {matchFields: []}]}}";
+    observed.job.spec = Ok(spec(
+        2,
+        &format!(
+            "  failurePolicy: {{avoidNodeAfter: 1}}\n  workers: {{template: {{spec: {{affinity: {{{affinity}}}}}}}}}\n"
+        ),
+    ));
+    observed.pods = vec![running_on("b", 1), crashed_on("a", 2, 100)];
+    let desired = decide(&observed);
+    let terms = required(&desired.create[0]).as_array().unwrap();
+    assert_eq!(terms.len(), 2);
+    assert_eq!(terms[0]["matchExpressions"][0]["key"], "pool");
+    for term in terms {
+        assert_eq!(term["matchFields"][0]["values"][0], "a");
+    }
+}
+
+#[test]
+fn a_template_that_makes_no_sense_is_passed_on_for_the_server_to_refuse() {
+    for affinity in [
+        "3",
+        "{nodeAffinity: x}",
+        "{nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [1]}}",
+    ] {
+        let mut observed = on_nodes(2);
+        let template =
+            format!("{{spec: {{affinity: {affinity}, tolerations: 3, volumes: 4, securityContext: 5}}}}");
+        observed.job.spec = Ok(spec(
+            2,
+            &format!("  failurePolicy: {{avoidNodeAfter: 1}}\n  workers: {{template: {template}}}\n"),
+        ));
+        observed.pods = vec![
+            running_on("b", 1),
+            crashed_on("a", 2, 100),
+            crashed_on("c", 3, 200),
+        ];
+        assert_eq!(decide(&observed).create.len(), 1, "{affinity}");
+    }
+}
+
+#[test]
+fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
+    let mut observed = on_nodes(1);
+    let leaving = observed.nodes.get_mut("a").unwrap();
+    leaving.conditions = vec!["VMEventScheduled".into()];
+    observed.pods = vec![running_on("a", 1)];
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1"]);
+    assert_eq!(
+        required(&desired.create[0])[0]["matchFields"][0]["values"][0],
+        "a"
+    );
+    // Once the node stays, a pod that finds no other place may have it.
+    let mut next = carried_out(&observed, &desired);
+    next.pods.retain(|p| p.number == 2);
+    next.pods[0].avoids = BTreeSet::from(["a".to_owned()]);
+    next.pods[0].unschedulable = Some("0/1 nodes are available".into());
+    assert!(decide(&next).delete.is_empty());
+    next.nodes.get_mut("a").unwrap().conditions.clear();
+    let again = decide(&next);
+    assert_eq!(
+        (deleted(&again), names(&again)),
+        (vec!["j-w2"], vec!["j-w3".into()])
+    );
+    assert_eq!(*required(&again.create[0]), Value::Null);
+}
+
+#[test]
+fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
+    let mut observed = on_nodes(1);
+    observed.pods = vec![rejected_on("a", 1, 0)];
+    let mut waits = vec![];
+    for number in 1..=6 {
+        let desired = decide(&observed);
+        assert!(desired.create.is_empty(), "no hot loop");
+        waits.push(desired.reconcile_in.unwrap());
+        let mut next = later(&observed, *waits.last().unwrap());
+        assert_eq!(names(&decide(&next)).len(), 1);
+        assert!(
+            decide(&next)
+                .events
+                .iter()
+                .all(|e| e.reason != Reason::WorkerPreempted)
+        );
+        // The replacement is rejected a moment later.
+        next.now += 2;
+        let mut again = rejected_on("a", number + 1, 0);
+        let rejection = again.rejected.as_mut().unwrap();
+        (rejection.made, rejection.at) = (next.now - 1, next.now);
+        next.pods = vec![again];
+        observed = next;
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32]);
+    let desired = decide(&observed);
+    assert_eq!(
+        condition(&desired, ConditionType::Failed).status,
+        "False",
+        "not the job's fault"
+    );
+    let degraded = condition(&desired, ConditionType::Degraded);
+    assert_eq!(degraded.reason, "PodsRejected");
+    assert!(
+        degraded.message.contains("no healthy devices present"),
+        "{degraded:?}"
+    );
+}
+
+#[test]
+fn a_crash_loop_that_moves_from_node_to_node_is_slowed_down_too() {
+    let mut observed = on_nodes(1);
+    observed.pods = ["a", "b", "c", "d"]
+        .iter()
+        .zip(1..)
+        .map(|(n, i)| crashed_on(n, i, 60 - 15 * i))
+        .collect();
+    assert_eq!(
+        decide(&observed).reconcile_in,
+        Some(8),
+        "the fourth crash without a step"
+    );
+    observed.job.status.progressed_at = Some(decision::time(NOW - 1));
+    observed.job.status.step = Some(5);
+    assert_eq!(
+        decide(&observed).reconcile_in,
+        Some(1),
+        "the first one on its node, and steps between them"
+    );
+}
+
+#[test]
+fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
+    let mut observed = on_nodes(1);
+    let mut beside = ended(1, 1, "Error", 0);
+    beside.phase = PodPhase::Running;
+    observed.pods = vec![beside];
+    observed.run = Some(with_workers(training(3), &[], &["j-w1"]));
+    let desired = decide(&observed);
+    assert_eq!(desired.status.recent_failures.len(), 1);
+    assert_eq!(desired.notices, [WorkerNotice::Ended("j-w1".into())]);
+    assert_eq!(
+        condition(&desired, ConditionType::Degraded).reason,
+        "WorkersCrash"
+    );
+    let next = decide(&later(&observed, 1));
+    assert_eq!(
+        (deleted(&next), names(&next)),
+        (vec!["j-w1"], vec!["j-w2".into()])
+    );
+}
+
+#[test]
+fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
+    let mut observed = observed(2);
+    let made = decide(&observed);
+    let hash = made.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
+    let broken = |number| ObservedPod {
+        waiting: Some(("ImagePullBackOff".into(), "no such image".into())),
+        made_from: hash.as_str().map(str::to_owned),
+        ..pod(number, PodPhase::Pending)
+    };
+    observed.pods = vec![broken(1), broken(2)];
+    assert!(decide(&observed).delete.is_empty());
+    observed.job.spec = Ok(spec(2, "  workers: {image: right}\n"));
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
+    assert_eq!(names(&desired), ["j-w3", "j-w4"]);
+    assert_eq!(desired.create[0]["spec"]["containers"][0]["image"], "right");
+}
+
+#[test]
+fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
+    let mut observed = on_nodes(4);
+    let old = |number, node: &str| ObservedPod {
+        made_from: Some("old".into()),
+        ..running_on(node, number)
+    };
+    observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
+    assert!(decide(&observed).delete.is_empty(), "nobody trains");
+    let all = ["j-w1", "j-w2", "j-w3", "j-w4"];
+    observed.run = Some(with_workers(training(3), &all[..3], &[]));
+    assert!(decide(&observed).delete.is_empty(), "one is not attached");
+    observed.run = Some(with_workers(training(3), &all, &[]));
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
+    assert!(
+        desired.events.iter().any(|e| e.reason == Reason::RollingUpdate),
+        "{:?}",
+        desired.events
+    );
+    let mut next = carried_out(&observed, &desired);
+    let hash = desired.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
+    assert!(decide(&next).delete.is_empty(), "the first node's are not back");
+    next.pods.retain(|p| !p.deleting);
+    for pod in next.pods.iter_mut().filter(|p| p.number > 4) {
+        *pod = ObservedPod {
+            made_from: hash.as_str().map(str::to_owned),
+            ..running_on("c", pod.number)
+        };
+    }
+    next.run = Some(with_workers(training(9), &["j-w3", "j-w4", "j-w5", "j-w6"], &[]));
+    assert_eq!(deleted(&decide(&next)), ["j-w3", "j-w4"]);
+    // Pods of a release that wrote no hash are left alone.
+    for pod in &mut next.pods {
+        pod.made_from = None;
+    }
+    assert!(decide(&next).delete.is_empty());
+}
+
+#[test]
+fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
+    let mut observed = observed(1);
+    observed.pods = vec![ObservedPod {
+        made_from: Some("old".into()),
+        ..pod(1, PodPhase::Running)
+    }];
+    observed.run = Some(with_workers(training(3), &["j-w1"], &[]));
+    assert!(decide(&observed).delete.is_empty());
+    observed.job.spec = Ok(spec(1, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
+    assert_eq!(deleted(&decide(&observed)), ["j-w1"]);
+}
+
+#[test]
+fn a_job_without_checkpoints_is_not_suspended_at_the_price_of_what_it_has_trained() {
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(1, "  suspend: true\n"));
+    observed.run = Some(training(3));
+    observed.pods = vec![pod(1, PodPhase::Running)];
+    let desired = decide(&observed);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Run);
+    assert_eq!(
+        condition(&desired, ConditionType::Suspended).reason,
+        "WouldLoseState"
+    );
+    let mut nothing_trained = observed.clone();
+    nothing_trained.run = Some(run(RunMode::Waiting, 0, 0));
+    assert_eq!(decide(&nothing_trained).coordinator, CoordinatorGoal::Stop);
+    observed.job.spec = Ok(spec(1, "  suspend: true\n  allowStateLoss: true\n"));
+    assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Stop);
+}
+
+#[test]
+fn a_job_fails_at_its_deadline_and_is_deleted_some_time_after_its_end() {
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(
+        1,
+        "  activeDeadlineSeconds: 100\n  ttlSecondsAfterFinished: 50\n",
+    ));
+    let started = decide(&observed);
+    assert_eq!(started.reconcile_in, None, "it is not known yet when it started");
+    let mut next = carried_out(&observed, &started);
+    assert_eq!(decide(&next).reconcile_in, Some(100));
+    next.now += 100;
+    next.run = Some(training(3));
+    let over = decide(&next);
+    assert_eq!(condition(&over, ConditionType::Failed).reason, "DeadlineExceeded");
+    assert_eq!(
+        (over.coordinator, over.reconcile_in),
+        (CoordinatorGoal::Stop, Some(50))
+    );
+    let mut ended = carried_out(&next, &over);
+    ended.run = None;
+    ended.now += 49;
+    assert!(!super::super::decide(&ended).delete_job);
+    ended.now += 1;
+    assert!(super::super::decide(&ended).delete_job);
+    // A job that is tried again under another spec is not deleted.
+    ended.job.spec = Ok(spec(
+        1,
+        "  activeDeadlineSeconds: 1000\n  ttlSecondsAfterFinished: 50\n",
+    ));
+    ended.job.generation = 2;
+    assert!(!super::super::decide(&ended).delete_job);
+    let again = decide(&ended);
+    assert_eq!(again.status.completion_time, None);
+    assert_eq!(again.coordinator, CoordinatorGoal::Run);
+}
+
+proptest! {
+    #[test]
+    fn failures_are_counted_once_however_often_they_are_seen(
+        ends in proptest::collection::vec((0_usize..3, 0_i64..4000), 0..30),
+    ) {
+        let mut observed = on_nodes(2);
+        let nodes = ["a", "b", "c"];
+        observed.pods = ends.iter().zip(1..).map(|((node, ago), i)| crashed_on(nodes[*node], i, *ago)).collect();
+        let first = decide(&observed).status.recent_failures;
+        observed.job.status.recent_failures.clone_from(&first);
+        prop_assert_eq!(&decide(&observed).status.recent_failures, &first);
+        observed.pods.reverse();
+        prop_assert_eq!(&decide(&observed).status.recent_failures, &first);
+        prop_assert!(first.len() <= 64 && first.windows(2).all(|w| w[0].at.0 <= w[1].at.0));
+    }
+}

@@ -1,0 +1,173 @@
+//! The pods that are made of a template.
+
+use super::*;
+use serde_json::json;
+
+fn made(workers: &str) -> Value {
+    let mut observed = observed(64);
+    observed.job.spec = Ok(spec(64, &format!("  workers: {{{workers}}}\n")));
+    decide(&observed).create[0].clone()
+}
+
+fn worker_of(pod: &Value) -> &Value {
+    &pod["spec"]["containers"][0]
+}
+
+#[test]
+fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stands() {
+    let limits = |workers: &str| worker_of(&made(workers))["resources"]["limits"].clone();
+    let one_gpu = json!({ "nvidia.com/gpu": "1" });
+    assert_eq!(limits("device: auto"), one_gpu);
+    assert_eq!(limits("device: cuda"), one_gpu);
+    assert_eq!(limits("device: cpu"), Value::Null);
+    for device in [
+        "example.com/gpu",
+        "nvidia.com/mig-1g.5gb",
+        "nvidia.com/gpu.shared",
+    ] {
+        let given =
+            format!("{{spec: {{containers: [{{name: worker, resources: {{limits: {{{device}: 2}}}}}}]}}}}");
+        for workers in [
+            format!("device: cuda, template: {given}"),
+            format!("device: cpu, template: {given}"),
+        ] {
+            assert_eq!(limits(&workers), json!({ device: 2 }));
+        }
+    }
+    let of_job = limits("resources: {limits: {nvidia.com/gpu.shared: 1}}");
+    assert_eq!(of_job, json!({ "nvidia.com/gpu.shared": 1 }));
+    let claim = "template: {spec: {containers: [{name: worker, resources: {claims: [{name: gpu}]}}]}}";
+    assert_eq!(limits(claim), Value::Null);
+}
+
+#[test]
+fn a_request_of_one_resource_drops_no_other() {
+    let resources = |workers: &str| worker_of(&made(workers))["resources"].clone();
+    assert_eq!(
+        resources(""),
+        json!({ "limits": { "nvidia.com/gpu": "1" }, "requests": { "cpu": "100m", "memory": "256Mi" } })
+    );
+    let network = "resources: {requests: {cpu: 8}, limits: {vpc.amazonaws.com/efa: 1, memory: 64Gi}}";
+    assert_eq!(
+        resources(network),
+        json!({
+            "limits": { "nvidia.com/gpu": "1", "vpc.amazonaws.com/efa": 1, "memory": "64Gi" },
+            "requests": { "cpu": 8 },
+        })
+    );
+    let both = "resources: {requests: {cpu: 8, memory: 1Gi}}, template: {spec: {containers: [{name: worker, resources: {requests: {cpu: 2}}}]}}";
+    assert_eq!(
+        resources(both)["requests"],
+        json!({ "cpu": 2, "memory": "1Gi" }),
+        "the template takes precedence"
+    );
+}
+
+#[test]
+fn one_field_of_a_security_context_leaves_the_others_as_they_are() {
+    let pod = made(
+        "template: {spec: {securityContext: {fsGroup: 1000}, containers: [{name: worker, securityContext: {capabilities: {add: [IPC_LOCK]}}}]}}",
+    );
+    let context = &pod["spec"]["securityContext"];
+    assert_eq!(
+        (&context["fsGroup"], &context["runAsNonRoot"]),
+        (&1000.into(), &true.into())
+    );
+    assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
+    let of_worker = &worker_of(&pod)["securityContext"];
+    assert_eq!(
+        of_worker["capabilities"],
+        json!({ "add": ["IPC_LOCK"], "drop": ["ALL"] })
+    );
+    assert_eq!(of_worker["readOnlyRootFilesystem"], true);
+}
+
+#[test]
+fn a_worker_can_write_to_tmp_and_has_the_shared_memory_that_the_job_names() {
+    let pod = made("shmSize: 2Gi");
+    assert_eq!(
+        worker_of(&pod)["volumeMounts"],
+        json!([{ "name": "varuna-tmp", "mountPath": "/tmp" }, { "name": "varuna-shm", "mountPath": "/dev/shm" }])
+    );
+    assert_eq!(
+        pod["spec"]["volumes"][1]["emptyDir"],
+        json!({ "medium": "Memory", "sizeLimit": "2147483648" })
+    );
+    let own = made(
+        "shmSize: 2Gi, template: {spec: {volumes: [{name: scratch, hostPath: {path: /x}}], containers: [{name: worker, volumeMounts: [{name: scratch, mountPath: /tmp}]}]}}",
+    );
+    let mounts = worker_of(&own)["volumeMounts"].as_array().unwrap();
+    assert_eq!(mounts.iter().filter(|m| m["mountPath"] == "/tmp").count(), 1);
+    assert_eq!(own["spec"]["volumes"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn the_taints_of_gpu_and_spot_nodes_are_tolerated_and_gpu_nodes_left_to_those_who_need_them() {
+    let keys = |workers: &str| -> Vec<String> {
+        let pod = made(workers);
+        let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
+        tolerations
+            .iter()
+            .map(|t| t["key"].as_str().unwrap_or("all").to_owned())
+            .collect()
+    };
+    let gpu = keys("");
+    for key in [
+        "nvidia.com/gpu",
+        "sku",
+        "kubernetes.azure.com/scalesetpriority",
+        "cloud.google.com/gke-spot",
+    ] {
+        assert!(gpu.iter().any(|k| k == key), "{key}");
+    }
+    assert!(
+        keys("device: cpu")
+            .iter()
+            .all(|k| k != "nvidia.com/gpu" && k != "sku")
+    );
+    let own =
+        keys("template: {spec: {tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoExecute}]}}");
+    assert_eq!(
+        own.iter().filter(|k| *k == "nvidia.com/gpu").count(),
+        1,
+        "the template's stands"
+    );
+}
+
+#[test]
+fn a_pod_in_its_nodes_network_finds_the_coordinators_name() {
+    let dns =
+        |template: &str| made(&format!("template: {{spec: {{{template}}}}}"))["spec"]["dnsPolicy"].clone();
+    assert_eq!(dns(""), Value::Null);
+    assert_eq!(dns("hostNetwork: true"), "ClusterFirstWithHostNet");
+    assert_eq!(dns("hostNetwork: true, dnsPolicy: None"), "None");
+}
+
+#[test]
+fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
+    let mut observed = observed(5);
+    observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
+    let desired = decide(&observed);
+    assert_eq!(desired.create.len(), 2, "5 workers allowed: 2 pods of 2");
+    let containers = desired.create[0]["spec"]["containers"].as_array().unwrap();
+    assert_eq!(containers.len(), 2);
+}
+
+#[test]
+fn the_template_is_completed_and_its_own_fields_stand() {
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(
+        1,
+        "  workers:\n    template:\n      metadata: {labels: {team: a, varuna.dev/job: other}}\n      spec:\n        futureField: {x: 1}\n        containers:\n        - {name: sidecar, image: s}\n        - {name: worker, resources: {limits: {cpu: 2}}, env: [{name: VARUNA_NODE, value: rack1}]}\n",
+    ));
+    let pod = &decide(&observed).create[0];
+    assert_eq!(pod["spec"]["futureField"]["x"], 1);
+    assert_eq!(pod["metadata"]["labels"]["team"], "a");
+    assert_eq!(pod["metadata"]["labels"]["varuna.dev/job"], "j");
+    let worker = &pod["spec"]["containers"][0];
+    assert_eq!(worker["name"], "worker");
+    assert_eq!(worker["resources"]["limits"]["cpu"], 2);
+    let env = worker["env"].as_array().unwrap();
+    assert_eq!(env.iter().filter(|e| e["name"] == "VARUNA_NODE").count(), 1);
+    assert_eq!(pod["spec"]["containers"][1]["name"], "sidecar");
+}

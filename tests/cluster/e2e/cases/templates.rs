@@ -1,0 +1,153 @@
+//! What a job's pods are made from: wrong, corrected, changed while it trains. And a suspension that would lose what was trained.
+
+use super::CaseRun;
+use crate::job::spec;
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt;
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use varuna_cluster_tests::{eventually, jobs};
+
+impl CaseRun<'_> {
+    /// A second job of this name with one worker.
+    async fn small_job(&self, name: &str, workers: Value) -> Result<()> {
+        let mut document = spec(name);
+        document["spec"]["pipeline"] = json!({});
+        document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+        document["spec"]["workers"] = workers;
+        let document: DynamicObject = serde_json::from_value(document)?;
+        jobs(&self.job.client, &self.job.namespace)
+            .create(&PostParams::default(), &document)
+            .await?;
+        Ok(())
+    }
+
+    async fn patch_spec(&self, name: &str, spec: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        jobs(&self.job.client, &self.job.namespace)
+            .patch(name, &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    }
+
+    async fn status_of(&self, name: &str) -> Result<Value> {
+        let job = jobs(&self.job.client, &self.job.namespace).get(name).await?;
+        Ok(job.data["status"].clone())
+    }
+
+    async fn condition_of(&self, name: &str, kind: &str) -> Result<Value> {
+        let status = self.status_of(name).await?;
+        let all = status["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter()
+            .find(|c| c["type"] == kind)
+            .context("the condition")
+    }
+
+    pub(super) async fn rejected(&mut self) -> Result<()> {
+        // A kubelet rejects pods with a kernel parameter that it was not told to allow; the API server and the scheduler take them.
+        let sysctls = json!([{ "name": "kernel.msgmax", "value": "65536" }]);
+        let template = json!({ "spec": { "securityContext": { "sysctls": sysctls } } });
+        self.small_job("forbidden", json!({ "template": template }))
+            .await?;
+        eventually("the job says that its pods are rejected", || async {
+            let degraded = self.condition_of("forbidden", "Degraded").await?;
+            let message = degraded["message"].as_str().unwrap_or("");
+            ensure!(
+                degraded["reason"] == "PodsRejected" && message.contains("SysctlForbidden"),
+                "{degraded}"
+            );
+            Ok(())
+        })
+        .await?;
+        // Replacements wait 1, 2, 4, 8, 16 s: six pods take half a minute. A hot loop would make hundreds meanwhile.
+        let began = std::time::Instant::now();
+        let made = eventually("six pods were made", || async {
+            let made = self.status_of("forbidden").await?["newestPod"]
+                .as_i64()
+                .unwrap_or(0);
+            ensure!(made >= 6, "{made}");
+            Ok(made)
+        })
+        .await?;
+        let seconds = began.elapsed().as_secs();
+        println!("  {made} pods in {seconds} s");
+        ensure!(
+            made <= 7 && seconds >= 15,
+            "a hot loop: {made} pods in {seconds} s"
+        );
+        let failed = self.condition_of("forbidden", "Failed").await?;
+        ensure!(failed["status"] == "False", "{failed}");
+        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "forbidden"])?;
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
+    pub(super) async fn image_corrected(&mut self) -> Result<()> {
+        let right = self.job.pods().await?;
+        let image = right
+            .first()
+            .and_then(|p| p.spec.as_ref()?.containers.first()?.image.clone())
+            .context("the image of a worker")?;
+        self.small_job("typo", json!({ "threads": 1, "image": "localhost/none:1" }))
+            .await?;
+        eventually("the job says that its pods cannot start", || async {
+            let degraded = self.condition_of("typo", "Degraded").await?;
+            ensure!(degraded["reason"] == "PodsCannotStart", "{degraded}");
+            Ok(())
+        })
+        .await?;
+        self.patch_spec("typo", json!({ "workers": { "image": image } }))
+            .await?;
+        eventually("the corrected job trains", || async {
+            let status = self.status_of("typo").await?;
+            ensure!(status["step"].as_i64().unwrap_or(0) > 0, "{status}");
+            Ok(())
+        })
+        .await?;
+        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "typo"])?;
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
+    pub(super) async fn rolling_update(&mut self) -> Result<()> {
+        let names = |pods: &[k8s_openapi::api::core::v1::Pod]| -> BTreeSet<String> {
+            pods.iter().map(ResourceExt::name_any).collect()
+        };
+        let before = self.job.now()?;
+        let old = names(&self.job.pods().await?);
+        let template = json!({ "metadata": { "annotations": { "example.com/release": "2" } } });
+        self.patch_spec("j", json!({ "workers": { "template": template } }))
+            .await?;
+        eventually("all pods are of the new template", || async {
+            let pods = self.job.pods().await?;
+            let is_new =
+                |p: &k8s_openapi::api::core::v1::Pod| p.annotations().contains_key("example.com/release");
+            let now = names(&pods);
+            ensure!(
+                now.len() == 4 && pods.iter().all(is_new) && now.is_disjoint(&old),
+                "{now:?}"
+            );
+            Ok(())
+        })
+        .await?;
+        self.job.trains(4).await?;
+        self.job
+            .event("RollingUpdate", "spec.workers has changed")
+            .await?;
+        self.is_reported(&before).await
+    }
+
+    pub(super) async fn suspend_refused(&mut self) -> Result<()> {
+        let refused = self.patch_spec("j", json!({ "suspend": true })).await;
+        let said = format!("{:#}", refused.err().context("the API server takes it")?);
+        ensure!(said.contains("set allowStateLoss to true"), "{said}");
+        self.job.trains(4).await?;
+        self.patch_spec("j", json!({ "suspend": true, "allowStateLoss": true }))
+            .await?;
+        self.job
+            .until("it is suspended", |l| l.phase() == "Suspended")
+            .await?;
+        Ok(())
+    }
+}
