@@ -18,7 +18,7 @@ for tool in mmdebstrap buildah python3; do
     command -v $tool >/dev/null 2>&1 || fail "$tool is missing (on Debian: apt-get install mmdebstrap buildah python3)"
 done
 binaries=${BINARIES:-target/release}
-for program in varuna-operator varuna-worker; do
+for program in varuna-operator varuna-worker varuna-launcher; do
     [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make release"
 done
 tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
@@ -29,7 +29,7 @@ mkdir -p $out
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 mkdir -p "$context/bin" "$context/libtorch/lib"
-for program in varuna-operator varuna-worker; do
+for program in varuna-operator varuna-worker varuna-launcher; do
     strip -o "$context/bin/$program" "$binaries/$program" 2>/dev/null || cp "$binaries/$program" "$context/bin/"
     chmod 755 "$context/bin/$program"
 done

@@ -10,7 +10,7 @@ ARG CUDA=.cache/cuda
 # First what changes rarely and is large. The libraries name one another relative to this layout.
 COPY ${CUDA}/nvidia/ /opt/nvidia/
 COPY ${CUDA}/torch/ /opt/torch/
-COPY ${BINARIES}/varuna-worker /usr/local/bin/varuna-worker
+COPY ${BINARIES}/varuna-worker ${BINARIES}/varuna-launcher /usr/local/bin/
 USER 65532:65532
 # The driver's libraries come from the node, each platform's in its place: GKE mounts /usr/local/nvidia; the NVIDIA container toolkit
 # (EKS, AKS) puts them where Debian's loader looks, or into the folder that the node has them in, /usr/lib64 on Amazon Linux.

@@ -1,4 +1,4 @@
-# The worker: one program and libtorch, as a user without rights, on a root that may be read-only.
+# The worker, the launcher of several workers, and libtorch, as a user without rights, on a root that may be read-only.
 #
 #   make release && docker build -f images/worker.Dockerfile -t varuna-worker:0.1.0 .
 #
@@ -11,7 +11,7 @@ ARG BINARIES=target/release
 ARG LIBTORCH=.cache/libtorch
 # First what changes rarely and is large.
 COPY ${LIBTORCH}/lib/ /opt/libtorch/lib/
-COPY ${BINARIES}/varuna-worker /usr/local/bin/varuna-worker
+COPY ${BINARIES}/varuna-worker ${BINARIES}/varuna-launcher /usr/local/bin/
 USER 65532:65532
 ENV PATH=/usr/local/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/libtorch/lib
 ENTRYPOINT ["/usr/local/bin/varuna-worker"]

@@ -18,7 +18,7 @@ docker build -f images/operator.Dockerfile -t "localhost/varuna-operator:$tag" .
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 mkdir -p "$context/bin" "$context/libtorch/lib" "$context/.cache/data"
-cp target/release/varuna-worker "$context/bin/"
+cp target/release/varuna-worker target/release/varuna-launcher "$context/bin/"
 cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
 cp -L .cache/data/kjv.bin .cache/data/kjv.idx "$context/.cache/data/"
 docker build -f images/worker.Dockerfile --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch -t "localhost/varuna-worker:$tag" "$context"

@@ -4,8 +4,6 @@
 //! which asks the kernel to kill it when the run's process ends (even by kill -9), and then executes the worker.
 
 use crate::failure::Failure;
-use crate::gpus;
-use crate::machine::Machine;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
@@ -14,6 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::process::{Child, Command};
+use varuna_machine::{Machine, gpus};
 
 /// What a worker needs to reach the coordinator.
 pub(crate) struct Credentials {
@@ -144,7 +143,7 @@ impl Children {
             command.args(["--host-memory", &bytes.to_string()]);
         }
         if let Some((_, shown)) = &given.gpu {
-            command.env(gpus::VARIABLE, shown);
+            command.env(gpus::VISIBLE, shown);
             command.args(["--workers-on-gpu", &given.workers_on_gpu.to_string()]);
         }
         let gpu = given.gpu.map(|(place, _)| place);

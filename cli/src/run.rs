@@ -4,9 +4,7 @@ use crate::access::Security;
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
-use crate::gpus::Gpus;
 use crate::job;
-use crate::machine::Machine;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
 use rand::TryRngCore as _;
@@ -14,6 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
+use varuna_machine::{Gpus, Machine};
 
 /// How long workers may take to end after the run.
 const END_TIMEOUT: Duration = Duration::from_secs(3);

@@ -124,7 +124,7 @@ pub struct Elasticity {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workers {
-    /// Worker processes in a pod, at least 1.
+    /// Worker processes in a pod's container, at least 1.
     pub gpus_per_pod: u32,
     /// Container image, for clusters.
     pub image: Option<String>,

@@ -66,7 +66,7 @@ impl Driver {
             welcome,
             scale: options.scale,
             record,
-            streams: Streams::new(options.host),
+            streams: Streams::default(),
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
             publisher: Publisher::new(folder, &job, watchers),
@@ -129,7 +129,7 @@ impl Driver {
                 }
             }
             Inbound::ProcessEnded(process) => {
-                if let Some(worker) = self.streams.process_ended(process) {
+                if let Some(worker) = self.streams.process_ended(&process) {
                     self.feed(CoordinatorInput::ProcessEnded { worker });
                 }
             }

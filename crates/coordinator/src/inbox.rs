@@ -46,10 +46,19 @@ pub(crate) enum Inbound {
     Checkpoints(CheckpointListing),
     /// The run of this name has taken the checkpoint location.
     LocationTaken(String),
-    /// The process with this id, on this host, has ended.
-    ProcessEnded(u32),
+    /// A worker's process has ended.
+    ProcessEnded(Process),
     /// The process around the coordinator knows something about a worker.
     Notice(WorkerNotice),
+}
+
+/// A process, as a worker says it in its Hello.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Process {
+    /// Name of its host; of a pod, the pod's own.
+    pub(crate) host: String,
+    /// Its id there.
+    pub(crate) id: u32,
 }
 
 /// What is known about the workers of a name from outside, for example by the operator of their pods.

@@ -3,7 +3,7 @@
 use crate::admission::{Incoming, admission};
 use crate::driver::Driver;
 use crate::error::CoordinatorError;
-use crate::inbox::{Inbound, WorkerNotice};
+use crate::inbox::{Inbound, Process, WorkerNotice};
 use crate::options::{Identity, Options};
 use crate::record_client::RecordClient;
 use crate::server::Service;
@@ -108,6 +108,7 @@ async fn start(
         pid: std::process::id(),
     })?;
     let (inbound, inbox) = channel(INBOX_MAX);
+    let host = options.host.clone().unwrap_or_default();
     let service = Service::new(inbound.clone(), options.token.clone(), options.job.spec_hash());
     let service = CoordinatorServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -134,7 +135,12 @@ async fn start(
         view,
         stop: forward(&inbound, 1, |()| Inbound::Stop),
         save: forward(&inbound, 1, |()| Inbound::Save(None)),
-        process_ended: forward(&inbound, 64, Inbound::ProcessEnded),
+        process_ended: forward(&inbound, 64, move |id| {
+            Inbound::ProcessEnded(Process {
+                host: host.clone(),
+                id,
+            })
+        }),
         notices: forward(&inbound, 64, Inbound::Notice),
         outcome,
     })

@@ -1,6 +1,6 @@
 //! The gRPC service: turns requests and streams into messages of the driver's inbox. Its only state is a counter of streams.
 
-use crate::inbox::{DownSender, Inbound, StreamNumber};
+use crate::inbox::{DownSender, Inbound, Process, StreamNumber};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 use varuna_plan::WorkerId;
 use varuna_wire::v1::coordinator_server::Coordinator;
 use varuna_wire::v1::{
-    Down, SaveReply, SaveRequest, ScaleReply, ScaleRequest, StatusReply, StatusRequest, StopReply,
-    StopRequest, Up,
+    Down, ProcessEndedReply, ProcessEndedRequest, SaveReply, SaveRequest, ScaleReply, ScaleRequest,
+    StatusReply, StatusRequest, StopReply, StopRequest, Up,
 };
 use varuna_wire::{Downward, Hello, Upward};
 
@@ -181,6 +181,19 @@ impl Coordinator for Service {
         let step = answer.await.map_err(|_| ending())?;
         let step = step.map_err(Status::failed_precondition)?;
         Ok(Response::new(SaveReply { step }))
+    }
+
+    // The token in the request's metadata was compared before this is called.
+    async fn process_ended(
+        &self,
+        request: Request<ProcessEndedRequest>,
+    ) -> Result<Response<ProcessEndedReply>, Status> {
+        let ProcessEndedRequest { host, process } = request.into_inner();
+        self.inbound
+            .send(Inbound::ProcessEnded(Process { host, id: process }))
+            .await
+            .map_err(|_| ending())?;
+        Ok(Response::new(ProcessEndedReply {}))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {

@@ -1,9 +1,12 @@
 //! The attached workers: their streams and what they said of themselves.
 
-use crate::inbox::{DownSender, StreamNumber};
+use crate::inbox::{DownSender, Process, StreamNumber};
 use std::collections::BTreeMap;
 use varuna_plan::WorkerId;
 use varuna_wire::{Hello, StepMetrics, v1};
+
+/// Processes that are remembered: above that, only those of attached workers are.
+const PROCESSES_MAX: usize = 8192;
 
 /// A worker's newest stream.
 pub(crate) struct Stream {
@@ -18,28 +21,26 @@ pub(crate) struct Stream {
 #[derive(Default)]
 pub(crate) struct Streams {
     by_worker: BTreeMap<WorkerId, Stream>,
-    /// The name of this host, where ends of processes on it are reported.
-    host: Option<String>,
-    /// Workers of this host, by process id.
-    by_process: BTreeMap<u32, WorkerId>,
+    /// Workers by their processes, also of those whose streams have ended.
+    by_process: BTreeMap<Process, WorkerId>,
 }
 
 impl Streams {
-    pub(crate) fn new(host: Option<String>) -> Streams {
-        Streams {
-            host,
-            ..Streams::default()
-        }
-    }
-
     /// Takes a new stream in the place of the worker's older one. False where it is itself the older one.
     pub(crate) fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) -> bool {
         let worker = hello.worker;
         if self.by_worker.get(&worker).is_some_and(|s| s.number > number) {
             return false;
         }
-        if self.host.as_deref() == Some(hello.host.as_str()) {
-            self.by_process.insert(hello.pid, worker);
+        let process = Process {
+            host: hello.host.clone(),
+            id: hello.pid,
+        };
+        self.by_process.insert(process, worker);
+        if self.by_process.len() > PROCESSES_MAX {
+            let streams = &self.by_worker;
+            self.by_process
+                .retain(|_, known| *known == worker || streams.contains_key(known));
         }
         let stream = Stream {
             number,
@@ -69,9 +70,9 @@ impl Streams {
         current
     }
 
-    /// Forgets the worker of a process of this host that has ended; returns it.
-    pub(crate) fn process_ended(&mut self, process: u32) -> Option<WorkerId> {
-        let worker = self.by_process.remove(&process)?;
+    /// Forgets the worker of a process that has ended; returns it.
+    pub(crate) fn process_ended(&mut self, process: &Process) -> Option<WorkerId> {
+        let worker = self.by_process.remove(process)?;
         self.by_worker.remove(&worker);
         Some(worker)
     }

@@ -26,8 +26,9 @@ const SPOT_TAINTS: &[&str] = &[
     "kubernetes.azure.com/scalesetpriority",
 ];
 /// What a worker asks for where neither the job nor its template says: a pod without any request is the first to be evicted.
-const WORKER_CPU: &str = "100m";
-const WORKER_MEMORY: &str = "256Mi";
+const WORKER_MILLICORES: u32 = 100;
+/// Likewise.
+const WORKER_MEBIBYTES: u32 = 256;
 
 /// The pod of a number: the job's template, completed.
 pub(super) fn pod(
@@ -55,13 +56,9 @@ pub(super) fn pod(
         .unwrap_or_default();
     let worker_at = containers.iter().position(|c| c["name"] == WORKER);
     let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
-    let mut workers: Vec<Value> = (0..job.workers.gpus_per_pod)
-        .map(|i| worker(&observed.name, job, &base, i, settings))
-        .collect();
-    for container in &mut workers {
-        mount_folders(&mut spec, container, job);
-    }
-    containers.splice(0..0, workers);
+    let mut worker = worker(&observed.name, job, &base, settings);
+    mount_folders(&mut spec, &mut worker, job);
+    containers.insert(0, worker);
     spec.insert("containers".into(), containers.into());
     complete(&mut spec, job);
     avoid_nodes(&mut spec, avoid);
@@ -254,9 +251,13 @@ fn resources(given: &Value, job: &Job, settings: &Settings) -> Value {
         && may_use_gpu(job.workers.device)
         && !names_a_device(&resources, gpu)
     {
-        fill_in(&mut resources, &json!({ "limits": { gpu: "1" } }));
+        let count = job.workers.gpus_per_pod.to_string();
+        fill_in(&mut resources, &json!({ "limits": { gpu: count } }));
     }
-    for (name, quantity) in [("cpu", WORKER_CPU), ("memory", WORKER_MEMORY)] {
+    let workers = job.workers.gpus_per_pod;
+    let cpu = format!("{}m", WORKER_MILLICORES * workers);
+    let memory = format!("{}Mi", WORKER_MEBIBYTES * workers);
+    for (name, quantity) in [("cpu", cpu), ("memory", memory)] {
         // A request that is left out beside a limit is the limit.
         if resources["limits"].get(name).is_none() {
             fill_in(&mut resources, &json!({ "requests": { name: quantity } }));
@@ -265,22 +266,36 @@ fn resources(given: &Value, job: &Job, settings: &Settings) -> Value {
     resources
 }
 
-/// One worker process: a container, with one GPU unless the job computes on the processor.
-fn worker(name: &str, job: &Job, base: &Value, index: u32, settings: &Settings) -> Value {
-    let mut container = base.clone();
-    container["name"] = if index == 0 {
-        WORKER.into()
-    } else {
-        format!("{WORKER}-{index}").into()
+/// What the container runs: a worker, or the launcher of as many workers as the pod has GPUs. All of them are in one container: GPUs of different
+/// containers do not reach each other's memory.
+fn command(job: &Job) -> (&'static str, Vec<String>) {
+    let worker = ["--bind", "0.0.0.0:0", "--advertise", "$(VARUNA_POD_IP)"].map(str::to_owned);
+    if job.workers.gpus_per_pod == 1 {
+        return ("varuna-worker", worker.to_vec());
+    }
+    let device = match job.workers.device {
+        WorkerDevice::Auto => "auto",
+        WorkerDevice::Cpu => "cpu",
+        WorkerDevice::Cuda => "cuda",
     };
+    let count = job.workers.gpus_per_pod.to_string();
+    let launcher = ["--workers", &count, "--device", device, "--", "varuna-worker"].map(str::to_owned);
+    ("varuna-launcher", [&launcher[..], &worker[..]].concat())
+}
+
+/// The container of a pod's workers, with a GPU for each of them unless the job computes on the processor.
+fn worker(name: &str, job: &Job, base: &Value, settings: &Settings) -> Value {
+    let mut container = base.clone();
+    container["name"] = WORKER.into();
     container["resources"] = resources(&base["resources"], job, settings);
+    let (program, arguments) = command(job);
     let image = job.workers.image.clone().or_else(|| settings.image.clone());
     fill_in(
         &mut container,
         &json!({
             "image": image,
-            "command": ["varuna-worker"],
-            "args": ["--bind", "0.0.0.0:0", "--advertise", "$(VARUNA_POD_IP)"],
+            "command": [program],
+            "args": arguments,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "securityContext": {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": { "drop": ["ALL"] },

@@ -20,7 +20,7 @@ use serde_json::Value;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkersSpec {
-    /// GPUs (and so worker processes) in a pod; 1 where left out.
+    /// GPUs of a pod, and so workers in its container, which reach each other's memory; 1 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::GPUS_PER_POD)))]
     pub gpus_per_pod: Option<u32>,
     /// Container image of the worker, for clusters.

@@ -144,13 +144,26 @@ fn a_pod_in_its_nodes_network_finds_the_coordinators_name() {
 }
 
 #[test]
-fn a_pod_has_a_container_for_each_gpu_and_never_more_workers_than_allowed() {
+fn the_workers_of_a_pod_share_one_container_with_all_gpus_and_are_never_more_than_allowed() {
     let mut observed = observed(5);
     observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
     let desired = decide(&observed);
     assert_eq!(desired.create.len(), 2, "5 workers allowed: 2 pods of 2");
     let containers = desired.create[0]["spec"]["containers"].as_array().unwrap();
-    assert_eq!(containers.len(), 2);
+    assert_eq!(
+        containers.len(),
+        1,
+        "GPUs of two containers do not reach each other"
+    );
+    let worker = &containers[0];
+    assert_eq!(worker["command"][0], "varuna-launcher");
+    let arguments = worker["args"].as_array().unwrap();
+    assert_eq!(arguments[..2], ["--workers", "2"]);
+    assert_eq!(worker["resources"]["limits"]["nvidia.com/gpu"], "2");
+    assert_eq!(
+        worker["resources"]["requests"],
+        json!({ "cpu": "200m", "memory": "512Mi" })
+    );
 }
 
 #[test]

@@ -101,6 +101,11 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::OwnCluster],
     ),
     case(
+        "two-workers-a-pod",
+        "pods have two workers and a sidecar, and one worker is killed with -9: it is started again in its pod",
+        &[Need::OwnCluster],
+    ),
+    case(
         "rejected",
         "the kubelets reject the job's pods: no hot loop, and the job says why",
         &[Need::OwnCluster],
@@ -149,7 +154,10 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         // Half of the workers go at once: with one stage each, whoever is left holds everything.
         document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
     }
-    if case.name == "sidecar" {
+    if case.name == "two-workers-a-pod" {
+        document["spec"]["workers"]["gpusPerPod"] = json!(2);
+    }
+    if matches!(case.name, "sidecar" | "two-workers-a-pod") {
         let sidecar = json!({ "name": "sidecar", "image": "localhost/pause:1" });
         document["spec"]["workers"]["template"] = json!({ "spec": { "containers": [sidecar] } });
     }
@@ -191,6 +199,7 @@ impl CaseRun<'_> {
             "store-down" => self.store_down().await?,
             "bad-input" => self.bad_input().await?,
             "sidecar" => self.worker_killed().await?,
+            "two-workers-a-pod" => self.two_workers_a_pod().await?,
             "rejected" => self.rejected().await?,
             "image-corrected" => self.image_corrected().await?,
             "rolling-update" => self.rolling_update().await?,

@@ -25,6 +25,28 @@ impl CaseRun<'_> {
         self.replaced(&before, &pod.name_any()).await
     }
 
+    pub(super) async fn two_workers_a_pod(&mut self) -> Result<()> {
+        let pods = self.job.pods().await?;
+        ensure!(pods.len() == 2, "{} pods for four workers", pods.len());
+        let before = self.job.now()?;
+        kill(process_of(&pods[0])?, Signal::SIGKILL)?;
+        let next = self
+            .job
+            .until("the next step under another plan", |l| {
+                l.generation() > before.generation() && l.step() > before.step()
+            })
+            .await?;
+        println!(
+            "  next plan and step seen after {:.1} s",
+            (next.at - before.at).as_secs_f64()
+        );
+        self.job.trains(4).await?;
+        let names = |pods: &[Pod]| pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
+        let now = self.job.pods().await?;
+        ensure!(names(&now) == names(&pods), "the pods stay: {:?}", names(&now));
+        self.is_reported(&before).await
+    }
+
     pub(super) async fn eviction(&mut self) -> Result<()> {
         let (before, pod) = (self.job.now()?, self.first_pod().await?);
         let pods: Api<Pod> = Api::namespaced(self.job.client.clone(), &self.job.namespace);

@@ -7,16 +7,16 @@ use std::path::Path;
 use varuna_api::WorkerDevice;
 
 /// The variable by which a process is shown some of the GPUs.
-pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The GPUs that workers are spread over, by the names that the variable takes: a number, or what the user wrote.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Gpus(Vec<String>);
+pub struct Gpus(Vec<String>);
 
 impl Gpus {
     /// Those of this machine for a job's device.
-    pub(crate) fn of_machine(device: WorkerDevice) -> Gpus {
-        let visible = std::env::var(VARIABLE).ok();
+    pub fn of_machine(device: WorkerDevice) -> Gpus {
+        let visible = std::env::var(VISIBLE).ok();
         let names = |folder: &str| {
             let entries = std::fs::read_dir(Path::new(folder)).into_iter().flatten();
             let names = entries
@@ -29,12 +29,12 @@ impl Gpus {
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 
     /// None for workers that compute on the processor; those that the user's variable leaves; else all that are `present`.
-    pub(crate) fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
+    pub fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
         match (device, visible) {
             (WorkerDevice::Cpu, _) => Gpus(Vec::new()),
             // CUDA too ends the list at the first name that is none.
@@ -51,7 +51,7 @@ impl Gpus {
 
     /// Place of the GPU that the next worker takes, and its name: the first of those that fewest of the running workers have.
     /// So the first workers take one after the other, and one that replaces another takes its GPU.
-    pub(crate) fn next(&self, taken: impl Iterator<Item = usize>) -> Option<(usize, &str)> {
+    pub fn next(&self, taken: impl Iterator<Item = usize>) -> Option<(usize, &str)> {
         let mut workers = vec![0_usize; self.0.len()];
         for place in taken {
             if let Some(workers) = workers.get_mut(place) {

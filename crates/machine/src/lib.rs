@@ -1,16 +1,18 @@
-//! What the workers of a run on this machine share: its GPUs and its memory.
+//! What workers share that run side by side, under `varuna run` or in a pod: the GPUs and the memory of their machine.
 //!
 //! The rule: what is available when the run begins is divided by the workers that it begins with, on each GPU by those that it gets. A worker that
 //! is started later, in another's place, has the same share; one that makes more workers than there were at first has the
 //! smaller share of so many. Those that run keep theirs until they end: they have said what they may use.
 
-use crate::gpus::Gpus;
+pub mod gpus;
+
+pub use gpus::Gpus;
 
 /// Workers that one GPU may have, as `varuna-worker` takes it.
 const ON_ONE_GPU_MAX: usize = 64;
 
 /// What the workers of this machine share.
-pub(crate) struct Machine {
+pub struct Machine {
     gpus: Gpus,
     /// Memory when the run began, bytes; none where the system does not say.
     available: Option<u64>,
@@ -20,18 +22,18 @@ pub(crate) struct Machine {
 
 /// What one worker is given.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Given {
+pub struct Given {
     /// Place of its GPU, and the name by which it is shown to the worker.
-    pub(crate) gpu: Option<(usize, String)>,
+    pub gpu: Option<(usize, String)>,
     /// Workers on that GPU.
-    pub(crate) workers_on_gpu: usize,
+    pub workers_on_gpu: usize,
     /// Host memory, bytes.
-    pub(crate) host_bytes: Option<u64>,
+    pub host_bytes: Option<u64>,
 }
 
 impl Machine {
     /// Before the first worker is started.
-    pub(crate) fn at_start(gpus: Gpus, workers: usize) -> Machine {
+    pub fn at_start(gpus: Gpus, workers: usize) -> Machine {
         Machine {
             gpus,
             available: varuna_host_memory::available(),
@@ -40,7 +42,7 @@ impl Machine {
     }
 
     /// For one more worker beside those that run, by the places of their GPUs.
-    pub(crate) fn give(&self, running: &[Option<usize>]) -> Given {
+    pub fn give(&self, running: &[Option<usize>]) -> Given {
         let taken = || running.iter().copied().flatten();
         let gpu = self.gpus.next(taken());
         let gpu = gpu.map(|(place, name)| (place, name.to_owned()));

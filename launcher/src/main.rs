@@ -1,0 +1,68 @@
+//! `varuna-launcher`: the first process of a pod with several workers.
+
+use anyhow::Result;
+use clap::Parser;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use varuna_api::WorkerDevice;
+use varuna_launcher::processes::Processes;
+use varuna_launcher::report::{Coordinator, Reports};
+use varuna_machine::{Gpus, Machine};
+
+/// Starts workers side by side, each with a GPU of its own and its share of the memory, and starts those again that end with an error.
+///
+/// SIGTERM is passed on to all of them. Ends when all have ended for good: with 0 where they were released, with the exit code of a worker that
+/// failed five times within ten minutes, else with the first exit code that is not 0.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// How many workers.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: u16,
+    /// What the workers compute on: auto, cpu or cuda.
+    #[arg(long, default_value = "auto", value_parser = device)]
+    device: WorkerDevice,
+    /// Where the coordinator listens (host:port), to be told of workers that have ended.
+    #[arg(long, env = "VARUNA_COORDINATOR")]
+    coordinator: Option<String>,
+    /// The run's token.
+    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
+    token: String,
+    /// The certificate (PEM) that the coordinator must show.
+    #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
+    certificate: Option<String>,
+    /// A worker's program and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    command: Vec<OsString>,
+}
+
+fn device(word: &str) -> Result<WorkerDevice, String> {
+    match word {
+        "auto" => Ok(WorkerDevice::Auto),
+        "cpu" => Ok(WorkerDevice::Cpu),
+        "cuda" => Ok(WorkerDevice::Cuda),
+        _ => Err("auto, cpu or cuda".to_owned()),
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    let workers = usize::from(arguments.workers);
+    let reports = Reports::start(arguments.coordinator.map(|address| Coordinator {
+        address,
+        token: arguments.token,
+        certificate: arguments.certificate,
+    }));
+    let machine = Machine::at_start(Gpus::of_machine(arguments.device), workers);
+    let processes = Processes::new(arguments.command, machine, workers, reports);
+    let code = processes.run(workers).await?;
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}

@@ -1,0 +1,219 @@
+//! Which workers of a pod are started when, and with which exit code the pod ends. Pure: times are given, and nothing is done here.
+//!
+//! A worker that ends with an error is started again after 1, 2, 4, ... seconds. One that fails too often takes the pod with it: its
+//! device may be broken, and whoever made the pod can make another one elsewhere. A worker that ends well was released, and is not started again.
+
+use std::time::Duration;
+
+/// A worker that fails more often than this within [`REMEMBERED`] ends the pod.
+const RESTARTS_MAX: usize = 4;
+/// Failures longer ago than this do not count.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// The longest time before a worker is started again; the first is a second.
+const DELAY_MAX: Duration = Duration::from_secs(30);
+
+/// A worker's place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Place {
+    /// It is to be started at this time.
+    Due(Duration),
+    /// It runs.
+    Running,
+    /// It has ended for good, with this exit code.
+    Ended(i32),
+}
+
+/// What is to be done because something ended, or the pod is to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Nothing.
+    None,
+    /// All workers that run are told to end.
+    StopAll,
+}
+
+/// The places of a pod's workers. Times are counted from any fixed moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restarts {
+    places: Vec<Place>,
+    /// When the worker of each place failed.
+    failures: Vec<Vec<Duration>>,
+    /// No worker is started any more.
+    stopping: bool,
+    /// The exit code of the worker that failed too often.
+    given_up: Option<i32>,
+}
+
+impl Restarts {
+    /// So many places whose workers are due now.
+    #[must_use]
+    pub fn new(workers: usize) -> Restarts {
+        Restarts {
+            places: vec![Place::Due(Duration::ZERO); workers],
+            failures: vec![Vec::new(); workers],
+            stopping: false,
+            given_up: None,
+        }
+    }
+
+    /// The places whose workers are to be started now. They count as running from here on.
+    pub fn due(&mut self, now: Duration) -> Vec<usize> {
+        let mut due = Vec::new();
+        for (number, place) in self.places.iter_mut().enumerate() {
+            if matches!(place, Place::Due(at) if *at <= now) {
+                *place = Place::Running;
+                due.push(number);
+            }
+        }
+        due
+    }
+
+    /// When the next worker is due, if one waits.
+    #[must_use]
+    pub fn next(&self) -> Option<Duration> {
+        let times = self.places.iter().filter_map(|place| match place {
+            Place::Due(at) => Some(*at),
+            _ => None,
+        });
+        times.min()
+    }
+
+    /// The worker of a place has ended, with an exit code that is 128 and the signal's number where a signal ended it.
+    pub fn ended(&mut self, now: Duration, place: usize, code: i32) -> Action {
+        if code == 0 || self.stopping {
+            self.places[place] = Place::Ended(code);
+            return Action::None;
+        }
+        let failures = &mut self.failures[place];
+        failures.retain(|at| now.saturating_sub(*at) < REMEMBERED);
+        failures.push(now);
+        if failures.len() > RESTARTS_MAX {
+            self.places[place] = Place::Ended(code);
+            self.given_up = Some(code);
+            return self.stop();
+        }
+        let doubled = u32::try_from(failures.len() - 1).unwrap_or(u32::MAX);
+        let delay = Duration::from_secs(1) * 2_u32.saturating_pow(doubled);
+        self.places[place] = Place::Due(now + delay.min(DELAY_MAX));
+        Action::None
+    }
+
+    /// No worker is started any more; those that run are to end.
+    pub fn stop(&mut self) -> Action {
+        self.stopping = true;
+        for place in &mut self.places {
+            if matches!(place, Place::Due(_)) {
+                *place = Place::Ended(0);
+            }
+        }
+        Action::StopAll
+    }
+
+    /// With which exit code the pod ends; none while a worker runs or waits: that of the worker that failed too often, else the first one that
+    /// is not 0.
+    #[must_use]
+    pub fn outcome(&self) -> Option<i32> {
+        let codes: Option<Vec<i32>> = self
+            .places
+            .iter()
+            .map(|place| match place {
+                Place::Ended(code) => Some(*code),
+                _ => None,
+            })
+            .collect();
+        let first_failure = codes?.into_iter().find(|code| *code != 0);
+        Some(self.given_up.or(first_failure).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn seconds(s: u64) -> Duration {
+        Duration::from_secs(s)
+    }
+
+    #[test]
+    fn a_worker_that_fails_is_started_again_later_each_time_and_at_last_takes_the_pod_with_it() {
+        let mut restarts = Restarts::new(2);
+        assert_eq!(restarts.due(seconds(0)), [0, 1]);
+        let mut now = seconds(0);
+        for delay in [1, 2, 4, 8] {
+            assert_eq!(restarts.ended(now, 1, 137), Action::None);
+            assert_eq!(restarts.next(), Some(now + seconds(delay)));
+            assert!(
+                restarts
+                    .due(now + seconds(delay) - Duration::from_millis(1))
+                    .is_empty()
+            );
+            now += seconds(delay);
+            assert_eq!(restarts.due(now), [1]);
+        }
+        assert_eq!(restarts.ended(now, 1, 137), Action::StopAll);
+        assert_eq!(restarts.outcome(), None, "the other one still runs");
+        assert_eq!(restarts.ended(now, 0, 0), Action::None);
+        assert_eq!(restarts.outcome(), Some(137));
+    }
+
+    #[test]
+    fn failures_long_ago_do_not_count() {
+        let mut restarts = Restarts::new(1);
+        for hour in 0..20 {
+            restarts.due(seconds(3600 * hour));
+            assert_eq!(restarts.ended(seconds(3600 * hour), 0, 1), Action::None);
+            assert_eq!(restarts.next(), Some(seconds(3600 * hour + 1)));
+        }
+    }
+
+    #[test]
+    fn released_workers_are_not_started_again_and_the_pod_ends_well_with_the_last() {
+        let mut restarts = Restarts::new(2);
+        restarts.due(seconds(0));
+        restarts.ended(seconds(9), 0, 0);
+        assert_eq!((restarts.next(), restarts.outcome()), (None, None));
+        restarts.ended(seconds(9), 1, 0);
+        assert_eq!(restarts.outcome(), Some(0));
+    }
+
+    #[test]
+    fn nothing_is_started_once_the_pod_is_to_end() {
+        let mut restarts = Restarts::new(3);
+        restarts.due(seconds(0));
+        restarts.ended(seconds(1), 2, 1);
+        assert_eq!(restarts.stop(), Action::StopAll);
+        assert_eq!(restarts.due(seconds(100)), Vec::<usize>::new());
+        restarts.ended(seconds(2), 0, 0);
+        restarts.ended(seconds(2), 1, 143);
+        assert_eq!(restarts.outcome(), Some(143));
+    }
+
+    proptest! {
+        #[test]
+        fn a_pod_always_ends_after_its_workers_and_never_before(
+            ends in proptest::collection::vec((0_usize..3, prop_oneof![Just(0), Just(1), Just(137)], 0_u64..40), 0..60),
+            stop_after in 0_usize..60,
+        ) {
+            let mut restarts = Restarts::new(3);
+            let mut running = [false; 3];
+            let mut now = seconds(0);
+            for (i, (place, code, wait)) in ends.into_iter().enumerate() {
+                for started in restarts.due(now) {
+                    prop_assert!(!running[started], "started twice");
+                    running[started] = true;
+                }
+                if i == stop_after {
+                    restarts.stop();
+                }
+                if running[place] {
+                    running[place] = false;
+                    restarts.ended(now, place, code);
+                }
+                let waits = restarts.next().is_some();
+                prop_assert_eq!(restarts.outcome().is_none(), running.contains(&true) || waits);
+                now += seconds(wait);
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The program with real processes: shells in the place of workers.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::pin::Pin;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status, Streaming};
+use varuna_wire::v1::coordinator_server::{Coordinator, CoordinatorServer};
+use varuna_wire::v1::{
+    Down, ProcessEndedReply, ProcessEndedRequest, SaveReply, SaveRequest, ScaleReply, ScaleRequest,
+    StatusReply, StatusRequest, StopReply, StopRequest, Up,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn launcher(arguments: &[&str], script: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
+    command
+        .args(arguments)
+        .args(["--device", "cpu", "--", "/bin/sh", "-c", script, "worker"])
+        .env_remove("VARUNA_COORDINATOR")
+        .stdout(Stdio::piped());
+    command
+}
+
+#[expect(clippy::unwrap_used, reason = "a test helper")]
+fn ended(mut child: Child) -> i32 {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code().unwrap();
+        }
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("the launcher does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The next lines that the workers print.
+#[expect(clippy::unwrap_used, reason = "a test helper")]
+fn lines(child: &mut Child, count: usize) -> Vec<String> {
+    let out = child.stdout.as_mut().unwrap();
+    let mut reader = BufReader::with_capacity(1, out);
+    let mut lines = Vec::new();
+    for _ in 0..count {
+        let mut line = String::new();
+        assert!(reader.read_line(&mut line).unwrap() > 0, "after {lines:?}");
+        lines.push(line.trim().to_owned());
+    }
+    lines
+}
+
+#[test]
+fn workers_get_shares_and_the_pod_ends_well_with_them() {
+    let mut child = launcher(&["--workers", "2"], "echo \"$*\"").spawn().unwrap();
+    for line in lines(&mut child, 2) {
+        let bytes: u64 = line.strip_prefix("--host-memory ").expect(&line).parse().unwrap();
+        assert!(bytes > 0);
+    }
+    assert_eq!(ended(child), 0);
+    let mut alone = launcher(&["--workers", "1"], "echo \"alone$*\"").spawn().unwrap();
+    assert_eq!(lines(&mut alone, 1), ["alone"], "it has the machine for itself");
+    assert_eq!(ended(alone), 0);
+}
+
+#[test]
+fn a_worker_that_is_killed_is_started_again_and_the_others_run_on() {
+    let mut child = launcher(
+        &["--workers", "2"],
+        "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done",
+    )
+    .spawn()
+    .unwrap();
+    let first = lines(&mut child, 2);
+    kill(Pid::from_raw(first[0].parse().unwrap()), Signal::SIGKILL).unwrap();
+    let again = lines(&mut child, 1);
+    assert!(!first.contains(&again[0]));
+    assert!(
+        Path::new("/proc").join(&first[1]).exists(),
+        "the other one runs on"
+    );
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(ended(child), 0, "SIGTERM is passed on, and both end well");
+}
+
+#[test]
+fn what_the_workers_end_with_after_a_notice_is_what_the_pod_ends_with() {
+    let script = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done";
+    let mut child = launcher(&["--workers", "2"], script).spawn().unwrap();
+    lines(&mut child, 2);
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(ended(child), 7);
+}
+
+#[test]
+fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let (told, first) = (folder.path().join("told"), folder.path().join("first"));
+    // Whoever makes the folder first stays; the other one fails.
+    let script = format!(
+        "if mkdir {first} 2>/dev/null; then trap 'touch {told}; exit 0' TERM; while :; do sleep 0.05; done; fi; exit 3",
+        first = first.display(),
+        told = told.display()
+    );
+    let began = Instant::now();
+    let child = launcher(&["--workers", "2"], &script).spawn().unwrap();
+    assert_eq!(ended(child), 3);
+    assert!(told.exists(), "the other one had a notice");
+    assert!(
+        began.elapsed() >= Duration::from_secs(15),
+        "1 + 2 + 4 + 8 s between the tries"
+    );
+}
+
+#[test]
+fn a_program_that_is_not_there_ends_the_pod() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
+    let child = command
+        .args(["--workers", "1", "/nowhere/varuna-worker"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    assert_eq!(ended(child), 127);
+}
+
+/// A coordinator that only hears of ended processes.
+struct Hears(tokio::sync::mpsc::Sender<ProcessEndedRequest>);
+
+#[tonic::async_trait]
+impl Coordinator for Hears {
+    type AttachStream = Pin<Box<dyn Stream<Item = Result<Down, Status>> + Send>>;
+
+    async fn attach(&self, _: Request<Streaming<Up>>) -> Result<Response<Self::AttachStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn scale(&self, _: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn stop(&self, _: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn save(&self, _: Request<SaveRequest>) -> Result<Response<SaveReply>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn process_ended(
+        &self,
+        request: Request<ProcessEndedRequest>,
+    ) -> Result<Response<ProcessEndedReply>, Status> {
+        let heard = self.0.send(request.into_inner()).await;
+        heard.map_err(|_| Status::unavailable("the test has ended"))?;
+        Ok(Response::new(ProcessEndedReply {}))
+    }
+}
+
+#[tokio::test]
+async fn the_coordinator_is_told_of_a_worker_that_was_killed() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (tell, mut heard) = tokio::sync::mpsc::channel(8);
+    let server = tonic::transport::Server::builder()
+        .add_service(CoordinatorServer::new(Hears(tell)))
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    tokio::spawn(server);
+    let script = "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done";
+    let mut child = launcher(&["--workers", "2", "--coordinator", &address], script)
+        .spawn()
+        .unwrap();
+    let processes = lines(&mut child, 2);
+    kill(Pid::from_raw(processes[0].parse().unwrap()), Signal::SIGKILL).unwrap();
+    let told = tokio::time::timeout(PATIENCE, heard.recv())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(told.process.to_string(), processes[0]);
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(told.host, host.trim());
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(ended(child), 0);
+}
