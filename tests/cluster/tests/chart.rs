@@ -169,6 +169,120 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     jobs(&admin, &namespace).get("j").await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_may_create_pods_may_make_jobs_and_the_roles_of_every_cluster_reach_them() {
+    let namespace = cluster().namespace("admission").unwrap();
+    let kubectl = |arguments: &[&str], input: &str| {
+        cluster().kubectl(&[&["-n", &namespace], arguments].concat(), input)
+    };
+    let chart = chart();
+    let shown = [
+        "--show-only",
+        "templates/roles.yaml",
+        "--show-only",
+        "templates/admission.yaml",
+    ];
+    let template = [
+        &[
+            "template",
+            "v",
+            &chart,
+            "-n",
+            &namespace,
+            "--set",
+            "namespaced=true",
+        ],
+        &shown[..],
+    ]
+    .concat();
+    let rendered = cluster().helm(&template).unwrap();
+    kubectl(&["apply", "-f", "-"], &rendered).unwrap();
+    let may = [
+        "create",
+        "role",
+        "jobs",
+        "--verb=*",
+        "--resource=varunajobs.varuna.dev",
+    ];
+    kubectl(&may, "").unwrap();
+    kubectl(
+        &["create", "rolebinding", "jobs", "--role=jobs", "--user=dev"],
+        "",
+    )
+    .unwrap();
+    let document = job("j").to_string();
+    let create = ["--as=dev", "create", "-f", "-"];
+    eventually("who may not create pods is refused", || async {
+        let said = kubectl(&[&create[..], &["--dry-run=server"]].concat(), &document);
+        let said = said.err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(
+            said.contains("user dev may not create pods in namespace") && said.contains(&namespace),
+            "{said}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    kubectl(&["create", "-f", "-"], &document).unwrap();
+    let patch = |spec: &str| kubectl(&["--as=dev", "patch", "vj", "j", "--type=merge", "-p", spec], "");
+    patch("{\"spec\": {\"disruption\": {\"noticeSeconds\": 40}}}").unwrap();
+    let said =
+        patch("{\"spec\": {\"workers\": {\"template\": {\"spec\": {\"serviceAccountName\": \"other\"}}}}}");
+    let said = said.expect_err("another account for its pods").to_string();
+    assert!(said.contains("may not create pods"), "{said}");
+    // The roles of every cluster: the controller manager adds what is aggregated to them.
+    kubectl(
+        &[
+            "create",
+            "rolebinding",
+            "views",
+            "--clusterrole=view",
+            "--user=viewer",
+        ],
+        "",
+    )
+    .unwrap();
+    kubectl(
+        &[
+            "create",
+            "rolebinding",
+            "edits",
+            "--clusterrole=edit",
+            "--user=editor",
+        ],
+        "",
+    )
+    .unwrap();
+    eventually("an editor makes jobs and a viewer sees them", || async {
+        let can = |user: &str, verb: &str, what: &str| {
+            let said = kubectl(&["auth", "can-i", verb, what, &format!("--as={user}")], "");
+            said.is_ok_and(|said| said.trim() == "yes")
+        };
+        ensure!(
+            can("viewer", "get", "varunajobs.varuna.dev"),
+            "a viewer sees nothing"
+        );
+        ensure!(
+            !can("viewer", "create", "varunajobs.varuna.dev"),
+            "a viewer makes jobs"
+        );
+        ensure!(
+            can("editor", "create", "varunajobs.varuna.dev"),
+            "an editor makes none"
+        );
+        ensure!(
+            can("editor", "patch", "varunajobs.varuna.dev/scale"),
+            "an editor scales none"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let other = job("k").to_string();
+    kubectl(&["--as=editor", "create", "-f", "-"], &other).unwrap();
+    kubectl(&["delete", "-f", "-"], &rendered).unwrap();
+}
+
 #[test]
 fn alert_rules_go_by_metrics_that_the_operator_has() {
     let set = "metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,metrics.rules.labels.release=p";
