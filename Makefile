@@ -126,7 +126,7 @@ bench-operator: release data ## The operator: from a signal to the plan and the 
 
 test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test operator --test training
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test examples --test operator --test training
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
 	$(CARGO) run --release --locked -p varuna-bench-protocol

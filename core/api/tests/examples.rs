@@ -6,15 +6,19 @@ use std::path::Path;
 fn every_example_is_a_valid_job_with_a_batch_that_its_workers_can_share() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut seen = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
+    let entries = [folder.clone(), folder.join("kubernetes")].map(|f| std::fs::read_dir(f).unwrap());
+    for entry in entries.into_iter().flatten() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "yaml") {
-            let job = varuna_api::parse_job(&std::fs::read_to_string(&path).unwrap());
+            // Those for clusters have other objects before the job.
+            let text = std::fs::read_to_string(&path).unwrap();
+            let text = text.split("\n---\n").last().unwrap();
+            let job = varuna_api::parse_job(text);
             let job = job.unwrap_or_else(|e| panic!("{}:\n{e}", path.display()));
             // Every example's text is English, in bytes.
             assert!(job.model.vocabulary_size >= 257, "{}", path.display());
             seen += 1;
         }
     }
-    assert!(seen >= 2, "{seen} examples");
+    assert!(seen >= 8, "{seen} examples");
 }

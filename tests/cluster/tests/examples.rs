@@ -1,0 +1,83 @@
+//! The examples for clusters: a real API server takes their objects, and the pods that the operator would make of their jobs.
+
+use kube::api::DynamicObject;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use varuna_api::crd::Status;
+use varuna_cluster_tests::{cluster, root};
+use varuna_operator::cluster::observe;
+use varuna_operator::decide::{Credentials, Observed, Settings, decide};
+
+/// The pods of a new job, as the operator makes them.
+fn pods(document: &Value, namespace: &str) -> Vec<Value> {
+    let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
+    object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
+    object.metadata.namespace = Some(namespace.to_owned());
+    let mut job = observe::job(&object);
+    job.status = Status::default();
+    let observed = Observed {
+        job,
+        pods: vec![],
+        nodes: BTreeMap::new(),
+        run: None,
+        failures: vec![],
+        credentials: Credentials::default(),
+        now: 0,
+        settings: Settings {
+            image: None,
+            gpu_resource: Some("nvidia.com/gpu".into()),
+            node_signals: vec![],
+        },
+    };
+    decide(&observed).create
+}
+
+#[test]
+fn the_examples_and_their_pods_are_taken_by_an_api_server() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root().join("examples/kubernetes")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let namespace = cluster().namespace(&format!("example-{name}")).unwrap();
+        let apply = |document: &Value, how: &[&str]| {
+            let arguments = [&["-n", &namespace, "apply", "-f", "-"], how].concat();
+            let said = cluster().kubectl(&arguments, &document.to_string());
+            let said = said.unwrap_or_else(|e| panic!("{}:\n{e:#}", path.display()));
+            assert!(
+                !said.to_lowercase().contains("warning"),
+                "{}: {said}",
+                path.display()
+            );
+        };
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut jobs = 0;
+        for part in text.split("\n---\n") {
+            let document: Value = serde_saphyr::from_str(part).unwrap();
+            if document["kind"] != "VarunaJob" {
+                // Pods are taken only where their service account is.
+                apply(&document, &[]);
+                continue;
+            }
+            apply(&document, &["--dry-run=server"]);
+            let pods = pods(&document, &namespace);
+            let gpus: u64 = pods
+                .iter()
+                .map(|pod| &pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
+                .map(|count| count.as_str().unwrap().parse::<u64>().unwrap())
+                .sum();
+            assert_eq!(
+                gpus,
+                document["spec"]["elasticity"]["maxWorkers"],
+                "{}",
+                path.display()
+            );
+            for pod in pods.into_iter().take(1) {
+                apply(&pod, &["--dry-run=server"]);
+            }
+            jobs += 1;
+        }
+        assert_eq!(jobs, 1, "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 5, "{seen} examples");
+}
