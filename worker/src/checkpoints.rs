@@ -262,8 +262,16 @@ impl Inner {
         put?;
         if last {
             // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
-            if self.store.complete(id).await? {
-                tracing::info!(state = %id, "checkpoint complete");
+            match self.store.complete(id).await {
+                Ok(true) => tracing::info!(state = %id, "checkpoint complete"),
+                Ok(false) => {}
+                Err(error) => {
+                    // A shard in the store does not hold what its name says: that of the last step would else be waited for in vain.
+                    if matches!(error, CheckpointError::Damaged { .. }) {
+                        self.store.location().refuse(id, &error.to_string()).await?;
+                    }
+                    return Err(error);
+                }
             }
             self.backlog.lock().forget(id);
         }

@@ -267,6 +267,15 @@ pub struct Record {
     /// What comparisons between holders have shown. Left out while there were none, as in records of older versions.
     #[serde(skip_serializing_if = "Trust::is_empty")]
     pub trust: Trust,
+    /// How long the recovery under way has waited for holders that do not answer, by all coordinators together, milliseconds. Left out
+    /// where it is 0, as in records of older versions.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub waited_ms: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A record as it is written, before its numbers are checked.
@@ -281,6 +290,8 @@ struct WrittenRecord {
     done: bool,
     #[serde(default)]
     trust: Trust,
+    #[serde(default)]
+    waited_ms: u64,
 }
 
 /// A record that no coordinator has written.
@@ -308,6 +319,7 @@ impl TryFrom<WrittenRecord> for Record {
             next,
             done,
             trust,
+            waited_ms,
         } = written;
         let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
         let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
@@ -336,6 +348,7 @@ impl TryFrom<WrittenRecord> for Record {
             next,
             done,
             trust,
+            waited_ms,
         })
     }
 }

@@ -99,7 +99,7 @@ mutants! {
     /// Each member switches at its own next boundary.
     SwitchAlone => UNIT_TESTS,
     /// An armed plan is dropped without a fence.
-    CancelAfterArm => unit_tests_and_seeds("g", 0),
+    CancelAfterArm => unit_tests_and_seeds("gh", 0),
     /// Workers leave after their last commit.
     ExitAtEnd => seeds("fg", 0),
     /// Links that failed are forgotten: the same plan again.
@@ -163,7 +163,7 @@ mutants! {
     /// State is taken over while a fence waits.
     AdoptBeforeFence => UNIT_TESTS,
     /// A member is ready before it is connected to its peers.
-    ReadyUnconnected => unit_tests_and_seeds("f", 0),
+    ReadyUnconnected => unit_tests_and_seeds("f", 400),
     /// State that is being overwritten still counts as held.
     KeepReplacedState => UNIT_TESTS,
     /// The decision that led to a state does not travel with it.
@@ -285,9 +285,9 @@ mutants! {
     /// Every write of the record counts as progress of training.
     EveryWriteIsProgress => UNIT_TESTS,
     /// The run is done without the checkpoint of its last step.
-    DoneWithoutFinalCheckpoint => seeds("c", 0),
+    DoneWithoutFinalCheckpoint => unit_tests_and_seeds("c", 0),
     /// A checkpoint of the last step does not end the run.
-    IgnoreFinalCheckpoint => seeds("f", 0),
+    IgnoreFinalCheckpoint => unit_tests_and_seeds("f", 0),
     /// A recovery leaves the planned change in the record.
     RecoveryKeepsNext => seeds("f", 0),
     /// The plan of a recovery does not carry the decision that its base needs.
@@ -348,6 +348,18 @@ mutants! {
     DigestAfterSwitch => UNIT_TESTS,
     /// A checkpoint counts as compared though a recovery may have put it, long after the comparison.
     TrustStatePutAgain => UNIT_TESTS,
+    /// The first step of a run has no more time than its estimate and the least deadline give it.
+    FirstStepHasNoMoreTime => UNIT_TESTS,
+    /// A member suspects a peer, or itself, while its engine makes or takes over state.
+    SuspectWhileTakingOver => UNIT_TESTS,
+    /// What earlier coordinators have waited for holders counts nothing.
+    WaitAnew => UNIT_TESTS,
+    /// A coordinator gives steps up before workers can have found it, since earlier ones have waited.
+    GiveUpAtTakeOver => UNIT_TESTS,
+    /// A damaged checkpoint of the last step is waited for as if it were on its way.
+    IgnoreDamagedEnd => unit_tests_and_seeds("f", 2_900),
+    /// The last step's state is put again as often as it is found damaged.
+    PutAnewForEver => UNIT_TESTS,
 }
 
 /// Whether the bug is switched on; `false` at compile time without the feature.

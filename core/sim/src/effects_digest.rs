@@ -144,7 +144,7 @@ structs! {
     EvaluationSteps { interval_steps, batches },
     Digests { id, saved, units },
     Rollback { to, generation },
-    Record { version, term, highest, plan, next, done, trust },
+    Record { version, term, highest, plan, next, done, trust, waited_ms },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
@@ -283,6 +283,7 @@ enums! {
         4 ListCheckpoints,
         5 Event(event),
         6 Finish(outcome),
+        7 DiscardCheckpoint { id },
     }
     MemberEffect {
         1 Accepted(plan),
@@ -327,5 +328,6 @@ enums! {
         22 StatesDiffer { step, units, replaced },
         23 Diverged(divergence),
         24 CostsCorrected { generation, predicted_ms, observed_ms, factor },
+        25 FinalCheckpointDamaged { state, again },
     }
 }

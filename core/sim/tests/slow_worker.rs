@@ -147,6 +147,7 @@ impl Rig {
                         StateId::INITIAL,
                     ])));
                 }
+                CoordinatorEffect::DiscardCheckpoint { .. } => {}
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Send { .. } | CoordinatorEffect::Finish(_) => {}
             }

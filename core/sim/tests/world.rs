@@ -20,6 +20,7 @@ const REACHED: &[&str] = &[
     "coordinator: deposed",
     "coordinator: write failed",
     "end: checkpoint of the last step",
+    "end: the checkpoint of the last step is damaged",
     "end: last step reported",
     "end: state lost",
     "fault DamagedTransfers",

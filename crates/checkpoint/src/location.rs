@@ -271,6 +271,32 @@ impl Location {
         self.create(id, REFUSED, text.into_bytes()).await
     }
 
+    /// Deletes what is left of a checkpoint that is marked as damaged, so that its state can be put again; returns whether it was. The
+    /// mark goes last: an interrupted deletion leaves it, and is begun anew.
+    ///
+    /// # Errors
+    /// The store fails; deletions until then are not undone.
+    pub async fn discard(&self, id: StateId) -> Result<bool, CheckpointError> {
+        let Some(listed) = self.find(id).await?.filter(|l| l.refused) else {
+            return Ok(false);
+        };
+        let rest = listed.files.keys().filter(|f| *f != MANIFEST && *f != REFUSED);
+        let first = listed.files.keys().filter(|f| *f == MANIFEST);
+        let last = listed.files.keys().filter(|f| *f == REFUSED);
+        for file in first.chain(rest).chain(last) {
+            self.delete(id, file).await?;
+        }
+        Ok(true)
+    }
+
+    /// Deletes a file; one that is not there is deleted already.
+    async fn delete(&self, id: StateId, file: &str) -> Result<(), CheckpointError> {
+        match self.inner.delete(&self.path(id, file)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Deletes what [`prunable`] allows. The manifest is deleted first, so that an interrupted deletion leaves an orphan and never
     /// a checkpoint with missing shards.
     ///
@@ -286,10 +312,7 @@ impl Location {
             let manifest = listed.files.keys().filter(|f| *f == MANIFEST);
             let rest = listed.files.keys().filter(|f| *f != MANIFEST);
             for file in manifest.chain(rest) {
-                match self.inner.delete(&self.path(*id, file)).await {
-                    Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                    Err(error) => return Err(error.into()),
-                }
+                self.delete(*id, file).await?;
             }
         }
         Ok(pruned)

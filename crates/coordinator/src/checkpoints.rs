@@ -92,6 +92,7 @@ impl Checkpoints {
     pub(crate) fn usable(&self) -> Option<Listing> {
         self.listing.answered.then(|| Listing {
             complete: self.listing.usable.clone(),
+            damaged: self.listing.damaged.clone(),
             fresh: self.listing.failing.is_none(),
         })
     }

@@ -270,6 +270,11 @@ impl Driver {
                     ])));
                 }
             },
+            CoordinatorEffect::DiscardCheckpoint { id } => {
+                if let Some(watcher) = self.checkpoints.watcher() {
+                    watcher.discard(id);
+                }
+            }
             CoordinatorEffect::Event(event) => {
                 let run = self.machine.run();
                 self.publisher.event(self.start.elapsed(), event, &run);

@@ -155,6 +155,7 @@ impl EventText {
                 units,
                 replaced,
             } => self.states_differ(*step, units, replaced),
+            Event::FinalCheckpointDamaged { state, again } => final_checkpoint_damaged(state.step, *again),
             Event::Lost { units } => {
                 let what = self.layout.name(units);
                 format!("the state of {what} is lost: no worker and no checkpoint holds it")
@@ -271,6 +272,15 @@ fn step_time_off(generation: Generation, predicted_ms: f64, observed_ms: f64, ca
     let from = if calibrated { "measured" } else { "estimated" };
     let (observed, predicted) = (time(observed_ms), time(predicted_ms));
     format!("steps of plan {generation} take {observed}; {predicted} were predicted from {from} costs")
+}
+
+fn final_checkpoint_damaged(step: Step, again: bool) -> String {
+    let then = if again {
+        "it is deleted, and the workers put the state again"
+    } else {
+        "so was each that was put in its place: the run ends without it"
+    };
+    format!("the checkpoint of step {step}, the last one, was found damaged: {then}")
 }
 
 fn costs_corrected(generation: Generation, predicted_ms: f64, observed_ms: f64, factor: f64) -> String {

@@ -77,6 +77,8 @@ pub(crate) struct CheckpointListing {
     pub(crate) answered: bool,
     /// Those that can be resumed from, oldest first.
     pub(crate) usable: Vec<StateId>,
+    /// Those that were marked as damaged.
+    pub(crate) damaged: Vec<StateId>,
     /// Why the store could not be asked the last time.
     pub(crate) failing: Option<String>,
 }

@@ -33,6 +33,8 @@ pub(crate) struct StoreWatcher {
     task: tokio::task::JoinHandle<()>,
     /// States that must not be deleted.
     protected: watch::Sender<Vec<StateId>>,
+    /// A damaged checkpoint that is to be deleted.
+    discarded: watch::Sender<Option<StateId>>,
 }
 
 impl StoreWatcher {
@@ -40,9 +42,11 @@ impl StoreWatcher {
     pub(crate) fn start(given: Checkpointing, inbound: Sender<Inbound>) -> StoreWatcher {
         let (requests, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (protected, protects) = watch::channel(Vec::new());
+        let (discarded, discards) = watch::channel(None);
         let state = Task {
             given,
             protects,
+            discards,
             verdicts: BTreeMap::new(),
             listing: CheckpointListing::default(),
             refused: None,
@@ -54,6 +58,7 @@ impl StoreWatcher {
             end,
             task,
             protected,
+            discarded,
         }
     }
 
@@ -66,6 +71,13 @@ impl StoreWatcher {
     /// Asks for a fresh listing.
     pub(crate) fn list_now(&self) {
         self.requests.notify_one();
+    }
+
+    /// Deletes what is left of a checkpoint, if it is marked as damaged, and lists what there is then.
+    pub(crate) fn discard(&self, id: StateId) {
+        // An error means that the task has ended.
+        let _ = self.discarded.send(Some(id));
+        self.list_now();
     }
 
     pub(crate) fn protect(&self, states: Vec<StateId>) {
@@ -88,6 +100,7 @@ async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -
 struct Task {
     given: Checkpointing,
     protects: watch::Receiver<Vec<StateId>>,
+    discards: watch::Receiver<Option<StateId>>,
     /// Whether a checkpoint can be resumed from. Manifests never change, so each is checked once.
     verdicts: BTreeMap<StateId, bool>,
     listing: CheckpointListing,
@@ -206,7 +219,7 @@ impl Task {
         let failing = match tokio::time::timeout(timeout, self.usable()).await {
             Ok(Ok(usable)) => {
                 self.listing.answered = true;
-                self.listing.usable = usable;
+                (self.listing.usable, self.listing.damaged) = usable;
                 None
             }
             Ok(Err(error)) => Some(store_error::summarize(&error.to_string())),
@@ -222,8 +235,9 @@ impl Task {
         self.listing.clone()
     }
 
-    /// The checkpoints that can be resumed from.
-    async fn usable(&mut self) -> Result<Vec<StateId>, CheckpointError> {
+    /// The checkpoints that can be resumed from, and those that are damaged.
+    async fn usable(&mut self) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
+        self.discard().await?;
         let all = self.given.store.location().list().await?;
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let mut usable = Vec::new();
@@ -232,7 +246,24 @@ impl Task {
                 usable.push(listed.id);
             }
         }
-        Ok(usable)
+        let damaged = all.iter().filter(|l| l.refused).map(|l| l.id).collect();
+        Ok((usable, damaged))
+    }
+
+    /// Deletes the damaged checkpoint that is to be put again. Only as the owner.
+    async fn discard(&mut self) -> Result<(), CheckpointError> {
+        let wanted = self.discards.has_changed().unwrap_or(false);
+        let id = *self.discards.borrow();
+        let Some(id) = id.filter(|_| wanted) else {
+            return Ok(());
+        };
+        if self.standing == Some(Standing::Owner) {
+            self.given.store.location().discard(id).await?;
+            // What is put in its place is another copy.
+            self.verdicts.remove(&id);
+            self.discards.mark_unchanged();
+        }
+        Ok(())
     }
 
     async fn check(&mut self, listed: &Listed) -> Result<bool, CheckpointError> {

@@ -134,6 +134,20 @@ async fn keeps_house(store: &Store) {
         left.iter().map(|l| l.id).collect::<Vec<_>>(),
         [state(10), state(30)]
     );
+    is_put_again(store, state(30), state(10)).await;
+}
+
+/// What was found damaged can be deleted and put again; what is sound stays, whoever wants it deleted.
+async fn is_put_again(store: &Store, damaged: StateId, sound: StateId) {
+    let place = store.location();
+    place.refuse(damaged, "for the test").await.expect("a mark");
+    assert!(place.discard(damaged).await.expect("deletions"));
+    assert!(!place.discard(damaged).await.expect("an answer"));
+    assert!(!place.discard(sound).await.expect("an answer"));
+    save(store, damaged, 10).await;
+    let listed = place.list().await.expect("a list");
+    assert_eq!(listed.iter().map(|l| l.id).collect::<Vec<_>>(), [sound, damaged]);
+    assert!(listed.iter().all(varuna_checkpoint::Listed::is_usable));
 }
 
 fn claim(run: &str) -> Claim {

@@ -31,6 +31,9 @@ pub struct Timing {
     pub collect: Duration,
     /// How long a recovery waits for all answers before it gives up committed steps.
     pub restore: Duration,
+    /// The same where one of those that do not answer is connected: what its engine has in hand ends within that, or its process does
+    /// (see [`crate::member::MemberTiming::engine`]).
+    pub unanswered: Duration,
     /// How long holders of state, not known to have ended, must be disconnected before a run without a checkpoint ends as lost;
     /// never before [`Timing::grace`] and [`Timing::restore`] would allow it.
     pub lost: Duration,
@@ -66,6 +69,7 @@ impl Default for Timing {
             silent: ms(5_000),
             collect: ms(300),
             restore: ms(30_000),
+            unanswered: ms(60_000),
             lost: Duration::ZERO,
             connect_next: ms(10_000),
             cancel_grace: ms(500),
@@ -95,6 +99,7 @@ impl Timing {
             silent: ms(600),
             collect: ms(150),
             restore: ms(700),
+            unanswered: ms(1_400),
             lost: Duration::ZERO,
             connect_next: ms(500),
             cancel_grace: ms(50),
@@ -191,6 +196,8 @@ pub struct Hello {
 pub struct Listing {
     /// Their states.
     pub complete: Vec<StateId>,
+    /// Checkpoints that somebody found damaged; none of them is complete.
+    pub damaged: Vec<StateId>,
     /// The store has just said so. Otherwise it did not answer, and this is what it said before: there may be newer ones.
     pub fresh: bool,
 }
@@ -201,6 +208,7 @@ impl Listing {
     pub fn fresh(complete: Vec<StateId>) -> Self {
         Self {
             complete,
+            damaged: Vec::new(),
             fresh: true,
         }
     }
@@ -291,6 +299,12 @@ pub enum CoordinatorEffect {
     ReadRecord,
     /// Answer: Checkpoints (none where the run has no store).
     ListCheckpoints,
+    /// Delete what is left of a checkpoint that was found damaged, so that its state can be put again; then list the store anew. Where
+    /// it is not damaged, nothing is deleted.
+    DiscardCheckpoint {
+        /// Of which state.
+        id: StateId,
+    },
     /// For the run's log of events and its metrics.
     Event(Event),
     /// The run has ended for this coordinator: close all streams and end.

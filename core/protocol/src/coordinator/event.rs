@@ -158,6 +158,13 @@ pub enum Event {
         /// run goes back to the newest checkpoint whose state was compared, or else to the seed.
         replaced: Vec<WorkerId>,
     },
+    /// The checkpoint of the last step was found damaged.
+    FinalCheckpointDamaged {
+        /// The state.
+        state: StateId,
+        /// It is deleted, and the workers put the state again. Otherwise that was done often enough, and the run ends without it.
+        again: bool,
+    },
     /// Too few workers: training waits, state is kept.
     BelowMinimum {
         /// Usable workers.
@@ -236,7 +243,8 @@ pub enum Outcome {
     Stopped,
     /// More steps in a row were skipped than the job allows.
     Diverged(Divergence),
-    /// No holder and no checkpoint is left for these units.
+    /// No holder and no checkpoint is left for these units; or the store has damaged each copy of the last step's state
+    /// ([`Event::FinalCheckpointDamaged`]).
     StateLost {
         /// Which.
         units: Vec<Unit>,

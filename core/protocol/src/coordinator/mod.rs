@@ -17,9 +17,11 @@ mod considered;
 mod distrust;
 mod ending;
 mod event;
+mod final_checkpoint;
 mod mode;
 mod observed_costs;
 mod outbox;
+mod persisting;
 mod planning;
 mod prepared_plans;
 mod progress;
@@ -130,7 +132,9 @@ impl Coordinator {
                     return mode.write(shared.record.with_done(), shared, turn);
                 }
                 shared.checkpoints.listed(turn.now, list);
-                if let Mode::Collecting(collecting) = &mut mode {
+                let last_step = shared.config.last_step;
+                shared.final_checkpoint.listed(&listing, last_step, turn);
+                if let Some(collecting) = mode.collecting() {
                     collecting.take_listing(turn.now, listing);
                 }
             }
@@ -168,7 +172,7 @@ impl Coordinator {
 }
 
 fn stream_down(mode: &mut Mode, from: WorkerId, shared: &mut Shared, turn: &mut Turn<'_>) {
-    if let Mode::Collecting(collecting) = mode
+    if let Some(collecting) = mode.collecting()
         && !bug!(CountAnswerOfClosedStream)
     {
         collecting.forget_answer(from);

@@ -1,15 +1,15 @@
 //! The modes of a coordinator, and which follows which. What a mode knows lives in its own type.
 
 use super::active::Active;
-use super::config::{CoordinatorEffect, Timing};
+use super::config::CoordinatorEffect;
 use super::ending::Ending;
 use super::event::{Event, Outcome};
-use super::record::WriteAttempt;
+use super::persisting::{GivenUp, Persisting, Then, persisted};
 use super::recovery::{Collecting, Step};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
-use crate::message::{Record, Report, Time};
+use crate::message::{Record, Report};
 use varuna_plan::{Generation, Unit, WorkerId};
 
 pub(super) enum Mode {
@@ -29,32 +29,6 @@ pub(super) enum Mode {
     Ending(Ending),
     /// Finish was emitted.
     Ended,
-}
-
-/// Waits for a write.
-pub(super) struct Persisting {
-    write: WriteAttempt,
-    /// The run is given up once the write is done, for want of the state of these units: the write shows that no other
-    /// coordinator has taken over.
-    given_up: Option<GivenUp>,
-    /// What goes on once the write is done, or has failed.
-    active: Active,
-}
-
-/// A run that is about to be given up.
-struct GivenUp {
-    units: Vec<Unit>,
-    since: Time,
-    /// A worker has come back or has answered meanwhile: what is left is looked at once more.
-    revived: bool,
-}
-
-impl GivenUp {
-    /// A worker came back, or the write took so long that a checkpoint may have been completed meanwhile.
-    fn is_to_be_looked_at_again(&self, now: Time, timing: &Timing) -> bool {
-        let late = now > self.since.after(timing.restore) && !bug!(GiveUpLate);
-        late || (self.revived && !bug!(GiveUpOnRevived))
-    }
 }
 
 impl Default for Mode {
@@ -101,6 +75,11 @@ impl Mode {
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
                 Step::Wait => Mode::Collecting(collecting),
                 Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                Step::Note(record) => Mode::Persisting(Persisting {
+                    write: shared.record.write(record, turn),
+                    given_up: None,
+                    then: Then::Collecting(collecting),
+                }),
                 Step::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
                 Step::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
                 Step::GiveUp(units) => {
@@ -112,7 +91,7 @@ impl Mode {
                             since: turn.now,
                             revived: false,
                         }),
-                        active: collecting.into_interrupted(),
+                        then: Then::Active(collecting.into_interrupted()),
                     })
                 }
             },
@@ -147,11 +126,10 @@ impl Mode {
             }
             Mode::Starting(starting) => {
                 let write = shared.record.take_over(record, turn);
-                let active = starting.into_active();
                 Mode::TakingOver(Persisting {
                     write,
                     given_up: None,
-                    active,
+                    then: Then::Active(starting.into_active()),
                 })
             }
             _ if shared.record.is_superseded(&record) => {
@@ -160,7 +138,7 @@ impl Mode {
             }
             Mode::TakingOver(taking) if taking.write.refused => {
                 if bug!(KeepUnclearTerm) && taking.write.wrote(&record) {
-                    return taken_over(taking.active, record, shared, turn);
+                    return taken_over(taking.then, record, shared, turn);
                 }
                 // Two take-overs of one term look alike: what lies there may be another's. Only a term of one's own will do.
                 Mode::Starting(Starting::again_at(turn.now))
@@ -170,11 +148,11 @@ impl Mode {
                 if persisting.write.wrote(&record) {
                     return persisted(persisting, record, shared, turn);
                 }
-                let mut active = persisting.active;
+                let mut then = persisting.then;
                 shared.record.stored = record;
                 shared.record.note_failed_write(turn.now, &shared.config.timing);
-                active.write_failed(turn.now, &shared.config.timing);
-                Mode::Active(active)
+                then.active().write_failed(turn.now, &shared.config.timing);
+                then.go_on()
             }
             mode => mode,
         }
@@ -206,7 +184,7 @@ impl Mode {
             return self;
         }
         match self {
-            Mode::TakingOver(taking) => taken_over(taking.active, record, shared, turn),
+            Mode::TakingOver(taking) => taken_over(taking.then, record, shared, turn),
             Mode::Persisting(persisting) => persisted(persisting, record, shared, turn),
             mode => mode,
         }
@@ -231,7 +209,7 @@ impl Mode {
                 shared.inventory(from, &inventory, turn);
                 let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
                 self.note_revival();
-                if let Mode::Collecting(collecting) = &mut self
+                if let Some(collecting) = self.collecting()
                     && asked
                 {
                     collecting.take_answer(from, inventory);
@@ -258,6 +236,18 @@ impl Mode {
             && let Some(given_up) = &mut persisting.given_up
         {
             given_up.revived = true;
+        }
+    }
+
+    /// The recovery under way, also while it is noted how long it waits.
+    pub(super) fn collecting(&mut self) -> Option<&mut Collecting> {
+        match self {
+            Mode::Collecting(collecting)
+            | Mode::Persisting(Persisting {
+                then: Then::Collecting(collecting),
+                ..
+            }) => Some(collecting),
+            _ => None,
         }
     }
 
@@ -294,7 +284,7 @@ impl Mode {
             }
             Mode::Active(active) => recover(active, because, shared, turn),
             Mode::Persisting(mut persisting) => {
-                persisting.active.suspicion = Some((generation, because)); // looked at once the write is done
+                persisting.then.active().suspicion = Some((generation, because)); // looked at once the write is done
                 Mode::Persisting(persisting)
             }
             Mode::Settling(mut settling) => {
@@ -306,7 +296,7 @@ impl Mode {
     }
 }
 
-fn recover(active: Active, because: String, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+pub(super) fn recover(active: Active, because: String, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     Mode::Collecting(Collecting::begin(active, because, shared, turn))
 }
 
@@ -322,61 +312,39 @@ fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<
     Mode::Persisting(Persisting {
         write,
         given_up: None,
-        active,
+        then: Then::Active(active),
     })
 }
 
 /// The record has this coordinator's term.
-fn taken_over(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     shared.record.stored = record;
     shared.progress.at = turn.now;
     turn.event(Event::TookOver {
         term: shared.record.term,
     });
     if shared.record.stored.done || shared.record.stored.plan.is_none() {
-        return go_on(active, shared, turn);
+        return go_on(then, shared, turn);
     }
+    let Then::Active(active) = then else {
+        return then.go_on();
+    };
     let until = turn.now.after(shared.config.timing.settle);
     Mode::Settling(Settling { until, active })
 }
 
-/// The record is written.
-fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
-    let Persisting {
-        mut active, given_up, ..
-    } = persisting;
-    if record.highest != shared.record.stored.highest {
-        active.planned_at = turn.now;
-    }
-    let before = std::mem::replace(&mut shared.record.stored, record);
-    shared.record.note_write();
-    match given_up {
-        Some(given_up) if given_up.is_to_be_looked_at_again(turn.now, &shared.config.timing) => {
-            let because = "what is left may have changed before the run was given up".to_owned();
-            return recover(active, because, shared, turn);
-        }
-        Some(given_up) => return give_up(given_up.units, shared, turn),
-        None => {}
-    }
-    if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
-        shared.progress.at = turn.now; // a planned change must never postpone the detection of a death
-    }
-    shared.tell_of_write(&before, turn);
-    go_on(active, shared, turn)
-}
-
-fn go_on(active: Active, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+pub(super) fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     if shared.record.stored.done {
         turn.event(Event::Done {
             step: shared.config.last_step,
         });
         return Mode::Ending(Ending::new(Outcome::Done, turn.now));
     }
-    Mode::Active(active).step(shared, turn)
+    then.go_on().step(shared, turn)
 }
 
 /// Nothing is left of these units.
-fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+pub(super) fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     turn.event(Event::Lost { units: units.clone() });
     shared.release_all(turn);
     finish(Outcome::StateLost { units }, turn)

@@ -5,6 +5,7 @@ use super::turn::Turn;
 use crate::message::{Record, Time};
 use crate::trust::Rollback;
 use std::sync::Arc;
+use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId};
 
 /// The delay before another write doubles so often.
@@ -133,6 +134,14 @@ impl RecordKeeper {
         record
     }
 
+    /// The record with what holders have been waited for.
+    pub(super) fn with_wait(&self, waited: Duration) -> Record {
+        Record {
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            ..self.stored.clone()
+        }
+    }
+
     /// The record with the plan of a rollback to a state.
     pub(super) fn with_rollback(&self, plan: Plan, to: StateId) -> Record {
         let generation = plan.generation;
@@ -148,6 +157,7 @@ impl RecordKeeper {
             highest: plan.generation.max(self.stored.highest),
             plan: Some(Arc::new(plan)),
             next,
+            waited_ms: 0,
             ..self.stored.clone()
         }
     }

@@ -1,5 +1,7 @@
 //! Recovery: fence, collect inventories, decide where to resume, plan.
 
+mod patience;
+
 use super::active::Active;
 use super::config::{CoordinatorEffect, Listing};
 use super::considered::Considered;
@@ -8,8 +10,8 @@ use super::resume::{Evidence, Resume};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
 use crate::message::{Inventory, Order, Record, Time};
+use patience::Patience;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 use varuna_plan::deadline::MOST_DOUBLINGS;
 use varuna_plan::{Base, Infeasible, Plan, StateId, Unit, WorkerId};
 
@@ -19,16 +21,19 @@ pub(super) enum Step {
     Wait,
     /// There is a plan.
     Write(Record),
+    /// It is noted how long holders have been waited for, which goes on meanwhile.
+    Note(Record),
     /// No holder and no checkpoint is left for these units.
     GiveUp(Vec<Unit>),
 }
 
-/// A worker that is connected but does not answer is waited for so many times as long as one that is not.
-const SILENT: u32 = 4;
-
+/// So often the deadline doubles at least while nobody has seen a step of this run: all that is known is an estimate, and the first step
+/// loads libraries and fills caches besides. On a loaded machine it took longer than the least deadline, and cost a plan.
+const UNOBSERVED_DOUBLINGS: u32 = 2;
 /// All workers were told to stop; their inventories are waited for.
 pub(super) struct Collecting {
     since: Time,
+    patience: Patience,
     answers: BTreeMap<WorkerId, Inventory>,
     /// Members and sources of the plans in the record that have not answered; none where it has to be found anew.
     missing: Option<BTreeSet<WorkerId>>,
@@ -64,6 +69,7 @@ impl Collecting {
         turn.push(CoordinatorEffect::ListCheckpoints);
         Self {
             since: turn.now,
+            patience: Patience::begin(turn.now, shared),
             answers: BTreeMap::new(),
             missing: None,
             tried: false,
@@ -95,6 +101,11 @@ impl Collecting {
         }
         let fresh = listing.fresh || self.listing.as_ref().is_some_and(|l| l.fresh);
         self.listing = Some(Listing { fresh, ..listing });
+    }
+
+    /// What was in force, while this goes on.
+    pub(super) fn interrupted(&mut self) -> &mut Active {
+        &mut self.interrupted
     }
 
     /// Back to what was in force. The store was listed a moment ago: not again before it is due.
@@ -132,60 +143,8 @@ impl Collecting {
                 self.recover(resume, missing, shared, turn)
             }
             None if self.may_give_up(missing, shared, turn.now) => Step::GiveUp(evidence.uncovered()),
-            _ => Step::Wait,
+            _ => self.note_wait(shared, turn.now),
         }
-    }
-
-    /// What is in memory and nothing newer is known of can be resumed from at once. Steps are given up only after a while; so is
-    /// what the store may have since it last answered.
-    fn may_resume(&self, resume: &Resume, missing: &[WorkerId], shared: &Shared, now: Time) -> bool {
-        let ended = missing.iter().all(|w| shared.roster.has_ended(*w)) || bug!(GiveUpStepsAtOnce);
-        let waited = now >= self.waiting_since(shared).after(self.patience(missing, shared));
-        let newest = resume.tip || ended || waited;
-        let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;
-        newest && confirmed && (self.listing.is_some() || !resume.checkpoint)
-    }
-
-    /// Only by what the store says now, and when all who may hold state are gone for long: also those whom no plan names any more.
-    fn may_give_up(&self, mut missing: Vec<WorkerId>, shared: &Shared, now: Time) -> bool {
-        let answered = |w: &WorkerId| self.answers.contains_key(w);
-        missing.extend(shared.roster.workers.keys().filter(|w| !answered(w)));
-        let timing = &shared.config.timing;
-        let away = if bug!(GiveUpBeforeRestore) {
-            timing.grace
-        } else {
-            timing.restore.max(timing.grace).max(timing.lost)
-        };
-        let paused_until = resumed_at(shared);
-        let long_gone = |w: &WorkerId| {
-            let down = shared.roster.disconnected_at(*w).max(paused_until).after(away);
-            shared.roster.is_disconnected(*w) && (shared.roster.has_ended(*w) || now > down)
-        };
-        let all_gone = !missing.is_empty() && missing.iter().all(long_gone);
-        let longest = (timing.restore * SILENT).max(timing.lost);
-        let waited = now >= self.waiting_since(shared).after(longest) || bug!(GiveUpOnConnected);
-        // What the last ones put may still be on its way to the store.
-        let put = shared.config.final_checkpoint && !bug!(GiveUpBeforeUploads);
-        let all_gone = all_gone && (!put || now >= self.waiting_since(shared).after(timing.restore));
-        let just_now = now <= self.confirmed_at.after(timing.ask_again * 3) || bug!(TrustOldListing);
-        self.is_listing_fresh() && just_now && (all_gone || waited)
-    }
-
-    /// Since when answers are waited for.
-    fn waiting_since(&self, shared: &Shared) -> Time {
-        self.since.max(resumed_at(shared))
-    }
-
-    /// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand
-    /// takes its time.
-    fn patience(&self, missing: &[WorkerId], shared: &Shared) -> Duration {
-        let connected = |w: &WorkerId| shared.roster.status(*w).is_some() && !bug!(GiveUpOnConnected);
-        let restore = shared.config.timing.restore;
-        restore * if missing.iter().any(connected) { SILENT } else { 1 }
-    }
-
-    fn is_listing_fresh(&self) -> bool {
-        bug!(TrustOldListing) || self.listing.as_ref().is_some_and(|l| l.fresh)
     }
 
     /// Fences and the list of checkpoints are asked for on a clock.
@@ -284,6 +243,14 @@ impl Collecting {
         turn: &mut Turn<'_>,
     ) -> Step {
         let id = resume.id;
+        if shared.final_checkpoint.is_damaged(id) {
+            if !shared.final_checkpoint.may_put_anew() {
+                return Step::GiveUp(shared.config.layout.all_units().collect());
+            }
+            let every = shared.config.timing.ask_again;
+            shared.final_checkpoint.discard(id, every, turn);
+            return Step::Wait;
+        }
         let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));
         let plan = self.plan(resume, missing, shared, turn);
         plan.map_or(Step::Wait, |plan| Step::Write(shared.resume_at(id, stored, plan)))
@@ -377,16 +344,9 @@ fn doublings(shared: &Shared) -> u32 {
     } else {
         MOST_DOUBLINGS
     };
-    shared.fruitless.generations.min(most)
-}
-
-/// While the coordinator itself was paused nobody could come back or answer: time counts from here.
-fn resumed_at(shared: &Shared) -> Time {
-    if bug!(CountOwnPauseAsWaiting) {
-        Time(0)
-    } else {
-        shared.resumed_at
-    }
+    let unobserved = shared.progress.commits.mean_step_time().is_none() && !bug!(FirstStepHasNoMoreTime);
+    let least = if unobserved { UNOBSERVED_DOUBLINGS } else { 0 };
+    shared.fruitless.generations.max(least).min(most)
 }
 
 /// Why there is another plan, for people.

@@ -83,7 +83,10 @@ struct Rig {
     sent: Vec<(WorkerId, Order)>,
     /// What the store shows.
     complete: Vec<StateId>,
+    damaged: Vec<StateId>,
     listing: Answer,
+    /// Damaged checkpoints that were deleted.
+    discarded: Vec<StateId>,
     events: Vec<Event>,
     finished: Option<Outcome>,
 }
@@ -113,7 +116,9 @@ impl Rig {
             manual: false,
             written: None,
             sent: vec![],
+            discarded: vec![],
             complete: vec![StateId::INITIAL],
+            damaged: vec![],
             listing: Answer::Now,
             events: vec![],
             finished: None,
@@ -142,15 +147,27 @@ impl Rig {
                 }
                 CoordinatorEffect::ListCheckpoints => {
                     // the initial state does not count once a step was committed, whoever lists it
-                    let complete = self.complete.clone();
-                    let fresh = self.listing == Answer::Now;
-                    if self.listing != Answer::Never {
-                        self.put(CoordinatorInput::Checkpoints(Listing { complete, fresh }));
-                    }
+                    self.list();
+                }
+                CoordinatorEffect::DiscardCheckpoint { id } => {
+                    self.damaged.retain(|damaged| *damaged != id);
+                    self.discarded.push(id);
+                    self.list();
                 }
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Finish(outcome) => self.finished = Some(outcome),
             }
+        }
+    }
+
+    /// The store's answer.
+    fn list(&mut self) {
+        if self.listing != Answer::Never {
+            self.put(CoordinatorInput::Checkpoints(Listing {
+                complete: self.complete.clone(),
+                damaged: self.damaged.clone(),
+                fresh: self.listing == Answer::Now,
+            }));
         }
     }
 

@@ -79,6 +79,7 @@ impl Mode {
             Mode::Active(_) => RunMode::Launching,
             Mode::Collecting(_) if shared.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
             Mode::Collecting(_) => RunMode::Recovering,
+            Mode::Persisting(write) if write.is_of_wait() => RunMode::Recovering,
             Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,
             Mode::Ending(ending) if ending.is_done() => RunMode::Done,
             Mode::Ending(_) => RunMode::Stopped,

@@ -15,7 +15,8 @@ pub struct MemberTiming {
     pub connect_deadline: Duration,
     /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,
-    /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it.
+    /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it. Less than a coordinator waits
+    /// for a worker that is connected and does not answer (see [`crate::coordinator::Timing::unanswered`]).
     pub engine: Duration,
     /// How long a member that has reached the last step waits for a coordinator that is gone.
     pub finished: Duration,
@@ -29,7 +30,7 @@ impl Default for MemberTiming {
             heartbeat: Duration::from_secs(1),
             connect_deadline: Duration::from_secs(2),
             fetch_retry: Duration::from_millis(700),
-            engine: Duration::from_secs(60),
+            engine: Duration::from_secs(45),
             finished: Duration::from_secs(10 * 60),
             orphan: Duration::from_secs(30 * 60),
         }

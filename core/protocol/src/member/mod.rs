@@ -339,6 +339,8 @@ impl Member {
     /// Suspects somebody where nothing moves. Who is dead is found by a fence, never by an accusation.
     fn watch(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let (me, at, finished) = (self.config.id, self.at.step, self.finished());
+        // The engine ends what it has in hand in its own time: making the initial state of a large unit takes long on a loaded machine.
+        let taking_over = !self.adopting.is_empty() && !bug!(SuspectWhileTakingOver);
         let applying = matches!(self.engine, Engine::Applying { .. });
         let Some(current) = self.current.as_mut().filter(|_| !bug!(MemberReportsNoHang)) else {
             return;
@@ -354,7 +356,7 @@ impl Member {
             Phase::Running => (!finished, current.plan.deadline.of(at, &current.recent)),
             _ => return,
         };
-        if !waits || applying || now <= current.progress_at.after(deadline) {
+        if !waits || applying || taking_over || now <= current.progress_at.after(deadline) {
             return;
         }
         current.progress_at = now;

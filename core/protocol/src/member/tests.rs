@@ -660,10 +660,10 @@ fn exit_after(rig: &mut Rig, time: Duration) -> Option<ExitReason> {
 fn a_worker_whose_engine_does_not_stop_ends() {
     let mut rig = Rig::running();
     rig.order(FENCE);
-    assert_eq!(exit_after(&mut rig, Duration::from_secs(50)), None);
+    assert_eq!(exit_after(&mut rig, Duration::from_secs(40)), None);
     rig.order(FENCE);
     assert_eq!(
-        exit_after(&mut rig, Duration::from_secs(15)),
+        exit_after(&mut rig, Duration::from_secs(10)),
         Some(ExitReason::EngineStuck)
     );
 }

@@ -214,7 +214,9 @@ impl Host<Scale<'_>> {
                 CoordinatorInput::Checkpoints(Listing::fresh(vec![StateId::INITIAL]))
             }
             CoordinatorEffect::Event(event) => return self.note(&event),
-            CoordinatorEffect::Finish(_) | CoordinatorEffect::Send { .. } => return,
+            CoordinatorEffect::DiscardCheckpoint { .. }
+            | CoordinatorEffect::Finish(_)
+            | CoordinatorEffect::Send { .. } => return,
         };
         self.queue
             .after(LATENCY_NS, host::Event::Coordinator(COORDINATOR, answer));

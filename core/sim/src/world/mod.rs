@@ -64,6 +64,7 @@ pub(crate) enum Timer {
     LateWrite(u64, Box<Record>),
     Read(usize),
     List(usize),
+    Discard(usize, StateId),
     PutShard(Upload),
     GetShard(WorkerId, Generation, StateId, Unit),
     ShardStaged(WorkerId, Generation, Unit, StateId, UnitState),

@@ -54,6 +54,7 @@ fn kind_of(event: &Event) -> Option<String> {
         {
             "the loss scale rises"
         }
+        Event::FinalCheckpointDamaged { .. } => "end: the checkpoint of the last step is damaged",
         Event::Diverged(_) => "run ends: diverged",
         Event::Committed { .. }
         | Event::Lost { .. }

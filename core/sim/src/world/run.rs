@@ -81,6 +81,7 @@ impl World {
                 completed_at: BTreeMap::new(),
                 listed: vec![StateId::INITIAL],
                 damaged: BTreeSet::new(),
+                damaged_ends: 0,
             },
             faults: Faults::with_only(only),
             unreliable: Unreliable::default(),

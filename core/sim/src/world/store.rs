@@ -26,6 +26,9 @@ const SETTLED: u64 = 3_000;
 /// So many cancelled changes are chance: workers of crash loops, a link that stays cut.
 const CANCELLED_MAX: u32 = 8;
 
+/// The checkpoint of the last step is damaged so often at most; a run gives up after one more.
+const DAMAGED_ENDS_MAX: u32 = 3;
+
 /// So many records back an old answer may be.
 const OLDER_RECORDS: usize = 4;
 
@@ -41,6 +44,17 @@ pub(super) struct Store {
     pub(super) listed: Vec<StateId>,
     /// Checkpoints that were found damaged.
     pub(super) damaged: BTreeSet<StateId>,
+    /// How often that of the last step was.
+    pub(super) damaged_ends: u32,
+}
+
+impl Store {
+    /// Deletes what is left of a damaged checkpoint; others are left alone.
+    fn discard(&mut self, id: StateId) {
+        if self.damaged.remove(&id) {
+            self.shards.retain(|(of, _), _| *of != id);
+        }
+    }
 }
 
 impl Host<Schedule> {
@@ -90,6 +104,10 @@ impl Host<Schedule> {
                 let late = self.store_delay();
                 self.after_random(1 + late, 15 + late, Timer::List(c));
             }
+            CoordinatorEffect::DiscardCheckpoint { id } => {
+                let late = self.store_delay();
+                self.after_random(1 + late, 15 + late, Timer::Discard(c, id));
+            }
             CoordinatorEffect::Event(event) => {
                 self.note_event(c, &event);
                 if matches!(event, varuna_protocol::Event::Cancelled { .. }) {
@@ -115,7 +133,7 @@ impl Host<Schedule> {
     }
 
     pub(super) fn store_event(&mut self, event: Timer) -> Result {
-        if let Timer::Write(c, ..) | Timer::Read(c) | Timer::List(c) = event
+        if let Timer::Write(c, ..) | Timer::Read(c) | Timer::List(c) | Timer::Discard(c, _) = event
             && let Some(until) = self.store_blocked(c)
         {
             self.at(until, event);
@@ -148,8 +166,16 @@ impl Host<Schedule> {
                 if fresh {
                     self.env.store.listed = self.env.store.manifests.iter().copied().collect();
                 }
-                let complete = self.env.store.listed.clone();
-                return self.coordinator(c, CoordinatorInput::Checkpoints(Listing { complete, fresh }));
+                let listing = Listing {
+                    complete: self.env.store.listed.clone(),
+                    damaged: self.env.store.damaged.iter().copied().collect(),
+                    fresh,
+                };
+                return self.coordinator(c, CoordinatorInput::Checkpoints(listing));
+            }
+            Timer::Discard(c, id) => {
+                self.env.store.discard(id);
+                self.after_random(1, 15, Timer::List(c));
             }
             Timer::PutShard(upload) => self.put_or_retry(upload),
             Timer::GetShard(w, generation, id, unit) => return self.get_shard(w, generation, id, unit),
@@ -174,9 +200,10 @@ impl Host<Schedule> {
         if self.env.outage.is_down(self.now()) {
             return Ok(()); // it is asked again
         }
-        // The last state's checkpoint ends the run: nothing would ever replace it.
         let last = id.step >= self.env.job.last_step;
-        if id != StateId::INITIAL && !last && self.env.rng.chance(self.env.unreliable.shards) {
+        let may_be = !last || self.env.store.damaged_ends < DAMAGED_ENDS_MAX;
+        if id != StateId::INITIAL && may_be && self.env.rng.chance(self.env.unreliable.shards) {
+            self.env.store.damaged_ends += u32::from(last);
             self.env.store.damaged.insert(id);
             self.env.store.manifests.remove(&id);
         }
@@ -224,7 +251,16 @@ impl Host<Schedule> {
         self.env.store.shards.entry((key, unit)).or_insert(state);
         let mut units = self.env.job.layout.all_units();
         let whole = units.all(|u| self.env.store.shards.contains_key(&(key, u)));
-        if whole && !self.env.store.damaged.contains(&id) {
+        if !whole || self.env.store.damaged.contains(&id) {
+            return;
+        }
+        // Of most checkpoints that is found by who reads them; the last one is looked at before the run ends.
+        let last = id.step >= self.env.job.last_step && !self.env.store.manifests.contains(&id);
+        let again = self.env.store.damaged_ends < DAMAGED_ENDS_MAX;
+        if last && again && self.env.rng.chance(self.env.unreliable.shards) {
+            self.env.store.damaged_ends += 1;
+            self.env.store.damaged.insert(id);
+        } else {
             self.env.store.manifests.insert(id); // conditional, contents follow from the id
             let now = self.now();
             self.env.store.completed_at.entry(id).or_insert(now);

@@ -110,8 +110,12 @@ impl Draw {
             13 => CoordinatorInput::MaxWorkers(None),
             14..=18 => {
                 let complete = (0..self.below(3)).map(|_| self.state()).collect();
-                let fresh = self.chance(50);
-                CoordinatorInput::Checkpoints(Listing { complete, fresh })
+                let damaged = (0..self.below(3)).map(|_| self.state()).collect();
+                CoordinatorInput::Checkpoints(Listing {
+                    complete,
+                    damaged,
+                    fresh: self.chance(50),
+                })
             }
             19 => CoordinatorInput::TimeSkipped(Duration::from_secs(self.below(100))),
             20 if self.chance(30) => CoordinatorInput::Stop,

@@ -236,6 +236,17 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
             ],
         ),
         (
+            "the last checkpoint is damaged",
+            [true, false]
+                .map(|again| {
+                    now(Event::FinalCheckpointDamaged {
+                        state: state(600),
+                        again,
+                    })
+                })
+                .into(),
+        ),
+        (
             "holders of the same state differ",
             vec![
                 now(joined(3)),
@@ -303,6 +314,7 @@ fn number(event: &Event) -> usize {
         Event::StatesDiffer { .. } => 21,
         Event::Diverged(_) => 22,
         Event::CostsCorrected { .. } => 23,
+        Event::FinalCheckpointDamaged { .. } => 24,
     }
 }
 
@@ -320,7 +332,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=23),
+        numbers.into_iter().eq(0..=24),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -80,3 +80,104 @@ fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a
         assert_eq!(!saves(&mut rig).is_empty(), ordered, "{step}");
     }
 }
+
+fn at_a_damaged_end() -> Rig {
+    at_a_damaged_end_of(true, state(1, 10))
+}
+
+/// All train until the last step; the store shows a damaged checkpoint, by a fresh list or from memory.
+fn at_a_damaged_end_of(fresh: bool, damaged: StateId) -> Rig {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(stored, &[A, B]);
+    rig.damaged = vec![damaged];
+    if !fresh {
+        rig.listing = Answer::FromMemory;
+    }
+    for worker in [A, B] {
+        rig.status(worker, 1, Phase::Running, state(1, 10));
+    }
+    rig
+}
+
+/// All answer the fence of the generation with the last state, get ready and run in the next one.
+fn again(rig: &mut Rig, generation: u64) {
+    let last = state(1, 10);
+    rig.wait(200);
+    for worker in [A, B] {
+        rig.answer(worker, &[(Unit(0), last), (Unit(1), last)]);
+    }
+    rig.wait(200);
+    for phase in [Phase::Ready, Phase::Running] {
+        for worker in [A, B] {
+            rig.status(worker, generation + 1, phase, last);
+        }
+    }
+}
+
+fn told_damaged(rig: &Rig) -> Vec<bool> {
+    let told = rig.events.iter().filter_map(|e| match e {
+        Event::FinalCheckpointDamaged { again, .. } => Some(*again),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn a_damaged_checkpoint_of_the_last_step_is_deleted_and_put_again_by_those_who_hold_the_state() {
+    let mut rig = at_a_damaged_end();
+    again(&mut rig, 1);
+    let last = state(1, 10);
+    assert_eq!(
+        (&rig.discarded[..], &told_damaged(&rig)[..]),
+        (&[last][..], &[true][..])
+    );
+    // Deleted before the plan of those who put it again is written: else they would find it there.
+    let plan = rig.plan();
+    assert_eq!(plan.generation, Generation(2));
+    let base = Base::Fixed {
+        id: last,
+        decision: None,
+        checkpoint: false,
+    };
+    assert_eq!(plan.base, base);
+    rig.wait(500);
+    assert_eq!(rig.plan().generation, Generation(2), "the new copy is waited for");
+    rig.complete = vec![last];
+    rig.wait(500);
+    assert!(rig.store.done && rig.finished != Some(Outcome::Stopped));
+}
+
+#[test]
+fn a_run_whose_store_damages_each_copy_of_the_last_state_ends_and_says_so() {
+    let mut rig = at_a_damaged_end();
+    let last = state(1, 10);
+    for generation in 1..=4 {
+        assert_eq!(rig.finished, None);
+        again(&mut rig, generation);
+        rig.damaged = vec![last];
+        rig.wait(200);
+    }
+    let units = vec![Unit(0), Unit(1)];
+    assert_eq!(rig.finished, Some(Outcome::StateLost { units }));
+    assert_eq!(told_damaged(&rig), [true, true, true, false]);
+    assert_eq!(rig.discarded.len(), 3);
+    assert!(!rig.store.done, "the next run begins at an earlier checkpoint");
+}
+
+#[test]
+fn a_checkpoint_is_not_deleted_by_an_old_list_nor_where_another_history_ended() {
+    for (fresh, damaged) in [(false, state(1, 10)), (true, state(9, 10))] {
+        let mut rig = at_a_damaged_end_of(fresh, damaged);
+        rig.wait(500);
+        assert!(rig.discarded.is_empty());
+        assert_eq!(rig.plan().generation, Generation(1));
+        assert!(!rig.sent.iter().any(|(_, o)| matches!(o, Order::Fence { .. })));
+        rig.complete = vec![state(1, 10)];
+        rig.listing = Answer::Now;
+        rig.wait(500);
+        assert!(rig.store.done);
+    }
+}

@@ -140,3 +140,16 @@ fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
     assert!(corrections(&rig).is_empty(), "{:?}", rig.events);
     assert_eq!(rig.machine.run().compute_factor, None);
 }
+
+/// All that is known then is an estimate, and a first step loads libraries: on a loaded machine it costs no second plan.
+#[test]
+fn the_first_step_of_a_run_has_more_time_than_later_ones_of_which_some_were_seen() {
+    let mut rig = Rig::training(&[A]);
+    assert_eq!(rig.plan().deadline.doublings, 2);
+    commit(&mut rig, &[50, 50, 50]);
+    rig.say(A, suspect(1, A));
+    rig.answer(A, &[(Unit(0), state(1, 3)), (Unit(1), state(1, 3))]);
+    rig.wait(60);
+    assert_eq!(rig.plan().generation, Generation(2));
+    assert_eq!(rig.plan().deadline.doublings, 0);
+}

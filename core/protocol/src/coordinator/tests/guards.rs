@@ -197,8 +197,8 @@ fn a_change_that_an_earlier_coordinator_may_have_armed_is_ended_by_a_fence_alone
     rig.join(A);
     while !rig.is_fenced() {
         assert!(
-            rig.now < Time(0).after(Duration::from_secs(3)),
-            "it is waited for as long as a launch"
+            rig.now < Time(0).after(Duration::from_secs(4)),
+            "it is waited for as long as a launch and a first step"
         );
         assert!(rig.store.next.is_some(), "cancelled");
         rig.running(&[A], 1, StateId::INITIAL, 50);
@@ -268,7 +268,8 @@ fn a_change_whose_member_was_fenced_past_it_is_recovered_from_at_once() {
 #[test]
 fn a_generation_in_which_nothing_is_committed_for_four_deadlines_is_recovered_from() {
     let mut rig = Rig::training(&[A, B]);
-    let four = Timing::model().deadline_floor * 4;
+    // Nothing was observed yet: each of the four is doubled twice.
+    let four = Timing::model().deadline_floor * 4 * 4;
     rig.running(&[A, B], 1, StateId::INITIAL, four.as_millis() as u64 - 100);
     assert!(!rig.is_fenced());
     rig.running(&[A, B], 1, StateId::INITIAL, 200);

@@ -1,6 +1,7 @@
 //! Schedules that an outside review found: each ended a run, stopped it, or held it up for no reason.
 
 use super::*;
+use crate::member::MemberTiming;
 
 const C: WorkerId = WorkerId(3);
 
@@ -596,8 +597,9 @@ fn a_generation_that_does_not_start_in_time_is_recovered_from() {
         rig.sent.iter().any(|(_, order)| is_fence(order))
     };
     rig.sent.clear();
-    assert!(!loading(&mut rig, 1_000));
-    assert!(loading(&mut rig, 2_000));
+    // The time to launch, and that of a first step.
+    assert!(!loading(&mut rig, 2_500));
+    assert!(loading(&mut rig, 1_500));
 }
 
 /// B holds what A does not, and has not answered; then the coordinator was paused for a minute.
@@ -682,6 +684,24 @@ fn a_pause_of_the_coordinator_does_not_count_as_the_time_of_a_step() {
     assert!(observed < 100.0, "{observed} ms");
 }
 
+/// Waits until the run is about to be given up; the write that confirms it is not answered.
+fn write_that_gives_up(rig: &mut Rig) -> Record {
+    rig.manual = true;
+    for _ in 0..40 {
+        rig.wait_with(A, 100);
+        let Some(record) = rig.written.take() else {
+            continue;
+        };
+        if record.waited_ms == rig.store.waited_ms {
+            return record;
+        }
+        // It is noted how long was waited.
+        rig.store = record.clone();
+        rig.put(CoordinatorInput::Written { ok: true, record });
+    }
+    panic!("the run is not given up");
+}
+
 /// The store took a while to confirm that no other coordinator had taken over.
 #[test]
 fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
@@ -690,13 +710,7 @@ fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
     rig.say(A, suspect(1, B));
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.answer(A, &[(Unit(1), state(1, 4))]);
-    rig.manual = true;
-    for _ in 0..40 {
-        if rig.written.is_none() {
-            rig.wait_with(A, 100);
-        }
-    }
-    let record = rig.written.clone().expect("that the run is given up");
+    let record = write_that_gives_up(&mut rig);
     rig.join(B);
     rig.manual = false;
     rig.store = record.clone();
@@ -717,9 +731,8 @@ fn a_run_is_not_given_up_by_what_was_left_long_before_that_was_written() {
     rig.say(A, suspect(1, B));
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.answer(A, &[(Unit(1), state(1, 4))]);
-    rig.manual = true;
-    rig.wait_with(A, 4_000);
-    let record = rig.written.clone().expect("that the run is given up");
+    let record = write_that_gives_up(&mut rig);
+    rig.wait_with(A, 2_000);
     rig.manual = false;
     rig.store = record.clone();
     rig.complete.push(state(1, 4));
@@ -743,4 +756,101 @@ fn a_coordinator_that_is_stopped_before_it_took_over_orders_nothing() {
     rig.put(CoordinatorInput::Written { ok: true, record });
     rig.wait(50);
     assert!(rig.sent.contains(&(A, Order::Release)), "it is in charge now");
+}
+
+/// Holders are waited for far longer than workers take to find another coordinator.
+fn patient() -> CoordinatorConfig {
+    let mut config = config();
+    config.timing.restore = Duration::from_secs(4);
+    config
+}
+
+/// B alone has the second unit, and is gone; there is a checkpoint. A answers each of these coordinators.
+fn waits_for_b(store: Record) -> Rig {
+    let mut rig = Rig::with(patient(), store);
+    rig.complete = vec![state(1, 3)];
+    rig.join(A);
+    rig
+}
+
+/// A coordinator is killed before its wait for holders ends, and so is each that follows it.
+#[test]
+fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
+    let mut rig = Rig::training_with(patient(), &[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.complete = vec![state(1, 3)];
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let waits = |rig: &mut Rig, time_ms: u64| {
+        for _ in 0..time_ms / 100 {
+            rig.wait_with(A, 100);
+            rig.answer(A, &[(Unit(0), state(1, 4))]);
+        }
+    };
+    waits(&mut rig, 500);
+    let mut coordinators = 1;
+    while rig
+        .store
+        .plan
+        .as_ref()
+        .is_some_and(|p| p.generation == Generation(1))
+    {
+        assert!(coordinators < 20, "waited {} ms", rig.store.waited_ms);
+        rig = waits_for_b(rig.store);
+        // Less than the wait, more than a take-over and what it takes workers to come back.
+        waits(&mut rig, 1_500);
+        coordinators += 1;
+    }
+    assert!(coordinators > 2, "{coordinators}");
+    let base = Base::Fixed {
+        id: state(1, 3),
+        decision: None,
+        checkpoint: true,
+    };
+    assert_eq!(rig.plan().base, base);
+    assert_eq!(rig.store.waited_ms, 0, "the next recovery waits anew");
+}
+
+#[test]
+fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_before() {
+    let mut before = Rig::training(&[A, B]).store;
+    before.waited_ms = 100_000;
+    let timing = Timing::model();
+    let mut rig = waits_for_b(before);
+    let start = rig.now;
+    while rig
+        .store
+        .plan
+        .as_ref()
+        .is_some_and(|p| p.generation == Generation(1))
+    {
+        rig.wait_with(A, 50);
+        rig.answer(A, &[(Unit(0), state(1, 4))]);
+        assert!(rig.now.since(start) < Duration::from_secs(5));
+    }
+    let waited = rig.now.since(start);
+    assert!(waited >= timing.settle + timing.silent, "{waited:?}");
+}
+
+/// It is connected, and its engine does not end what it has in hand: its process ends within [`MemberTiming::engine`].
+#[test]
+fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_stated() {
+    let timing = Timing::model();
+    let mut rig = Rig::training(&[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.complete = vec![state(1, 3)];
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    let start = rig.now;
+    while rig.plan().generation == Generation(1) {
+        rig.wait_with(A, 50);
+        rig.status(B, 1, Phase::Running, state(1, 4));
+        assert!(rig.now.since(start) < timing.restore * 10);
+    }
+    let waited = rig.now.since(start);
+    let longest = timing.unanswered + Duration::from_millis(200);
+    assert!(waited >= timing.unanswered && waited < longest, "{waited:?}");
+    let shipped = (MemberTiming::default().engine, Timing::default().unanswered);
+    assert!(shipped.0 < shipped.1, "{shipped:?}");
 }

@@ -49,3 +49,18 @@ fn steps_that_take_longer_than_was_expected_have_time_once_some_were_committed()
     rig.now = rig.now.after(MS * 20);
     assert!(suspects(&rig.put(MemberInput::Tick)));
 }
+
+/// On a loaded machine the engine makes the initial state of a large unit for longer than a link may show nothing.
+#[test]
+fn nobody_is_suspected_while_the_engine_makes_the_initial_state() {
+    let mut rig = Rig::new();
+    let alone = plan(1, fixed(StateId::INITIAL, None), &[ME], &[]);
+    rig.order(Order::Prepare(alone));
+    rig.now = rig.now.after(Duration::from_secs(20));
+    assert!(!suspects(&rig.put(MemberInput::Tick)));
+    for unit in [Unit(0), Unit(1)] {
+        let id = StateId::INITIAL;
+        rig.put(MemberInput::Loaded { unit, id });
+    }
+    assert_eq!(rig.member.status().phase, Phase::Ready);
+}

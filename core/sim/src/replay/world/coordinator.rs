@@ -90,6 +90,8 @@ impl Host<Replay<'_>> {
                 latency,
                 CoordinatorInput::Checkpoints(Listing::fresh(self.checkpoints())),
             ),
+            // Nothing is ever damaged here.
+            CoordinatorEffect::DiscardCheckpoint { .. } => return Ok(()),
             CoordinatorEffect::Event(event) => {
                 self.account_for(&event);
                 return Ok(());

@@ -166,7 +166,7 @@ impl CoordinatorRun {
                     }
                     CoordinatorEffect::Event(event) => drop(self.said.insert(word(&event))),
                     CoordinatorEffect::Send { to, order } => orders.push((to, order)),
-                    CoordinatorEffect::Finish(_) => {}
+                    CoordinatorEffect::DiscardCheckpoint { .. } | CoordinatorEffect::Finish(_) => {}
                 }
             }
             self.said
