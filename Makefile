@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
+.PHONY: stores nvrtc help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -19,10 +19,14 @@ build: setup ## Build everything, quickly (dev profile)
 release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release
 
+# The compiler for kernels: a test compiles them with it where it can be had.
+nvrtc:
+	@scripts/setup-nvrtc.sh
+
 stores: setup
 	@scripts/setup-stores.sh
 
-test: build stores test-data ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
+test: build stores test-data nvrtc ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	scripts/setup-kube.sh
 	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster
 	$(MAKE) e2e-quick
@@ -44,7 +48,9 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, as root the GPU image (half an hour on one core)
+	scripts/setup-nvrtc.sh --needed
+	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi

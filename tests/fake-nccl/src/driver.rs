@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
-const SUCCESS: c_int = 0;
-const INVALID_VALUE: c_int = 1;
+pub(crate) const SUCCESS: c_int = 0;
+pub(crate) const INVALID_VALUE: c_int = 1;
 const OUT_OF_MEMORY: c_int = 2;
-const INVALID_HANDLE: c_int = 400;
+pub(crate) const INVALID_HANDLE: c_int = 400;
 const NOT_READY: c_int = 600;
 
 /// The one context.
@@ -66,6 +66,7 @@ unsafe extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_
         INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
         OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
         INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
+        500 => c"CUDA_ERROR_NOT_FOUND",
         _ => return INVALID_VALUE,
     };
     // SAFETY: the caller's place for a pointer.

@@ -1,4 +1,4 @@
-//! A stand-in for `libcuda.so.1` and `libnccl.so.2` on memory of the host: what the crate `varuna-cuda` calls of both, so that its code
+//! A stand-in for `libcuda.so.1`, `libnccl.so.2` and NVRTC on memory of the host: what the crate `varuna-cuda` calls of them, so that its code
 //! and what is built on it runs without a GPU.
 //!
 //! It keeps the rules that a GPU would keep, and is strict where NCCL leaves things open:
@@ -6,6 +6,7 @@
 //! * A stream is a queue that a thread works off, late by a seeded time: what forgets to wait for an event reads too early.
 //! * Operations of a communicator run one after the other in the order in which they were issued; the n-th of a rank meets the n-th of
 //!   its peer. A send ends when it was received. Different counts, types or kinds are an error on both sides. A group runs at once.
+//! * A kernel's launch runs its build for the host on its stream, as late as all else; its arguments are read within the call.
 //! * The first operation of a communicator is put into its stream in the background, as NCCL connects two ranks.
 //! * A rank whose process dies lets its peers hang until they revoke. A revoked operation ends with anything in its memory.
 //! * Two calls with one communicator at a time, which NCCL does not allow, end the process.
@@ -24,6 +25,7 @@ mod driver;
 mod faults;
 mod group;
 mod handles;
+mod kernels;
 mod mesh;
 mod nccl;
 mod numbers;

@@ -1,7 +1,8 @@
 //! The driver: its functions, and the context of a device.
 
+use crate::compiler::Capability;
 use crate::library::{Libraries, functions};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
@@ -29,11 +30,22 @@ functions! {
         device_free = cuMemFree_v2(CUdeviceptr) -> c_int;
         copy_to_host = cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream) -> c_int;
         copy_to_device = cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream) -> c_int;
+        device_attribute = cuDeviceGetAttribute(*mut c_int, c_int, CUdevice) -> c_int;
+        module_load = cuModuleLoadData(*mut CUmodule, *const c_void) -> c_int;
+        module_function = cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char) -> c_int;
+        module_unload = cuModuleUnload(CUmodule) -> c_int;
+        launch = cuLaunchKernel(
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void,
+            *mut *mut c_void
+        ) -> c_int;
     }
 }
 
 /// What `cuEventQuery` returns while the work before the event is not done.
 pub(crate) const NOT_READY: c_int = 600;
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `.._MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
 
 /// Why the driver refused. But for [`CudaError::NoDevice`] and a lack of memory, the context may be broken, and every later call
 /// on the device fails, too: the process should end.
@@ -142,6 +154,24 @@ impl Context {
             device,
             raw,
         }))
+    }
+
+    /// What the device's processors can do, as NVIDIA numbers it: 9.0 is an H100's.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn capability(&self) -> Result<Capability, CudaError> {
+        let [mut major, mut minor] = [0; 2];
+        for (place, attribute) in [&mut major, &mut minor].into_iter().zip(CAPABILITY) {
+            // SAFETY: a place for a number; the device is the one that was opened.
+            let told = unsafe { (self.driver().device_attribute)(place, attribute, self.device) };
+            self.driver().checked("cuDeviceGetAttribute", told)?;
+        }
+        let of = |number: c_int| u32::try_from(number).unwrap_or(0);
+        Ok(Capability {
+            major: of(major),
+            minor: of(minor),
+        })
     }
 
     /// The libraries that it was opened with.

@@ -1,7 +1,7 @@
-//! CUDA's streams, events and pinned memory and NCCL's communicators, as safe owned types.
+//! CUDA's streams, events and pinned memory, kernels of our own, and NCCL's communicators, as owned types that are safe but for a launch.
 //!
-//! This crate owns the rules of two C libraries: which handle lives how long, which memory the device may still touch, which call
-//! may follow which. It must never know of plans, workers or tensors. Both libraries are loaded at run time, so that one program
+//! This crate owns the rules of three C libraries: which handle lives how long, which memory the device may still touch, which call
+//! may follow which. It must never know of plans, workers or tensors. All libraries are loaded at run time, so that one program
 //! serves machines with and without GPUs; where one is absent, [`Libraries::load`] says which names were tried.
 //!
 //! * What the device works on is handed over ([`Pending`], [`Copying`]) and given back when the device has let go of it.
@@ -10,18 +10,24 @@
 //!   own ([`Reaper`]), and its caller learns when to give the process up.
 
 mod communicator;
+mod compiler;
 mod driver;
+mod kernels;
 mod library;
 mod memory;
+mod module;
 mod nccl;
 mod operation;
 mod reaper;
 mod stream;
 
 pub use communicator::{Communicator, Membership, init, quiesce, revoke};
+pub use compiler::{Capability, CompileError, Compiler, Image};
 pub use driver::{Context, CudaError};
+pub use kernels::{HostKernel, Kernel, Narrow, OptimizerArguments, run_on_host};
 pub use library::{Libraries, LoadError};
 pub use memory::{Copying, DeviceBuffer, DeviceMemory, Pinned};
+pub use module::Module;
 pub use nccl::{NcclError, UniqueId};
 pub use operation::{Action, Element, Operation, Pending, Refused, issue};
 pub use reaper::Reaper;

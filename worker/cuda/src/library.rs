@@ -1,4 +1,4 @@
-//! The two libraries: found by name when they are first needed, never linked.
+//! The libraries: found by name when they are first needed, never linked.
 
 use crate::driver::Driver;
 use crate::nccl::Nccl;
@@ -56,7 +56,7 @@ pub(crate) struct Loaded {
     reason = "loading a library runs its code, and a function's type is what its header says"
 )]
 impl Loaded {
-    fn open<S: AsRef<OsStr>>(
+    pub(crate) fn open<S: AsRef<OsStr>>(
         what: &'static str,
         needed: &'static str,
         names: &[S],
@@ -106,7 +106,7 @@ impl Loaded {
     }
 }
 
-/// Both libraries.
+/// The driver and NCCL.
 #[derive(Clone)]
 pub struct Libraries {
     pub(crate) driver: Arc<Driver>,

@@ -1,0 +1,63 @@
+// The arguments of each kernel. Rust has the same (src/kernels.rs); a test compares their sizes. Formats: 0 single precision, 1 bfloat16, 2 half.
+#ifndef VARUNA_KERNEL_ARGUMENTS
+#define VARUNA_KERNEL_ARGUMENTS
+
+// AdamW (Loshchilov & Hutter 2019) over `count` parameters. What follows from the step alone is computed by the host.
+struct OptimizerArguments {
+  float *weights, *first, *second;
+  const float* gradients;
+  unsigned short* copy;    // the rounded weights; null where format is 0
+  long long count;
+  float factor;            // the gradient is multiplied by it: unscaled and clipped
+  float beta2, rest1, rest2;  // rest = 1 - beta
+  float keep;              // 1 - rate * decay
+  float rate;              // divided by the first moment's correction
+  float correction2;       // root of the second moment's correction
+  float epsilon;
+  int format;
+};
+
+// Layer norm of `rows` rows of `width` elements.
+struct NormArguments {
+  const void *x, *weight, *bias;
+  void* y;
+  float *means, *deviations;  // of each row; deviations are one over the root of the variance
+  long long rows, width;
+  float epsilon;
+  int format;
+};
+
+// Its backward: gradients are of y; `residual` is added to that of x and may be null.
+struct NormBackwardArguments {
+  const void *x, *weight, *gradient, *residual;
+  void* x_gradient;
+  const float *means, *deviations;
+  float* partials;  // (2, chunks, width): of the weight, of the bias
+  long long rows, width;
+  int format;
+};
+
+// y = gelu(x + bias) by the tangent, as GPT-2 has it.
+struct GeluArguments {
+  const void *x, *bias;
+  void* y;
+  long long rows, width;
+  int format;
+};
+
+struct GeluBackwardArguments {
+  const void *x, *bias, *gradient;
+  void* x_gradient;
+  float* partials;  // (chunks, width): of the bias
+  long long rows, width;
+  int format;
+};
+
+// Adds the sum over `chunks` partials of each column to a gradient.
+struct ColumnsArguments {
+  const float* partials;
+  float* gradient;
+  long long chunks, width;
+};
+
+#endif

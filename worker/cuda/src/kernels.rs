@@ -1,0 +1,206 @@
+//! Kernels of our own. One text (`kernels/`) is compiled for the host when this crate is built, and for a GPU when a worker starts.
+
+use std::ffi::{CStr, c_char, c_void};
+
+/// What is compiled for a GPU: all texts, in the order in which they need each other.
+pub(crate) const SOURCE: &str = concat!(
+    include_str!("../kernels/prelude.h"),
+    include_str!("../kernels/arguments.h"),
+    include_str!("../kernels/optimizer.cu"),
+    include_str!("../kernels/norm.cu"),
+    include_str!("../kernels/gelu.cu"),
+);
+
+/// Threads of a block; `kernels/prelude.h` has the same.
+pub(crate) const THREADS: u32 = 256;
+/// Elements of a block of [`Kernel::Optimizer`]; `kernels/prelude.h` has the same.
+const TILE: u64 = 2048;
+
+/// A kernel. What it computes stands with its text, its arguments in `kernels/arguments.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kernel {
+    /// Unscale, clip, AdamW and the 16-bit copy in one pass.
+    Optimizer,
+    /// Layer norm; a block for each row.
+    NormForward,
+    /// The gradient of its input; a block for each row.
+    NormBackward,
+    /// The gradients of weight and bias, in parts; a block for each tile of columns of each chunk of rows.
+    NormColumns,
+    /// Adds the parts up; a block for each tile of columns.
+    AddColumns,
+    /// Bias and GELU; a block for each row.
+    GeluForward,
+    /// Their backward; blocks as [`Kernel::NormColumns`].
+    GeluBackward,
+}
+
+impl Kernel {
+    /// All, in the order of their numbers.
+    pub const ALL: [Kernel; 7] = [
+        Kernel::Optimizer,
+        Kernel::NormForward,
+        Kernel::NormBackward,
+        Kernel::NormColumns,
+        Kernel::AddColumns,
+        Kernel::GeluForward,
+        Kernel::GeluBackward,
+    ];
+
+    pub(crate) fn name(self) -> &'static CStr {
+        match self {
+            Kernel::Optimizer => c"optimizer",
+            Kernel::NormForward => c"norm_forward",
+            Kernel::NormBackward => c"norm_backward",
+            Kernel::NormColumns => c"norm_columns",
+            Kernel::AddColumns => c"add_columns",
+            Kernel::GeluForward => c"gelu_forward",
+            Kernel::GeluBackward => c"gelu_backward",
+        }
+    }
+}
+
+/// A format of 16 bits that weights are rounded to, with its number in `kernels/arguments.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(i32)]
+pub enum Narrow {
+    /// Single precision's range.
+    BFloat16 = 1,
+    /// Half precision.
+    Float16 = 2,
+}
+
+/// AdamW over flat ranges of equal length; see `OptimizerArguments` in `kernels/arguments.h`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct OptimizerArguments {
+    /// The parameters; changed.
+    pub weights: *mut f32,
+    /// First moments; changed.
+    pub first: *mut f32,
+    /// Second moments; changed.
+    pub second: *mut f32,
+    /// Read only.
+    pub gradients: *const f32,
+    /// Where the rounded weights go; null where `format` is 0.
+    pub copy: *mut u16,
+    /// Elements of each.
+    pub count: i64,
+    /// What each gradient is multiplied by.
+    pub factor: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// 1 minus the decay of the first moment.
+    pub rest1: f32,
+    /// 1 minus that of the second.
+    pub rest2: f32,
+    /// 1 minus rate times weight decay.
+    pub keep: f32,
+    /// Learning rate over the first moment's correction.
+    pub rate: f32,
+    /// Root of the second moment's correction.
+    pub correction2: f32,
+    /// Added to the root.
+    pub epsilon: f32,
+    /// Of the copy: 0 none, or a [`Narrow`].
+    pub format: i32,
+}
+
+impl OptimizerArguments {
+    /// Blocks that these take.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        u64::try_from(self.count).unwrap_or(0).div_ceil(TILE)
+    }
+}
+
+/// `HostKernel` in `kernels/host.cpp`.
+#[repr(C)]
+struct Entry {
+    name: *const c_char,
+    run: unsafe extern "C" fn(i64, *const c_void),
+    argument_bytes: u64,
+}
+
+#[expect(unsafe_code, reason = "declares the one function of the C++ text")]
+unsafe extern "C" {
+    safe fn varuna_host_kernels(count: &mut u64) -> *const Entry;
+}
+
+/// A kernel as the host runs it.
+#[derive(Clone, Copy, Debug)]
+pub struct HostKernel {
+    run: unsafe extern "C" fn(i64, *const c_void),
+    /// Bytes of its arguments.
+    pub argument_bytes: usize,
+}
+
+#[expect(unsafe_code, reason = "a static table of the C++ text, and functions of it")]
+impl HostKernel {
+    /// The kernel of this name.
+    #[must_use]
+    pub fn find(name: &CStr) -> Option<HostKernel> {
+        let mut count = 0;
+        let first = varuna_host_kernels(&mut count);
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: the text returns a static array and its length; names are static texts that end with a zero.
+        let all = unsafe { std::slice::from_raw_parts(first, count) };
+        // SAFETY: as above.
+        let found = all.iter().find(|e| unsafe { CStr::from_ptr(e.name) } == name)?;
+        Some(HostKernel {
+            run: found.run,
+            argument_bytes: usize::try_from(found.argument_bytes).ok()?,
+        })
+    }
+
+    /// Runs the blocks in order.
+    ///
+    /// # Safety
+    /// `arguments` points to this kernel's arguments, whose memory is there, in the host's memory and used by nobody else in these blocks.
+    pub unsafe fn run(self, blocks: std::ops::Range<u64>, arguments: *const c_void) {
+        for block in blocks {
+            // SAFETY: by the caller.
+            unsafe { (self.run)(block.cast_signed(), arguments) };
+        }
+    }
+}
+
+/// Blocks below which a second thread costs more than it gains: two megabytes of parameters.
+const BLOCKS_OF_A_THREAD: u64 = 256;
+
+/// Runs a kernel on the host, its blocks shared out among at most so many threads. The result does not depend on their number.
+///
+/// # Safety
+/// As [`HostKernel::run`], for all `blocks`.
+#[expect(unsafe_code, reason = "arguments are known to the caller alone")]
+pub unsafe fn run_on_host(kernel: Kernel, blocks: u64, arguments: *const c_void, threads: usize) {
+    struct Arguments(*const c_void);
+    // SAFETY: no two blocks of a kernel write to the same place, and none reads what another writes.
+    unsafe impl Sync for Arguments {}
+    let Some(found) = HostKernel::find(kernel.name()) else {
+        unreachable!("a test finds every kernel in the host's table");
+    };
+    let threads = (blocks / BLOCKS_OF_A_THREAD).clamp(1, threads.max(1) as u64);
+    let share = blocks.div_ceil(threads).max(1);
+    let arguments = Arguments(arguments);
+    let part = |number: u64| {
+        let arguments = &arguments;
+        // SAFETY: by the caller; parts do not overlap.
+        unsafe {
+            found.run(
+                (number * share).min(blocks)..((number + 1) * share).min(blocks),
+                arguments.0,
+            )
+        };
+    };
+    std::thread::scope(|scope| {
+        for number in 1..threads {
+            scope.spawn(move || part(number));
+        }
+        part(0);
+    });
+}
+
+#[cfg(test)]
+#[expect(unsafe_code, reason = "arguments are pointers")]
+mod tests;

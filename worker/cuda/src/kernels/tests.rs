@@ -1,0 +1,236 @@
+use super::*;
+use crate::compiler::{Capability, Compiler};
+use std::path::Path;
+
+#[test]
+fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
+    for kernel in Kernel::ALL {
+        assert!(HostKernel::find(kernel.name()).is_some(), "{kernel:?}");
+    }
+    let optimizer = HostKernel::find(Kernel::Optimizer.name()).unwrap();
+    assert_eq!(optimizer.argument_bytes, size_of::<OptimizerArguments>());
+    assert!(SOURCE.contains(&format!("THREADS = {THREADS};")));
+    assert!(SOURCE.contains(&format!("TILE = {TILE};")));
+}
+
+/// What a unit's optimizer works on.
+#[derive(Clone, PartialEq, Debug)]
+struct State {
+    weights: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    copy: Vec<u16>,
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// The same arithmetic, written once more: the compiler of Rust never contracts.
+fn reference(state: &mut State, gradients: &[f32], a: &OptimizerArguments) {
+    for (i, gradient) in gradients.iter().enumerate() {
+        let g = gradient * a.factor;
+        let m = state.first[i] + a.rest1 * (g - state.first[i]);
+        let v = a.beta2 * state.second[i] + (a.rest2 * g) * g;
+        let w = state.weights[i] * a.keep - (a.rate * m) / (v.sqrt() / a.correction2 + a.epsilon);
+        (state.first[i], state.second[i], state.weights[i]) = (m, v, w);
+        if a.format != 0 {
+            state.copy[i] = match a.format == Narrow::BFloat16 as i32 {
+                true => half::bf16::from_f32(w).to_bits(),
+                false => half::f16::from_f32(w).to_bits(),
+            };
+        }
+    }
+}
+
+/// The next of a sequence of numbers that look random (SplitMix64, Steele et al. 2014).
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Numbers of all sizes. An infinite moment stays so: squares that overflow have a few places of their own. So have numbers whose squares
+/// stay below the smallest normal one.
+fn numbers(count: usize, seed: &mut u64) -> Vec<f32> {
+    let number = |place: usize| {
+        let drawn = draw(seed);
+        let mantissa = (drawn >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+        match (place % 16, drawn % 8) {
+            (_, 0) => 0.0,
+            (_, 1) => -0.0,
+            (0, 2) => mantissa * 1e25,
+            (0, 3) => mantissa * 3e38,
+            (1, _) => mantissa * 1e-20,
+            (2, _) => mantissa * 1e-38,
+            (_, 4) => mantissa * 1e-44,
+            _ => mantissa * 0.1,
+        }
+    };
+    (0..count).map(number).collect()
+}
+
+#[test]
+fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
+    // Not a multiple of a tile or of a vector.
+    let count = 2 * TILE as usize + 1037;
+    for format in [0, Narrow::BFloat16 as i32, Narrow::Float16 as i32] {
+        let mut seed = 17;
+        let mut own = State {
+            weights: numbers(count, &mut seed),
+            first: vec![0.0; count],
+            second: vec![0.0; count],
+            copy: vec![0; count],
+        };
+        let mut expected = own.clone();
+        for step in 1..=1000i32 {
+            let gradients = numbers(count, &mut seed);
+            let (rate, correction1) = (3e-4 / f64::from(step).sqrt(), 1.0 - 0.9f64.powi(step));
+            let arguments = OptimizerArguments {
+                weights: own.weights.as_mut_ptr(),
+                first: own.first.as_mut_ptr(),
+                second: own.second.as_mut_ptr(),
+                gradients: gradients.as_ptr(),
+                copy: own.copy.as_mut_ptr(),
+                count: count as i64,
+                factor: [1.0, 0.37, 1.0 / 65536.0][step as usize % 3],
+                beta2: 0.95,
+                rest1: 0.1,
+                rest2: 0.05,
+                keep: (1.0 - rate * 0.1) as f32,
+                rate: (rate / correction1) as f32,
+                correction2: (1.0 - 0.95f64.powi(step)).sqrt() as f32,
+                epsilon: 1e-8,
+                format,
+            };
+            // SAFETY: five arrays of this length that live through the call, each used by nothing else.
+            unsafe {
+                run_on_host(
+                    Kernel::Optimizer,
+                    arguments.blocks(),
+                    (&raw const arguments).cast(),
+                    2,
+                )
+            };
+            reference(&mut expected, &gradients, &arguments);
+        }
+        for (name, a, b) in [
+            ("weights", &own.weights, &expected.weights),
+            ("first moments", &own.first, &expected.first),
+            ("second moments", &own.second, &expected.second),
+        ] {
+            assert!(bits(a) == bits(b), "{name}, format {format}");
+        }
+        assert!(own.copy == expected.copy, "format {format}");
+        let share = |is: fn(f32) -> bool| own.second.iter().filter(|v| is(**v)).count() * 100 / count;
+        let [infinite, small, ordinary] = [f32::is_infinite, f32::is_subnormal, f32::is_normal].map(share);
+        assert!(
+            infinite >= 5 && small >= 5 && ordinary >= 80,
+            "{infinite} {small} {ordinary} of 100"
+        );
+    }
+}
+
+#[test]
+fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
+    // All exponents and signs, with the lower half below, at and above the middle between two neighbours.
+    let lower = [
+        0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff,
+    ];
+    let all = (0..=u16::MAX).flat_map(|upper| lower.map(|l| f32::from_bits(u32::from(upper) << 16 | l)));
+    let weights: Vec<f32> = all.filter(|x| !x.is_nan()).collect();
+    for format in [Narrow::BFloat16, Narrow::Float16] {
+        let (mut own, zeros) = (weights.clone(), vec![0.0f32; weights.len()]);
+        let (mut first, mut second, mut copy) = (zeros.clone(), zeros.clone(), vec![0u16; weights.len()]);
+        // Nothing moves: the weights are copied alone.
+        let arguments = OptimizerArguments {
+            weights: own.as_mut_ptr(),
+            first: first.as_mut_ptr(),
+            second: second.as_mut_ptr(),
+            gradients: zeros.as_ptr(),
+            copy: copy.as_mut_ptr(),
+            count: weights.len() as i64,
+            factor: 1.0,
+            beta2: 0.5,
+            rest1: 0.5,
+            rest2: 0.5,
+            keep: 1.0,
+            rate: 0.0,
+            correction2: 1.0,
+            epsilon: 1.0,
+            format: format as i32,
+        };
+        // SAFETY: five arrays of this length that live through the call.
+        unsafe {
+            run_on_host(
+                Kernel::Optimizer,
+                arguments.blocks(),
+                (&raw const arguments).cast(),
+                1,
+            )
+        };
+        for (x, found) in weights.iter().zip(&copy) {
+            let expected = match format {
+                Narrow::BFloat16 => half::bf16::from_f32(*x).to_bits(),
+                Narrow::Float16 => half::f16::from_f32(*x).to_bits(),
+            };
+            assert_eq!(*found, expected, "{format:?} of {x:e}");
+        }
+    }
+}
+
+/// The compiler, where the set-up has put one; else why there is none. `make nightly` demands it.
+fn compiler() -> Option<Compiler> {
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache");
+    let of = |folder| Compiler::load_from(&cache.join(folder));
+    match of("nvrtc")
+        .or_else(|_| of("cuda/nvidia/cu13/lib"))
+        .or_else(|_| Compiler::load())
+    {
+        Ok(compiler) => Some(compiler),
+        Err(why) => {
+            assert!(
+                std::env::var_os("VARUNA_NEEDS_NVRTC").is_none(),
+                "{why}; scripts/setup-nvrtc.sh fetches it"
+            );
+            eprintln!("SKIPPED, nothing was compiled for a GPU: {why}; scripts/setup-nvrtc.sh fetches it");
+            None
+        }
+    }
+}
+
+/// The part of an assembly text that is this kernel.
+fn entry<'a>(assembly: &'a str, kernel: &CStr) -> &'a str {
+    let head = format!(".entry {}(", kernel.to_str().unwrap());
+    let start = assembly.find(&head).unwrap_or_else(|| panic!("no {head}"));
+    let rest = &assembly[start..];
+    &rest[..rest[1..].find(".entry").map_or(rest.len(), |at| at + 1)]
+}
+
+#[test]
+fn every_kernel_compiles_for_every_gpu_and_the_optimizer_rounds_as_the_host() {
+    let Some(compiler) = compiler() else { return };
+    for (major, minor) in [(8, 0), (9, 0), (10, 0)] {
+        let image = compiler.compile(Capability { major, minor }).unwrap();
+        assert!(image.bytes() > 1000);
+        let assembly = image.assembly();
+        for kernel in Kernel::ALL {
+            let _ = entry(&assembly, kernel.name());
+        }
+        let optimizer = entry(&assembly, Kernel::Optimizer.name());
+        assert!(optimizer.contains("sqrt.rn.f32") && optimizer.contains("div.rn.f32"));
+        for not_ieee in [
+            "fma.", "mad.rn", ".ftz", ".approx", ".full", "mul.f32", "add.f32", "sub.f32",
+        ] {
+            assert!(!optimizer.contains(not_ieee), "sm_{major}{minor}: {not_ieee}");
+        }
+    }
+    let unknown = Capability { major: 1, minor: 0 };
+    let why = compiler.compile(unknown).err().unwrap().to_string();
+    assert!(
+        why.starts_with("NVRTC does not compile the kernels for sm_10"),
+        "{why}"
+    );
+}
