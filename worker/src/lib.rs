@@ -3,6 +3,7 @@
 //! The worker knows nothing of Kubernetes and decides nothing: plans and orders come from the coordinator.
 
 pub mod agent;
+pub mod backend;
 mod background;
 pub mod checkpoints;
 pub mod engine;

@@ -11,14 +11,14 @@ use varuna_dataset::TokenDataset;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
-use varuna_torch::{Device, DeviceChoice};
+use varuna_torch::{Device, DeviceChoice, KernelChoice};
 use varuna_wire::{Hello, Upward, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
 use varuna_worker::agent::{self, AgentEvent, AgentParts};
+use varuna_worker::backend::Backend;
 use varuna_worker::checkpoints::Checkpoints;
 use varuna_worker::engine::{Engine, EngineConfig};
 use varuna_worker::memory::{self, Equipment, Share};
-use varuna_worker::numerics::Numerics;
 use varuna_worker::profile;
 use varuna_worker::samples::DatasetSamples;
 use varuna_worker::transport::data_plane::DataPlane;
@@ -68,6 +68,9 @@ struct Arguments {
     /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
     #[arg(long, env = "VARUNA_DEVICE")]
     device: Option<DeviceChoice>,
+    /// Whose code computes the optimizer, norms and GELU: auto (ours, where it can be compiled) or libtorch, as a comparison.
+    #[arg(long, env = "VARUNA_KERNELS", default_value = "auto")]
+    kernels: KernelChoice,
     /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
     /// of its control group. `varuna run` divides what is available by its workers.
     #[arg(long, value_name = "BYTES")]
@@ -153,13 +156,13 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");
     }
-    let numerics = Numerics::from(job.precision);
+    let backend = backend(arguments, device, &job);
     mesh.limit(of_job(
         &job.model,
         job.training.global_batch_size,
-        numerics.boundary(),
+        backend.numerics.boundary(),
     ));
-    let engine = engine(arguments, (me, device), &job, data);
+    let engine = engine(arguments, (me, backend), &job, data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         id: me,
@@ -325,15 +328,29 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenD
     Ok(data)
 }
 
-fn engine(arguments: &Arguments, (me, device): (WorkerId, Device), job: &Job, data: TokenDataset) -> Engine {
+/// How this worker computes.
+fn backend(arguments: &Arguments, device: Device, job: &Job) -> Backend {
+    let (backend, why) = Backend::open(device, job.precision.into(), arguments.kernels);
+    if let Some(why) = why {
+        tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
+    }
+    tracing::info!(kernels = ?backend.kernels, "computing");
+    backend
+}
+
+fn engine(
+    arguments: &Arguments,
+    (me, backend): (WorkerId, Backend),
+    job: &Job,
+    data: TokenDataset,
+) -> Engine {
     let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
     tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
     Engine::new(EngineConfig {
         me,
         model: job.model.clone(),
         training: job.training.clone(),
-        numerics: job.precision.into(),
-        device,
+        backend,
         samples: Arc::new(DatasetSamples(data)),
     })
 }

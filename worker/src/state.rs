@@ -5,8 +5,9 @@
 
 mod compute_copy;
 
-use crate::numerics::Numerics;
+use crate::backend::Backend;
 use compute_copy::ComputeCopy;
+use std::ops::Range;
 use std::time::Duration;
 use tch::Tensor;
 use varuna_api::Adam;
@@ -15,7 +16,8 @@ use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
 use varuna_torch::{
-    AdamStep, Device, FlatBuffer, HeadTable, LeaseError, Share, TorchError, adamw, fill_normal, set_grad,
+    AdamStep, FlatBuffer, HeadTable, Kernels, LeaseError, Parameters, Share, TorchError, fill_normal,
+    set_grad,
 };
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
@@ -112,6 +114,7 @@ pub struct UnitBuffers {
     memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
+    kernels: Kernels,
     /// Elements of all parameters; those with weight decay come first.
     elements: i64,
     decaying: i64,
@@ -127,12 +130,12 @@ impl UnitBuffers {
     ///
     /// # Errors
     /// libtorch fails (out of memory).
-    pub fn new(
-        model: &Model,
-        unit: Unit,
-        numerics: Numerics,
-        device: Device,
-    ) -> Result<UnitBuffers, TorchError> {
+    pub fn new(model: &Model, unit: Unit, backend: Backend) -> Result<UnitBuffers, TorchError> {
+        let Backend {
+            device,
+            numerics,
+            kernels,
+        } = backend;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device)?;
@@ -164,6 +167,7 @@ impl UnitBuffers {
             gradients,
             memory,
             gradient_memory,
+            kernels,
             elements: at,
             decaying: size(decaying),
             progress: OptimizerProgress::START,
@@ -177,11 +181,10 @@ impl UnitBuffers {
     pub fn initial(
         model: &Model,
         unit: Unit,
-        numerics: Numerics,
-        device: Device,
+        backend: Backend,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let mut buffers = UnitBuffers::new(model, unit, numerics, device)?;
+        let mut buffers = UnitBuffers::new(model, unit, backend)?;
         let _guard = tch::no_grad_guard();
         for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
             match p.initial {
@@ -249,6 +252,12 @@ impl UnitBuffers {
     pub fn optional_parameter(&self, name: &str) -> Option<&Tensor> {
         let found = self.parameters.iter().find(|(own, _)| *own == name);
         found.map(|(_, tensor)| tensor)
+    }
+
+    /// Whose code computes with these parameters.
+    #[must_use]
+    pub fn kernels(&self) -> Kernels {
+        self.kernels
     }
 
     /// A copy of the state.
@@ -330,7 +339,8 @@ impl UnitBuffers {
         self.progress = progress;
     }
 
-    /// Scales the gradient by `factor` and takes one AdamW step with the learning rate `rate`, which leads to `after`.
+    /// Scales the gradient by `factor` and takes one AdamW step with the learning rate `rate`, which leads to `after`; what the gradient
+    /// holds then is not defined.
     ///
     /// # Errors
     /// libtorch fails.
@@ -342,19 +352,14 @@ impl UnitBuffers {
         after: OptimizerProgress,
     ) -> Result<(), TorchError> {
         self.wait_for_snapshots();
-        let _guard = tch::no_grad_guard();
-        if factor < 1.0 {
-            let _ = self.gradients.g_mul_scalar_(factor);
-        }
         self.progress = after;
-        for (start, length, decay) in [
-            (0, self.decaying, adam.weight_decay),
-            (self.decaying, self.elements - self.decaying, 0.0),
+        for (range, decay) in [
+            (0..self.decaying, adam.weight_decay),
+            (self.decaying..self.elements, 0.0),
         ] {
-            if length == 0 {
+            if range.is_empty() {
                 continue;
             }
-            let part = |of: &Tensor| of.narrow(0, start, length);
             let step = AdamStep {
                 count: self.progress.adam_steps,
                 rate,
@@ -362,16 +367,30 @@ impl UnitBuffers {
                 beta2: adam.beta2,
                 decay,
                 epsilon: adam.epsilon,
+                factor,
             };
-            adamw(
-                &part(&self.weights),
-                &part(&self.gradients),
-                &part(&self.first),
-                &part(&self.second),
-                step,
-            )?;
+            for (part, copy) in self.pieces(range) {
+                let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
+                let [weight, gradient, first, second] =
+                    [&self.weights, &self.gradients, &self.first, &self.second].map(of);
+                let parameters = Parameters {
+                    weight: &weight,
+                    gradient: &gradient,
+                    first: &first,
+                    second: &second,
+                    copy: copy.as_ref(),
+                };
+                self.kernels.adamw(&parameters, step)?;
+            }
         }
-        self.renew_copy();
         Ok(())
+    }
+
+    /// A range of the masters in pieces, each with its place in the copy, where there is one.
+    fn pieces(&self, range: Range<i64>) -> Vec<(Range<i64>, Option<Tensor>)> {
+        match &self.copy {
+            Some(copy) => copy.pieces(range).map(|(part, of)| (part, Some(of))).collect(),
+            None => vec![(range, None)],
+        }
     }
 }

@@ -13,7 +13,8 @@ use varuna_plan::{
     Decision, LossScaling, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
     Shape, Stage, StateId, WorkerId,
 };
-use varuna_torch::{Device, taken_bytes};
+use varuna_torch::taken_bytes;
+use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
 
@@ -129,8 +130,7 @@ impl Case {
             me: ME,
             model: self.model.clone(),
             training: self.training(),
-            numerics: self.precision.into(),
-            device: Device::Cpu,
+            backend: Backend::of_processor(self.precision.into()),
             samples: Arc::new(Counting(i64::from(self.model.vocabulary_size))),
         });
         let plan = self.plan();

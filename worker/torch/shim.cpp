@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <vector>
 
+#include "fused.h"
 #include "head_loss.h"
 #include "philox.h"
 
@@ -204,6 +205,19 @@ int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double w
       head_loss::forward(job);
     }
   });
+}
+
+// See fused.h; the second output is x.
+int vt_norm(const fused::Launcher* launcher, Handle x, Handle weight, Handle bias, double epsilon, Handle* out) {
+  return guarded([&] {
+    const auto both = fused::norm(*launcher, *x, *weight, *bias, epsilon);
+    for (int i = 0; i < 2; i++) out[i] = new at::Tensor(both[i]);
+  });
+}
+
+// See fused.h.
+int vt_bias_gelu(const fused::Launcher* launcher, Handle x, Handle bias, Handle* out) {
+  return guarded([&] { *out = new at::Tensor(fused::bias_gelu(*launcher, *x, *bias)); });
 }
 
 // The sums of squares of each block of a flat tensor's elements but the last `tail`, then those last ones; in double precision. src/norm.rs says

@@ -6,7 +6,7 @@ use varuna_api::Job;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
-use varuna_torch::Device;
+use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Compute, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitState};
@@ -30,7 +30,7 @@ impl Compute for Stub {
     }
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
-        let zeros = UnitBuffers::new(&self.model, unit, Numerics::FP32, Device::Cpu)?;
+        let zeros = UnitBuffers::new(&self.model, unit, Backend::of_processor(Numerics::FP32))?;
         zeros.snapshot().map_err(|_| EngineError::Leased(unit))
     }
 

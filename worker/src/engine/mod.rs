@@ -8,7 +8,7 @@ mod step;
 
 pub use compute::Compute;
 
-use crate::numerics::Numerics;
+use crate::backend::Backend;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use varuna_api::Training;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, OptimizerProgress, Plan, Step, Unit, WorkerId};
-use varuna_torch::{Device, LeaseError, TorchError};
+use varuna_torch::{LeaseError, TorchError};
 
 /// A sample could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,10 +55,8 @@ pub struct EngineConfig {
     pub model: Model,
     /// How it trains.
     pub training: Training,
-    /// In which numbers.
-    pub numerics: Numerics,
-    /// On what.
-    pub device: Device,
+    /// On what, in which numbers, with whose code.
+    pub backend: Backend,
     /// Its data.
     pub samples: Arc<dyn Samples>,
 }
@@ -190,11 +188,10 @@ impl Engine {
         let EngineConfig {
             model,
             training,
-            numerics,
-            device,
+            backend,
             ..
         } = &self.config;
-        let mut buffers = UnitBuffers::initial(model, unit, *numerics, *device, training.seed)?;
+        let mut buffers = UnitBuffers::initial(model, unit, *backend, training.seed)?;
         buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
         self.units.insert(unit, buffers);
         Ok(())
@@ -225,13 +222,8 @@ impl Engine {
     /// # Errors
     /// The state is of another size, or libtorch refuses.
     pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let EngineConfig {
-            model,
-            numerics,
-            device,
-            ..
-        } = &self.config;
-        let mut buffers = UnitBuffers::new(model, unit, *numerics, *device)?;
+        let EngineConfig { model, backend, .. } = &self.config;
+        let mut buffers = UnitBuffers::new(model, unit, *backend)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())

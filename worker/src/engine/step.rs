@@ -103,7 +103,11 @@ pub(super) fn run(
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
         stash: BTreeMap::new(),
-        loss: LossSum::new(config.device, config.training.global_batch_size, &config.model),
+        loss: LossSum::new(
+            config.backend.device,
+            config.training.global_batch_size,
+            &config.model,
+        ),
         eval_loss: None,
         timings: StepTimings::default(),
         laps: Vec::new(),
@@ -187,7 +191,7 @@ impl Run<'_> {
         let length = i64::from(self.config.model.sequence_length);
         let rows = Tensor::from_slice(&all)
             .view([-1, length + 1])
-            .to_device(self.config.device.tensors());
+            .to_device(self.config.backend.device.tensors());
         Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
     }
 

@@ -20,7 +20,7 @@ pub(super) fn forward(
     let size = x_btd.size();
     let (b, t, d) = (size[0], size[1], size[2]);
     let heads = i64::from(model.heads);
-    let normed = norm(model.features.norm, unit, NORM, x_btd)?;
+    let (normed, around) = norm(model.features.norm, unit, NORM, x_btd)?;
     let qkv = linear(unit, QKV, &normed)?
         .view([b, t, 3, heads, d / heads])
         .permute([2, 0, 3, 1, 4]);
@@ -29,5 +29,5 @@ pub(super) fn forward(
     let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, true, None, false)
         .transpose(1, 2);
     let a_btd = linear(unit, PROJECTION, &attended.reshape([b, t, d]))?;
-    Ok(x_btd + dropout.apply(&a_btd, block, 0)?)
+    Ok(around + dropout.apply(&a_btd, block, 0)?)
 }

@@ -12,7 +12,7 @@ use varuna_torch::{HeadLoss, HeadTable, TorchError};
 
 /// The final norm of (b, t, d).
 pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Result<Tensor, TorchError> {
-    norm(model.features.norm, unit, NORM, x_btd)
+    Ok(norm(model.features.norm, unit, NORM, x_btd)?.0)
 }
 
 /// Adds the tokens' losses (nats) of the last segment's output to the sum.

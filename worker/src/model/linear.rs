@@ -10,3 +10,9 @@ pub(super) fn linear(unit: &UnitBuffers, names: LayerNames, x: &Tensor) -> Resul
     let bias = unit.optional_parameter(names.bias);
     varuna_torch::linear(x, unit.parameter(names.weight)?, bias)
 }
+
+/// The same under GELU.
+pub(super) fn linear_gelu(unit: &UnitBuffers, names: LayerNames, x: &Tensor) -> Result<Tensor, TorchError> {
+    let bias = unit.optional_parameter(names.bias);
+    unit.kernels().linear_gelu(x, unit.parameter(names.weight)?, bias)
+}

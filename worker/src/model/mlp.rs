@@ -1,7 +1,7 @@
 //! The second half of a block: norm, MLP, residual addition.
 
 use super::dropout::Dropout;
-use super::linear::linear;
+use super::linear::{linear, linear_gelu};
 use super::norm::norm;
 use crate::state::UnitBuffers;
 use tch::Tensor;
@@ -17,12 +17,11 @@ pub(super) fn forward(
     dropout: &Dropout<'_>,
     block: u32,
 ) -> Result<Tensor, TorchError> {
-    let normed = norm(model.features.norm, unit, NORM, x_btd)?;
-    let up = linear(unit, UP, &normed)?;
+    let (normed, around) = norm(model.features.norm, unit, NORM, x_btd)?;
     let inner = match model.features.mlp {
-        Mlp::Gelu => up.gelu("tanh"),
-        Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * up,
+        Mlp::Gelu => linear_gelu(unit, UP, &normed)?,
+        Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * linear(unit, UP, &normed)?,
     };
     let m_btd = linear(unit, DOWN, &inner)?;
-    Ok(x_btd + dropout.apply(&m_btd, block, 1)?)
+    Ok(around + dropout.apply(&m_btd, block, 1)?)
 }

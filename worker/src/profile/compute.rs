@@ -1,7 +1,7 @@
 //! Compute: whole steps of a real engine on one stage, taken apart by segment.
 
+use crate::backend::Backend;
 use crate::engine::{Engine, EngineConfig, EngineError, Lap, SampleError, StepReport, Work};
-use crate::numerics::Numerics;
 use crate::transport::Link;
 use crate::transport::local::LocalMesh;
 use std::collections::BTreeMap;
@@ -14,7 +14,6 @@ use varuna_plan::{
     Decision, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
     StateId, Unit, WorkerId,
 };
-use varuna_torch::Device;
 
 const ME: WorkerId = WorkerId(1);
 /// A step that takes longer does not end any more.
@@ -43,7 +42,7 @@ impl crate::engine::Samples for Random {
 /// An engine that holds a whole model and trains it on random tokens.
 pub(super) struct Bench {
     pub(super) model: Model,
-    pub(super) numerics: Numerics,
+    pub(super) backend: Backend,
     engine: Engine,
     link: Arc<dyn Link>,
     at: StateId,
@@ -107,7 +106,7 @@ impl Samples {
 
 impl Bench {
     /// Makes the model's first state.
-    pub(super) fn new(model: Model, training: &Training, numerics: Numerics) -> Result<Bench, EngineError> {
+    pub(super) fn new(model: Model, training: &Training, backend: Backend) -> Result<Bench, EngineError> {
         let mut engine = Engine::new(EngineConfig {
             me: ME,
             model: model.clone(),
@@ -115,8 +114,7 @@ impl Bench {
                 evaluation: None,
                 ..training.clone()
             },
-            numerics,
-            device: Device::Cpu,
+            backend,
             samples: Arc::new(Random {
                 vocabulary: u64::from(model.vocabulary_size.max(1)),
             }),
@@ -126,7 +124,7 @@ impl Bench {
         }
         Ok(Bench {
             model,
-            numerics,
+            backend,
             engine,
             link: LocalMesh::new(&[ME]).link(ME),
             at: StateId::INITIAL,
@@ -233,6 +231,7 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::numerics::Numerics;
     use varuna_api::{Adam, LearningRate};
     use varuna_model::gpt2;
 
@@ -266,7 +265,7 @@ mod tests {
             loss_scaling: varuna_plan::LossScaling::OFF,
             skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
         };
-        Bench::new(model, &training, Numerics::FP32).unwrap()
+        Bench::new(model, &training, Backend::of_processor(Numerics::FP32)).unwrap()
     }
 
     #[test]

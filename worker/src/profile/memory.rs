@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tch::{Kind, Tensor};
 use varuna_model::{Model, SegmentKind, Unit};
 use varuna_plan::Step;
-use varuna_torch::{Device, HeadLoss, TorchError, backward, taken_bytes};
+use varuna_torch::{HeadLoss, TorchError, backward, taken_bytes};
 
+use crate::backend::Backend;
 use crate::model::dropout::Dropout;
 use crate::model::{add_loss_with_gradients, forward};
-use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 
 /// Bytes of one sample.
@@ -32,23 +32,23 @@ pub(super) fn measure(bench: &Bench) -> Result<BTreeMap<u32, Bytes>> {
             continue;
         };
         // The first time fills caches of the libraries.
-        let _ = one(model, bench.numerics, segment)?;
-        found.insert(segment, one(model, bench.numerics, segment)?);
+        let _ = one(model, bench.backend, segment)?;
+        found.insert(segment, one(model, bench.backend, segment)?);
     }
     Ok(found)
 }
 
-fn one(model: &Model, numerics: Numerics, segment: u32) -> Result<Bytes> {
+fn one(model: &Model, backend: Backend, segment: u32) -> Result<Bytes> {
     let mut units = BTreeMap::new();
     let needed = [Some(Unit(segment)), model.layout().tied_unit()];
     for unit in needed.into_iter().flatten() {
-        units.insert(unit, UnitBuffers::initial(model, unit, numerics, Device::Cpu, 1)?);
+        units.insert(unit, UnitBuffers::initial(model, unit, backend, 1)?);
     }
     let (t, d) = (i64::from(model.sequence_length), i64::from(model.hidden_size));
-    let device = Device::Cpu.tensors();
+    let device = backend.device.tensors();
     let input = match segment {
         0 => Tensor::zeros([1, t], (Kind::Int64, device)),
-        _ => Tensor::randn([1, t, d], (numerics.compute(), device)).set_requires_grad(true),
+        _ => Tensor::randn([1, t, d], (backend.numerics.compute(), device)).set_requires_grad(true),
     };
     let dropout = Dropout {
         probability: model.dropout,

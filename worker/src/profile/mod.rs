@@ -8,6 +8,7 @@ mod compute;
 mod memory;
 mod network;
 
+use crate::backend::Backend;
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
@@ -91,7 +92,11 @@ impl Arguments {
             layers: job.model.layers.min(LAYERS),
             ..job.model.clone()
         };
-        Ok(Bench::new(model, &job.training, job.precision.into())?)
+        Ok(Bench::new(
+            model,
+            &job.training,
+            Backend::of_processor(job.precision.into()),
+        )?)
     }
 }
 

@@ -77,6 +77,18 @@ impl ComputeCopy {
         all.view([place.rows, width])
     }
 
+    /// The pieces of a range of the masters, each with its place in the copy.
+    pub(super) fn pieces(&self, range: Range<i64>) -> impl Iterator<Item = (Range<i64>, Tensor)> {
+        self.runs.iter().filter_map(move |(run, start)| {
+            let part = run.start.max(range.start)..run.end.min(range.end);
+            let length = part.end - part.start;
+            (length > 0).then(|| {
+                let place = start + part.start - run.start;
+                (part, self.flat.narrow(0, place, length))
+            })
+        })
+    }
+
     /// Rounds the masters.
     pub(super) fn renew(&self, masters: &Tensor) {
         let _guard = tch::no_grad_guard();

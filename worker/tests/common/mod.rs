@@ -14,7 +14,8 @@ use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
     ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
-use varuna_torch::Device;
+use varuna_torch::{Device, Kernels};
+use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
@@ -37,6 +38,7 @@ pub(crate) struct Case {
     pub(crate) features: Features,
     pub(crate) precision: Precision,
     pub(crate) device: Device,
+    pub(crate) kernels: Kernels,
     pub(crate) scaling: LossScaling,
 }
 
@@ -49,6 +51,7 @@ impl Default for Case {
             features: Features::GPT2,
             precision: Precision::Fp32,
             device: Device::Cpu,
+            kernels: Kernels::PROCESSOR,
             scaling: LossScaling::OFF,
         }
     }
@@ -201,8 +204,11 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
         me,
         model: case.model(),
         training: case.training(),
-        numerics: case.precision.into(),
-        device: case.device,
+        backend: Backend {
+            device: case.device,
+            numerics: case.precision.into(),
+            kernels: case.kernels,
+        },
         samples: Arc::new(samples),
     })
 }

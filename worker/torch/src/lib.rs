@@ -7,6 +7,7 @@
 mod device;
 mod flat;
 mod gpu;
+mod kernels;
 mod layers;
 mod norm;
 mod on_device;
@@ -14,6 +15,7 @@ mod on_device;
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
+pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters, UnknownKernels};
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
 pub use on_device::OnDevice;
 
@@ -29,18 +31,6 @@ unsafe extern "C" {
     fn vt_taken_bytes() -> u64;
     fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
     fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
-    fn vt_adamw(
-        weight: Handle,
-        gradient: Handle,
-        first: Handle,
-        second: Handle,
-        step: Handle,
-        rate: f64,
-        beta1: f64,
-        beta2: f64,
-        decay: f64,
-        epsilon: f64,
-    ) -> c_int;
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
     fn vt_load_cuda() -> c_int;
     fn vt_copy_out(tensor: Handle, to: *mut c_void, bytes: usize) -> c_int;
@@ -124,65 +114,6 @@ pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
     }
     // SAFETY: two live handles; the shim copies the reference-counted tensor.
     checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
-}
-
-/// The numbers of one AdamW step (Loshchilov & Hutter 2019).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamStep {
-    /// Steps applied, this one included (from 1).
-    pub count: u64,
-    /// Learning rate.
-    pub rate: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Decoupled weight decay.
-    pub decay: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-}
-
-/// One fused AdamW step in place on flat float tensors of equal size.
-///
-/// # Errors
-/// Sizes differ.
-pub fn adamw(
-    weight: &Tensor,
-    gradient: &Tensor,
-    first: &Tensor,
-    second: &Tensor,
-    step: AdamStep,
-) -> Result<(), TorchError> {
-    let sizes = [weight, gradient, first, second].map(Tensor::size);
-    if sizes.iter().any(|s| *s != sizes[0]) {
-        return Err(TorchError(format!("AdamW over tensors of sizes {sizes:?}")));
-    }
-    #[expect(clippy::cast_precision_loss, reason = "step counts stay far below 2^53")]
-    let count = Tensor::full([0i64; 0], step.count as f64, (Kind::Float, weight.device()));
-    let AdamStep {
-        rate,
-        beta1,
-        beta2,
-        decay,
-        epsilon,
-        ..
-    } = step;
-    // SAFETY: five live handles, borrowed for the call; sizes were compared above.
-    checked(unsafe {
-        vt_adamw(
-            handle(weight),
-            handle(gradient),
-            handle(first),
-            handle(second),
-            handle(&count),
-            rate,
-            beta1,
-            beta2,
-            decay,
-            epsilon,
-        )
-    })
 }
 
 /// Fills a tensor with normal numbers of this deviation from a generator that `seed` alone determines: the processor's, so that all
@@ -368,28 +299,5 @@ mod tests {
             let why = vec_from_tensor::<f32>(&t).unwrap_err();
             assert!(why.0.contains("values of 4 bytes for elements"), "{why}");
         }
-    }
-
-    #[test]
-    fn adamw_takes_the_published_step() {
-        let w = Tensor::from_slice(&[1.0f32, -2.0]);
-        let g = Tensor::from_slice(&[0.5f32, 0.5]);
-        let (m, v) = (Tensor::zeros([2], CPU), Tensor::zeros([2], CPU));
-        let step = AdamStep {
-            count: 1,
-            rate: 0.1,
-            beta1: 0.9,
-            beta2: 0.99,
-            decay: 0.1,
-            epsilon: 1e-8,
-        };
-        adamw(&w, &g, &m, &v, step).unwrap();
-        // decay: w -= 0.1 * 0.1 * w; then w -= 0.1 * m_hat / sqrt(v_hat) with m_hat = g, v_hat = g^2 at the first step
-        let got = Vec::<f32>::try_from(&w).unwrap();
-        assert!(
-            (got[0] - 0.89).abs() < 1e-6 && (got[1] + 2.08).abs() < 1e-6,
-            "{got:?}"
-        );
-        assert!(adamw(&w, &g, &m, &Tensor::zeros([3], CPU), step).is_err());
     }
 }

@@ -33,7 +33,7 @@ impl Run<'_> {
         let batch = self.config.training.global_batch_size;
         let numbers: Vec<u64> = self.pipeline.evaluation_samples(total, batch).collect();
         let _guard = tch::no_grad_guard();
-        let sum = LossSum::new(self.config.device, total, &self.config.model);
+        let sum = LossSum::new(self.config.backend.device, total, &self.config.model);
         let chunks: Vec<&[u64]> = numbers
             .chunks(self.plan.shape.micro_batch_size.max(1) as usize)
             .collect();

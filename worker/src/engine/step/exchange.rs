@@ -77,18 +77,21 @@ impl<'a> OverLink<'a> {
 
 impl Exchange for OverLink<'_> {
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let packet = packet_of(tensor, self.config.numerics.boundary())?;
+        let packet = packet_of(tensor, self.config.backend.numerics.boundary())?;
         Ok(self.link.send(to, tag, packet, self.deadline)?)
     }
 
     fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
         let packet = self.link.recv(from, tag, self.deadline)?;
-        let own = (shape_btd.iter().product(), self.config.numerics.boundary());
+        let own = (
+            shape_btd.iter().product(),
+            self.config.backend.numerics.boundary(),
+        );
         if (packet.elements(), packet.format()) != own {
             return Err(LinkError::unfit(&packet, (from, tag), own).into());
         }
         let shape_btd = shape_btd.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.device.tensors()))
+        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.backend.device.tensors()))
     }
 
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {

@@ -175,11 +175,11 @@ impl<'a> OverNccl<'a> {
         incoming.needed += 1;
         let next = incoming.wire.sent[from..incoming.posted].to_vec();
         let config = self.over_link.config;
-        let (element, kind) = element(config.numerics.boundary());
+        let (element, kind) = element(config.backend.numerics.boundary());
         for message in next {
             let b = usize::try_from(self.samples_of(message)).unwrap_or(usize::MAX);
             let shape_btd = [b, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-            let tensor = Tensor::f_empty(shape_btd, (kind, config.device.tensors()));
+            let tensor = Tensor::f_empty(shape_btd, (kind, config.backend.device.tensors()));
             let memory = OnDevice::over(&tensor.map_err(|e| TorchError(e.to_string()))?)?;
             let Some(lane) = self.own.edge(edge) else {
                 continue;
@@ -247,7 +247,7 @@ impl Exchange for OverNccl<'_> {
         let Some(lane) = edge.and_then(|edge| self.own.edge(edge)) else {
             return self.over_link.send(to, tag, tensor);
         };
-        let (element, kind) = element(config.numerics.boundary());
+        let (element, kind) = element(config.backend.numerics.boundary());
         let memory = OnDevice::over(&tensor.detach().to_kind(kind).contiguous())?;
         let sent = self.issue(lane, Action::Send { to: 1 }, element, memory);
         let late = LinkError::Deadline { from: to, tag };

@@ -1,0 +1,293 @@
+//! Which code computes the optimizer, norms and GELU: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
+//!
+//! It is a value, chosen once when a device is opened. The optimizer of our own has the same bits on the processor and on every GPU; libtorch's
+//! differ between devices and between processors with and without wide vectors.
+
+mod optimizer;
+
+pub use optimizer::{AdamStep, Parameters};
+
+use crate::{Device, Handle, TorchError, checked, handle};
+use std::ffi::{c_char, c_int, c_void};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+use tch::Tensor;
+use varuna_cuda::{
+    CompileError, Compiler, Context, CudaError, Kernel, Libraries, LoadError, Module, Stream, run_on_host,
+};
+
+unsafe extern "C" {
+    fn vt_norm(
+        launcher: &Launcher,
+        x: Handle,
+        weight: Handle,
+        bias: Handle,
+        epsilon: f64,
+        out: *mut Handle,
+    ) -> c_int;
+    fn vt_bias_gelu(launcher: &Launcher, x: Handle, bias: Handle, out: *mut Handle) -> c_int;
+}
+
+/// How long a kernel may take where the host waits for it.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// Which kernels a worker is asked to use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum KernelChoice {
+    /// Our own, where they can be compiled.
+    #[default]
+    Auto,
+    /// libtorch's operators for all, as a comparison.
+    Libtorch,
+}
+
+/// Not the name of a choice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernels {0:?}; allowed are auto and libtorch")]
+pub struct UnknownKernels(String);
+
+impl FromStr for KernelChoice {
+    type Err = UnknownKernels;
+
+    fn from_str(name: &str) -> Result<KernelChoice, UnknownKernels> {
+        match name {
+            "auto" => Ok(KernelChoice::Auto),
+            "libtorch" => Ok(KernelChoice::Libtorch),
+            _ => Err(UnknownKernels(name.to_owned())),
+        }
+    }
+}
+
+/// Why a GPU has no kernels of our own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// The driver or NCCL cannot be loaded.
+    #[error(transparent)]
+    Absent(#[from] LoadError),
+    /// The compiler is not here, or refuses.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The driver refuses.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+/// Who runs a kernel.
+enum Runner {
+    /// The host, at once.
+    Host,
+    /// A GPU.
+    Gpu {
+        module: Module,
+        /// Where libtorch computes.
+        stream: Stream,
+        /// Whether the host computes on the same memory, and so waits for each kernel.
+        waits: bool,
+    },
+}
+
+/// `fused::Launcher` in `fused.h`.
+#[repr(C)]
+struct Launcher {
+    launch:
+        unsafe extern "C" fn(&Runner, c_int, u64, *const c_void, why: *mut c_char, why_bytes: usize) -> c_int,
+    runner: &'static Runner,
+}
+
+static HOST: Runner = Runner::Host;
+static ON_HOST: Launcher = Launcher::of(&HOST);
+
+impl Launcher {
+    const fn of(runner: &'static Runner) -> Launcher {
+        Launcher { launch, runner }
+    }
+}
+
+/// Called by the shim, on any thread.
+///
+/// # Safety
+/// As [`Runner::run`]; `why` has place for `why_bytes` bytes.
+unsafe extern "C" fn launch(
+    runner: &Runner,
+    kernel: c_int,
+    blocks: u64,
+    arguments: *const c_void,
+    why: *mut c_char,
+    why_bytes: usize,
+) -> c_int {
+    let known = usize::try_from(kernel).ok().and_then(|k| Kernel::ALL.get(k));
+    let ran = match known {
+        // SAFETY: by the caller.
+        Some(kernel) => unsafe { runner.run(*kernel, blocks, arguments) },
+        None => Err(TorchError(format!("there is no kernel {kernel}"))),
+    };
+    let Err(TorchError(text)) = ran else {
+        return 0;
+    };
+    let text = &text.as_bytes()[..text.len().min(why_bytes.saturating_sub(1))];
+    // SAFETY: by the caller; the text and a zero fit.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), why.cast(), text.len());
+        why.add(text.len()).write(0);
+    }
+    -1
+}
+
+impl Runner {
+    /// # Safety
+    /// `arguments` are the kernel's, over memory that this runner computes in and that stays until libtorch's stream has passed the kernel.
+    unsafe fn run(&self, kernel: Kernel, blocks: u64, arguments: *const c_void) -> Result<(), TorchError> {
+        match self {
+            Runner::Host => {
+                let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
+                // SAFETY: by the caller.
+                unsafe { run_on_host(kernel, blocks, arguments, threads) };
+                Ok(())
+            }
+            Runner::Gpu {
+                module,
+                stream,
+                waits,
+            } => {
+                let blocks = u32::try_from(blocks)
+                    .map_err(|_| TorchError(format!("a kernel of {blocks} blocks; at most {}", u32::MAX)))?;
+                let launched = || {
+                    // SAFETY: by the caller.
+                    unsafe { module.launch(kernel, blocks, arguments, stream) }?;
+                    if *waits {
+                        stream.record()?.wait("a kernel", Instant::now() + WAIT)?;
+                    }
+                    Ok(())
+                };
+                launched().map_err(|e: CudaError| TorchError(e.to_string()))
+            }
+        }
+    }
+}
+
+/// What computes the optimizer, norms and GELU.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    /// None: libtorch's own.
+    optimizer: Option<&'static Runner>,
+    layers: Option<&'static Launcher>,
+}
+
+impl Kernels {
+    /// libtorch's operators.
+    pub const LIBTORCH: Kernels = Kernels {
+        optimizer: None,
+        layers: None,
+    };
+    /// For the processor: the optimizer is ours, so that it has the bits of a GPU's; libtorch's layers are faster there.
+    pub const PROCESSOR: Kernels = Kernels {
+        optimizer: Some(&HOST),
+        layers: None,
+    };
+    /// All kernels as the host runs them: what they compute, without a GPU. For tests.
+    pub const ALL_ON_HOST: Kernels = Kernels {
+        optimizer: Some(&HOST),
+        layers: Some(&ON_HOST),
+    };
+
+    /// For an open device; also why a GPU has none of our own.
+    #[must_use]
+    pub fn open(device: Device, choice: KernelChoice) -> (Kernels, Option<KernelError>) {
+        match (choice, device) {
+            (KernelChoice::Libtorch, _) => (Kernels::LIBTORCH, None),
+            (KernelChoice::Auto, Device::Cpu | Device::Apart) => (Kernels::PROCESSOR, None),
+            (KernelChoice::Auto, Device::Cuda(number)) => {
+                let load = || Ok((Libraries::load()?, Compiler::load()?));
+                let made = load().and_then(|(libraries, compiler)| {
+                    Kernels::compile(&libraries, &compiler, device, number)
+                });
+                match made {
+                    Ok(kernels) => (kernels, None),
+                    Err(why) => (Kernels::LIBTORCH, Some(why)),
+                }
+            }
+        }
+    }
+
+    /// Compiled for the GPU of this number, whose memory `device` computes in. They stay until the process ends.
+    ///
+    /// # Errors
+    /// The compiler or the driver refuses.
+    pub fn compile(
+        libraries: &Libraries,
+        compiler: &Compiler,
+        device: Device,
+        number: usize,
+    ) -> Result<Kernels, KernelError> {
+        let context = Context::open(libraries, number)?;
+        let module = Module::load(&context, &compiler.compile(context.capability()?)?)?;
+        let on_gpu = matches!(device, Device::Cuda(_));
+        let stream = match on_gpu {
+            true => Stream::default_of(&context),
+            false => Stream::new(&context)?,
+        };
+        let runner: &'static Runner = Box::leak(Box::new(Runner::Gpu {
+            module,
+            stream,
+            waits: !on_gpu,
+        }));
+        Ok(Kernels {
+            optimizer: Some(runner),
+            layers: Some(Box::leak(Box::new(Launcher::of(runner)))),
+        })
+    }
+
+    /// Layer norm of `x` (.., width), and `x` for the connection around what comes after it. [`set_grad`](crate::set_grad) must have set
+    /// the gradients of weight and bias, which the backward adds to.
+    ///
+    /// # Errors
+    /// The shapes or formats do not fit, or a parameter has no gradient.
+    pub fn layer_norm(
+        self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        epsilon: f64,
+    ) -> Result<(Tensor, Tensor), TorchError> {
+        let Some(launcher) = self.layers else {
+            let normed = x.f_layer_norm(weight.size(), Some(weight), Some(bias), epsilon, true);
+            let normed = normed.map_err(|e| TorchError(e.to_string()))?;
+            return Ok((normed, x.shallow_clone()));
+        };
+        let mut out: [Handle; 2] = [std::ptr::null_mut(); 2];
+        let [x, weight, bias] = [x, weight, bias].map(handle);
+        // SAFETY: live handles, borrowed for the call, and place for two; the launcher is never freed.
+        checked(unsafe { vt_norm(launcher, x, weight, bias, epsilon, out.as_mut_ptr()) })?;
+        // SAFETY: the shim returned new heap tensors that these Tensors now own.
+        let [normed, around] = out.map(|t| unsafe { Tensor::from_ptr(t.cast()) });
+        Ok((normed, around))
+    }
+
+    /// `gelu(x w' + b)` in the form with the tangent, of `x` (.., inputs). The parameters have gradients as for [`linear`](crate::linear).
+    ///
+    /// # Errors
+    /// As [`linear`](crate::linear).
+    pub fn linear_gelu(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
+        let (Some(launcher), Some(b)) = (self.layers, b) else {
+            let y = crate::linear(x, w, b)?.f_gelu("tanh");
+            return y.map_err(|e| TorchError(e.to_string()));
+        };
+        let product = crate::linear(x, w, None)?;
+        let mut out: Handle = std::ptr::null_mut();
+        // SAFETY: as in `layer_norm`.
+        checked(unsafe { vt_bias_gelu(launcher, handle(&product), handle(b), &raw mut out) })?;
+        // SAFETY: as in `layer_norm`.
+        Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = |own: bool| if own { "own" } else { "libtorch's" };
+        let (optimizer, layers) = (self.optimizer.is_some(), self.layers.is_some());
+        write!(f, "optimizer {}, layers {}", whose(optimizer), whose(layers))
+    }
+}
+
+#[cfg(test)]
+mod tests;

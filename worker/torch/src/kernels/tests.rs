@@ -1,0 +1,211 @@
+use super::*;
+use crate::{backward, set_grad};
+use tch::Kind;
+
+const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
+
+fn random(shape: &[i64], kind: Kind) -> Tensor {
+    Tensor::randn(shape, (Kind::Float, tch::Device::Cpu)).to_kind(kind)
+}
+
+fn step(count: u64, factor: f64) -> AdamStep {
+    AdamStep {
+        count,
+        rate: 0.1,
+        beta1: 0.9,
+        beta2: 0.99,
+        decay: 0.1,
+        epsilon: 1e-8,
+        factor,
+    }
+}
+
+#[test]
+fn adamw_takes_the_published_step_in_all_ways() {
+    for kernels in [Kernels::PROCESSOR, Kernels::LIBTORCH] {
+        let w = Tensor::from_slice(&[1.0f32, -2.0]);
+        let g = Tensor::from_slice(&[1.0f32, 1.0]);
+        let (m, v) = (w.zeros_like(), w.zeros_like());
+        let copy = w.to_kind(Kind::BFloat16);
+        let of = Parameters {
+            weight: &w,
+            gradient: &g,
+            first: &m,
+            second: &v,
+            copy: Some(&copy),
+        };
+        kernels.adamw(&of, step(1, 0.5)).unwrap();
+        // decay: w -= 0.1 * 0.1 * w; then w -= 0.1 * m_hat / sqrt(v_hat) with m_hat = g, v_hat = g^2 at the first step
+        let got = Vec::<f32>::try_from(&w).unwrap();
+        assert!(
+            (got[0] - 0.89).abs() < 1e-6 && (got[1] + 2.08).abs() < 1e-6,
+            "{got:?}"
+        );
+        assert!((m.double_value(&[0]) - 0.05).abs() < 1e-7, "of half the gradient");
+        assert_eq!(copy, w.to_kind(Kind::BFloat16));
+        let short = Tensor::zeros([3], (Kind::Float, tch::Device::Cpu));
+        let wrong = Parameters { first: &short, ..of };
+        assert!(kernels.adamw(&wrong, step(2, 1.0)).is_err());
+    }
+}
+
+#[test]
+fn own_and_libtorchs_optimizer_agree_but_for_rounding() {
+    tch::manual_seed(3);
+    let start = [5001i64; 4].map(|n| random(&[n], Kind::Float));
+    let moved = |kernels: Kernels| {
+        let [w, m, v] = [&start[0], &start[1], &start[2].square()].map(Tensor::copy);
+        for count in 1..=50 {
+            let gradient = &start[3] * f64::cos(f64::from(count));
+            let of = Parameters {
+                weight: &w,
+                gradient: &gradient,
+                first: &m,
+                second: &v,
+                copy: None,
+            };
+            kernels
+                .adamw(&of, step(u64::try_from(count).unwrap(), 0.25))
+                .unwrap();
+        }
+        [w, m, v]
+    };
+    for (own, theirs) in moved(Kernels::PROCESSOR).iter().zip(&moved(Kernels::LIBTORCH)) {
+        let off = (own - theirs).norm().double_value(&[]) / theirs.norm().double_value(&[]);
+        assert!(off < 1e-6, "{off}");
+    }
+}
+
+/// Distance of two tensors, relative to the second.
+fn off(own: &Tensor, reference: &Tensor) -> f64 {
+    let [own, reference] = [own, reference].map(|t| t.to_kind(Kind::Double));
+    (own - &reference).norm().double_value(&[]) / reference.norm().double_value(&[])
+}
+
+/// A parameter with a gradient in single precision, which starts with ones: the backward adds to it.
+fn parameter(shape: &[i64], kind: Kind) -> (Tensor, Tensor) {
+    let leaf = random(shape, kind).set_requires_grad(true);
+    let gradient = Tensor::ones(shape, (Kind::Float, tch::Device::Cpu));
+    // As in a unit: autograd accumulates single precision where it computes in less.
+    set_grad(&leaf, &gradient).unwrap();
+    (leaf, gradient)
+}
+
+/// How far a format may be off libtorch's in single precision. The rest is the rounding of what goes in and out.
+fn bound(kind: Kind) -> f64 {
+    match kind {
+        Kind::Float => 2e-6,
+        Kind::Half => 1e-3,
+        _ => 6e-3,
+    }
+}
+
+/// The double-precision values of a leaf, as a leaf.
+fn reference_leaf(t: &Tensor) -> Tensor {
+    t.detach().to_kind(Kind::Double).set_requires_grad(true)
+}
+
+#[test]
+fn norm_and_its_backward_are_libtorchs_within_rounding() {
+    tch::manual_seed(4);
+    for kind in KINDS {
+        // More rows than a chunk, a width that is no multiple of a block's threads.
+        let (rows, width) = (150, 300);
+        let x = (random(&[3, 50, width], kind) * 2.0 + 1.0)
+            .to_kind(kind)
+            .set_requires_grad(true);
+        let [(w, w_gradient), (b, b_gradient)] = [0, 1].map(|_| parameter(&[width], kind));
+        let upstream = [0, 1].map(|_| random(&[3, 50, width], kind));
+        let (normed, around) = Kernels::ALL_ON_HOST.layer_norm(&x, &w, &b, 1e-5).unwrap();
+        backward(&[&normed, &around], &[&upstream[0], &upstream[1]]).unwrap();
+
+        let [rx, rw, rb] = [&x, &w, &b].map(reference_leaf);
+        let reference = rx.layer_norm([width], Some(&rw), Some(&rb), 1e-5, true);
+        let sum = (&reference * &upstream[0].to_kind(Kind::Double)
+            + &rx * &upstream[1].to_kind(Kind::Double))
+            .sum(Kind::Double);
+        sum.backward();
+        let own = [&normed, &x.grad(), &(w_gradient - 1.0), &(b_gradient - 1.0)].map(Tensor::detach);
+        let theirs = [&reference, &rx.grad(), &rw.grad(), &rb.grad()].map(Tensor::detach);
+        for (name, (own, theirs)) in ["output", "of x", "of the weight", "of the bias"]
+            .iter()
+            .zip(own.iter().zip(&theirs))
+        {
+            let off = off(own, theirs);
+            println!("norm {kind:?}, {rows} rows, {name}: {off:.1e}");
+            assert!(off < bound(kind), "{kind:?} {name}: {off}");
+        }
+    }
+}
+
+#[test]
+fn gelu_and_its_backward_are_libtorchs_within_rounding() {
+    tch::manual_seed(5);
+    for kind in KINDS {
+        let (inputs, width) = (20, 300);
+        let x = random(&[2, 70, inputs], kind).set_requires_grad(true);
+        let (b, b_gradient) = parameter(&[width], kind);
+        let (w, w_gradient) = parameter(&[width, inputs], kind);
+        let upstream = random(&[2, 70, width], kind);
+        let y = Kernels::ALL_ON_HOST.linear_gelu(&x, &w, Some(&b)).unwrap();
+        backward(&[&y], &[&upstream]).unwrap();
+
+        let [rx, rw, rb] = [&x, &w, &b].map(reference_leaf);
+        let reference = rx.linear(&rw, Some(&rb)).gelu("tanh");
+        (&reference * upstream.to_kind(Kind::Double))
+            .sum(Kind::Double)
+            .backward();
+        let own = [&y, &x.grad(), &(w_gradient - 1.0), &(b_gradient - 1.0)].map(Tensor::detach);
+        let theirs = [&reference, &rx.grad(), &rw.grad(), &rb.grad()].map(Tensor::detach);
+        for (name, (own, theirs)) in ["output", "of x", "of the weight", "of the bias"]
+            .iter()
+            .zip(own.iter().zip(&theirs))
+        {
+            let off = off(own, theirs);
+            println!("gelu {kind:?}, {name}: {off:.1e}");
+            assert!(off < bound(kind), "{kind:?} {name}: {off}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_comes_by_one_way_alone_is_the_whole_gradient() {
+    tch::manual_seed(6);
+    let kind = Kind::Float;
+    let x = random(&[4, 8], kind).set_requires_grad(true);
+    let [(w, _), (b, _)] = [0, 1].map(|_| parameter(&[8], kind));
+    let upstream = random(&[4, 8], kind);
+    let (_, around) = Kernels::ALL_ON_HOST.layer_norm(&x, &w, &b, 1e-5).unwrap();
+    backward(&[&around], &[&upstream]).unwrap();
+    assert_eq!(x.grad(), upstream);
+    let again = x.detach().set_requires_grad(true);
+    let (normed, _) = Kernels::ALL_ON_HOST.layer_norm(&again, &w, &b, 1e-5).unwrap();
+    backward(&[&normed], &[&upstream]).unwrap();
+    let theirs = x.detach().set_requires_grad(true);
+    let reference = theirs.layer_norm([8], Some(&w.detach()), Some(&b.detach()), 1e-5, true);
+    backward(&[&reference], &[&upstream]).unwrap();
+    assert!(off(&again.grad(), &theirs.grad()) < 1e-6);
+}
+
+#[test]
+fn what_does_not_fit_is_an_error_of_libtorch() {
+    let x = random(&[4, 8], Kind::Float);
+    let (w, _) = parameter(&[8], Kind::Float);
+    let (short, _) = parameter(&[7], Kind::Float);
+    let why = Kernels::ALL_ON_HOST.layer_norm(&x, &w, &short, 1e-5).unwrap_err();
+    assert!(why.0.contains("a parameter of [7]"), "{why}");
+    let bare = random(&[8], Kind::Float);
+    let why = Kernels::ALL_ON_HOST.layer_norm(&x, &w, &bare, 1e-5).unwrap_err();
+    assert!(why.0.contains("without a gradient"), "{why}");
+}
+
+#[test]
+fn kernels_have_names_and_other_names_are_refused_with_the_list() {
+    assert_eq!("auto".parse(), Ok(KernelChoice::Auto));
+    assert_eq!("libtorch".parse(), Ok(KernelChoice::Libtorch));
+    let why = "own".parse::<KernelChoice>().unwrap_err().to_string();
+    assert_eq!(why, "kernels \"own\"; allowed are auto and libtorch");
+    let (kernels, why) = Kernels::open(Device::Cpu, KernelChoice::Auto);
+    assert!(why.is_none());
+    assert_eq!(format!("{kernels:?}"), "optimizer own, layers libtorch's");
+}
