@@ -1,7 +1,8 @@
-//! How a worker computes: on what, in which numbers, with whose code. Three values, and one engine for all of them.
+//! How a worker computes: on what, in which numbers, with whose code, in which streams. Four values, and one engine for all of them.
 
 use crate::numerics::Numerics;
-use varuna_torch::{Device, KernelChoice, KernelError, Kernels};
+use varuna_cuda::Libraries;
+use varuna_torch::{Device, KernelChoice, KernelError, Kernels, Streams};
 
 /// What a worker's buffers are made for.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +13,8 @@ pub struct Backend {
     pub numerics: Numerics,
     /// Whose code computes the optimizer, norms and GELU.
     pub kernels: Kernels,
+    /// In which order the device works, as the host sees it.
+    pub streams: Streams,
 }
 
 impl Backend {
@@ -22,18 +25,30 @@ impl Backend {
             device: Device::Cpu,
             numerics,
             kernels: Kernels::PROCESSOR,
+            streams: Streams::HOST,
         }
     }
 
-    /// For an open device; also why it has no kernels of our own, where that was asked for.
-    #[must_use]
-    pub fn open(device: Device, numerics: Numerics, choice: KernelChoice) -> (Backend, Option<KernelError>) {
-        let (kernels, why) = Kernels::open(device, choice);
+    /// For an open device; also why a GPU has no kernels of our own, where they were asked for.
+    ///
+    /// # Errors
+    /// A GPU's driver or NCCL cannot be loaded, or the driver refuses.
+    pub fn open(
+        device: Device,
+        numerics: Numerics,
+        choice: KernelChoice,
+    ) -> Result<(Backend, Option<KernelError>), KernelError> {
+        let streams = match device {
+            Device::Cpu | Device::Apart => Streams::HOST,
+            Device::Cuda(number) => Streams::open(&Libraries::load()?, device, number)?,
+        };
+        let (kernels, why) = Kernels::open(device, streams, choice);
         let backend = Backend {
             device,
             numerics,
             kernels,
+            streams,
         };
-        (backend, why)
+        Ok((backend, why))
     }
 }

@@ -156,7 +156,7 @@ async fn work(arguments: &Arguments, coordinator: &str) -> Result<()> {
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");
     }
-    let backend = backend(arguments, device, &job);
+    let backend = backend(arguments, device, &job)?;
     mesh.limit(of_job(
         &job.model,
         job.training.global_batch_size,
@@ -329,13 +329,14 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenD
 }
 
 /// How this worker computes.
-fn backend(arguments: &Arguments, device: Device, job: &Job) -> Backend {
-    let (backend, why) = Backend::open(device, job.precision.into(), arguments.kernels);
+fn backend(arguments: &Arguments, device: Device, job: &Job) -> Result<Backend> {
+    let opened = Backend::open(device, job.precision.into(), arguments.kernels);
+    let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
     tracing::info!(kernels = ?backend.kernels, "computing");
-    backend
+    Ok(backend)
 }
 
 fn engine(

@@ -135,6 +135,7 @@ impl UnitBuffers {
             device,
             numerics,
             kernels,
+            streams: _,
         } = backend;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();

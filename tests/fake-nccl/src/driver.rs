@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
@@ -19,9 +19,18 @@ const CONTEXT: usize = 0xc0;
 /// What new memory of the device holds: nobody may count on zeros.
 const FILL: u8 = 0xab;
 
-pub(crate) static STREAMS: Handles<Stream> = Handles::new();
+static STREAMS: Handles<Stream> = Handles::new();
 static EVENTS: Handles<Event> = Handles::new();
 static ALLOCATED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
+
+/// A stream by its handle; 0 is the device's own, which is there when somebody first uses it.
+pub(crate) fn stream_of(handle: usize) -> Option<Arc<Stream>> {
+    static OWN: OnceLock<Option<Arc<Stream>>> = OnceLock::new();
+    match handle {
+        0 => OWN.get_or_init(|| Stream::start().ok()).clone(),
+        _ => STREAMS.get(handle),
+    }
+}
 
 /// Addresses that go to a stream's thread.
 #[derive(Clone, Copy)]
@@ -126,7 +135,7 @@ extern "C" fn cuStreamDestroy_v2(stream: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _: c_uint) -> c_int {
-    let (Some(stream), Some(event)) = (STREAMS.get(stream), EVENTS.get(event)) else {
+    let (Some(stream), Some(event)) = (stream_of(stream), EVENTS.get(event)) else {
         return INVALID_HANDLE;
     };
     event.hold(&stream);
@@ -147,7 +156,7 @@ extern "C" fn cuEventDestroy_v2(event: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecord(event: usize, stream: usize) -> c_int {
-    let (Some(event), Some(stream)) = (EVENTS.get(event), STREAMS.get(stream)) else {
+    let (Some(event), Some(stream)) = (EVENTS.get(event), stream_of(stream)) else {
         return INVALID_HANDLE;
     };
     event.record(&stream);
@@ -161,6 +170,19 @@ extern "C" fn cuEventQuery(event: usize) -> c_int {
         Some(event) if event.is_done() => SUCCESS,
         Some(_) => NOT_READY,
     }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, start: usize, end: usize) -> c_int {
+    let (Some(start), Some(end)) = (EVENTS.get(start), EVENTS.get(end)) else {
+        return INVALID_HANDLE;
+    };
+    let (Some(start), Some(end)) = (start.at(), end.at()) else {
+        return NOT_READY;
+    };
+    // SAFETY: the caller's place for a number.
+    unsafe { *ms = end.saturating_duration_since(start).as_secs_f32() * 1e3 };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -190,7 +212,7 @@ extern "C" fn cuMemFree_v2(pointer: usize) -> c_int {
 }
 
 fn copy(to: *mut c_void, from: *const c_void, bytes: usize, stream: usize) -> c_int {
-    let Some(stream) = STREAMS.get(stream) else {
+    let Some(stream) = stream_of(stream) else {
         return INVALID_HANDLE;
     };
     if to.is_null() || from.is_null() {

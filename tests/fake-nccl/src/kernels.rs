@@ -2,7 +2,7 @@
 //!
 //! What NVRTC "compiles" is kept as it is, so that a kernel that the text lacks is not found in it.
 
-use crate::driver::{INVALID_HANDLE, INVALID_VALUE, STREAMS, SUCCESS};
+use crate::driver::{INVALID_HANDLE, INVALID_VALUE, SUCCESS, stream_of};
 use crate::handles::Handles;
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -182,11 +182,15 @@ unsafe extern "C" fn cuLaunchKernel(
     arguments: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> c_int {
-    let (Some(kernel), Some(stream)) = (FUNCTIONS.get(function), STREAMS.get(stream)) else {
+    let (Some(kernel), Some(stream)) = (FUNCTIONS.get(function), stream_of(stream)) else {
         return INVALID_HANDLE;
     };
     let flat = [blocks_y, blocks_z, threads_y, threads_z, shared_bytes] == [1, 1, 1, 1, 0];
     if blocks == 0 || threads != THREADS || !flat || arguments.is_null() || !extra.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller's list, of one.
+    if unsafe { *arguments }.is_null() {
         return INVALID_VALUE;
     }
     // As many words as hold them, so that they are aligned.

@@ -4,7 +4,7 @@ use crate::communicator::{
     Communicator, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Kind, Operation, REMOTE_ERROR, SUCCESS,
     SYSTEM_ERROR,
 };
-use crate::driver::{Address, STREAMS};
+use crate::driver::{Address, stream_of};
 use crate::handles::Handles;
 use crate::numbers::Element;
 use crate::{faults, group};
@@ -166,7 +166,7 @@ fn operation(
     (count, element): (usize, c_int),
     kind: impl FnOnce(&Communicator) -> Option<Kind>,
 ) -> c_int {
-    let (Some(entry), Some(stream)) = (Entry::of(communicator), STREAMS.get(stream)) else {
+    let (Some(entry), Some(stream)) = (Entry::of(communicator), stream_of(stream)) else {
         return INVALID_ARGUMENT;
     };
     let communicator = Arc::clone(&entry.0);

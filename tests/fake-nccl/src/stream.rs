@@ -5,7 +5,7 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -52,6 +52,8 @@ impl Stream {
 #[derive(Default)]
 pub(crate) struct Event {
     counts: Mutex<(u64, u64)>,
+    /// When a stream last came to it.
+    at: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
@@ -63,6 +65,7 @@ impl Event {
         stream.push(move || {
             let mut counts = own.counts.lock();
             counts.1 = counts.1.max(ticket);
+            *own.at.lock() = Some(Instant::now());
             own.changed.notify_all();
         });
     }
@@ -76,6 +79,11 @@ impl Event {
                 own.changed.wait(&mut counts);
             }
         });
+    }
+
+    /// When it was come to; none while it is ahead.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        self.is_done().then(|| *self.at.lock()).flatten()
     }
 
     pub(crate) fn is_done(&self) -> bool {

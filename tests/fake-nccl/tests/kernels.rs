@@ -132,29 +132,45 @@ fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_s
 }
 
 #[test]
+fn time_between_events_is_the_devices_and_not_that_of_the_launches() {
+    let context = context();
+    let stream = Stream::new(&context).unwrap();
+    let buffers = start().map(|values| on_device(&context, &values, &stream));
+    let module = module(&context);
+    let arguments = arguments([0, 1, 2, 3].map(|i: usize| buffers[i].pointer().cast()));
+    let first = stream.record_timed().unwrap();
+    for _ in 0..20 {
+        let blocks = u32::try_from(arguments.blocks()).unwrap();
+        // SAFETY: four buffers of this length, which live until the last event below is done.
+        unsafe { module.launch(Kernel::Optimizer, blocks, (&raw const arguments).cast(), &stream) }.unwrap();
+    }
+    let last = stream.record_timed().unwrap();
+    assert!(last.since(&first).is_err(), "the device has not come to it");
+    last.wait("the kernels", soon()).unwrap();
+    // The stand-in is late by 150 to 300 microseconds each time.
+    assert!(last.since(&first).unwrap() >= Duration::from_micros(20 * 150));
+}
+
+#[test]
 fn a_copy_that_does_not_wait_for_the_kernels_has_other_numbers() {
     assert!(weights_after(20, false) != weights_after(20, true));
 }
 
 #[test]
-fn a_launch_without_blocks_does_nothing_and_what_is_no_module_is_refused() {
+fn a_launch_without_blocks_does_nothing_and_a_null_argument_is_refused() {
     let context = context();
     let (module, stream) = (module(&context), Stream::new(&context).unwrap());
     // SAFETY: no block reads the arguments.
     let nothing = unsafe { module.launch(Kernel::AddColumns, 0, std::ptr::null(), &stream) };
     assert_eq!(nothing, Ok(()));
-    let other = Stream::default_of(&context);
-    let arguments = arguments([std::ptr::null_mut(); 4]);
-    // SAFETY: the stand-in knows no default stream, and refuses before anything is read.
-    let refused = unsafe { module.launch(Kernel::Optimizer, 1, (&raw const arguments).cast(), &other) };
-    assert!(
-        matches!(
-            refused,
-            Err(CudaError::Call {
-                call: "cuLaunchKernel",
-                ..
-            })
-        ),
-        "{refused:?}"
+    // SAFETY: the stand-in looks before it reads.
+    let refused = unsafe { module.launch(Kernel::Optimizer, 1, std::ptr::null(), &stream) };
+    let of_launch = matches!(
+        refused,
+        Err(CudaError::Call {
+            call: "cuLaunchKernel",
+            ..
+        })
     );
+    assert!(of_launch, "{refused:?}");
 }

@@ -24,6 +24,7 @@ functions! {
         event_destroy = cuEventDestroy_v2(CUevent) -> c_int;
         event_record = cuEventRecord(CUevent, CUstream) -> c_int;
         event_query = cuEventQuery(CUevent) -> c_int;
+        event_elapsed = cuEventElapsedTime(*mut f32, CUevent, CUevent) -> c_int;
         host_alloc = cuMemHostAlloc(*mut *mut c_void, usize, c_uint) -> c_int;
         host_free = cuMemFreeHost(*mut c_void) -> c_int;
         device_alloc = cuMemAlloc_v2(*mut CUdeviceptr, usize) -> c_int;

@@ -214,6 +214,14 @@ impl<M> Copying<M> {
         Ok(copying)
     }
 
+    /// Whether it has ended, in whatever way: [`Copying::finish`] then returns at once.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.event
+            .as_ref()
+            .is_none_or(|event| event.is_done() != Ok(false))
+    }
+
     /// Waits until the copy has ended; returns what it was made between.
     ///
     /// # Errors

@@ -4,12 +4,14 @@ use crate::POLL;
 use crate::driver::{Context, CudaError, NOT_READY};
 use cudarc::driver::sys::{CUevent, CUstream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// `CU_STREAM_NON_BLOCKING`: no hidden order between this stream and the default one.
 const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`: such events cost less.
 const WITHOUT_TIMING: u32 = 2;
+/// `CU_EVENT_DEFAULT`: the device notes when it came to it.
+const WITH_TIMING: u32 = 0;
 
 /// A queue of work for the device: done in order, beside that of other streams.
 pub struct Stream {
@@ -83,7 +85,19 @@ impl Stream {
     /// # Errors
     /// The driver refuses.
     pub fn record(&self) -> Result<Event, CudaError> {
-        let event = Event::new(&self.context)?;
+        self.record_with(WITHOUT_TIMING)
+    }
+
+    /// The same, and the device notes when it comes to it, for [`Event::since`].
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn record_timed(&self) -> Result<Event, CudaError> {
+        self.record_with(WITH_TIMING)
+    }
+
+    fn record_with(&self, flags: u32) -> Result<Event, CudaError> {
+        let event = Event::new(&self.context, flags)?;
         // SAFETY: both handles live.
         let recorded = unsafe { (self.context.driver().event_record)(event.raw, self.raw) };
         self.context.driver().checked("cuEventRecord", recorded)?;
@@ -117,11 +131,11 @@ impl Drop for Stream {
     reason = "calls of the driver's functions with handles that live"
 )]
 impl Event {
-    fn new(context: &Arc<Context>) -> Result<Event, CudaError> {
+    fn new(context: &Arc<Context>, flags: u32) -> Result<Event, CudaError> {
         context.bind()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a place for an event, and a flag of the header.
-        let created = unsafe { (context.driver().event_create)(&raw mut raw, WITHOUT_TIMING) };
+        let created = unsafe { (context.driver().event_create)(&raw mut raw, flags) };
         context.driver().checked("cuEventCreate", created)?;
         Ok(Event {
             context: Arc::clone(context),
@@ -140,6 +154,19 @@ impl Event {
             NOT_READY => Ok(false),
             code => self.context.driver().checked("cuEventQuery", code).map(|()| true),
         }
+    }
+
+    /// How long the device took from the other event to this one. Both were recorded with time, and the device has come to both.
+    ///
+    /// # Errors
+    /// One was recorded without time or is still ahead.
+    pub fn since(&self, earlier: &Event) -> Result<Duration, CudaError> {
+        self.context.bind()?;
+        let mut ms = 0.0f32;
+        // SAFETY: a place for a number; both handles live.
+        let told = unsafe { (self.context.driver().event_elapsed)(&raw mut ms, earlier.raw, self.raw) };
+        self.context.driver().checked("cuEventElapsedTime", told)?;
+        Ok(Duration::from_secs_f32(ms.max(0.0) / 1e3))
     }
 
     /// Waits until the device has come to it.

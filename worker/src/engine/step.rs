@@ -16,14 +16,21 @@ use exchange::{Exchange, OverLink};
 use loss::LossSum;
 use over_nccl::{OverNccl, of_link};
 use place::{Place, small};
-use std::collections::BTreeMap;
+use segments::Marked;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tch::Tensor;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
-use varuna_torch::backward;
+use varuna_torch::{Mark, backward};
+
+/// Tasks that the device may still have before it when the next is handed over: one runs, one waits, and it is never idle.
+const AHEAD: usize = 2;
+/// Time between two looks at the device.
+const LOOK: Duration = Duration::from_micros(50);
+const LATE: &str = "it has not done what it was told before the deadline";
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -47,6 +54,7 @@ struct Run<'a> {
     step: Step,
     /// What the optimizer has counted: the loss scale of this step.
     before: OptimizerProgress,
+    deadline: Instant,
     exchange: Box<dyn Exchange + 'a>,
     /// This worker's stages, in the pipeline's order.
     places: Vec<Place>,
@@ -58,7 +66,9 @@ struct Run<'a> {
     loss: LossSum,
     eval_loss: Option<LossSum>,
     timings: StepTimings,
-    laps: Vec<Lap>,
+    marked: Vec<Marked>,
+    /// Behind the tasks that the device may not have done yet.
+    ahead: VecDeque<Mark>,
 }
 
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
@@ -99,6 +109,7 @@ pub(super) fn run(
         plan,
         step,
         before,
+        deadline,
         exchange,
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
@@ -110,7 +121,8 @@ pub(super) fn run(
         ),
         eval_loss: None,
         timings: StepTimings::default(),
-        laps: Vec::new(),
+        marked: Vec::new(),
+        ahead: VecDeque::new(),
     };
     let micro_batches =
         u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
@@ -120,13 +132,12 @@ pub(super) fn run(
     let result = run.evaluate(units).and_then(|()| run.interpret(units, &list));
     if let Err(error) = result.and_then(|()| run.collect(units, own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        for summed in run.exchange.stop()? {
-            prepared.push(run.prepare(units, summed)?);
-        }
+        run.salvage(units, prepared)?;
         return Err(error);
     }
     run.timings.total = start.elapsed();
-    Ok((run.timings, run.laps))
+    let laps = run.laps()?;
+    Ok((run.timings, laps))
 }
 
 impl Run<'_> {
@@ -156,6 +167,29 @@ impl Run<'_> {
                         }
                     })?;
                 }
+            }
+            self.bound_ahead()?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the host from running ahead of the device by more than a few tasks, so that a fence need not wait for a whole step.
+    fn bound_ahead(&mut self) -> Result<(), EngineError> {
+        if !self.config.backend.streams.are_late() {
+            return Ok(());
+        }
+        let mark = self.mark()?;
+        self.ahead.push_back(mark);
+        while self.ahead.len() > AHEAD {
+            self.exchange.carry_on()?;
+            match self.ahead.front() {
+                Some(mark) if !mark.is_reached()? => {
+                    if Instant::now() >= self.deadline {
+                        return Err(EngineError::Device(LATE.to_owned()));
+                    }
+                    std::thread::sleep(LOOK);
+                }
+                _ => drop(self.ahead.pop_front()),
             }
         }
         Ok(())
@@ -220,7 +254,6 @@ impl Run<'_> {
     ) -> Result<(), EngineError> {
         let input = self.input(place, micro_batch)?;
         let numbers = self.sample_numbers(micro_batch);
-        let start = Instant::now();
         let policy = if recomputed {
             place.recompute
         } else {
@@ -250,7 +283,6 @@ impl Run<'_> {
             }
         };
         self.stash.insert((place.stage, micro_batch), stash);
-        self.timings.forward += start.elapsed();
         if let Some(worker) = place.next {
             self.send(
                 worker,
@@ -271,7 +303,6 @@ impl Run<'_> {
         units: &BTreeMap<Unit, UnitBuffers>,
         micro_batch: u32,
     ) -> Result<(), EngineError> {
-        let start = Instant::now();
         let numbers = self.sample_numbers(micro_batch);
         let kept = match self.stash.remove(&(place.stage, micro_batch)) {
             Some(Stash::Input(input)) => {
@@ -294,7 +325,6 @@ impl Run<'_> {
         };
         self.stash
             .insert((place.stage, micro_batch), Stash::Segments(kept));
-        self.timings.recompute += start.elapsed();
         Ok(())
     }
 
@@ -322,7 +352,7 @@ impl Run<'_> {
             None => None,
         };
         for segment in (place.segments.start..place.segments.end).rev() {
-            let start = Instant::now();
+            let start = self.mark()?;
             let Some(Kept::Graph(input, output)) = kept.pop() else {
                 unreachable!("the schedule checker proved a forward or recompute before each backward");
             };
@@ -332,8 +362,7 @@ impl Run<'_> {
             };
             backward(&[&output], &[&of_output])?;
             drop(output);
-            self.timings.backward += start.elapsed();
-            self.lap(segment, Work::Backward, self.sample_count(micro_batch), start);
+            self.lap(segment, Work::Backward, self.sample_count(micro_batch), start)?;
             if segment > 0 {
                 gradient = Some(input.grad());
             }

@@ -14,7 +14,7 @@ use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
     ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
-use varuna_torch::{Device, Kernels};
+use varuna_torch::{Device, Kernels, Streams};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::Link;
@@ -39,6 +39,7 @@ pub(crate) struct Case {
     pub(crate) precision: Precision,
     pub(crate) device: Device,
     pub(crate) kernels: Kernels,
+    pub(crate) streams: Streams,
     pub(crate) scaling: LossScaling,
 }
 
@@ -52,6 +53,7 @@ impl Default for Case {
             precision: Precision::Fp32,
             device: Device::Cpu,
             kernels: Kernels::PROCESSOR,
+            streams: Streams::HOST,
             scaling: LossScaling::OFF,
         }
     }
@@ -208,6 +210,7 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
             device: case.device,
             numerics: case.precision.into(),
             kernels: case.kernels,
+            streams: case.streams,
         },
         samples: Arc::new(samples),
     })

@@ -7,14 +7,13 @@ mod optimizer;
 
 pub use optimizer::{AdamStep, Parameters};
 
+use crate::streams::{Gpu, Streams};
 use crate::{Device, Handle, TorchError, checked, handle};
 use std::ffi::{c_char, c_int, c_void};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 use tch::Tensor;
-use varuna_cuda::{
-    CompileError, Compiler, Context, CudaError, Kernel, Libraries, LoadError, Module, Stream, run_on_host,
-};
+use varuna_cuda::{CompileError, Compiler, CudaError, Kernel, LoadError, Module, run_on_host};
 
 unsafe extern "C" {
     fn vt_norm(
@@ -77,13 +76,7 @@ enum Runner {
     /// The host, at once.
     Host,
     /// A GPU.
-    Gpu {
-        module: Module,
-        /// Where libtorch computes.
-        stream: Stream,
-        /// Whether the host computes on the same memory, and so waits for each kernel.
-        waits: bool,
-    },
+    Gpu { module: Module, gpu: &'static Gpu },
 }
 
 /// `fused::Launcher` in `fused.h`.
@@ -144,18 +137,14 @@ impl Runner {
                 unsafe { run_on_host(kernel, blocks, arguments, threads) };
                 Ok(())
             }
-            Runner::Gpu {
-                module,
-                stream,
-                waits,
-            } => {
+            Runner::Gpu { module, gpu } => {
                 let blocks = u32::try_from(blocks)
                     .map_err(|_| TorchError(format!("a kernel of {blocks} blocks; at most {}", u32::MAX)))?;
                 let launched = || {
                     // SAFETY: by the caller.
-                    unsafe { module.launch(kernel, blocks, arguments, stream) }?;
-                    if *waits {
-                        stream.record()?.wait("a kernel", Instant::now() + WAIT)?;
+                    unsafe { module.launch(kernel, blocks, arguments, &gpu.compute) }?;
+                    if gpu.host_computes {
+                        gpu.compute.record()?.wait("a kernel", Instant::now() + WAIT)?;
                     }
                     Ok(())
                 };
@@ -190,18 +179,15 @@ impl Kernels {
         layers: Some(&ON_HOST),
     };
 
-    /// For an open device; also why a GPU has none of our own.
+    /// For an open device with these streams; also why a GPU has none of our own.
     #[must_use]
-    pub fn open(device: Device, choice: KernelChoice) -> (Kernels, Option<KernelError>) {
+    pub fn open(device: Device, streams: Streams, choice: KernelChoice) -> (Kernels, Option<KernelError>) {
         match (choice, device) {
             (KernelChoice::Libtorch, _) => (Kernels::LIBTORCH, None),
             (KernelChoice::Auto, Device::Cpu | Device::Apart) => (Kernels::PROCESSOR, None),
-            (KernelChoice::Auto, Device::Cuda(number)) => {
-                let load = || Ok((Libraries::load()?, Compiler::load()?));
-                let made = load().and_then(|(libraries, compiler)| {
-                    Kernels::compile(&libraries, &compiler, device, number)
-                });
-                match made {
+            (KernelChoice::Auto, Device::Cuda(_)) => {
+                let compiler = Compiler::load().map_err(KernelError::from);
+                match compiler.and_then(|compiler| Kernels::compile(streams, &compiler)) {
                     Ok(kernels) => (kernels, None),
                     Err(why) => (Kernels::LIBTORCH, Some(why)),
                 }
@@ -209,28 +195,18 @@ impl Kernels {
         }
     }
 
-    /// Compiled for the GPU of this number, whose memory `device` computes in. They stay until the process ends.
+    /// Compiled for the GPU of these streams, and launched where libtorch computes. They stay until the process ends. On the processor, which
+    /// has no streams, they are [`Kernels::PROCESSOR`].
     ///
     /// # Errors
     /// The compiler or the driver refuses.
-    pub fn compile(
-        libraries: &Libraries,
-        compiler: &Compiler,
-        device: Device,
-        number: usize,
-    ) -> Result<Kernels, KernelError> {
-        let context = Context::open(libraries, number)?;
-        let module = Module::load(&context, &compiler.compile(context.capability()?)?)?;
-        let on_gpu = matches!(device, Device::Cuda(_));
-        let stream = match on_gpu {
-            true => Stream::default_of(&context),
-            false => Stream::new(&context)?,
+    pub fn compile(streams: Streams, compiler: &Compiler) -> Result<Kernels, KernelError> {
+        let Some(gpu) = streams.gpu() else {
+            return Ok(Kernels::PROCESSOR);
         };
-        let runner: &'static Runner = Box::leak(Box::new(Runner::Gpu {
-            module,
-            stream,
-            waits: !on_gpu,
-        }));
+        let context = gpu.compute.context();
+        let module = Module::load(context, &compiler.compile(context.capability()?)?)?;
+        let runner: &'static Runner = Box::leak(Box::new(Runner::Gpu { module, gpu }));
         Ok(Kernels {
             optimizer: Some(runner),
             layers: Some(Box::leak(Box::new(Launcher::of(runner)))),

@@ -11,13 +11,16 @@ mod kernels;
 mod layers;
 mod norm;
 mod on_device;
+mod streams;
 
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
 pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters, UnknownKernels};
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
+pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;
+pub use streams::{Fetch, Mark, Streams};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -52,15 +52,51 @@ fn block_of(block: &[f32], sums: &mut [f64; BLOCK / 2]) -> f64 {
 pub(crate) fn sum_of_squares_on_device<const TAIL: usize>(
     values: &Tensor,
 ) -> Result<(f64, [f32; TAIL]), TorchError> {
-    let mut out: Handle = std::ptr::null_mut();
-    // SAFETY: a live handle, borrowed for the call.
-    checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, TAIL as i64, &raw mut out) })?;
-    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
-    let found = unsafe { Tensor::from_ptr(out.cast()) };
-    let found = vec_from_tensor::<f64>(&found)?;
-    let (sums, tail) = found.split_last_chunk().ok_or_else(|| too_short(TAIL))?;
-    // They were singles: this rounds nothing.
-    Ok((sums.iter().sum(), tail.map(|v| v as f32)))
+    let found = read_block_sums(&[BlockSums::of(values)?])?;
+    found.first().copied().ok_or_else(|| too_short(TAIL))
+}
+
+/// The blocks' sums of a flat tensor and its last `TAIL` elements, on its device: nothing has waited for them yet.
+pub struct BlockSums<const TAIL: usize>(Tensor);
+
+impl<const TAIL: usize> BlockSums<TAIL> {
+    /// Of a flat tensor in single precision.
+    ///
+    /// # Errors
+    /// It is shorter than `TAIL`, or libtorch refuses.
+    pub fn of(values: &Tensor) -> Result<BlockSums<TAIL>, TorchError> {
+        let mut out: Handle = std::ptr::null_mut();
+        // SAFETY: a live handle, borrowed for the call.
+        checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, TAIL as i64, &raw mut out) })?;
+        // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+        Ok(BlockSums(unsafe { Tensor::from_ptr(out.cast()) }))
+    }
+}
+
+/// Reads all of them from the device in one copy, which waits for it once: each tensor's sum of squares and last elements.
+///
+/// # Errors
+/// libtorch refuses.
+pub fn read_block_sums<const TAIL: usize>(
+    all: &[BlockSums<TAIL>],
+) -> Result<Vec<(f64, [f32; TAIL])>, TorchError> {
+    if all.is_empty() {
+        return Ok(Vec::new());
+    }
+    let parts: Vec<&Tensor> = all.iter().map(|sums| &sums.0).collect();
+    let together = Tensor::f_cat(&parts, 0).map_err(|e| TorchError(e.to_string()))?;
+    let found = vec_from_tensor::<f64>(&together)?;
+    let mut rest = &found[..];
+    let of = |part: &&Tensor| {
+        let (own, others) = rest
+            .split_at_checked(part.numel())
+            .ok_or_else(|| too_short(TAIL))?;
+        rest = others;
+        let (sums, tail) = own.split_last_chunk().ok_or_else(|| too_short(TAIL))?;
+        // They were singles: this rounds nothing.
+        Ok((sums.iter().sum(), tail.map(|v| v as f32)))
+    };
+    parts.iter().map(of).collect()
 }
 
 pub(crate) fn too_short(tail: usize) -> TorchError {

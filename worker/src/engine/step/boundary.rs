@@ -6,7 +6,7 @@ use crate::transport::{ElementFormat, Packet, Tag};
 use std::time::Instant;
 use tch::{Kind, Tensor};
 use varuna_plan::WorkerId;
-use varuna_torch::{tensor_from_vec, vec_from_tensor};
+use varuna_torch::{Fetch, tensor_from_vec, vec_from_tensor};
 
 impl Run<'_> {
     pub(super) fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
@@ -29,13 +29,30 @@ impl Run<'_> {
     }
 }
 
-/// A tensor's elements in this format.
+/// libtorch's name of a format.
+pub(super) fn kind_of(format: ElementFormat) -> Kind {
+    match format {
+        ElementFormat::Float32 => Kind::Float,
+        ElementFormat::BFloat16 => Kind::BFloat16,
+        ElementFormat::Float16 => Kind::Half,
+    }
+}
+
+/// The elements of a tensor in the host's memory that has this format.
 pub(super) fn packet_of(tensor: &Tensor, format: ElementFormat) -> Result<Packet, EngineError> {
-    let tensor = tensor.detach();
     Ok(match format {
-        ElementFormat::Float32 => Packet::Float32(vec_from_tensor(&tensor.to_kind(Kind::Float))?),
-        ElementFormat::BFloat16 => Packet::BFloat16(vec_from_tensor(&tensor.to_kind(Kind::BFloat16))?),
-        ElementFormat::Float16 => Packet::Float16(vec_from_tensor(&tensor.to_kind(Kind::Half))?),
+        ElementFormat::Float32 => Packet::Float32(vec_from_tensor(tensor)?),
+        ElementFormat::BFloat16 => Packet::BFloat16(vec_from_tensor(tensor)?),
+        ElementFormat::Float16 => Packet::Float16(vec_from_tensor(tensor)?),
+    })
+}
+
+/// The same of one that is on its way from a device.
+pub(super) fn fetched(fetch: Fetch, format: ElementFormat, deadline: Instant) -> Result<Packet, EngineError> {
+    Ok(match format {
+        ElementFormat::Float32 => Packet::Float32(fetch.finish(deadline, <[f32]>::to_vec)?),
+        ElementFormat::BFloat16 => Packet::BFloat16(fetch.finish(deadline, <[u16]>::to_vec)?),
+        ElementFormat::Float16 => Packet::Float16(fetch.finish(deadline, <[u16]>::to_vec)?),
     })
 }
 
@@ -58,7 +75,7 @@ mod tests {
         let x = (Tensor::arange(12, (Kind::Float, tch::Device::Cpu)) / 2.0).view([3, 4]);
         let x = x.transpose(0, 1);
         for format in ElementFormat::ALL {
-            let packet = packet_of(&x, format).unwrap();
+            let packet = packet_of(&x.to_kind(kind_of(format)), format).unwrap();
             assert_eq!(packet.format(), format);
             assert_eq!(packet.bytes().len(), 12 * format.bytes() as usize);
             let back = tensor_of(packet, &[4, 3]).unwrap();

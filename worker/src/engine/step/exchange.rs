@@ -1,15 +1,18 @@
 //! What a step asks of the network: boundaries to its neighbours' stages, and sums of gradients over the holders of each unit.
 
 use super::super::{EngineConfig, EngineError};
-use super::boundary::{packet_of, tensor_of};
+use super::boundary::{fetched, kind_of, packet_of, tensor_of};
 use crate::transport::ring::Reducer;
 use crate::transport::{Link, LinkError, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tch::Tensor;
 use varuna_plan::{Plan, Step, Unit, WorkerId};
-use varuna_torch::{FlatBuffer, Lease};
+use varuna_torch::{Fetch, FlatBuffer, Lease};
+
+/// How long the device may take to end what it was told to stop. It is milliseconds; more means that it hangs.
+pub(super) const ENDING: Duration = Duration::from_secs(5);
 
 /// A unit whose gradient is completely summed.
 pub(super) struct Summed {
@@ -35,8 +38,24 @@ pub(super) trait Exchange {
     /// Waits for the next unit that is completely summed.
     fn next(&mut self) -> Result<Summed, EngineError>;
 
+    /// Carries on what waited for the device, as far as the device has come. Never waits.
+    fn carry_on(&mut self) -> Result<(), EngineError>;
+
     /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError>;
+}
+
+/// What goes on its way as soon as it has reached the host.
+enum Leaving {
+    Boundary { fetch: Fetch, to: WorkerId, tag: Tag },
+    Gradient { fetch: Fetch, unit: Unit, lease: Lease },
+}
+
+impl Leaving {
+    fn has_ended(&self) -> bool {
+        let (Leaving::Boundary { fetch, .. } | Leaving::Gradient { fetch, .. }) = self;
+        fetch.has_ended()
+    }
 }
 
 /// Packets over a [`Link`] through the host's memory, and rings of them.
@@ -48,6 +67,8 @@ pub(super) struct OverLink<'a> {
     reducer: Reducer<Lease>,
     /// Units that no other worker holds: their gradients are sums already, and never leave the device.
     alone: VecDeque<Summed>,
+    /// What the device is still bringing to the host, in the order in which it was begun.
+    leaving: VecDeque<Leaving>,
     pub(super) deadline: Instant,
 }
 
@@ -70,18 +91,58 @@ impl<'a> OverLink<'a> {
             link,
             reducer,
             alone: VecDeque::new(),
+            leaving: VecDeque::new(),
             deadline,
         })
+    }
+
+    /// Sends on what has reached the host; waits for the rest, too, if told so: before this worker waits for others, who may wait for it.
+    pub(super) fn settle(&mut self, waits: bool) -> Result<(), EngineError> {
+        while self
+            .leaving
+            .front()
+            .is_some_and(|first| waits || first.has_ended())
+        {
+            match self.leaving.pop_front() {
+                Some(Leaving::Boundary { fetch, to, tag }) => {
+                    let packet = fetched(fetch, self.config.backend.numerics.boundary(), self.deadline)?;
+                    self.link.send(to, tag, packet, self.deadline)?;
+                }
+                Some(Leaving::Gradient {
+                    fetch,
+                    unit,
+                    mut lease,
+                }) => {
+                    fetch.finish(self.deadline, |elements: &[f32]| {
+                        lease.as_mut().copy_from_slice(elements);
+                    })?;
+                    let holders = self.plan.holders(unit).to_vec();
+                    self.reducer.begin(self.step, unit, holders, lease, self.deadline);
+                }
+                None => {}
+            }
+        }
+        Ok(())
     }
 }
 
 impl Exchange for OverLink<'_> {
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let packet = packet_of(tensor, self.config.backend.numerics.boundary())?;
-        Ok(self.link.send(to, tag, packet, self.deadline)?)
+        let format = self.config.backend.numerics.boundary();
+        let narrow = tensor.detach().to_kind(kind_of(format));
+        match self.config.backend.streams.fetch(&narrow)? {
+            Some(fetch) => {
+                self.leaving.push_back(Leaving::Boundary { fetch, to, tag });
+                self.settle(false)
+            }
+            None => Ok(self
+                .link
+                .send(to, tag, packet_of(&narrow, format)?, self.deadline)?),
+        }
     }
 
     fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
+        self.settle(true)?;
         let packet = self.link.recv(from, tag, self.deadline)?;
         let own = (
             shape_btd.iter().product(),
@@ -105,6 +166,11 @@ impl Exchange for OverLink<'_> {
             });
             return Ok(());
         }
+        if let Some(fetch) = self.config.backend.streams.fetch(&gradient.tensor()?)? {
+            let lease = gradient.lease_unread().map_err(refused)?;
+            self.leaving.push_back(Leaving::Gradient { fetch, unit, lease });
+            return self.settle(false);
+        }
         let lease = gradient.lease().map_err(refused)?;
         self.reducer.begin(self.step, unit, holders, lease, self.deadline);
         Ok(())
@@ -113,11 +179,24 @@ impl Exchange for OverLink<'_> {
     fn next(&mut self) -> Result<Summed, EngineError> {
         match self.alone.pop_front() {
             Some(alone) => Ok(alone),
-            None => Ok(over_ring(self.reducer.wait()?)),
+            None => {
+                self.settle(true)?;
+                Ok(over_ring(self.reducer.wait()?))
+            }
         }
     }
 
+    fn carry_on(&mut self) -> Result<(), EngineError> {
+        self.settle(false)
+    }
+
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
+        // Who is not waited for gives its memory up.
+        let end = Instant::now() + ENDING;
+        for leaving in self.leaving.drain(..) {
+            let (Leaving::Boundary { fetch, .. } | Leaving::Gradient { fetch, .. }) = leaving;
+            fetch.finish(end, |_: &[u8]| ())?;
+        }
         let summed = self.reducer.stop().into_iter().map(over_ring);
         Ok(self.alone.drain(..).chain(summed).collect())
     }

@@ -2,12 +2,12 @@
 
 use super::super::EngineError;
 use super::evaluation::evaluated;
-use super::exchange::{Exchange, OverLink, Summed};
+use super::exchange::{ENDING, Exchange, OverLink, Summed};
 use crate::transport::nccl::{Communicators, Lane};
 use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tch::{Kind, Tensor};
 use varuna_cuda::{Action, Element, NcclError, Operation, Pending, issue};
 use varuna_plan::communicators::{Direction, Edge, Message, Pass, Wire, reduction_order, wires};
@@ -16,8 +16,6 @@ use varuna_torch::{FlatBuffer, Lease, OnDevice, TorchError};
 
 /// Receives that are posted before they are needed: one comes while another is computed with.
 const AHEAD: usize = 1;
-/// How long the device may take to end what was revoked. It is milliseconds; more means that it hangs.
-const ENDING: Duration = Duration::from_secs(5);
 
 /// What comes over one edge.
 struct Incoming {
@@ -273,6 +271,7 @@ impl Exchange for OverNccl<'_> {
             .inbox
             .remove(&(edge, message))
             .ok_or(LinkError::Unknown(from))?;
+        self.over_link.settle(true)?;
         let deadline = self.over_link.deadline;
         pending.wait(deadline).map_err(|e| of_nccl(e, late))?;
         let memory = pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
@@ -305,6 +304,7 @@ impl Exchange for OverNccl<'_> {
     }
 
     fn next(&mut self) -> Result<Summed, EngineError> {
+        self.over_link.settle(true)?;
         let Some(sum) = self.sums.front() else {
             return self.over_link.next();
         };
@@ -315,6 +315,10 @@ impl Exchange for OverNccl<'_> {
             Some(sum) => Self::take(sum),
             None => Err(LinkError::Aborted.into()),
         }
+    }
+
+    fn carry_on(&mut self) -> Result<(), EngineError> {
+        self.over_link.carry_on()
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {

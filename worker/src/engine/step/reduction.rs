@@ -11,7 +11,10 @@ use std::time::Instant;
 use tch::{TchError, Tensor};
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::TorchError;
+use varuna_torch::{BlockSums, TorchError, read_block_sums};
+
+/// Norms that lie on the device.
+type Unread = Vec<(Unit, BlockSums<TAIL>)>;
 
 impl Run<'_> {
     /// Hands the gradients that `segment` has finished to the reduction.
@@ -43,38 +46,71 @@ impl Run<'_> {
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
-        for _ in 0..count {
-            let summed = self.exchange.next()?;
-            prepared.push(self.prepare(units, summed)?);
-        }
+        let mut unread = Unread::new();
+        let mut next = |run: &mut Self| {
+            let summed = run.exchange.next()?;
+            run.arrive(units, summed, &mut unread, prepared)
+        };
+        let result = (0..count).try_for_each(|_| next(self));
+        // Those that are summed count, whatever became of the others.
+        let read = self.read(unread, prepared);
         self.timings.reduce = start.elapsed();
-        Ok(())
+        result.and(read)
+    }
+
+    /// The same for sums that were done before the step was stopped.
+    pub(super) fn salvage(
+        &mut self,
+        units: &BTreeMap<Unit, UnitBuffers>,
+        prepared: &mut Vec<(Unit, UnitNorm)>,
+    ) -> Result<(), EngineError> {
+        let mut unread = Unread::new();
+        for summed in self.exchange.stop()? {
+            self.arrive(units, summed, &mut unread, prepared)?;
+        }
+        self.read(unread, prepared)
     }
 
     /// Brings a sum to where the optimizer takes it from, and finds its norm there.
-    pub(super) fn prepare(
+    fn arrive(
         &self,
         units: &BTreeMap<Unit, UnitBuffers>,
         summed: Summed,
-    ) -> Result<(Unit, UnitNorm), EngineError> {
+        unread: &mut Unread,
+        prepared: &mut Vec<(Unit, UnitNorm)>,
+    ) -> Result<(), EngineError> {
         let Summed { unit, lease, on_host } = summed;
         drop(lease);
-        let memory = &units
-            .get(&unit)
-            .ok_or(EngineError::NotHeld(unit))?
-            .gradient_memory;
+        let held = units.get(&unit).ok_or(EngineError::NotHeld(unit))?;
+        let memory = &held.gradient_memory;
         if on_host {
             memory.load()?;
         }
-        let (squares, [loss, eval_loss]) = memory
-            .sum_of_squares()
-            .map_err(|e| EngineError::of_buffer(unit, e))?;
+        if self.config.backend.device.is_host() {
+            let found = memory.sum_of_squares();
+            let found = found.map_err(|e| EngineError::of_buffer(unit, e))?;
+            prepared.push((unit, self.norm(unit, found)));
+        } else {
+            unread.push((unit, BlockSums::of(&memory.tensor()?)?));
+        }
+        Ok(())
+    }
+
+    /// Reads all norms from the device at once: the one time in a step that the host waits for its numbers.
+    fn read(&self, unread: Unread, prepared: &mut Vec<(Unit, UnitNorm)>) -> Result<(), EngineError> {
+        let (units, sums): (Vec<_>, Vec<_>) = unread.into_iter().unzip();
+        for (unit, found) in units.into_iter().zip(read_block_sums(&sums)?) {
+            prepared.push((unit, self.norm(unit, found)));
+        }
+        Ok(())
+    }
+
+    fn norm(&self, unit: Unit, (squares, [loss, eval_loss]): (f64, [f32; TAIL])) -> UnitNorm {
         // Of the gradient itself. The scale is a power of two and the sum is in double precision: this rounds nothing.
         let scale = self.before.loss_scale.factor.as_f64();
         let carries = unit.0 + 1 == self.plan.layout.segments;
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(eval_loss));
-        let norm = UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before);
-        Ok((unit, norm))
+        UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before)
     }
 }
 

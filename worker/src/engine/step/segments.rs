@@ -5,18 +5,60 @@ use crate::model::dropout::Dropout;
 use crate::model::forward;
 use crate::state::UnitBuffers;
 use std::collections::BTreeMap;
-use std::time::Instant;
 use tch::Tensor;
 use varuna_plan::Unit;
+use varuna_torch::Mark;
+
+/// A [`Lap`] whose time the device knows.
+pub(super) struct Marked {
+    segment: u32,
+    work: Work,
+    samples: u32,
+    start: Mark,
+    end: Mark,
+}
 
 impl Run<'_> {
-    pub(super) fn lap(&mut self, segment: u32, work: Work, samples: usize, start: Instant) {
-        self.laps.push(Lap {
+    /// Notes the work of a segment that began at `start` and has just been handed to the device.
+    pub(super) fn lap(
+        &mut self,
+        segment: u32,
+        work: Work,
+        samples: usize,
+        start: Mark,
+    ) -> Result<(), EngineError> {
+        self.marked.push(Marked {
             segment,
             work,
             samples: u32::try_from(samples).unwrap_or(u32::MAX),
-            took: start.elapsed(),
+            start,
+            end: self.mark()?,
         });
+        Ok(())
+    }
+
+    pub(super) fn mark(&self) -> Result<Mark, EngineError> {
+        Ok(self.config.backend.streams.mark()?)
+    }
+
+    /// All laps, as the device's clock has them, and their sums. The device has done all of it.
+    pub(super) fn laps(&mut self) -> Result<Vec<Lap>, EngineError> {
+        let mut laps = Vec::with_capacity(self.marked.len());
+        for marked in std::mem::take(&mut self.marked) {
+            let took = marked.end.since(&marked.start)?;
+            *match marked.work {
+                Work::Forward => &mut self.timings.forward,
+                Work::Recompute => &mut self.timings.recompute,
+                Work::Backward => &mut self.timings.backward,
+            } += took;
+            laps.push(Lap {
+                segment: marked.segment,
+                work: marked.work,
+                samples: marked.samples,
+                took,
+            });
+        }
+        Ok(laps)
     }
 
     /// The forward of one segment.
@@ -28,7 +70,7 @@ impl Run<'_> {
         input: &Tensor,
         numbers: &[u64],
     ) -> Result<Tensor, EngineError> {
-        let start = Instant::now();
+        let start = self.mark()?;
         let dropout = Dropout {
             probability: self.config.model.dropout,
             seed: self.config.training.seed,
@@ -36,7 +78,7 @@ impl Run<'_> {
             samples: numbers,
         };
         let output = forward(&self.config.model, segment, units, input, &dropout)?;
-        self.lap(segment, work, numbers.len(), start);
+        self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
     }
 

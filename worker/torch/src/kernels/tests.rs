@@ -205,7 +205,7 @@ fn kernels_have_names_and_other_names_are_refused_with_the_list() {
     assert_eq!("libtorch".parse(), Ok(KernelChoice::Libtorch));
     let why = "own".parse::<KernelChoice>().unwrap_err().to_string();
     assert_eq!(why, "kernels \"own\"; allowed are auto and libtorch");
-    let (kernels, why) = Kernels::open(Device::Cpu, KernelChoice::Auto);
+    let (kernels, why) = Kernels::open(Device::Cpu, Streams::HOST, KernelChoice::Auto);
     assert!(why.is_none());
     assert_eq!(format!("{kernels:?}"), "optimizer own, layers libtorch's");
 }

@@ -1,0 +1,186 @@
+//! The order of a device's work as the host sees it: marks in what it computes, and copies to the host beside that.
+//!
+//! On the processor work is done when a call returns: a mark is a time, and nothing is copied. On a GPU a mark is an event in the stream
+//! where libtorch computes, and copies have a stream and pinned memory of their own.
+
+use crate::{Device, OnDevice, TorchError};
+use bytemuck::Pod;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tch::Tensor;
+use varuna_cuda::{Context, Copying, CudaError, Event, Libraries, Pinned, Stream};
+
+/// How long the time between two marks is waited for: whoever asks has seen the device's later work.
+const MARKED: Duration = Duration::from_secs(10);
+
+pub(crate) struct Gpu {
+    /// Where libtorch computes.
+    pub(crate) compute: Stream,
+    /// Whether libtorch computes on the processor after all, at once: what is in the stream has to be waited for then.
+    pub(crate) host_computes: bool,
+    copies: Stream,
+    /// Pinned memory that no copy uses, by its bytes: to pin some takes longer than to copy it. There is as much as was ever on its way at once.
+    free: Mutex<BTreeMap<usize, Vec<Pinned>>>,
+}
+
+/// The streams of a device, by what they are for. They stay until the process ends.
+#[derive(Clone, Copy)]
+pub struct Streams(Option<&'static Gpu>);
+
+/// A point in what a device computes.
+pub struct Mark(Point);
+
+enum Point {
+    Host(Instant),
+    Gpu(Event),
+}
+
+/// A tensor on its way to the host.
+pub struct Fetch {
+    copying: Copying<(Pinned, OnDevice)>,
+    gpu: &'static Gpu,
+}
+
+fn refused(error: CudaError) -> TorchError {
+    TorchError(error.to_string())
+}
+
+impl Streams {
+    /// Of the processor, which has none.
+    pub const HOST: Streams = Streams(None);
+
+    /// Of the GPU of this number. Where `device` is another, its memory is the processor's, which has computed when it hands a tensor over.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn open(libraries: &Libraries, device: Device, number: usize) -> Result<Streams, CudaError> {
+        let context: Arc<Context> = Context::open(libraries, number)?;
+        let host_computes = !matches!(device, Device::Cuda(_));
+        let compute = match host_computes {
+            false => Stream::default_of(&context),
+            true => Stream::new(&context)?,
+        };
+        let copies = Stream::new(&context)?;
+        let free = Mutex::default();
+        Ok(Streams(Some(Box::leak(Box::new(Gpu {
+            compute,
+            host_computes,
+            copies,
+            free,
+        })))))
+    }
+
+    pub(crate) fn gpu(self) -> Option<&'static Gpu> {
+        self.0
+    }
+
+    /// Whether work goes on after a call has returned.
+    #[must_use]
+    pub fn are_late(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// A mark behind what was computed so far.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn mark(self) -> Result<Mark, TorchError> {
+        Ok(Mark(match self.0 {
+            None => Point::Host(Instant::now()),
+            Some(gpu) => Point::Gpu(gpu.compute.record_timed().map_err(refused)?),
+        }))
+    }
+
+    /// Begins to copy a tensor's elements, in their order, to pinned memory, after what was computed so far and beside what comes next. None on
+    /// the processor, whose memory is the host's. Nobody changes the tensor until the copy has ended.
+    ///
+    /// # Errors
+    /// There is no memory to pin, or the driver refuses.
+    pub fn fetch(self, tensor: &Tensor) -> Result<Option<Fetch>, TorchError> {
+        let Some(gpu) = self.0 else {
+            return Ok(None);
+        };
+        let memory = OnDevice::over(&tensor.detach().contiguous())?;
+        let bytes = varuna_cuda::DeviceMemory::bytes(&memory);
+        let start = || {
+            // What made the tensor lie in one piece comes before this, too.
+            gpu.copies.wait(&gpu.compute.record()?)?;
+            gpu.pinned(bytes)?.copy_from(memory, &gpu.copies)
+        };
+        let copying = start().map_err(refused)?;
+        Ok(Some(Fetch { copying, gpu }))
+    }
+}
+
+impl Gpu {
+    fn pinned(&self, bytes: usize) -> Result<Pinned, CudaError> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        match free.get_mut(&bytes).and_then(Vec::pop) {
+            Some(pinned) => Ok(pinned),
+            None => Pinned::new(self.copies.context(), bytes.max(1)),
+        }
+    }
+
+    fn give_back(&self, pinned: Pinned) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.entry(pinned.as_slice().len()).or_default().push(pinned);
+    }
+}
+
+impl Mark {
+    /// How long the device worked from the other mark to this one.
+    ///
+    /// # Errors
+    /// The driver refuses, or the device does not come to this one.
+    pub fn since(&self, earlier: &Mark) -> Result<Duration, TorchError> {
+        match (&self.0, &earlier.0) {
+            (Point::Host(end), Point::Host(start)) => Ok(end.saturating_duration_since(*start)),
+            (Point::Gpu(end), Point::Gpu(start)) => {
+                let waited = end.wait("what was marked", Instant::now() + MARKED);
+                waited.and_then(|()| end.since(start)).map_err(refused)
+            }
+            _ => Err(TorchError("marks of two devices".into())),
+        }
+    }
+
+    /// Whether the device has come to it.
+    ///
+    /// # Errors
+    /// The driver reports an error of earlier work.
+    pub fn is_reached(&self) -> Result<bool, TorchError> {
+        match &self.0 {
+            Point::Host(_) => Ok(true),
+            Point::Gpu(event) => event.is_done().map_err(refused),
+        }
+    }
+}
+
+impl Fetch {
+    /// Whether it has arrived, or never will.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.copying.has_ended()
+    }
+
+    /// Waits until it has arrived, and hands its elements on.
+    ///
+    /// # Errors
+    /// The deadline passed, or the driver reports an error of earlier work.
+    pub fn finish<T: Pod, R>(self, deadline: Instant, take: impl FnOnce(&[T]) -> R) -> Result<R, TorchError> {
+        let (pinned, memory) = self.copying.finish(deadline).map_err(refused)?;
+        drop(memory);
+        let elements = bytemuck::try_cast_slice(pinned.as_slice());
+        let taken = elements
+            .map(take)
+            .map_err(|e| TorchError(format!("pinned memory: {e}")));
+        self.gpu.give_back(pinned);
+        taken
+    }
+}
+
+impl std::fmt::Debug for Streams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.are_late() { "a GPU's" } else { "the host's" })
+    }
+}
