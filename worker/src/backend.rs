@@ -1,8 +1,25 @@
 //! How a worker computes: on what, in which numbers, with whose code, in which streams. Four values, and one engine for all of them.
 
 use crate::numerics::Numerics;
-use varuna_cuda::Libraries;
-use varuna_torch::{Device, KernelChoice, KernelError, Kernels, Streams};
+use varuna_cuda::{Libraries, LoadError};
+use varuna_torch::{Device, DeviceChoice, DeviceError, KernelChoice, KernelError, Kernels, Streams};
+
+/// What a worker finds on its machine.
+#[derive(Clone, Copy)]
+pub struct Platform {
+    /// Opens a device.
+    pub device: fn(DeviceChoice) -> Result<Device, DeviceError>,
+    /// Loads the driver of GPUs, and NCCL.
+    pub libraries: fn() -> Result<Libraries, LoadError>,
+}
+
+impl Platform {
+    /// The machine's own devices and libraries.
+    pub const MACHINE: Platform = Platform {
+        device: Device::open,
+        libraries: Libraries::load,
+    };
+}
 
 /// What a worker's buffers are made for.
 #[derive(Clone, Copy, Debug)]
@@ -34,13 +51,15 @@ impl Backend {
     /// # Errors
     /// A GPU's driver or NCCL cannot be loaded, or the driver refuses.
     pub fn open(
+        platform: Platform,
         device: Device,
         numerics: Numerics,
         choice: KernelChoice,
     ) -> Result<(Backend, Option<KernelError>), KernelError> {
         let streams = match device {
-            Device::Cpu | Device::Apart => Streams::HOST,
-            Device::Cuda(number) => Streams::open(&Libraries::load()?, device, number)?,
+            Device::Cpu => Streams::HOST,
+            Device::Cuda(number) => Streams::open(&(platform.libraries)()?, device, number)?,
+            Device::Apart => Streams::open(&(platform.libraries)()?, device, 0)?,
         };
         let (kernels, why) = Kernels::open(device, streams, choice);
         let backend = Backend {

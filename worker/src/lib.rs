@@ -11,6 +11,7 @@ pub mod memory;
 pub mod model;
 pub mod numerics;
 pub mod profile;
+pub mod program;
 pub mod samples;
 pub mod state;
 pub mod transport;

@@ -163,6 +163,11 @@ impl Communicators {
                 Wanted::Group(group) => own.groups.push((group, lane)),
             }
         }
+        tracing::info!(
+            edges = own.edges.len(),
+            groups = own.groups.len(),
+            "tensors go over NCCL"
+        );
         Ok(own)
     }
 

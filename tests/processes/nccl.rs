@@ -1,0 +1,55 @@
+//! Whole runs over NCCL, whose stand-in has one process for each rank: workers are killed while sums and boundaries are on their way.
+//!
+//! The workers are `worker/examples/worker_apart`: the shipped program on memory that is not the host's, with a driver and an NCCL that
+//! are late. Where no GPU is, this is the nearest to a node with several.
+
+use nix::sys::signal::Signal;
+use varuna_fixtures::{JobFile, Metric, Run, assert_curve_within, signal};
+
+const STEPS: u64 = 60;
+/// Sums of three holders have another order over NCCL than over a ring.
+const ROUNDING: f64 = 1e-5;
+
+fn job(transport: &str) -> JobFile {
+    JobFile {
+        steps: STEPS,
+        min_depth: 2,
+        spec: vec![format!("workers: {{device: auto, transport: {transport}}}")],
+        ..JobFile::default()
+    }
+}
+
+fn start(transport: &str) -> Run {
+    // Each operation takes a few milliseconds longer, so that a kill meets some that run.
+    let slow = ("VARUNA_FAKE_NCCL_FAULT".to_owned(), "slow:2".to_owned());
+    Run::start_workers(&job(transport), 4, "examples/worker_apart", &[slow])
+}
+
+fn undisturbed_over_tcp() -> Vec<Metric> {
+    let mut run = start("tcp");
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let logs = run.report();
+    assert!(!logs.contains("tensors go over NCCL"), "{logs}");
+    run.metrics()
+}
+
+#[test]
+fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_tcp() {
+    let mut run = start("nccl");
+    for step in [8, 25] {
+        run.wait_for_step(step);
+        let workers = run.wait_for_workers(4);
+        signal(workers[1].pid, Signal::SIGKILL);
+        run.wait_for_workers(3);
+        if step == 8 {
+            // Two holders of each segment again: the next kill costs none either.
+            assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
+        }
+    }
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let logs = run.report();
+    assert!(logs.contains("tensors go over NCCL"), "{logs}");
+    assert_curve_within(ROUNDING, &undisturbed_over_tcp(), &run.metrics(), STEPS);
+    let generations: std::collections::BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
+    assert!(generations.len() >= 3, "steps under each plan: {generations:?}");
+}

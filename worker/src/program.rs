@@ -1,0 +1,366 @@
+//! The program `varuna-worker`: from its command line to the end of its agent. What it finds on its machine is a value, so that tests can run the
+//! same program on another.
+
+use crate::agent::uplink::{self, UplinkEvent};
+use crate::agent::{self, AgentEvent, AgentParts};
+use crate::backend::{Backend, Platform};
+use crate::checkpoints::Checkpoints;
+use crate::engine::{Engine, EngineConfig};
+use crate::memory::{self, Equipment, Share};
+use crate::profile;
+use crate::samples::DatasetSamples;
+use crate::transport::data_plane::DataPlane;
+use crate::transport::nccl::{Nccl, NcclPlane};
+use crate::transport::tcp::{Mesh, of_job};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
+use std::sync::Arc;
+use tokio::sync::mpsc::{Receiver, channel};
+use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job};
+use varuna_checkpoint::{RateLimit, Store};
+use varuna_dataset::TokenDataset;
+use varuna_plan::device::Hardware;
+use varuna_plan::{Step, WorkerId};
+use varuna_protocol::{MemberConfig, MemberTiming};
+use varuna_torch::{Device, DeviceChoice, KernelChoice};
+use varuna_wire::{Hello, Upward, Welcome};
+
+/// Peers may say so many things before the agent has looked at them.
+const EVENTS: usize = 4096;
+
+/// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
+///
+/// SIGTERM is a notice: the worker is planned around and released, then ends. Exit codes: 0 released, 1 failed or refused,
+/// 2 wrong arguments.
+#[derive(Parser)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    measure: Option<Measure>,
+    /// Where the coordinator listens (host:port).
+    #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
+    coordinator: Option<String>,
+    /// Name for people.
+    #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
+    name: String,
+    /// Where to listen for peers; port 0 = any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    bind: String,
+    /// Host under which peers reach this worker, where it is not the one of --bind.
+    #[arg(long)]
+    advertise: Option<String>,
+    /// The run's token.
+    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
+    token: String,
+    /// The certificate (PEM) that the coordinator must show, for a stream over TLS; in the clear without it.
+    #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
+    certificate: Option<String>,
+    /// Dataset (path without .bin / .idx), where it lies elsewhere than the job file says.
+    #[arg(long)]
+    data: Option<String>,
+    /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
+    #[arg(long)]
+    threads: Option<u32>,
+    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
+    #[arg(long, env = "VARUNA_DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Whose code computes the optimizer, norms and GELU: auto (ours, where it can be compiled) or libtorch, as a comparison.
+    #[arg(long, env = "VARUNA_KERNELS", default_value = "auto")]
+    kernels: KernelChoice,
+    /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
+    /// of its control group. `varuna run` divides what is available by its workers.
+    #[arg(long, value_name = "BYTES")]
+    host_memory: Option<u64>,
+    /// Workers that share this worker's GPU, itself included: each may use its part of the GPU's memory.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    workers_on_gpu: u32,
+    /// Node name: workers of one node tend to die together.
+    #[arg(long, env = "VARUNA_NODE")]
+    node: Option<String>,
+}
+
+/// What this program does beside training.
+#[derive(clap::Subcommand)]
+enum Measure {
+    /// Measure a job's model on this machine; prints a profile (see `varuna profile`).
+    Profile(profile::Arguments),
+    #[command(hide = true)]
+    ProfilePeer(profile::PeerArguments),
+}
+
+/// Runs the program with this process's command line.
+///
+/// # Errors
+/// The worker failed or was refused; the exit code is then 1.
+pub fn run(platform: Platform) -> Result<()> {
+    varuna_torch::keep_freed_memory();
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    match &arguments.measure {
+        Some(Measure::Profile(arguments)) => return profile::run(arguments),
+        Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments),
+        None => {}
+    }
+    let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start")?
+        .block_on(work(&arguments, &coordinator, platform))
+}
+
+/// Attaches, gets the job, and trains until this worker is released.
+async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> Result<()> {
+    let drain = notices()?;
+    // What the command line names must be there, whatever the job says.
+    let named = arguments.device.map(platform.device).transpose();
+    let named = named.context("--device")?;
+    let me = WorkerId(rand::random::<u64>().max(1));
+    let (events, inbox) = channel(EVENTS);
+    let from_peers = events.clone();
+    let mesh = Mesh::listen(me, arguments.bind.as_str(), move |event| {
+        // If this fails the agent has ended; so will these connections.
+        let _ = from_peers.blocking_send(AgentEvent::Peer(event));
+    })
+    .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
+    let hello = hello(arguments, me, &mesh);
+    let to = uplink::Coordinator {
+        address: coordinator.to_owned(),
+        certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+    };
+    let (reports, mut orders) = uplink::start(to, hello.clone());
+    let welcome = first_welcome(&mut orders, coordinator).await?;
+    let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
+    // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
+    let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
+    let hello = equipped(hello, arguments, device)?;
+    if reports.send(Upward::Hello(hello)).await.is_err() {
+        bail!("the stream to {coordinator} ended");
+    }
+    let data = dataset(arguments, &job, &welcome)?;
+    let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
+    let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
+    let start = |store| Checkpoints::start(store, job.model.clone(), job.training.loss_scaling, rate_limit());
+    let checkpoints = store
+        .map(start)
+        .transpose()
+        .context("cannot start uploads of checkpoints")?;
+    if job.network.encryption == Encryption::Tls {
+        mesh.encrypt().context("network.encryption of the job file")?;
+        tracing::info!("connections to other workers are encrypted");
+    }
+    let backend = backend(arguments, (device, platform), &job)?;
+    mesh.limit(of_job(
+        &job.model,
+        job.training.global_batch_size,
+        backend.numerics.boundary(),
+    ));
+    let engine = engine(arguments, (me, backend), &job, data);
+    tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
+    let member = MemberConfig {
+        id: me,
+        layout: job.model.layout(),
+        last_step: Step(job.training.steps),
+        checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
+        compare_every: job.compare_every_steps,
+        timing: MemberTiming::default(),
+    };
+    let parts = AgentParts {
+        member,
+        engine,
+        mesh: data_plane(mesh, me, (device, platform), &job)?,
+        events: (events, inbox),
+        uplink: (reports, orders),
+        job_hash: welcome.job_hash,
+        checkpoints,
+        tokens_per_sample: u64::from(job.model.sequence_length),
+    };
+    agent::run(parts, drain).await.map_err(Into::into)
+}
+
+/// SIGTERM and Ctrl-C are notices.
+fn notices() -> Result<Receiver<()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (tell, drain) = channel(1);
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("notice: this worker asks to be planned around");
+            if tell.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(drain)
+}
+
+/// The connections of all generations; between GPUs with NCCL beside them, as the job says.
+fn data_plane(
+    mesh: Mesh,
+    me: WorkerId,
+    (device, platform): (Device, Platform),
+    job: &Job,
+) -> Result<Box<dyn DataPlane>> {
+    let wanted = job.workers.transport;
+    if wanted == WorkerTransport::Tcp || job.workers.device == WorkerDevice::Cpu {
+        return Ok(Box::new(mesh));
+    }
+    let nccl = match device {
+        Device::Cuda(_) | Device::Apart => nccl(device, platform),
+        Device::Cpu => Err(anyhow!("NCCL needs a GPU, and this worker computes on {device}")),
+    };
+    // A worker without NCCL tells its peers so: each communicator needs all of its ranks.
+    let nccl = match (nccl, wanted) {
+        (Ok(nccl), _) => Some(nccl),
+        (Err(error), WorkerTransport::Nccl) => {
+            return Err(error.context("spec.workers.transport of the job file is nccl"));
+        }
+        (Err(error), WorkerTransport::Auto | WorkerTransport::Tcp) => {
+            tracing::info!(reason = format!("{error:#}"), "tensors go over TCP");
+            None
+        }
+    };
+    Ok(Box::new(NcclPlane::new(mesh, me, nccl)))
+}
+
+fn nccl(device: Device, platform: Platform) -> Result<Arc<Nccl>> {
+    Ok(Nccl::open(&(platform.libraries)()?, device)?)
+}
+
+/// The device that the job names.
+fn device_of(job: &Job, platform: Platform) -> Result<Device> {
+    let choice = match job.workers.device {
+        WorkerDevice::Auto => DeviceChoice::Auto,
+        WorkerDevice::Cpu => DeviceChoice::Cpu,
+        WorkerDevice::Cuda => DeviceChoice::Cuda(0),
+    };
+    (platform.device)(choice).context("spec.workers.device of the job file")
+}
+
+/// What a worker says of itself once it knows what it computes on.
+fn equipped(hello: Hello, arguments: &Arguments, device: Device) -> Result<Hello> {
+    let share = Share {
+        host_bytes: arguments.host_memory,
+        workers_on_gpu: arguments.workers_on_gpu,
+    };
+    let Equipment {
+        hardware,
+        memory_bytes,
+    } = memory::equipment(device, share).context("cannot tell how much memory training may use")?;
+    let device = match &hardware {
+        Hardware::Processor => device.to_string(),
+        Hardware::Gpu { name, .. } => format!("{device} {name}"),
+    };
+    let mib = memory_bytes.map(|bytes| bytes >> 20);
+    tracing::info!(device, memory_mib = mib, "training may use");
+    Ok(Hello {
+        hardware: Some(hardware),
+        memory_bytes,
+        device,
+        ..hello
+    })
+}
+
+fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .unwrap_or_default()
+        .trim()
+        .to_owned();
+    let address = match &arguments.advertise {
+        Some(host) => format!("{host}:{}", mesh.address().port()),
+        None => mesh.address().to_string(),
+    };
+    Hello {
+        worker: me,
+        name: arguments.name.clone(),
+        address,
+        node: arguments.node.clone().unwrap_or_else(|| host.clone()),
+        host,
+        pid: std::process::id(),
+        hardware: None,
+        memory_bytes: None,
+        device: String::new(),
+        token: arguments.token.clone(),
+        speed: 1.0,
+        job_hash: String::new(),
+    }
+}
+
+/// Waits until the coordinator takes this worker in; it may come up later than its workers.
+async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) -> Result<Welcome> {
+    loop {
+        match orders.recv().await {
+            Some(UplinkEvent::Up(welcome)) => return Ok(welcome),
+            Some(UplinkEvent::Refused(reason)) => {
+                bail!("the coordinator at {coordinator} refused this worker: {reason}")
+            }
+            Some(UplinkEvent::Down | UplinkEvent::Order { .. }) => {}
+            None => return Err(anyhow!("the stream to {coordinator} ended")),
+        }
+    }
+}
+
+/// The job's dataset, which must be the coordinator's and fit the model.
+fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenDataset> {
+    let prefix = arguments.data.as_deref().unwrap_or(&job.data.path);
+    let data = TokenDataset::open(
+        prefix.as_ref(),
+        job.model.sequence_length,
+        job.data.validation_fraction,
+        job.training.seed,
+    )
+    .with_context(|| format!("cannot use the dataset {prefix}"))?;
+    data.check_vocabulary(job.model.vocabulary_size)
+        .with_context(|| format!("cannot use the dataset {prefix}"))?;
+    let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
+    if !theirs.is_empty() && own != *theirs {
+        bail!(
+            "the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})"
+        );
+    }
+    Ok(data)
+}
+
+/// How this worker computes.
+fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &Job) -> Result<Backend> {
+    let opened = Backend::open(platform, device, job.precision.into(), arguments.kernels);
+    let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
+    if let Some(why) = why {
+        tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
+    }
+    tracing::info!(kernels = ?backend.kernels, "computing");
+    Ok(backend)
+}
+
+fn engine(
+    arguments: &Arguments,
+    (me, backend): (WorkerId, Backend),
+    job: &Job,
+    data: TokenDataset,
+) -> Engine {
+    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
+    tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+    Engine::new(EngineConfig {
+        me,
+        model: job.model.clone(),
+        training: job.training.clone(),
+        backend,
+        samples: Arc::new(DatasetSamples(data)),
+    })
+}
