@@ -327,3 +327,6 @@ impl Engine {
         self.units.get(&unit).ok_or(EngineError::NotHeld(unit))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+use super::*;
+use crate::numerics::Numerics;
+use crate::transport::local::LocalMesh;
+use varuna_api::{Adam, LearningRate};
+use varuna_model::gpt2;
+use varuna_plan::{
+    LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+    StateId,
+};
+use varuna_torch::Device;
+
+const ME: WorkerId = WorkerId(1);
+
+struct Counting;
+
+impl Samples for Counting {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        for (i, token) in (0..).zip(tokens.iter_mut()) {
+            *token = (i64::try_from(index).unwrap() + i) % 30;
+        }
+        Ok(())
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+fn engine() -> Engine {
+    let model = Model {
+        layers: 1,
+        hidden_size: 16,
+        heads: 2,
+        sequence_length: 8,
+        vocabulary_size: 30,
+        ..gpt2::SMALL
+    };
+    let training = Training {
+        global_batch_size: 2,
+        steps: 10,
+        seed: 1,
+        optimizer: Adam {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: None,
+        },
+        learning_rate: LearningRate {
+            peak: 1e-3,
+            min: 1e-4,
+            warmup_steps: 1,
+            decay_steps: 10,
+        },
+        evaluation: None,
+        loss_scaling: LossScaling::OFF,
+        skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
+    };
+    Engine::new(EngineConfig {
+        me: ME,
+        model,
+        training,
+        backend: Backend {
+            device: Device::Apart,
+            ..Backend::of_processor(Numerics::FP32)
+        },
+        samples: Arc::new(Counting),
+    })
+}
+
+fn alone(engine: &Engine) -> Plan {
+    let layout = engine.config.model.layout();
+    let shape = Shape {
+        pipelines: vec![Pipeline {
+            stages: vec![Stage {
+                worker: ME,
+                segments: layout.whole(),
+                recompute: None,
+            }],
+            samples: SampleRange { start: 0, end: 2 },
+        }],
+        spares: vec![],
+        micro_batch_size: 1,
+        schedule: ScheduleSpec {
+            kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+            recompute: Recompute::None,
+        },
+        predicted: Prediction::default(),
+    };
+    Plan::first(layout, shape)
+}
+
+#[test]
+fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
+    let mut engine = engine();
+    let plan = alone(&engine);
+    for unit in plan.units(ME) {
+        engine.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let report = engine
+        .run_step(&plan, StateId::INITIAL.step, &link, deadline)
+        .unwrap();
+    assert_eq!(report.prepared.len(), plan.units(ME).len());
+    for (unit, buffers) in &engine.units {
+        let host = buffers.gradient_memory.lease_unread().unwrap();
+        assert!(host.as_ref().iter().all(|v| *v == 0.0), "unit {unit} was copied");
+        drop(host);
+        // What a copy would have brought there.
+        let copied = buffers.gradient_memory.lease().unwrap();
+        let is_zero = copied.as_ref().iter().all(|v| *v == 0.0);
+        // A tied head has a norm, and no table: all units here have parameters.
+        assert!(!is_zero, "unit {unit} has a gradient");
+    }
+}
