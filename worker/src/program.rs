@@ -19,6 +19,7 @@ use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
+use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -182,7 +183,10 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         mesh: data_plane(mesh, me, (device, platform), &job)?,
         events: (events, inbox),
         uplink: (reports, orders),
-        job_hash: welcome.job_hash,
+        run: RunKey {
+            token: arguments.token.clone(),
+            run: welcome.job_hash,
+        },
         checkpoints,
         tokens_per_sample: u64::from(job.model.sequence_length),
     };

@@ -461,7 +461,6 @@ mod tests {
             deadline: crate::deadline::StepDeadline::of_ms(1),
             relay: false,
             tree_fan_out: 2,
-            secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
             index: crate::document::PlanIndex::default(),

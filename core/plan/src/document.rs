@@ -333,8 +333,6 @@ pub struct Plan {
     pub relay: bool,
     /// Members below each member, at most, in the tree along which a step's norms are gathered and its decision spreads.
     pub tree_fan_out: u32,
-    /// Opens connections of this generation; 32 hex digits. Never logged.
-    pub secret: String,
     /// Whose inventories decided the base (recovery only).
     pub evidence: Vec<WorkerId>,
     /// Why this plan, for people.

@@ -138,7 +138,7 @@ structs! {
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
         generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
-        secret, evidence; reason; index
+        evidence; reason; index
     },
     StepDeadline { step_ns, doublings, evaluation; floor_ns },
     EvaluationSteps { interval_steps, batches },

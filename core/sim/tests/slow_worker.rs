@@ -84,7 +84,7 @@ impl Rig {
         let config = CoordinatorConfig {
             timing: Timing::model(),
             tree_fan_out: 2,
-            ..CoordinatorConfig::new(costs().layout(), 24, Step(1_000_000), [7; 16])
+            ..CoordinatorConfig::new(costs().layout(), 24, Step(1_000_000))
         };
         let mut rig = Rig {
             machine: Coordinator::new(config, Box::new(planner(depth))),

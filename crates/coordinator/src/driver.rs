@@ -9,7 +9,6 @@ use crate::record_client::RecordClient;
 use crate::status::{observed, run_status};
 use crate::streams::Streams;
 use crate::view::View;
-use rand::TryRngCore as _;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,8 +50,8 @@ impl Driver {
         record: RecordClient,
         watchers: watch::Sender<View>,
         inbound: &Sender<Inbound>,
-    ) -> Result<Driver, CoordinatorError> {
-        let config = protocol_config(&options, &folder)?;
+    ) -> Driver {
+        let config = protocol_config(&options, &folder);
         let Options { job, costs, .. } = options;
         let planner = planner(&job, costs);
         let welcome = Downward::Welcome(Welcome {
@@ -60,7 +59,7 @@ impl Driver {
             job_hash: job.spec_hash(),
             data_fingerprint: options.data_fingerprint,
         });
-        Ok(Driver {
+        Driver {
             machine: Coordinator::new(config, planner),
             start: Instant::now(),
             welcome,
@@ -72,7 +71,7 @@ impl Driver {
             publisher: Publisher::new(folder, &job, watchers),
             job,
             outcome: None,
-        })
+        }
     }
 
     pub(crate) async fn run(&mut self, mut inbox: Receiver<Inbound>) -> Result<Outcome, CoordinatorError> {
@@ -342,13 +341,11 @@ fn report(hello: &Hello) -> coordinator::Hello {
     }
 }
 
-fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorConfig, CoordinatorError> {
+fn protocol_config(options: &Options, folder: &RunFolder) -> CoordinatorConfig {
     let job = &options.job;
     let settings = job.checkpoint.as_ref();
-    let mut secret_seed = [0; 16];
-    rand::rngs::OsRng.try_fill_bytes(&mut secret_seed)?;
     let (batch, last_step) = (job.training.global_batch_size, Step(job.training.steps));
-    Ok(CoordinatorConfig {
+    CoordinatorConfig {
         min_workers: job.elasticity.min_workers as usize,
         evaluation: job.training.evaluation_steps(),
         timing: options.timing,
@@ -358,6 +355,6 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> Result<CoordinatorC
         skip_limit: Some(job.training.skip_limit),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
-        ..CoordinatorConfig::new(job.model.layout(), batch, last_step, secret_seed)
-    })
+        ..CoordinatorConfig::new(job.model.layout(), batch, last_step)
+    }
 }

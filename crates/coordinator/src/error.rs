@@ -29,7 +29,4 @@ pub enum CoordinatorError {
         /// The other run.
         run: String,
     },
-    /// There are no random bytes for the secrets of generations.
-    #[error("the operating system gives no random bytes: {0}")]
-    Entropy(#[from] rand::rand_core::OsError),
 }

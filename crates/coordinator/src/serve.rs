@@ -118,7 +118,7 @@ async fn start(
         .add_service(service)
         .serve_with_incoming(Incoming::new(listener));
     let (watchers, view) = watch::channel(View::default());
-    let mut driver = Driver::new(options, folder, record(inbound.clone()), watchers, &inbound)?;
+    let mut driver = Driver::new(options, folder, record(inbound.clone()), watchers, &inbound);
     let work = async move {
         tokio::select! {
             outcome = driver.run(inbox) => outcome,

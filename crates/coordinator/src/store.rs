@@ -54,9 +54,8 @@ pub trait RecordStore: Send {
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError>;
 }
 
-/// The record as a file of text, which has no bound on its length and which people read. It is readable by its owner alone because
-/// plans in it hold their secrets. Writers exclude each other by a
-/// lock file in the same folder, even where they do not share a run folder's lock.
+/// The record as a file of text, which has no bound on its length and which people read. It is readable by its owner alone:
+/// nobody else writes it. Writers exclude each other by a lock file in the same folder, even where they do not share a run folder's lock.
 pub struct FileStore {
     path: PathBuf,
 }

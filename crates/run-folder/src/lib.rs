@@ -3,12 +3,12 @@
 //! | file | content | type |
 //! |---|---|---|
 //! | `job.yaml` | the job file, as written | text |
-//! | `record.json` | the coordinator's record, with secrets | [`varuna_protocol::Record`] |
+//! | `record.json` | the coordinator's record | [`varuna_protocol::Record`] |
 //! | `coordinator.json` | where the coordinator listens, and the run's token | [`Contact`] |
 //! | `status.json` | what the run is doing now | [`RunStatus`] |
 //! | `metrics.jsonl` | one line for each committed step | [`Metric`] |
 //! | `events.jsonl` | the event log | [`EventEntry`] |
-//! | `plans/g000001.json` | every plan that was sent to workers, without its secret | [`varuna_plan::Plan`] |
+//! | `plans/g000001.json` | every plan that was sent to workers | [`varuna_plan::Plan`] |
 //! | `workers/NAME.log` | the logs of workers that `varuna run` started | text |
 //!
 //! The coordinator writes through [`RunFolder`], which holds the folder's lock; everyone else reads through [`RunFiles`].

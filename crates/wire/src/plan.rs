@@ -47,7 +47,6 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
         deadline: Some(deadline_to_wire(plan.deadline)),
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
-        secret: plan.secret.clone(),
         evidence: ids_to_wire(&plan.evidence),
         reason: plan.reason.clone(),
     }
@@ -182,7 +181,6 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         deadline: read_deadline(need(plan.deadline, M, "deadline")?),
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
-        secret: plan.secret,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
         index: PlanIndex::default(),

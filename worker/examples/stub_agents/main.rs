@@ -17,6 +17,7 @@ use tokio::io::AsyncBufReadExt as _;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinHandle;
 use varuna_api::parse_job;
+use varuna_frames::RunKey;
 use varuna_model::Model;
 use varuna_plan::state::mix;
 use varuna_plan::{Step, WorkerId};
@@ -184,7 +185,10 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         },
         events: (events, inbox),
         uplink: (reports, orders),
-        job_hash,
+        run: RunKey {
+            token: arguments.token.clone(),
+            run: job_hash,
+        },
         checkpoints: None,
         tokens_per_sample: u64::from(job.model.sequence_length),
     };

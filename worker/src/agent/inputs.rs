@@ -268,8 +268,8 @@ impl Agent {
 
     pub(super) fn on_coordinator_event(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
         match event {
-            UplinkEvent::Up(welcome) if welcome.job_hash != self.job_hash => Err(AgentError::OtherJob {
-                before: self.job_hash.clone(),
+            UplinkEvent::Up(welcome) if welcome.job_hash != self.run.run => Err(AgentError::OtherJob {
+                before: self.run.run.clone(),
                 now: welcome.job_hash,
             }),
             UplinkEvent::Up(_) => {

@@ -20,6 +20,7 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
+use varuna_frames::RunKey;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
 use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput};
 use varuna_protocol::{Digests, Report, Time};
@@ -100,8 +101,8 @@ pub struct AgentParts<E> {
     pub events: (Sender<AgentEvent>, Receiver<AgentEvent>),
     /// The stream to the coordinator, already up.
     pub uplink: (Sender<Upward>, Receiver<UplinkEvent>),
-    /// Hash of the job.
-    pub job_hash: String,
+    /// The run, from which the secrets of generations are derived.
+    pub run: RunKey,
     /// None: the job has no checkpoints.
     pub checkpoints: Option<Checkpoints>,
     /// Tokens of this worker's job in one sample, for metrics.
@@ -119,7 +120,7 @@ struct Agent {
     events: Sender<AgentEvent>,
     reports: Sender<Upward>,
     attached: bool,
-    job_hash: String,
+    run: RunKey,
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
     /// The unit that has arrived, while the member decides whether to adopt it.
@@ -159,7 +160,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         events,
         reports,
         attached: true,
-        job_hash: parts.job_hash,
+        run: parts.run,
         running: None,
         staged: None,
         overflow: VecDeque::new(),
@@ -245,7 +246,10 @@ impl Agent {
 
     fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
         match effect {
-            MemberEffect::Accepted(plan) => self.mesh.open(plan.generation, &plan.secret),
+            MemberEffect::Accepted(plan) => {
+                let secret = self.run.secret(plan.generation);
+                self.mesh.open(plan.generation, &secret);
+            }
             MemberEffect::Connect {
                 generation,
                 peer,

@@ -113,7 +113,7 @@ impl Tables {
 }
 
 impl Plan {
-    /// A run's first plan in this shape, from the job's seed: without addresses, secret and reason, and with no time for a step. For who
+    /// A run's first plan in this shape, from the job's seed: without addresses and reason, and with no time for a step. For who
     /// runs an engine without a coordinator; coordinators make theirs from a record.
     #[must_use]
     pub fn first(layout: Layout, shape: Shape) -> Plan {
@@ -132,7 +132,6 @@ impl Plan {
             deadline: StepDeadline::of_ms(0),
             relay: false,
             tree_fan_out: 2,
-            secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
             index: PlanIndex::default(),

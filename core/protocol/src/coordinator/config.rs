@@ -146,15 +146,12 @@ pub struct CoordinatorConfig {
     pub published: Option<StateId>,
     /// Members below each member, at least, in the tree along which norms are gathered (see [`TREE_FAN_OUT`]).
     pub tree_fan_out: u32,
-    /// Entropy for the secrets of generations, drawn by the driver from the operating system; the core draws none.
-    pub secret_seed: [u8; 16],
 }
 
 impl CoordinatorConfig {
-    /// A run of any number of workers, with the deadlines of real ones, without checkpoints and evaluation. Entropy has no default:
-    /// secrets that anyone could compute protect nothing.
+    /// A run of any number of workers, with the deadlines of real ones, without checkpoints and evaluation.
     #[must_use]
-    pub fn new(layout: Layout, global_batch_size: u64, last_step: Step, secret_seed: [u8; 16]) -> Self {
+    pub fn new(layout: Layout, global_batch_size: u64, last_step: Step) -> Self {
         Self {
             layout,
             global_batch_size,
@@ -169,7 +166,6 @@ impl CoordinatorConfig {
             skip_limit: None,
             published: None,
             tree_fan_out: TREE_FAN_OUT,
-            secret_seed,
         }
     }
 }

@@ -2,12 +2,10 @@
 
 use super::shared::Shared;
 use crate::message::Time;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::{
-    Base, Generation, Plan, PlanIndex, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo,
-    tree_fan_out,
+    Base, Plan, PlanIndex, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo, tree_fan_out,
 };
 
 /// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
@@ -113,7 +111,6 @@ impl Shared {
             addresses: involved.iter().filter_map(address).collect(),
             relay: false,
             tree_fan_out: tree_fan_out(shape.members().len(), self.config.tree_fan_out),
-            secret: self.secret(generation),
             evidence: Vec::new(),
             reason,
             shape,
@@ -135,19 +132,6 @@ impl Shared {
         // a day at most: the planner's numbers are estimates
         let four = Duration::from_secs_f64((expected_ms * 4.0 / 1e3).clamp(0.0, 86_400.0));
         nanoseconds(self.config.timing.deadline_floor.max(four))
-    }
-
-    /// 128 bits that only those who were given the plan know.
-    fn secret(&self, generation: Generation) -> String {
-        let mut hash = Sha256::new();
-        hash.update(self.config.secret_seed);
-        hash.update(self.record.term.to_le_bytes());
-        hash.update(generation.0.to_le_bytes());
-        hash.finalize()
-            .iter()
-            .take(16)
-            .map(|b| format!("{b:02x}"))
-            .collect()
     }
 
     /// Prepares one more plan for a loss that has not happened, where one is due. Never while a change or a recovery is under way.

@@ -178,7 +178,7 @@ pub enum MemberInput {
 /// What the driver does for a member, in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberEffect {
-    /// A plan was accepted: from now on peers' dials of its generation, with its secret, are accepted.
+    /// A plan was accepted: from now on peers' dials of its generation, which prove its secret, are accepted.
     Accepted(Arc<Plan>),
     /// Dial the peer until it accepts or until Disconnect.
     Connect {

@@ -59,7 +59,6 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
         deadline: StepDeadline::of_ms(1_000),
         relay: false,
         tree_fan_out: 2,
-        secret: String::new(),
         evidence: vec![],
         reason: String::new(),
         index: varuna_plan::PlanIndex::default(),

@@ -67,7 +67,7 @@ fn coordinator(setup: &Setup) -> Coordinator {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
-        ..CoordinatorConfig::new(layout, setup.global_batch_size, Step(1_000_000), [0; 16])
+        ..CoordinatorConfig::new(layout, setup.global_batch_size, Step(1_000_000))
     };
     Coordinator::new(config, Box::new(setup.planner.clone()))
 }

@@ -60,8 +60,6 @@ impl Store {
 impl Host<Schedule> {
     pub(super) fn add_coordinator_process(&mut self) {
         let seed = self.env.rng.draw();
-        let mut secret_seed = [0; 16];
-        secret_seed[..8].copy_from_slice(&seed.to_le_bytes());
         let mut timing = Timing::model();
         if self.env.job.shipped_planner {
             timing.prepare_plans_every = Duration::from_millis(30);
@@ -75,7 +73,7 @@ impl Host<Schedule> {
             save_every: job.save_every,
             tree_fan_out: 2,
             loss_scaling: SCALING,
-            ..CoordinatorConfig::new(job.layout, BATCH, job.last_step, secret_seed)
+            ..CoordinatorConfig::new(job.layout, BATCH, job.last_step)
         };
         let planner = self.env.job.planner(seed);
         let mut machine = Coordinator::new(config, planner);

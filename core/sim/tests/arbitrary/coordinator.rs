@@ -28,7 +28,7 @@ pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
         save_every: draw.chance(50).then(|| Duration::from_millis(100)),
         published: draw.chance(20).then(|| draw.state()),
         tree_fan_out: 2,
-        ..CoordinatorConfig::new(LAYOUT, 8, last_step, [1; 16])
+        ..CoordinatorConfig::new(LAYOUT, 8, last_step)
     };
     let mut machine = Coordinator::new(config, Box::new(RandomPlanner::new(seed, 2)));
     if draw.chance(50) {

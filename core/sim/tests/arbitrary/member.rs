@@ -238,7 +238,6 @@ impl Draw {
             deadline: varuna_plan::StepDeadline::of_ms(50),
             relay: self.chance(30),
             tree_fan_out: 2,
-            secret: String::new(),
             evidence: Vec::new(),
             reason: String::new(),
             index: varuna_plan::PlanIndex::default(),

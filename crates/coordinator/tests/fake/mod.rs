@@ -47,8 +47,8 @@ pub(crate) struct Net(Arc<Mutex<Inner>>);
 #[derive(Default)]
 struct Inner {
     inboxes: BTreeMap<WorkerId, UnboundedSender<Said>>,
-    /// Who accepts dials of which generation, opened with which secret.
-    open: BTreeMap<(WorkerId, Generation), String>,
+    /// Who accepts dials of which generation.
+    open: BTreeSet<(WorkerId, Generation)>,
     connections: BTreeSet<(Generation, WorkerId, WorkerId)>,
     /// Equal state ids mean equal bits, on every worker.
     bits: BTreeMap<(StateId, Unit), u64>,
@@ -85,7 +85,7 @@ impl Net {
 
     fn close(&self, me: WorkerId, which: impl Fn(Generation) -> bool) {
         self.with(|n| {
-            n.open.retain(|(w, g), _| *w != me || !which(*g));
+            n.open.retain(|(w, g)| *w != me || !which(*g));
             let ends = |c: &(Generation, WorkerId, WorkerId)| (c.1 == me || c.2 == me) && which(c.0);
             let gone: Vec<_> = n.connections.iter().copied().filter(ends).collect();
             for (generation, a, b) in gone {
@@ -100,8 +100,7 @@ impl Net {
 
     fn dial(&self, generation: Generation, me: WorkerId, peer: WorkerId) -> bool {
         self.with(|n| {
-            let secret = n.open.get(&(peer, generation));
-            let accepted = secret.is_some() && secret == n.open.get(&(me, generation));
+            let accepted = n.open.contains(&(peer, generation)) && n.open.contains(&(me, generation));
             if accepted {
                 n.connections.insert((generation, me, peer));
             }
@@ -335,12 +334,7 @@ impl Worker {
         let me = self.me;
         match effect {
             MemberEffect::Accepted(plan) => {
-                assert!(
-                    !plan.secret.is_empty(),
-                    "a plan without a secret opens connections to anyone"
-                );
-                self.net
-                    .with(|n| n.open.insert((me, plan.generation), plan.secret.clone()));
+                self.net.with(|n| n.open.insert((me, plan.generation)));
             }
             MemberEffect::Connect { generation, peer, .. } => drop(self.dials.insert((generation, peer))),
             MemberEffect::Disconnect { generation } => {

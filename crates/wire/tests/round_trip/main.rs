@@ -40,7 +40,6 @@ fn small_plan() -> Plan {
         deadline: varuna_plan::StepDeadline::of_ms(1),
         relay: false,
         tree_fan_out: 2,
-        secret: String::new(),
         evidence: vec![],
         reason: String::new(),
         index: varuna_plan::PlanIndex::default(),
@@ -168,7 +167,7 @@ fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
 #[test]
 fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
     for (error, parts) in [
-        (refused(|h| h.protocol_version = 9), ["version 9", "version 5"]),
+        (refused(|h| h.protocol_version = 9), ["version 9", "version 6"]),
         (
             refused(|h| h.worker_id = 0),
             ["worker_id is 0", "any number but 0"],

@@ -362,7 +362,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         proptest::collection::vec(workers(), 0..4),
         addresses,
         workers(),
-        ("[0-9a-f]{32}", ".{0,20}"),
+        ".{0,20}",
     )
         .prop_map(
             |(
@@ -373,7 +373,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                 sources,
                 addresses,
                 evidence,
-                texts,
+                reason,
             )| {
                 Plan {
                     generation,
@@ -386,9 +386,8 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     deadline,
                     relay,
                     tree_fan_out,
-                    secret: texts.0,
                     evidence,
-                    reason: texts.1,
+                    reason,
                     index: varuna_plan::PlanIndex::default(),
                 }
             },

@@ -15,8 +15,6 @@ pub(super) const LAYOUT: Layout = Layout {
     segments: 2,
     tied: false,
 };
-/// Opens connections of [`plan`]'s generation.
-pub(super) const SECRET: &str = "00112233445566778899aabbccddeeff";
 
 /// The step that leads to this state.
 pub(super) fn decision(id: StateId) -> Decision {
@@ -133,7 +131,6 @@ pub(super) fn plan() -> Plan {
         deadline: StepDeadline::of_ms(50),
         relay: false,
         tree_fan_out: 2,
-        secret: SECRET.into(),
         evidence: vec![WorkerId(1)],
         reason: "a worker joined".into(),
         index: varuna_plan::PlanIndex::default(),

@@ -1,6 +1,6 @@
 //! The messages of gRPC.
 
-use super::conversation::{self, SECRET};
+use super::conversation;
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use prost::Message;
@@ -25,7 +25,7 @@ pub(super) const DOWN: Target = Target {
     name: "down",
     what: "gRPC messages of the coordinator, plans among them",
     form: Form::Proto,
-    words: &["host:1", SECRET],
+    words: &["host:1"],
     memory: LITTLE,
     seeds: down_seeds,
     run: run_down,

@@ -42,7 +42,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
-        ..CoordinatorConfig::new(layout, setup.global_batch_size, LAST_STEP, [0; 16])
+        ..CoordinatorConfig::new(layout, setup.global_batch_size, LAST_STEP)
     };
     let planner = KnownTooFew {
         planner: setup.planner.clone(),

@@ -54,7 +54,7 @@ impl CoordinatorRun {
             },
             save_every: Some(Duration::from_millis(100)),
             tree_fan_out: 2,
-            ..CoordinatorConfig::new(LAYOUT, BATCH, LAST, [1; 16])
+            ..CoordinatorConfig::new(LAYOUT, BATCH, LAST)
         };
         CoordinatorRun {
             machine: Coordinator::new(config, Box::new(RandomPlanner::new(seed, 2))).may_begin_anew(),
