@@ -98,10 +98,9 @@ bench-recovery: data ## kill -9 to the next step, against torchrun
 bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
 
-crds: ## Write the custom resource definition and docs/reference/job-file.md from the types of core/api
-	$(CARGO) run --quiet --locked -p varuna-api --features kubernetes --example crds > crds/varunajobs.yaml.partial
-	mv crds/varunajobs.yaml.partial crds/varunajobs.yaml
-	cp crds/varunajobs.yaml charts/varuna/crd/varunajobs.yaml
+crds: ## Write the custom resource definitions and docs/reference/job-file.md from the types of core/api
+	@set -e; crds="$(CARGO) run --quiet --locked -p varuna-api --features kubernetes --example crds"; for name in $$($$crds); do \
+		$$crds -- $$name > crds/$$name.yaml.partial; mv crds/$$name.yaml.partial crds/$$name.yaml; cp crds/$$name.yaml charts/varuna/crd/; done
 	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file
 
 images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)

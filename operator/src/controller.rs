@@ -77,7 +77,7 @@ pub async fn run(
     health.metrics.leader.set(1);
     let jobs = scope.jobs(&client);
     if let Err(error) = jobs.list(&kube::api::ListParams::default().limit(1)).await {
-        anyhow::bail!("VarunaJobs cannot be listed (install crds/varunajobs.yaml, check the role): {error}");
+        anyhow::bail!("VarunaJobs cannot be listed (install crds/, check the role): {error}");
     }
     make_private(&endpoint.folder)?;
     let (pods, pod_writer) = reflector::store();

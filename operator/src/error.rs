@@ -27,6 +27,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Tells what the API server refuses, however often it is asked, from what it cannot do now.
+    pub(crate) fn refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
+        move |error| match error {
+            kube::Error::Api(s) if s.is_forbidden() || s.is_invalid() || s.code == 400 => Error::Refused {
+                part,
+                message: s.message.clone(),
+            },
+            error => error.into(),
+        }
+    }
+
     /// The job's coordinator cannot be started.
     pub(crate) fn coordinator(why: impl Display) -> Error {
         Error::Refused {

@@ -123,7 +123,7 @@ async fn carry_out(
     let spec = object.data.get("spec").cloned().unwrap_or_default();
     context
         .runs
-        .carry_out(job, &spec, decision.coordinator, &observed.credentials)
+        .carry_out(job, &spec, decision, &observed.credentials)
         .await?;
     context.runs.notify(job, &decision.notices);
     context.applier.apply(job, decision).await

@@ -1,6 +1,6 @@
 //! The record as bytes: JSON, and where that is long, gzip of it (RFC 1952), which its first two bytes tell apart.
 //!
-//! An object of a cluster holds 1 MiB at most, and a record with a planned change of thousands of workers is longer as text. A short
+//! An object of a cluster holds about 1 MiB at most, and a record with a planned change of thousands of workers is longer as text. A short
 //! record stays text, which people read without a tool and every earlier release reads too.
 
 use flate2::Compression;

@@ -23,17 +23,6 @@ const CREATED_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing changed: somebody may have changed them.
 const REAPPLY: Duration = Duration::from_secs(600);
 
-/// Tells what the API server refuses, however often it is asked, from what it cannot do now.
-fn refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
-    move |error| match error {
-        kube::Error::Api(s) if s.is_forbidden() || s.is_invalid() || s.code == 400 => Error::Refused {
-            part,
-            message: s.message.clone(),
-        },
-        error => error.into(),
-    }
-}
-
 /// Writes objects and pods, and remembers which objects need not be written again.
 pub struct Applier {
     client: Client,
@@ -122,7 +111,7 @@ impl Applier {
                 &Patch::Apply(object),
             )
             .await
-            .map_err(refused(JobPart::Objects))?;
+            .map_err(Error::refused(JobPart::Objects))?;
         }
         let applied = (objects.to_vec(), Instant::now());
         self.applied.lock().insert(job.uid.clone(), applied);
@@ -153,6 +142,6 @@ async fn create(pods: &Api<DynamicObject>, pod: &Value) -> Result<(), Error> {
         Ok(_) => Ok(()),
         // It was created before, and the answer was lost.
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-        Err(error) => Err(refused(JobPart::Pods)(error)),
+        Err(error) => Err(Error::refused(JobPart::Pods)(error)),
     }
 }

@@ -1,45 +1,95 @@
-//! A coordinator's record in the cluster: one Secret, replaced by compare-and-swap of its resource version.
+//! A coordinator's record in the cluster: the status of one `VarunaRecord`, replaced by compare-and-swap of its resource version.
 //!
-//! A Secret, not a ConfigMap: the plans in a record hold the secret of a generation's connections. The plan without it is in the
-//! job's ConfigMap, for users.
+//! The operator creates the object, with the job as its run begins; the coordinator writes the status alone.
 
+use crate::decide::objects::{metadata, record_name};
+use crate::decide::{JobPart, ObservedJob};
+use crate::error::Error;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
-use kube::{Api, ResourceExt};
-use serde_json::Value;
-use std::collections::BTreeMap;
+use kube::{Api, Client};
 use std::future::Future;
 use std::time::Duration;
 use tokio::runtime::Handle;
+use varuna_api::crd::{RecordSpec, RecordStatus, VarunaRecord};
 use varuna_coordinator::record_format;
 use varuna_coordinator::store::{RecordStore, StoreError};
 use varuna_protocol::Record;
 
-/// Key of the record in the Secret. Also where the record is compressed: an earlier release then refuses it by its content, while
-/// under another key it would find none and begin anew.
-const KEY: &str = "record.json";
 /// A call that takes longer has failed; a later read shows whether it was carried out.
 const DEADLINE: Duration = Duration::from_secs(5);
 
+/// Makes sure that the job has a record, and returns the job's text that its run goes by: `text` where the run begins, or where
+/// `takes_text` says that no worker holds another one; else the one that the run began with.
+///
+/// # Errors
+/// The API server refuses or does not answer, the name is another's, or the record is gone although plans were made.
+pub async fn begin_run(
+    client: &Client,
+    job: &ObservedJob,
+    text: &str,
+    takes_text: bool,
+) -> Result<String, Error> {
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &job.namespace);
+    let name = record_name(job);
+    let params = PostParams::default();
+    let Some(mut record) = records.get_opt(&name).await? else {
+        let plans = job.status.plan.as_ref().map_or(0, |p| p.generation);
+        if plans > 0 {
+            return Err(Error::coordinator(format!(
+                "VarunaRecord {name} is gone, although plan {plans} was made: without it numbers of plans would be used twice; restore it, \
+                 or make the job anew (it begins from its newest checkpoint)"
+            )));
+        }
+        let spec = RecordSpec {
+            uid: job.uid.clone(),
+            job: text.to_owned(),
+        };
+        let mut record = VarunaRecord::new(&name, spec);
+        record.metadata = serde_json::from_value(metadata(job, &name)).map_err(kube::Error::SerdeError)?;
+        records
+            .create(&params, &record)
+            .await
+            .map_err(Error::refused(JobPart::Coordinator))?;
+        return Ok(text.to_owned());
+    };
+    if record.spec.uid != job.uid {
+        return Err(Error::coordinator(format!(
+            "VarunaRecord {name} is of another job (uid {}, this job's is {})",
+            record.spec.uid, job.uid
+        )));
+    }
+    if takes_text && record.spec.job != text {
+        text.clone_into(&mut record.spec.job);
+        record = records
+            .replace(&name, &params, &record)
+            .await
+            .map_err(Error::refused(JobPart::Coordinator))?;
+    }
+    Ok(record.spec.job)
+}
+
 /// The record of one job. Blocks: call it on a thread of its own, outside the runtime.
 pub struct ClusterStore {
-    secrets: Api<Secret>,
+    records: Api<VarunaRecord>,
     name: String,
-    /// Metadata for the object where it has to be created.
-    metadata: Value,
+    /// The job's uid.
+    uid: String,
     runtime: Handle,
+    /// The newest version that was read or written.
+    known: u64,
 }
 
 impl ClusterStore {
-    /// The record in the Secret of this name; `metadata` names its owner.
+    /// The record in the `VarunaRecord` of this name, of the job with this uid.
     #[must_use]
-    pub fn new(secrets: Api<Secret>, name: String, metadata: Value, runtime: Handle) -> ClusterStore {
+    pub fn new(records: Api<VarunaRecord>, name: String, uid: String, runtime: Handle) -> ClusterStore {
         ClusterStore {
-            secrets,
+            records,
             name,
-            metadata,
+            uid,
             runtime,
+            known: 0,
         }
     }
 
@@ -62,58 +112,56 @@ impl ClusterStore {
         answer.map_err(|_| self.error(action, format!("no answer within {} s", DEADLINE.as_secs())))
     }
 
-    fn get(&self) -> Result<Option<Secret>, StoreError> {
-        self.wait("read", self.secrets.get_opt(&self.name))?
-            .map_err(|e| self.error("read", e))
-    }
-
-    fn parse(&self, secret: &Secret) -> Result<Record, StoreError> {
-        let Some(bytes) = secret.data.as_ref().and_then(|d| d.get(KEY)) else {
-            return Ok(Record::default());
+    /// The object and the record in it, which is never older than what is known of it: one that was deleted or set back is no new run.
+    fn get(&mut self) -> Result<(VarunaRecord, Record), StoreError> {
+        let object = self
+            .wait("read", self.records.get(&self.name))?
+            .map_err(|e| self.error("read", e))?;
+        if object.spec.uid != self.uid {
+            let why = format!("it is of the job with uid {}, not {}", object.spec.uid, self.uid);
+            return Err(self.error("read", why));
+        }
+        let record = match &object.status {
+            None => Record::default(),
+            Some(status) => {
+                record_format::decode(&status.record.0).map_err(|e| self.error("understand", e))?
+            }
         };
-        record_format::decode(&bytes.0).map_err(|e| self.error("understand", e))
+        if record.version < self.known {
+            let why = format!(
+                "it is of version {}, and version {} was known",
+                record.version, self.known
+            );
+            return Err(self.error("read", why));
+        }
+        self.known = record.version;
+        Ok((object, record))
     }
 }
 
 impl RecordStore for ClusterStore {
     fn read(&mut self) -> Result<Record, StoreError> {
-        self.get()?
-            .map_or(Ok(Record::default()), |secret| self.parse(&secret))
+        Ok(self.get()?.1)
     }
 
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError> {
-        let present = self.get()?;
-        let version = match &present {
-            Some(secret) => self.parse(secret)?.version,
-            None => Record::default().version,
-        };
-        if version != expect {
+        let (mut object, present) = self.get()?;
+        if present.version != expect {
             return Ok(false);
         }
         let stored = record_format::encode(record).map_err(|e| self.error("write", e))?;
-        let data = BTreeMap::from([(KEY.to_owned(), ByteString(stored))]);
+        object.status = Some(RecordStatus {
+            version: i64::try_from(record.version).unwrap_or(i64::MAX),
+            record: ByteString(stored),
+        });
         let params = PostParams::default();
-        let answer = match present {
-            Some(mut secret) => {
-                debug_assert!(secret.resource_version().is_some(), "what was read has a version");
-                secret.data = Some(data);
-                self.wait("write", self.secrets.replace(&self.name, &params, &secret))?
-            }
-            None => {
-                let metadata =
-                    serde_json::from_value(self.metadata.clone()).map_err(|e| self.error("write", e))?;
-                let secret = Secret {
-                    metadata,
-                    data: Some(data),
-                    type_: Some("Opaque".into()),
-                    ..Secret::default()
-                };
-                self.wait("make", self.secrets.create(&params, &secret))?
-            }
-        };
+        let answer = self.wait("write", self.records.replace_status(&self.name, &params, &object))?;
         match answer {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
+            Ok(_) => {
+                self.known = record.version;
+                Ok(true)
+            }
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
             Err(error) => Err(self.error("write", error)),
         }
     }

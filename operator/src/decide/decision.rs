@@ -82,6 +82,8 @@ pub struct Decision<'a> {
     pub avoid: AvoidedNodes,
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
+    /// Whether a coordinator that starts now takes the job as it is now. Else the job as it was when its run began: workers hold that.
+    pub takes_present_spec: bool,
     /// What the cluster shows about its workers, for its coordinator.
     pub notices: Vec<WorkerNotice>,
     /// Objects that are to be as written here.

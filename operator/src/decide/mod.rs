@@ -49,6 +49,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     let outcome = job_outcome(observed, &pods, crashes);
     let mut decision = Decision {
         coordinator: coordinator_goal(&outcome, observed),
+        takes_present_spec: pods.iter().all(|p| p.pod.deleting || p.pod.has_ended()),
         outcome,
         progress,
         pods,

@@ -44,10 +44,15 @@ pub fn token_name(job: &str) -> String {
     format!("{job}-token")
 }
 
-/// Name of the Secret that holds the coordinator's record.
+/// Name of the `VarunaRecord` with the coordinator's record. Jobs that follow each other under one name have different ones.
 #[must_use]
-pub fn record_name(job: &str) -> String {
-    format!("{job}-record")
+pub fn record_name(job: &ObservedJob) -> String {
+    format!("{}-{}", job.name, uid_digits(&job.uid))
+}
+
+/// The first 8 digits of an object's uid.
+fn uid_digits(uid: &str) -> &str {
+    uid.get(..8).unwrap_or(uid)
 }
 
 /// Name of a pod.

@@ -110,6 +110,13 @@ pub struct Rejection {
     pub message: String,
 }
 
+impl ObservedPod {
+    /// Whether none of its containers runs any more.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.phase, PodPhase::Succeeded | PodPhase::Failed)
+    }
+}
+
 /// The end of a container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerEnd {

@@ -6,8 +6,8 @@
 use super::report::{observed_run, run_end, urgent_part};
 use crate::backoff::Backoff;
 use crate::cluster::observe::run_document;
-use crate::cluster::record::ClusterStore;
-use crate::decide::objects::{metadata, record_name};
+use crate::cluster::record::{ClusterStore, begin_run};
+use crate::decide::objects::record_name;
 use crate::decide::{Credentials, JobPart, ObservedJob, ObservedRun, RunEnd};
 use crate::error::Error;
 use crate::metrics::{JobKey, Metrics, Recoveries};
@@ -142,7 +142,7 @@ impl Run {
 }
 
 impl Launcher {
-    /// Starts the coordinator of a job.
+    /// Starts the coordinator of a job: with its present spec where `takes_spec`, else with the one that its run began with.
     ///
     /// # Errors
     /// It cannot be started.
@@ -150,20 +150,22 @@ impl Launcher {
         &self,
         observed: &ObservedJob,
         spec: &Value,
+        takes_spec: bool,
         credentials: Credentials,
     ) -> Result<Run, Error> {
         let text = run_document(&observed.name, &observed.namespace, spec).to_string();
+        let text = begin_run(&self.client, observed, &text, takes_spec).await?;
         let job = parse_job(&text).map_err(Error::coordinator)?;
         let layout = job.model.layout();
-        let folder = format!("{}-{}", observed.name, observed.uid);
+        // A folder is of one text: a job that was changed while it was suspended has another.
+        let folder = format!("{}-{}-{}", observed.name, observed.uid, job.spec_hash());
         let folder =
             RunFolder::open(&self.endpoint.folder.join(folder), &text).map_err(Error::coordinator)?;
         let options = self.options(observed, job, text, credentials)?;
-        let name = record_name(&observed.name);
         let record = ClusterStore::new(
             Api::namespaced(self.client.clone(), &observed.namespace),
-            name.clone(),
-            metadata(observed, &name),
+            record_name(observed),
+            observed.uid.clone(),
             tokio::runtime::Handle::current(),
         );
         let (job, namespace) = (&observed.name, &observed.namespace);

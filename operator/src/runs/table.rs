@@ -1,7 +1,7 @@
 //! The table of all coordinators of this process.
 
 use super::run::{Launcher, Run};
-use crate::decide::{CoordinatorGoal, Credentials, ObservedJob, ObservedRun};
+use crate::decide::{CoordinatorGoal, Credentials, Decision, ObservedJob, ObservedRun};
 use crate::error::Error;
 use crate::metrics::JobKey;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
@@ -57,7 +57,7 @@ impl Runs {
         }
     }
 
-    /// Starts, stops or removes a job's coordinator.
+    /// Starts, stops or removes a job's coordinator. One that starts takes the present spec, or the one that the run began with.
     ///
     /// # Errors
     /// It cannot be started.
@@ -65,9 +65,10 @@ impl Runs {
         &self,
         job: &ObservedJob,
         spec: &Value,
-        goal: CoordinatorGoal,
+        decision: &Decision<'_>,
         credentials: &Credentials,
     ) -> Result<(), Error> {
+        let goal = decision.coordinator;
         match goal {
             CoordinatorGoal::Absent => {
                 if self.get(job).is_some() {
@@ -86,7 +87,10 @@ impl Runs {
                 }
                 // Another job's of the same name, or one that has ended.
                 self.runs.lock().remove(&key(job));
-                let run = self.launcher.start(job, spec, credentials.clone()).await?;
+                let run = self
+                    .launcher
+                    .start(job, spec, decision.takes_present_spec, credentials.clone())
+                    .await?;
                 self.runs.lock().insert(key(job), run);
             }
         }

@@ -5,7 +5,7 @@ use crate::audit::{ACCOUNT, Audited};
 use crate::quantile;
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use varuna_api::crd::VarunaRecord;
 use varuna_cluster_tests::kubelet::{Kubelet, Processes};
 use varuna_cluster_tests::{FakeNode, eventually, jobs, operator_with};
 use varuna_coordinator::record_format;
@@ -131,16 +132,15 @@ impl Bench {
 }
 
 /// The generation of the plan in the record, and when it was seen there.
-async fn follow(secrets: Api<Secret>, tell: watch::Sender<(i64, Instant)>) {
-    let config = watcher::Config::default().fields("metadata.name=j-record");
-    let mut records = watcher(secrets, config)
+async fn follow(records: Api<VarunaRecord>, tell: watch::Sender<(i64, Instant)>) {
+    let mut records = watcher(records, watcher::Config::default())
         .default_backoff()
         .applied_objects()
         .boxed();
     while let Some(record) = records.next().await {
         let Ok(record) = record else { continue };
-        let text = record.data.and_then(|mut d| d.remove("record.json"));
-        let Some(record) = text.and_then(|t| record_format::decode(&t.0).ok()) else {
+        let status = record.status;
+        let Some(record) = status.and_then(|s| record_format::decode(&s.record.0).ok()) else {
             continue;
         };
         // A planned change is persisted as the next plan, a recovery as the plan.

@@ -10,7 +10,7 @@ pub mod nodes;
 pub use fake::FakeNode;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use nix::unistd::Pid;
@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
+use varuna_api::crd::VarunaRecord;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
@@ -149,15 +150,16 @@ impl Cluster {
         text.trim().parse().ok().map(Pid::from_raw)
     }
 
-    /// Installs the definition of jobs.
+    /// Installs the definitions.
     fn define(&self) -> Result<()> {
-        let file = root().join("crds/varunajobs.yaml");
-        self.kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")?;
+        let folder = root().join("crds");
+        self.kubectl(&["apply", "--server-side", "-f", &folder.to_string_lossy()], "")?;
         self.kubectl(
             &[
                 "wait",
                 "--for=condition=Established",
                 "crd/varunajobs.varuna.dev",
+                "crd/varunarecords.varuna.dev",
                 "--timeout=60s",
             ],
             "",
@@ -254,6 +256,17 @@ impl Cluster {
 #[must_use]
 pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+/// The record of the namespace's only job.
+///
+/// # Errors
+/// There is none, or several.
+pub async fn record(client: &Client, namespace: &str) -> Result<VarunaRecord> {
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), namespace);
+    let mut all = records.list(&ListParams::default()).await?.items;
+    ensure!(all.len() == 1, "{} records", all.len());
+    all.pop().context("one record")
 }
 
 /// Objects of a kind, as documents.

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
-use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, operator, root};
+use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, operator, record, root};
 use varuna_operator::metrics::{Cause, Measured, Phase};
 
 fn chart() -> String {
@@ -135,14 +135,14 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .await
         .unwrap();
     let pods: Api<Pod> = Api::namespaced(admin.clone(), &namespace);
-    let secrets: Api<Secret> = Api::namespaced(admin.clone(), &namespace);
     let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
     let slices = documents(&admin, &namespace, &slices);
     let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
     eventually("everything that a job needs is made", || async {
         ensure!(pods.list(&ListParams::default()).await?.items.len() == 2, "pods");
         slices.get("j-coordinator").await?;
-        secrets.get("j-record").await?;
+        let record = record(&admin, &namespace).await?;
+        ensure!(record.status.is_some(), "the coordinator has written no record");
         let status = jobs(&admin, &namespace).get("j").await?.data["status"].clone();
         ensure!(status["newestPod"] == 2, "{status}");
         ensure!(

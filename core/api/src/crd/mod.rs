@@ -1,13 +1,16 @@
-//! The custom resource definition of `VarunaJob`, derived from the types of the job file.
+//! The custom resource definitions: of `VarunaJob`, derived from the types of the job file, and of the documents that operator and
+//! coordinator share.
 //!
 //! kube-derive makes the definition: names, columns and subresources from the attributes here, the schema from
-//! [`crate::manifest::Spec`], where limits and rules stand at the fields, and from [`Status`]. `make crds` writes it into
-//! `crds/varunajobs.yaml`, and a test holds the two equal. The resolver also checks what no rule can: the operator parses each job
+//! [`crate::manifest::Spec`], where limits and rules stand at the fields, and from [`Status`]. `make crds` writes them into
+//! `crds/`, and a test holds the two equal. The resolver also checks what no rule can: the operator parses each job
 //! with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
 
+mod record;
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending};
 
 use crate::manifest::Spec;
@@ -58,10 +61,19 @@ pub fn api_resource() -> ApiResource {
     VarunaJob::api_resource()
 }
 
-/// The definition, as an object of `apiextensions.k8s.io/v1`.
+/// The definition of `VarunaJob`, as an object of `apiextensions.k8s.io/v1`.
 #[must_use]
 pub fn definition() -> CustomResourceDefinition {
-    let mut definition = VarunaJob::crd();
+    adapted(VarunaJob::crd())
+}
+
+/// All definitions, in the order in which they are installed.
+#[must_use]
+pub fn definitions() -> [CustomResourceDefinition; 2] {
+    [definition(), adapted(VarunaRecord::crd())]
+}
+
+fn adapted(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {
     let versions = definition.spec.versions.iter_mut();
     versions
         .filter_map(|v| v.schema.as_mut()?.open_api_v3_schema.as_mut())

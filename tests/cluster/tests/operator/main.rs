@@ -9,10 +9,11 @@ mod refused;
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Pod, Secret, Service};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, operator, root};
+use varuna_api::crd::{RecordSpec, VarunaRecord};
+use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, operator, record, root};
 use varuna_coordinator::store::RecordStore;
 use varuna_operator::cluster::record::ClusterStore;
 use varuna_operator::decide::objects::{NUMBER_LABEL, selector};
@@ -33,7 +34,7 @@ fn with(mut job: Value, pointer: &str, value: Value) -> Value {
 #[test]
 fn the_definition_is_taken_without_a_warning_and_explains_itself() {
     let cluster = cluster();
-    let file = root().join("crds/varunajobs.yaml");
+    let file = root().join("crds");
     let said = cluster
         .kubectl(&["apply", "--server-side", "-f", &file.to_string_lossy()], "")
         .unwrap();
@@ -301,7 +302,7 @@ fn pooled(pool: &str, max: u32) -> Value {
 async fn create(client: &Client, namespace: &str, job: Value) -> Result<()> {
     let job: DynamicObject = serde_json::from_value(job)?;
     jobs(client, namespace)
-        .create(&kube::api::PostParams::default(), &job)
+        .create(&PostParams::default(), &job)
         .await?;
     Ok(())
 }
@@ -364,9 +365,18 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     })
     .await
     .unwrap();
-    eventually("the record", || async { Ok(secrets.get("j-record").await?) })
-        .await
-        .unwrap();
+    let record = eventually("the record", || async {
+        let record = record(&client, &namespace).await?;
+        ensure!(record.status.is_some(), "nothing is written");
+        Ok(record)
+    })
+    .await
+    .unwrap();
+    let uid = &record.owner_references()[0].uid;
+    assert_eq!(
+        (&record.name_any(), &record.spec.uid),
+        (&format!("j-{}", &uid[..8]), uid)
+    );
 
     // The template came through, and the pods ask for a GPU each.
     let pod = pods(&client, &namespace).await.unwrap().remove(0);
@@ -456,6 +466,8 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         ..DeleteParams::default()
     };
     let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &namespace);
+    let params = ListParams::default();
     eventually("everything is collected", || async {
         // Without a kubelet nobody ends a pod's last grace.
         for pod in pods(&client, &namespace).await? {
@@ -466,8 +478,8 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         let left = pods(&client, &namespace).await?.len();
         ensure!(left == 0, "{left} pods");
         ensure!(
-            secrets.get_opt("j-token").await?.is_none() && secrets.get_opt("j-record").await?.is_none(),
-            "secrets"
+            secrets.get_opt("j-token").await?.is_none() && records.list(&params).await?.items.is_empty(),
+            "secrets and records"
         );
         ensure!(services.get_opt("j-coordinator").await?.is_none(), "service");
         Ok(())
@@ -602,18 +614,14 @@ async fn of_two_coordinators_one_writes_the_record() {
     let namespace = cluster().namespace("record").unwrap();
     let client = cluster().client().await.unwrap();
     let runtime = tokio::runtime::Handle::current();
-    let store = move || {
-        let secrets = Api::namespaced(client.clone(), &namespace);
-        ClusterStore::new(
-            secrets,
-            "j-record".into(),
-            json!({ "name": "j-record" }),
-            runtime.clone(),
-        )
-    };
+    let records: Api<VarunaRecord> = Api::namespaced(client, &namespace);
+    add_record(&records).await;
+    let api = records.clone();
+    let store = move |uid: &str| ClusterStore::new(api.clone(), "j-1".into(), uid.into(), runtime.clone());
+    let mut late = store("u");
     // Stores block: outside the runtime, as the coordinator has them.
     let work = std::thread::spawn(move || {
-        let (mut a, mut b) = (store(), store());
+        let (mut a, mut b) = (store("u"), store("u"));
         assert_eq!(a.read().unwrap(), Record::default());
         let record = |term| Record {
             version: 1,
@@ -646,10 +654,84 @@ async fn of_two_coordinators_one_writes_the_record() {
             .collect();
         let wins: usize = racers.into_iter().map(|r| r.join().unwrap()).sum();
         assert_eq!(wins, 20, "each version is written once");
+        let other = store("v").read().unwrap_err().to_string();
+        assert!(other.contains("uid u"), "{other}");
+        assert_eq!(late.read().unwrap().version, 21);
+        late
     });
-    tokio::task::spawn_blocking(|| work.join().unwrap())
+    let mut late = tokio::task::spawn_blocking(|| work.join().unwrap())
         .await
         .unwrap();
+
+    // A record that was deleted, or is another one of the same name, is no new run to who has known it.
+    records.delete("j-1", &DeleteParams::default()).await.unwrap();
+    late = blocking(late, |late| {
+        let gone = late.read().unwrap_err().to_string();
+        assert!(gone.contains("not found"), "{gone}");
+    })
+    .await;
+    add_record(&records).await;
+    blocking(late, |late| {
+        let fresh = late.read().unwrap_err().to_string();
+        assert!(fresh.contains("version 0, and version 21 was known"), "{fresh}");
+        assert!(late.compare_and_swap(0, &Record::default()).is_err());
+    })
+    .await;
+}
+
+/// An empty record, as the operator makes it.
+async fn add_record(records: &Api<VarunaRecord>) {
+    let spec = RecordSpec {
+        uid: "u".into(),
+        job: "{}".into(),
+    };
+    records
+        .create(&PostParams::default(), &VarunaRecord::new("j-1", spec))
+        .await
+        .unwrap();
+}
+
+/// Stores block: outside the runtime.
+async fn blocking(
+    mut store: ClusterStore,
+    ask: impl FnOnce(&mut ClusterStore) + Send + 'static,
+) -> ClusterStore {
+    let asked = std::thread::spawn(move || {
+        ask(&mut store);
+        store
+    });
+    tokio::task::spawn_blocking(|| asked.join().unwrap())
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_record_is_gone_begins_no_second_run() {
+    let namespace = cluster().namespace("gone").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    let status = json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
+        "status": { "workers": 0, "newestPod": 3, "conditions": [], "plan": { "generation": 7, "shape": "P1xD1", "workers": 1, "idle": 0 } } });
+    jobs(&client, &namespace)
+        .patch_status("j", &PatchParams::apply("test").force(), &Patch::Apply(&status))
+        .await
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    eventually("the job says so", || async {
+        let degraded = condition(&client, &namespace, "Degraded").await?;
+        ensure!(
+            degraded["reason"] == "CoordinatorFails"
+                && degraded["message"]
+                    .as_str()
+                    .is_some_and(|m| m.contains("is gone, although plan 7 was made")),
+            "{degraded}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    assert!(record(&client, &namespace).await.is_err(), "a record was made");
 }
 
 #[tokio::test(flavor = "multi_thread")]
