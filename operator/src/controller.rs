@@ -200,5 +200,7 @@ async fn forget_deleted_jobs(context: Arc<Context>, jobs: Store<DynamicObject>) 
         let uids: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
         context.recorder.retain(|uid| uids.contains(uid));
         context.backoff.retain(|uid| uids.contains(uid));
+        context.applier.retain(|uid| uids.contains(uid));
+        context.credentials.retain(|uid| uids.contains(uid));
     }
 }

@@ -1,11 +1,12 @@
 //! Reconciles one job: observe -> decide -> carry out -> report -> publish.
 
 use crate::cluster::observe;
+use crate::cluster::ownership::is_of;
 use crate::cluster::publish::{publish, publish_event};
 use crate::context::Context;
 use crate::decide::{
-    Credentials, Decision, EventNote, Observed, ObservedJob, PodVerdict, Report, decide, deletion_events,
-    report,
+    CoordinatorGoal, Credentials, Decision, EventNote, Observed, ObservedJob, PodVerdict, Report, decide,
+    deletion_events, report,
 };
 use crate::error::{DEADLINE, Error};
 use crate::resource::{job_ref, resource};
@@ -37,7 +38,7 @@ pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Res
 }
 
 async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Action, Error> {
-    let observed = observe_cached(object, context).await?;
+    let observed = observe_cached(object, context);
     let Some((object, observed)) = confirm(object.clone(), observed, context).await? else {
         return Ok(Action::await_change());
     };
@@ -66,19 +67,16 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
 }
 
 /// What the watches have shown.
-async fn observe_cached(object: &DynamicObject, context: &Context) -> Result<Observed, Error> {
+fn observe_cached(object: &DynamicObject, context: &Context) -> Observed {
     let job = observe::job(object);
     let pods = context.pods.state();
     let pods = pods.iter().filter(|pod| {
-        pod.namespace().as_deref() == Some(&job.namespace) && observe::job_of(pod) == Some(&job.name)
+        pod.namespace().as_deref() == Some(&job.namespace)
+            && observe::job_of(pod) == Some(&job.name)
+            && is_of(&pod.metadata, &job)
     });
     let nodes = context.nodes.state();
-    Ok(Observed {
-        credentials: if job.deleting {
-            Credentials::default()
-        } else {
-            context.credentials.credentials(&job).await?
-        },
+    Observed {
         run: context.runs.observed(&job),
         failures: context.backoff.failures(&job),
         pods: pods.filter_map(|pod| observe::pod(pod)).collect(),
@@ -86,7 +84,7 @@ async fn observe_cached(object: &DynamicObject, context: &Context) -> Result<Obs
         now: Timestamp::now().as_second(),
         settings: context.settings.clone(),
         job,
-    })
+    }
 }
 
 /// Caches may be old: pods are created and deleted only on what the API server has now. None where the job is gone.
@@ -121,10 +119,11 @@ async fn carry_out(
 ) -> Result<(), Error> {
     let job = &observed.job;
     let spec = object.data.get("spec").cloned().unwrap_or_default();
-    context
-        .runs
-        .carry_out(job, &spec, decision, &observed.credentials)
-        .await?;
+    let credentials = match decision.coordinator {
+        CoordinatorGoal::Run | CoordinatorGoal::RunAndSave => context.credentials.credentials(job).await?,
+        CoordinatorGoal::Stop | CoordinatorGoal::Absent => Credentials::default(),
+    };
+    context.runs.carry_out(job, &spec, decision, &credentials).await?;
     context.runs.notify(job, &decision.notices);
     context.applier.apply(job, decision).await
 }

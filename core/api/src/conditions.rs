@@ -118,6 +118,8 @@ words! {
         ObjectsRefused,
         /// Degraded: the API server refuses the job's pods.
         PodsRefused,
+        /// Degraded: an object that is not the job's has the name of one that the job needs.
+        NameTaken,
         /// Degraded: the coordinator cannot start, or has ended with an error.
         CoordinatorFails,
         /// Degraded: a container cannot start, because of its image or its configuration.

@@ -1,5 +1,9 @@
 //! Makes a job's objects and pods what a decision wants them to be. Server-side apply: fields that others set on them stay.
+//!
+//! Apply is forced, so it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to touch
+//! another object that has taken the name meanwhile.
 
+use super::ownership::{is_of, verify};
 use crate::decide::objects::selector;
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
@@ -10,7 +14,7 @@ use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
     Preconditions, TypeMeta,
 };
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,11 +27,19 @@ const CREATED_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing changed: somebody may have changed them.
 const REAPPLY: Duration = Duration::from_secs(600);
 
+/// The objects of a job that were applied.
+struct Applied {
+    objects: Vec<Value>,
+    at: Instant,
+    /// Their uids, in their order.
+    uids: Vec<String>,
+}
+
 /// Writes objects and pods, and remembers which objects need not be written again.
 pub struct Applier {
     client: Client,
-    /// The objects that were applied for a job, and when, by its uid.
-    applied: Mutex<BTreeMap<String, (Vec<Value>, Instant)>>,
+    /// By the job's uid.
+    applied: Mutex<BTreeMap<String, Applied>>,
 }
 
 impl Applier {
@@ -47,7 +59,9 @@ impl Applier {
     pub async fn pods(&self, job: &ObservedJob) -> Result<Vec<Pod>, Error> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
         let of_job = ListParams::default().labels(&selector(&job.name));
-        Ok(pods.list(&of_job).await?.items)
+        let mut pods = pods.list(&of_job).await?.items;
+        pods.retain(|pod| is_of(&pod.metadata, job));
+        Ok(pods)
     }
 
     /// Applies objects, deletes and creates pods.
@@ -63,7 +77,7 @@ impl Applier {
         let resource = ApiResource::erase::<Pod>(&());
         let documents = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
         for pods in decision.create.chunks(CREATED_CONCURRENTLY) {
-            try_join_all(pods.iter().map(|pod| create(&documents, pod))).await?;
+            try_join_all(pods.iter().map(|pod| create(&documents, job, pod))).await?;
         }
         Ok(())
     }
@@ -92,31 +106,79 @@ impl Applier {
     }
 
     async fn apply_objects(&self, job: &ObservedJob, objects: &[Value]) -> Result<(), Error> {
-        let same = |(before, at): &(Vec<Value>, Instant)| before == objects && at.elapsed() < REAPPLY;
-        if self.applied.lock().get(&job.uid).is_some_and(same) {
+        let same = |a: &Applied| a.objects == objects && a.at.elapsed() < REAPPLY;
+        if objects.is_empty() || self.applied.lock().get(&job.uid).is_some_and(same) {
             return Ok(());
         }
+        let known = self.applied.lock().remove(&job.uid);
+        let mut known = known.map_or(vec![], |k| k.uids).into_iter();
+        let mut uids = Vec::with_capacity(objects.len());
         for object in objects {
-            let document: DynamicObject =
-                serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
-            let TypeMeta { api_version, kind } = document.types.clone().unwrap_or_default();
-            let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
-            let api: Api<DynamicObject> =
-                Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
-            let params = PatchParams::apply(MANAGER).force();
-            api.patch(
-                document.metadata.name.as_deref().unwrap_or_default(),
-                &params,
-                &Patch::Apply(object),
-            )
-            .await
-            .map_err(Error::refused(JobPart::Objects))?;
+            uids.push(self.apply_object(job, object, known.next()).await?);
         }
-        let applied = (objects.to_vec(), Instant::now());
+        let applied = Applied {
+            objects: objects.to_vec(),
+            at: Instant::now(),
+            uids,
+        };
         self.applied.lock().insert(job.uid.clone(), applied);
         Ok(())
     }
+
+    /// Creates an object or applies it to the one that is there, if that is the job's. Returns its uid. `known`: the uid that it had.
+    async fn apply_object(
+        &self,
+        job: &ObservedJob,
+        object: &Value,
+        known: Option<String>,
+    ) -> Result<String, Error> {
+        let document: DynamicObject =
+            serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
+        let TypeMeta { api_version, kind } = document.types.clone().unwrap_or_default();
+        let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
+        let name = document.name_any();
+        if let Some(uid) = known {
+            match apply_to(&api, &name, object, &uid).await {
+                // It was deleted, and perhaps made anew by somebody.
+                Err(kube::Error::Api(s)) if s.is_conflict() || s.is_not_found() => {}
+                applied => return applied.map(|()| uid).map_err(Error::refused(JobPart::Objects)),
+            }
+        }
+        match api.create(&created_by_us(), &document).await {
+            Ok(created) => return Ok(created.uid().unwrap_or_default()),
+            Err(kube::Error::Api(s)) if s.is_already_exists() => {}
+            Err(error) => return Err(Error::refused(JobPart::Objects)(error)),
+        }
+        let found = api.get(&name).await?;
+        verify(&kind, &found.metadata, job)?;
+        let uid = found.uid().unwrap_or_default();
+        apply_to(&api, &name, object, &uid)
+            .await
+            .map_err(Error::refused(JobPart::Objects))?;
+        Ok(uid)
+    }
+
+    /// Forgets deleted jobs.
+    pub fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.applied.lock().retain(|uid, _| exists(uid));
+    }
+}
+
+fn created_by_us() -> PostParams {
+    PostParams {
+        field_manager: Some(MANAGER.into()),
+        ..PostParams::default()
+    }
+}
+
+/// Applies to the object with this uid and to no other.
+async fn apply_to(api: &Api<DynamicObject>, name: &str, object: &Value, uid: &str) -> kube::Result<()> {
+    let mut object = object.clone();
+    object["metadata"]["uid"] = uid.into();
+    let params = PatchParams::apply(MANAGER).force();
+    api.patch(name, &params, &Patch::Apply(&object)).await.map(drop)
 }
 
 async fn delete(pods: &Api<Pod>, deletion: &PodDeletion) -> Result<(), Error> {
@@ -129,19 +191,17 @@ async fn delete(pods: &Api<Pod>, deletion: &PodDeletion) -> Result<(), Error> {
 }
 
 /// As a document: a typed pod would drop the template's fields that are newer than this program.
-async fn create(pods: &Api<DynamicObject>, pod: &Value) -> Result<(), Error> {
+async fn create(pods: &Api<DynamicObject>, job: &ObservedJob, pod: &Value) -> Result<(), Error> {
     let pod: DynamicObject = serde_json::from_value(pod.clone()).map_err(|e| Error::Refused {
         part: JobPart::Pods,
         message: e.to_string(),
     })?;
-    let params = PostParams {
-        field_manager: Some(MANAGER.into()),
-        ..PostParams::default()
-    };
-    match pods.create(&params, &pod).await {
+    match pods.create(&created_by_us(), &pod).await {
         Ok(_) => Ok(()),
-        // It was created before, and the answer was lost.
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        // It was created before, and the answer was lost; or it is not ours.
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            verify("Pod", &pods.get(&pod.name_any()).await?.metadata, job)
+        }
         Err(error) => Err(Error::refused(JobPart::Pods)(error)),
     }
 }

@@ -5,5 +5,6 @@ pub mod credentials;
 pub mod event_recorder;
 pub mod lease;
 pub mod observe;
+pub mod ownership;
 pub mod publish;
 pub mod record;

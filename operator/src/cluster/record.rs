@@ -2,6 +2,7 @@
 //!
 //! The operator creates the object, with the job as its run begins; the coordinator writes the status alone.
 
+use super::ownership::verify;
 use crate::decide::objects::{metadata, record_name};
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
@@ -53,12 +54,7 @@ pub async fn begin_run(
             .map_err(Error::refused(JobPart::Coordinator))?;
         return Ok(text.to_owned());
     };
-    if record.spec.uid != job.uid {
-        return Err(Error::coordinator(format!(
-            "VarunaRecord {name} is of another job (uid {}, this job's is {})",
-            record.spec.uid, job.uid
-        )));
-    }
+    verify("VarunaRecord", &record.metadata, job)?;
     if takes_text && record.spec.job != text {
         text.clone_into(&mut record.spec.job);
         record = records

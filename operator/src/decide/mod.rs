@@ -73,8 +73,8 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.coordinator = CoordinatorGoal::Absent;
         return decision;
     }
-    if !postponed(&observed.failures, &[JobPart::Objects]) {
-        decision.objects = objects::job_objects(&observed.job, &observed.credentials, observed.run.as_ref());
+    if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
+        decision.objects = objects::job_objects(&observed.job, observed.run.as_ref());
     }
     match decision.outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_pods(observed, job, &mut decision),
@@ -89,7 +89,8 @@ fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoa
     let runs = observed.run.as_ref().is_some_and(|r| r.ended.is_none());
     match outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend
-            if postponed(&observed.failures, &[JobPart::Coordinator]) =>
+            if postponed(&observed.failures, &[JobPart::Coordinator])
+                || (!runs && postponed(&observed.failures, &[JobPart::Names])) =>
         {
             CoordinatorGoal::Absent
         }

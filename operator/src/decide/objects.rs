@@ -25,10 +25,17 @@ pub fn selector(job: &str) -> String {
     format!("{JOB_LABEL}={job}")
 }
 
+/// Name of an object of a job. It ends in the first 8 digits of the job's uid: others may have objects of any other name, and a job that
+/// is made again under its name has others.
+fn name_of(job: &ObservedJob, object: &str) -> String {
+    let uid = job.uid.get(..8).unwrap_or(&job.uid);
+    format!("{}{object}-{uid}", job.name)
+}
+
 /// Name of a job's coordinator Service and of its EndpointSlice.
 #[must_use]
-pub fn coordinator_name(job: &str) -> String {
-    format!("{job}-coordinator")
+pub fn coordinator_name(job: &ObservedJob) -> String {
+    name_of(job, "-coordinator")
 }
 
 /// Key of the token in the Secret with a job's credentials.
@@ -40,19 +47,20 @@ pub(crate) const PRIVATE_KEY: &str = "tls.key";
 
 /// Name of the Secret with a job's credentials.
 #[must_use]
-pub fn token_name(job: &str) -> String {
-    format!("{job}-token")
+pub fn token_name(job: &ObservedJob) -> String {
+    name_of(job, "-token")
 }
 
-/// Name of the `VarunaRecord` with the coordinator's record. Jobs that follow each other under one name have different ones.
+/// Name of the ConfigMap that shows the plan.
+#[must_use]
+pub fn plan_name(job: &ObservedJob) -> String {
+    name_of(job, "-plan")
+}
+
+/// Name of the `VarunaRecord` with the coordinator's record.
 #[must_use]
 pub fn record_name(job: &ObservedJob) -> String {
-    format!("{}-{}", job.name, uid_digits(&job.uid))
-}
-
-/// The first 8 digits of an object's uid.
-fn uid_digits(uid: &str) -> &str {
-    uid.get(..8).unwrap_or(uid)
+    name_of(job, "")
 }
 
 /// Name of a pod.
@@ -75,29 +83,31 @@ pub fn metadata(job: &ObservedJob, name: &str) -> Value {
     })
 }
 
-/// Token, Service, EndpointSlice and a ConfigMap that shows the plan.
-#[must_use]
-pub fn job_objects(job: &ObservedJob, credentials: &Credentials, run: Option<&ObservedRun>) -> Vec<Value> {
+/// The Secret with a job's credentials. It is made once and never changed.
+pub(crate) fn token_secret(job: &ObservedJob, credentials: &Credentials) -> Value {
     let secret = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
     let mut data = BTreeMap::from([(TOKEN_KEY, secret(&credentials.token))]);
     if let Some(identity) = &credentials.identity {
         data.insert(CERTIFICATE_KEY, secret(&identity.certificate));
         data.insert(PRIVATE_KEY, secret(&identity.key));
     }
-    let service = coordinator_name(&job.name);
-    let mut objects = vec![
-        json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
-            "metadata": metadata(job, &token_name(&job.name)),
-            "data": data,
-        }),
-        json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": metadata(job, &service),
-            // Without a selector: the EndpointSlice below says where the leader runs.
-            "spec": { "ports": [{ "name": "grpc", "protocol": "TCP", "port": PORT, "targetPort": PORT }] },
-        }),
-    ];
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+        "metadata": metadata(job, &token_name(job)),
+        "data": data,
+    })
+}
+
+/// Service, EndpointSlice and a ConfigMap that shows the plan.
+#[must_use]
+pub fn job_objects(job: &ObservedJob, run: Option<&ObservedRun>) -> Vec<Value> {
+    let service = coordinator_name(job);
+    let mut objects = vec![json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": metadata(job, &service),
+        // Without a selector: the EndpointSlice below says where the leader runs.
+        "spec": { "ports": [{ "name": "grpc", "protocol": "TCP", "port": PORT, "targetPort": PORT }] },
+    })];
     let Some(run) = run else { return objects };
     if let Some((ip, port)) = &run.address {
         let mut slice = json!({
@@ -115,7 +125,7 @@ pub fn job_objects(job: &ObservedJob, credentials: &Credentials, run: Option<&Ob
     if let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.run.generation.0 > 0) {
         objects.push(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": metadata(job, &format!("{}-plan", job.name)),
+            "metadata": metadata(job, &plan_name(job)),
             "data": {
                 "generation": snapshot.run.generation.0.to_string(),
                 "shape": snapshot.run.plan.clone().unwrap_or_default(),

@@ -19,8 +19,6 @@ pub struct Observed {
     pub run: Option<ObservedRun>,
     /// What could not be carried out for the present spec.
     pub failures: Vec<Failure>,
-    /// Those in the job's Secret, or new ones where there is no Secret yet.
-    pub credentials: Credentials,
     /// The time.
     pub now: i64,
     /// The operator's configuration.
@@ -225,6 +223,8 @@ pub enum JobPart {
     Pods,
     /// The coordinator.
     Coordinator,
+    /// Names of the job's objects, which others may have taken.
+    Names,
 }
 
 /// What could not be carried out, and is not tried again for a while.

@@ -56,7 +56,7 @@ pub(super) fn pod(
         .unwrap_or_default();
     let worker_at = containers.iter().position(|c| c["name"] == WORKER);
     let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
-    let mut worker = worker(&observed.name, job, &base, settings);
+    let mut worker = worker(observed, job, &base, settings);
     mount_folders(&mut spec, &mut worker, job);
     containers.insert(0, worker);
     spec.insert("containers".into(), containers.into());
@@ -284,7 +284,7 @@ fn command(job: &Job) -> (&'static str, Vec<String>) {
 }
 
 /// The container of a pod's workers, with a GPU for each of them unless the job computes on the processor.
-fn worker(name: &str, job: &Job, base: &Value, settings: &Settings) -> Value {
+fn worker(observed: &ObservedJob, job: &Job, base: &Value, settings: &Settings) -> Value {
     let mut container = base.clone();
     container["name"] = WORKER.into();
     container["resources"] = resources(&base["resources"], job, settings);
@@ -305,14 +305,14 @@ fn worker(name: &str, job: &Job, base: &Value, settings: &Settings) -> Value {
     let field =
         |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
     let secret = |variable: &str, key: &str, optional: bool| {
-        let reference = json!({ "name": token_name(name), "key": key, "optional": optional });
+        let reference = json!({ "name": token_name(observed), "key": key, "optional": optional });
         json!({ "name": variable, "valueFrom": { "secretKeyRef": reference } })
     };
     let mut env = vec![
         field("VARUNA_POD_IP", "status.podIP"),
         field("VARUNA_NODE", "spec.nodeName"),
         field("VARUNA_WORKER_NAME", "metadata.name"),
-        json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(name)) }),
+        json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(observed)) }),
         secret("VARUNA_TOKEN", TOKEN_KEY, false),
         // Jobs that were created before there were certificates have none.
         secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),

@@ -33,7 +33,12 @@ pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
-        &[JobPart::Objects, JobPart::Pods, JobPart::Coordinator],
+        &[
+            JobPart::Objects,
+            JobPart::Pods,
+            JobPart::Coordinator,
+            JobPart::Names,
+        ],
     ) {
         return;
     }

@@ -70,6 +70,10 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
             Reason::PodsRefused,
             format!("the API server takes no pod of spec.workers.template: {message}"),
         ),
+        JobPart::Names => (
+            Reason::NameTaken,
+            format!("{message}; nothing of it is changed: delete it, or give the job another name"),
+        ),
         JobPart::Coordinator => (
             Reason::CoordinatorFails,
             format!("the job's coordinator cannot run: {message}"),

@@ -77,7 +77,12 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         .step
         .zip(step)
         .map_or(0, |(before, now)| (before - now).max(0));
-    let parts = [JobPart::Objects, JobPart::Pods, JobPart::Coordinator];
+    let parts = [
+        JobPart::Objects,
+        JobPart::Pods,
+        JobPart::Coordinator,
+        JobPart::Names,
+    ];
     Status {
         steps_lost: Some(before.steps_lost.unwrap_or(0) + fell),
         step,

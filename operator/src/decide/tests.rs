@@ -43,10 +43,6 @@ fn observed(max: u32) -> Observed {
         )]),
         run: None,
         failures: vec![],
-        credentials: Credentials {
-            token: "t".into(),
-            identity: None,
-        },
         now: NOW,
         settings: Settings {
             image: Some("img".into()),
@@ -221,7 +217,7 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
         .iter()
         .map(|o| o["kind"].as_str().unwrap())
         .collect();
-    assert_eq!(kinds, ["Secret", "Service"]);
+    assert_eq!(kinds, ["Service"]);
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     let pod = &desired.create[0];
     assert_eq!(pod["spec"]["restartPolicy"], "Never");

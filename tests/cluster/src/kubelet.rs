@@ -3,7 +3,7 @@
 //! A pod that is deleted has its process sent SIGTERM, and goes when that has ended; one whose process ended says how. The
 //! Service's address is not reachable here: a proxy stands for it, which goes by the EndpointSlice as kube-proxy does.
 
-use crate::documents;
+use crate::{documents, observed};
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -21,6 +21,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use varuna_operator::decide::objects::{coordinator_name, token_name};
 
 /// Interval at which pods are read.
 const EVERY: Duration = Duration::from_millis(200);
@@ -177,7 +178,8 @@ impl Kubelet {
             return Ok(false);
         }
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let secret = secrets.get(&format!("{}-token", self.job)).await?;
+        let job = observed(&self.client, &self.namespace, &self.job).await?;
+        let secret = secrets.get(&token_name(&job)).await?;
         let mut data = secret.data.context("credentials")?;
         let mut text = |key: &str| -> Result<String> {
             let value = data.remove(key).with_context(|| key.to_owned())?;
@@ -204,7 +206,8 @@ impl Kubelet {
 /// The port of the job's coordinator, whoever runs it now.
 async fn backend(client: &Client, namespace: &str, job: &str) -> Result<u16> {
     let slices = documents(client, namespace, &ApiResource::erase::<EndpointSlice>(&()));
-    let slice = slices.get(&format!("{job}-coordinator")).await?;
+    let job = observed(client, namespace, job).await?;
+    let slice = slices.get(&coordinator_name(&job)).await?;
     let port = slice.data["ports"][0]["port"].as_u64().context("a port")?;
     Ok(u16::try_from(port)?)
 }

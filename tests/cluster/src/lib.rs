@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use varuna_api::crd::VarunaRecord;
+use varuna_operator::cluster::observe;
 use varuna_operator::controller::{self, Scope};
-use varuna_operator::decide::Settings;
+use varuna_operator::decide::{ObservedJob, Settings};
 use varuna_operator::health::Health;
 use varuna_operator::metrics::Metrics;
 use varuna_operator::resource::resource;
@@ -256,6 +257,14 @@ impl Cluster {
 #[must_use]
 pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+/// A job as the operator observes it: the names of its objects go by it.
+///
+/// # Errors
+/// There is no such job.
+pub async fn observed(client: &Client, namespace: &str, name: &str) -> Result<ObservedJob> {
+    Ok(observe::job(&jobs(client, namespace).get(name).await?))
 }
 
 /// The record of the namespace's only job.

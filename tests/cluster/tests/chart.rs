@@ -4,7 +4,8 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
-use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, operator, record, root};
+use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, observed, operator, record, root};
+use varuna_operator::decide::objects::coordinator_name;
 use varuna_operator::metrics::{Cause, Measured, Phase};
 
 fn chart() -> String {
@@ -140,7 +141,8 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
     eventually("everything that a job needs is made", || async {
         ensure!(pods.list(&ListParams::default()).await?.items.len() == 2, "pods");
-        slices.get("j-coordinator").await?;
+        let observed = observed(&admin, &namespace, "j").await?;
+        slices.get(&coordinator_name(&observed)).await?;
         let record = record(&admin, &namespace).await?;
         ensure!(record.status.is_some(), "the coordinator has written no record");
         let status = jobs(&admin, &namespace).get("j").await?.data["status"].clone();

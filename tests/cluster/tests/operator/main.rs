@@ -5,6 +5,7 @@
     reason = "tests that tell a story"
 )]
 
+mod ownership;
 mod refused;
 
 use anyhow::{Result, ensure};
@@ -13,10 +14,10 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, Pat
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
-use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, operator, record, root};
+use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, observed, operator, record, root};
 use varuna_coordinator::store::RecordStore;
 use varuna_operator::cluster::record::ClusterStore;
-use varuna_operator::decide::objects::{NUMBER_LABEL, selector};
+use varuna_operator::decide::objects::{NUMBER_LABEL, coordinator_name, plan_name, selector, token_name};
 use varuna_protocol::Record;
 
 /// Changes a job at a path.
@@ -335,8 +336,10 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
 
     // Token, service, endpoint and record are there, and owned.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
-    let token = secrets.get("j-token").await.unwrap();
-    let credentials = token.data.unwrap();
+    let job = observed(&client, &namespace, "j").await.unwrap();
+    let (token, service) = (token_name(&job), coordinator_name(&job));
+    let credentials = secrets.get(&token).await.unwrap();
+    let credentials = credentials.data.unwrap();
     assert_eq!(credentials["token"].0.len(), 32);
     assert!(
         credentials["tls.crt"]
@@ -350,13 +353,13 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     );
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     assert_eq!(
-        services.get("j-coordinator").await.unwrap().owner_references()[0].kind,
+        services.get(&service).await.unwrap().owner_references()[0].kind,
         "VarunaJob"
     );
     let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
     let slices = varuna_cluster_tests::documents(&client, &namespace, &slices);
     eventually("the endpoint of the coordinator", || async {
-        let slice = slices.get("j-coordinator").await?;
+        let slice = slices.get(&service).await?;
         ensure!(
             slice.data["endpoints"][0]["addresses"][0] == "192.0.2.1",
             "{slice:?}"
@@ -478,10 +481,10 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         let left = pods(&client, &namespace).await?.len();
         ensure!(left == 0, "{left} pods");
         ensure!(
-            secrets.get_opt("j-token").await?.is_none() && records.list(&params).await?.items.is_empty(),
+            secrets.get_opt(&token).await?.is_none() && records.list(&params).await?.items.is_empty(),
             "secrets and records"
         );
-        ensure!(services.get_opt("j-coordinator").await?.is_none(), "service");
+        ensure!(services.get_opt(&service).await?.is_none(), "service");
         Ok(())
     })
     .await
@@ -762,16 +765,11 @@ async fn others_fields_on_our_objects_stay() {
     let _operator = operator(client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    let job = observed(&client, &namespace, "j").await.unwrap();
+    let service = coordinator_name(&job);
     cluster()
         .kubectl(
-            &[
-                "-n",
-                &namespace,
-                "annotate",
-                "service",
-                "j-coordinator",
-                "somebody=else",
-            ],
+            &["-n", &namespace, "annotate", "service", &service, "somebody=else"],
             "",
         )
         .unwrap();
@@ -781,25 +779,25 @@ async fn others_fields_on_our_objects_stay() {
     let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
     let slices = varuna_cluster_tests::documents(&client, &namespace, &slices);
     let port = slices
-        .get("j-coordinator")
+        .get(&service)
         .await
         .map(|s| s.data["ports"][0]["port"].clone())
         .unwrap_or_default();
     eventually("the second operator has applied", || async {
-        let now = slices.get("j-coordinator").await?.data["ports"][0]["port"].clone();
+        let now = slices.get(&service).await?.data["ports"][0]["port"].clone();
         ensure!(now != port, "{now}");
         Ok(())
     })
     .await
     .unwrap();
     assert_eq!(
-        services.get("j-coordinator").await.unwrap().annotations()["somebody"],
+        services.get(&service).await.unwrap().annotations()["somebody"],
         "else"
     );
     second.abort();
     let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     assert!(
-        plans.get_opt("j-plan").await.unwrap().is_none(),
+        plans.get_opt(&plan_name(&job)).await.unwrap().is_none(),
         "no plan without workers"
     );
 }

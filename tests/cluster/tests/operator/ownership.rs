@@ -1,0 +1,167 @@
+//! Objects with the names of a job's that are not its own, and jobs that follow each other under one name.
+
+use super::{condition, create, live, pods, pooled};
+use anyhow::{Context as _, ensure};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use varuna_api::crd::{RecordStatus, VarunaRecord};
+use varuna_cluster_tests::{cluster, eventually, jobs, observed, operator, record};
+use varuna_coordinator::record_format;
+use varuna_operator::decide::objects::{coordinator_name, plan_name, token_name};
+use varuna_protocol::Record;
+
+/// Something that a user made.
+fn add(namespace: &str, object: &Value) {
+    cluster()
+        .kubectl(&["-n", namespace, "create", "-f", "-"], &object.to_string())
+        .unwrap();
+}
+
+async fn says_that_the_name_is_taken(client: &Client, namespace: &str, what: &str) {
+    eventually(&format!("the job names {what}"), || async {
+        let degraded = condition(client, namespace, "Degraded").await?;
+        let message = degraded["message"].as_str().unwrap_or_default();
+        ensure!(
+            degraded["reason"] == "NameTaken" && message.contains(what),
+            "{degraded}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_others_with_our_names_are_left_alone_and_named() {
+    let namespace = cluster().namespace("foreign").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    let job = observed(&client, &namespace, "j").await.unwrap();
+    let (token, service) = (token_name(&job), coordinator_name(&job));
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+    let all_pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let labels = json!({ "varuna.dev/job": "j", "varuna.dev/pod-number": "1" });
+    let pod = json!({ "nodeName": "nowhere", "containers": [{ "name": "c", "image": "i" }] });
+    for object in [
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": token }, "stringData": { "token": "mine" } }),
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": service }, "spec": { "ports": [{ "port": 80 }] } }),
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "labels": labels }, "spec": pod }),
+    ] {
+        add(&namespace, &object);
+    }
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    let now = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+
+    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    let secret = secrets.get(&token).await.unwrap();
+    assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
+    assert!(secret.metadata.owner_references.is_none());
+    secrets.delete(&token, &now).await.unwrap();
+
+    says_that_the_name_is_taken(&client, &namespace, &format!("Service {service}")).await;
+    let found = services.get(&service).await.unwrap();
+    assert_eq!(found.spec.unwrap().ports.unwrap()[0].port, 80);
+    services.delete(&service, &now).await.unwrap();
+
+    says_that_the_name_is_taken(&client, &namespace, "Pod j-w1").await;
+    assert!(
+        all_pods
+            .get("j-w1")
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_none(),
+        "a pod with the job's label that is not the job's was deleted"
+    );
+    all_pods.delete("j-w1", &now).await.unwrap();
+    eventually("the job has its pod", || async {
+        let pod = pods(&client, &namespace).await?.pop().context("a pod")?;
+        ensure!(pod.owner_references()[0].uid == job.uid, "{pod:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    assert!(plans.get_opt(&plan_name(&job)).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_deleted_and_made_again_at_once_knows_nothing_of_the_one_before() {
+    let namespace = cluster().namespace("again").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    let written = eventually("the first job's record", || async {
+        let record = record(&client, &namespace).await?;
+        ensure!(
+            record.status.is_some() && live(&client, &namespace).await?.len() == 2,
+            "not yet"
+        );
+        Ok(record)
+    })
+    .await
+    .unwrap();
+    // As its coordinator leaves it after the last step.
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &namespace);
+    let done = Record {
+        version: 100,
+        term: 9,
+        done: true,
+        ..Record::default()
+    };
+    let status = RecordStatus {
+        version: 100,
+        record: ByteString(record_format::encode(&done).unwrap()),
+    };
+    let written = VarunaRecord {
+        status: Some(status),
+        ..written
+    };
+    records
+        .replace_status(&written.name_any(), &PostParams::default(), &written)
+        .await
+        .unwrap();
+    jobs(&client, &namespace)
+        .delete("j", &DeleteParams::default())
+        .await
+        .unwrap();
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    let second = observed(&client, &namespace, "j").await.unwrap();
+    eventually(
+        "the second job has pods and a record of its own, and nothing else is left",
+        || async {
+            let phase = jobs(&client, &namespace).get("j").await?.data["status"]["phase"].clone();
+            assert!(phase != "Complete", "it has trained nothing");
+            let mut uids: Vec<_> = pods(&client, &namespace)
+                .await?
+                .iter()
+                .map(|p| p.owner_references()[0].uid.clone())
+                .collect();
+            let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
+            let all = secrets.list(&ListParams::default()).await?;
+            uids.extend(all.iter().map(|s| s.owner_references()[0].uid.clone()));
+            let record = record(&client, &namespace).await?;
+            uids.push(record.spec.uid.clone());
+            ensure!(
+                uids.len() == 4 && uids.iter().all(|uid| *uid == second.uid),
+                "{uids:?}"
+            );
+            let record = record.status.context("nothing is written")?;
+            let record = record_format::decode(&record.record.0)?;
+            ensure!(!record.done && record.term == 1, "{record:?}");
+            Ok(())
+        },
+    )
+    .await
+    .unwrap();
+}
