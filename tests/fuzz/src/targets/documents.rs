@@ -127,6 +127,7 @@ fn record_seeds() -> Seeds {
         ),
         done: false,
         trust: Trust::default(),
+        waited_ms: 0,
     };
     let mut rolled_back = recorded().record;
     rolled_back.trust.compared.push(ID);
@@ -176,6 +177,7 @@ fn stored_record_seeds() -> Seeds {
         next: None,
         done: false,
         trust: Trust::default(),
+        waited_ms: 0,
     };
     let stored = |record| record_format::encode(record).expect("a seed can be written");
     vec![
