@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use varuna_api::crd::Status;
 use varuna_cluster_tests::{cluster, root};
 use varuna_operator::cluster::observe;
-use varuna_operator::decide::{Credentials, Observed, Settings, decide};
+use varuna_operator::decide::{Observed, Settings, decide};
 
 /// The pods of a new job, as the operator makes them.
 fn pods(document: &Value, namespace: &str) -> Vec<Value> {
@@ -21,7 +21,6 @@ fn pods(document: &Value, namespace: &str) -> Vec<Value> {
         nodes: BTreeMap::new(),
         run: None,
         failures: vec![],
-        credentials: Credentials::default(),
         now: 0,
         settings: Settings {
             image: None,
