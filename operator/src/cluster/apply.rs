@@ -27,19 +27,27 @@ const CREATED_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing changed: somebody may have changed them.
 const REAPPLY: Duration = Duration::from_secs(600);
 
-/// The objects of a job that were applied.
+/// An object as it was last applied.
+#[derive(Clone)]
 struct Applied {
-    objects: Vec<Value>,
+    object: Value,
     at: Instant,
-    /// Their uids, in their order.
-    uids: Vec<String>,
+    uid: String,
+}
+
+/// Kind and name of an object.
+type ObjectKey = (String, String);
+
+fn key(object: &Value) -> ObjectKey {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    (text(&object["kind"]), text(&object["metadata"]["name"]))
 }
 
 /// Writes objects and pods, and remembers which objects need not be written again.
 pub struct Applier {
     client: Client,
     /// By the job's uid.
-    applied: Mutex<BTreeMap<String, Applied>>,
+    applied: Mutex<BTreeMap<String, BTreeMap<ObjectKey, Applied>>>,
 }
 
 impl Applier {
@@ -106,22 +114,25 @@ impl Applier {
     }
 
     async fn apply_objects(&self, job: &ObservedJob, objects: &[Value]) -> Result<(), Error> {
-        let same = |a: &Applied| a.objects == objects && a.at.elapsed() < REAPPLY;
-        if objects.is_empty() || self.applied.lock().get(&job.uid).is_some_and(same) {
-            return Ok(());
-        }
-        let known = self.applied.lock().remove(&job.uid);
-        let mut known = known.map_or(vec![], |k| k.uids).into_iter();
-        let mut uids = Vec::with_capacity(objects.len());
         for object in objects {
-            uids.push(self.apply_object(job, object, known.next()).await?);
+            let key = key(object);
+            let known = self
+                .applied
+                .lock()
+                .get(&job.uid)
+                .and_then(|of_job| of_job.get(&key).cloned());
+            let is_applied = |a: &Applied| a.object == *object && a.at.elapsed() < REAPPLY;
+            if known.as_ref().is_some_and(is_applied) {
+                continue;
+            }
+            let applied = Applied {
+                uid: self.apply_object(job, object, known.map(|a| a.uid)).await?,
+                object: object.clone(),
+                at: Instant::now(),
+            };
+            let mut all = self.applied.lock();
+            all.entry(job.uid.clone()).or_default().insert(key, applied);
         }
-        let applied = Applied {
-            objects: objects.to_vec(),
-            at: Instant::now(),
-            uids,
-        };
-        self.applied.lock().insert(job.uid.clone(), applied);
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 mod checkpoint_location;
 mod conditions;
 mod decision;
+mod disruption_budget;
 mod events;
 mod failures;
 mod job_outcome;
@@ -75,6 +76,8 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     }
     if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
         decision.objects = objects::job_objects(&observed.job, observed.run.as_ref());
+        let budget = disruption_budget::disruption_budget(observed, &decision.pods);
+        decision.objects.push(budget);
     }
     match decision.outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_pods(observed, job, &mut decision),

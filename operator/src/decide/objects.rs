@@ -63,6 +63,12 @@ pub fn record_name(job: &ObservedJob) -> String {
     name_of(job, "")
 }
 
+/// Name of the `PodDisruptionBudget` of the workers' pods.
+#[must_use]
+pub fn budget_name(job: &ObservedJob) -> String {
+    name_of(job, "-workers")
+}
+
 /// Name of a pod.
 #[must_use]
 pub fn pod_name(job: &str, number: i64) -> String {

@@ -8,6 +8,7 @@ use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
 mod checkpoints;
+mod disruption_budget;
 mod failures;
 mod pod_template;
 mod properties;
@@ -217,7 +218,7 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
         .iter()
         .map(|o| o["kind"].as_str().unwrap())
         .collect();
-    assert_eq!(kinds, ["Service"]);
+    assert_eq!(kinds, ["Service", "PodDisruptionBudget"]);
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     let pod = &desired.create[0];
     assert_eq!(pod["spec"]["restartPolicy"], "Never");
