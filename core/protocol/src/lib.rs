@@ -18,9 +18,9 @@ pub use coordinator::{
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
     Conclusion, Digests, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status,
-    Time,
+    Suspicion, Time,
 };
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;
 pub use mutant::{CaughtBy, Mutant, Seeds};
-pub use trust::{Rollback, Trust};
+pub use trust::{OddHolder, Rollback, Trust};

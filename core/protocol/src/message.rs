@@ -135,6 +135,18 @@ impl Inventory {
     }
 }
 
+/// What a worker suspects of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Suspicion {
+    /// Nothing comes from it any more, or the connection has ended. About the worker itself: nothing moves here.
+    Gone,
+    /// It could not be connected to, or fetched from.
+    Unreachable,
+    /// What comes from it is damaged: frames, or states that differ from the digest that their sender made. Its memory may be bad, or this
+    /// worker's, or what lies between.
+    Damaged,
+}
+
 /// Commits in one answer to [`Order::Tell`].
 pub const TOLD_AT_ONCE: usize = 256;
 
@@ -149,8 +161,8 @@ pub enum Report {
         generation: Generation,
         /// Whom it is about (the worker itself where it does not know).
         about: WorkerId,
-        /// Could not connect to, or fetch from, `about`.
-        link: bool,
+        /// What is wrong.
+        why: Suspicion,
     },
     /// The answer to a fence.
     Inventory(Inventory),
@@ -356,7 +368,7 @@ impl TryFrom<WrittenRecord> for Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::Rollback;
+    use crate::trust::{OddHolder, Rollback};
     use varuna_plan::state::Chain;
 
     #[test]
@@ -402,6 +414,7 @@ mod tests {
         Trust {
             compared: vec![],
             rollbacks: vec![Rollback { to, generation }],
+            odd: vec![],
         }
     }
 
@@ -445,12 +458,22 @@ mod tests {
         let record: Record = serde_json::from_str(text).unwrap();
         assert!(record.trust.is_empty());
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
+        let mut trust = rolled_back(state(2, 40), 4);
+        trust.add_odd(OddHolder {
+            worker: WorkerId(7),
+            name: "w7".into(),
+        });
         let with = Record {
-            trust: rolled_back(state(2, 40), 4),
+            trust,
+            waited_ms: 40,
             ..record
         };
         let written = serde_json::to_string(&with).unwrap();
         let read: Record = serde_json::from_str(&written).unwrap();
         assert_eq!(read, with);
+        // As the release before wrote it.
+        let earlier = text.replace("false}", r#"false,"trust":{"compared":[],"rollbacks":[]}}"#);
+        let read: Record = serde_json::from_str(&earlier).unwrap();
+        assert_eq!((read.trust, read.waited_ms), (Trust::default(), 0));
     }
 }

@@ -360,6 +360,16 @@ mutants! {
     IgnoreDamagedEnd => unit_tests_and_seeds("f", 2_900),
     /// The last step's state is put again as often as it is found damaged.
     PutAnewForEver => UNIT_TESTS,
+    /// A source whose states arrive damaged is asked for ever.
+    AskDamagedForEver => UNIT_TESTS,
+    /// A worker that was left out for its speed is left out for ever.
+    NoSecondChance => UNIT_TESTS,
+    /// Who was found with wrong bits is forgotten with the coordinator that found it.
+    ForgetOddHolders => UNIT_TESTS,
+    /// Damaged frames look like a connection that ended.
+    HideDamagedFrames => UNIT_TESTS,
+    /// Workers between which data is damaged are planned next to one another again.
+    ForgetDamage => UNIT_TESTS,
 }
 
 /// Whether the bug is switched on; `false` at compile time without the feature.

@@ -2,13 +2,15 @@
 //! goes by the same.
 
 use serde::{Deserialize, Serialize};
-use varuna_plan::{Generation, StateId};
+use varuna_plan::{Generation, StateId, WorkerId};
 
 /// Compared checkpoints that are remembered. At most two states wait for their upload, so the newest complete one is among these
 /// even where several uploads fail.
 pub const COMPARED_MAX: usize = 8;
 /// Rollbacks that are remembered. An older one matters only where all checkpoints since have gone.
 pub const ROLLBACKS_MAX: usize = 16;
+/// Odd holders that are remembered. Each is let go when it is found, so an older one has ended long ago.
+pub const ODD_MAX: usize = 64;
 
 /// What comparisons have shown.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -18,6 +20,18 @@ pub struct Trust {
     pub compared: Vec<StateId>,
     /// Steps that were given up because holders differed; oldest first.
     pub rollbacks: Vec<Rollback>,
+    /// Workers that were found with other bits than a majority, oldest first. They are neither planned with nor resumed from.
+    pub odd: Vec<OddHolder>,
+}
+
+/// A worker that was found with other bits than most holders of the same state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OddHolder {
+    /// Its process.
+    pub worker: WorkerId,
+    /// Its name: a worker that is started again under it runs on the same machine.
+    pub name: String,
 }
 
 /// All that was done beyond a state before a generation counts no more: it may follow from wrong bits.
@@ -40,7 +54,7 @@ impl Trust {
     /// No comparison was made.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.compared.is_empty() && self.rollbacks.is_empty()
+        self.compared.is_empty() && self.rollbacks.is_empty() && self.odd.is_empty()
     }
 
     /// The state was given up, since it may follow from wrong bits.
@@ -71,6 +85,16 @@ impl Trust {
         }
         let spare = self.compared.len().saturating_sub(COMPARED_MAX);
         self.compared.drain(..spare);
+    }
+
+    /// A worker was found with other bits than a majority.
+    pub(crate) fn add_odd(&mut self, odd: OddHolder) {
+        if self.odd.iter().any(|o| o.worker == odd.worker) {
+            return;
+        }
+        self.odd.push(odd);
+        let spare = self.odd.len().saturating_sub(ODD_MAX);
+        self.odd.drain(..spare);
     }
 
     /// What is in the store under this state may be another copy than the one that was compared.

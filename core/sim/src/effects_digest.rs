@@ -12,8 +12,8 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Inventory, MemberEffect, Norms, Order,
-    Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Trust,
+    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Inventory, MemberEffect, Norms, OddHolder,
+    Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Suspicion, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -144,6 +144,7 @@ structs! {
     EvaluationSteps { interval_steps, batches },
     Digests { id, saved, units },
     Rollback { to, generation },
+    OddHolder { worker, name },
     Record { version, term, highest, plan, next, done, trust, waited_ms },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
     Prepared { run_gen, step, norm },
@@ -206,10 +207,15 @@ impl<K: Digest, V: Digest> Digest for BTreeMap<K, V> {
 /// Nothing while there was no comparison, as in jobs that compare nothing.
 impl Digest for Trust {
     fn digest(&self, d: &mut EffectsDigest) {
-        let Trust { compared, rollbacks } = self;
+        let Trust {
+            compared,
+            rollbacks,
+            odd,
+        } = self;
         if !self.is_empty() {
             d.add(compared);
             d.add(rollbacks);
+            d.add(odd);
         }
     }
 }
@@ -252,7 +258,7 @@ enums! {
     }
     Report {
         1 Status(status),
-        2 Suspect { generation, about, link },
+        2 Suspect { generation, about, why },
         3 Inventory(inventory),
         4 Committed { decision },
         5 Commits { after, decisions },
@@ -268,6 +274,11 @@ enums! {
         2 Finished,
         3 Orphaned,
         4 EngineStuck,
+    }
+    Suspicion {
+        1 Gone,
+        2 Unreachable,
+        3 Damaged,
     }
     Outcome {
         1 Done,

@@ -12,7 +12,7 @@ use v1::up::Message as Wire;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
-use varuna_protocol::{Digests, Inventory, Phase, Prepared, Ran, Report, Status};
+use varuna_protocol::{Digests, Inventory, Phase, Prepared, Ran, Report, Status, Suspicion};
 
 /// Lists of units.
 const ONCE: &str = "each unit at most once";
@@ -53,7 +53,12 @@ impl Upward {
             Wire::Suspect(s) => Upward::Report(Report::Suspect {
                 generation: Generation(s.generation),
                 about: WorkerId(s.about),
-                link: s.link,
+                why: match v1::Suspicion::try_from(s.why) {
+                    Ok(v1::Suspicion::Gone) => Suspicion::Gone,
+                    Ok(v1::Suspicion::Unreachable) => Suspicion::Unreachable,
+                    Ok(v1::Suspicion::Damaged) => Suspicion::Damaged,
+                    Err(_) => return Err(WireError::value("Suspect", "why", s.why, SUSPICIONS)),
+                },
             }),
             Wire::Inventory(inventory) => Upward::Report(Report::Inventory(read_inventory(inventory)?)),
             Wire::Committed(c) => Upward::Report(Report::Committed {
@@ -72,11 +77,16 @@ fn report_to_wire(report: &Report) -> Wire {
         Report::Suspect {
             generation,
             about,
-            link,
+            why,
         } => Wire::Suspect(v1::Suspect {
             generation: generation.0,
             about: about.0,
-            link: *link,
+            why: match why {
+                Suspicion::Gone => v1::Suspicion::Gone,
+                Suspicion::Unreachable => v1::Suspicion::Unreachable,
+                Suspicion::Damaged => v1::Suspicion::Damaged,
+            }
+            .into(),
         }),
         Report::Inventory(inventory) => Wire::Inventory(inventory_to_wire(inventory)),
         Report::Committed { decision } => Wire::Committed(v1::Committed {
@@ -162,6 +172,8 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
 
 /// The numbers of phases.
 const PHASES: &str = "1 to 5";
+/// The values of `Suspect.why`.
+const SUSPICIONS: &str = "0 (gone), 1 (unreachable) or 2 (damaged)";
 
 pub(crate) fn phase_to_wire(phase: Phase) -> v1::Phase {
     match phase {

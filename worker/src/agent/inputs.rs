@@ -138,6 +138,7 @@ impl Agent {
         let input = match event {
             PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },
             PeerEvent::Closed { generation, peer } => MemberInput::Closed { generation, peer },
+            PeerEvent::Damaged { generation, from } => MemberInput::Damaged { generation, from },
             PeerEvent::Message {
                 generation,
                 from,

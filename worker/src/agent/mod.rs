@@ -382,10 +382,10 @@ impl Agent {
         if let Report::Suspect {
             generation,
             about,
-            link,
+            why,
         } = &report
         {
-            tracing::info!(%generation, %about, link, "suspects a peer");
+            tracing::info!(%generation, %about, ?why, "suspects a peer");
         }
         self.send(Upward::Report(report));
     }

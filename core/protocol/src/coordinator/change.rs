@@ -44,9 +44,11 @@ impl Active {
         let drains = |w: &&WorkerId| shared.roster.status(**w).is_some_and(|s| s.draining);
         let draining: Vec<WorkerId> = members.iter().filter(drains).copied().collect();
         let speeds_changed = shared.update_speeds(members);
+        let spares: Vec<WorkerId> = plan.shape.spares.iter().map(|s| s.worker).collect();
+        let second_chance = shared.speeds.give_second_chances(turn.now, &spares);
         let considered = Considered::now(pool.clone(), shared, turn.now);
         let before = self.considered.replace(considered);
-        let others = before.is_none_or(|c| c.workers != pool);
+        let others = second_chance || before.is_none_or(|c| c.workers != pool);
         if !others && !speeds_changed {
             return None;
         }

@@ -2,12 +2,13 @@
 
 use super::comparison::Verdict;
 use super::event::Event;
-use super::mode::Mode;
+use super::mode::{Mode, persist};
 use super::outbox::OrderKind;
 use super::recovery::Collecting;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::{Digests, Inventory, Order, Phase, Record};
+use crate::message::{Digests, Inventory, Order, Phase, Record, Time};
+use crate::trust::OddHolder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
@@ -25,6 +26,13 @@ impl Mode {
         let because = differ.then(|| shared.why_distrusted()).flatten();
         match (self, because) {
             // In other modes it is looked at once training goes on, or is taken into account there.
+            // Who is odd is written before anything follows from it: a coordinator that comes after this one resumes from nobody else.
+            (Mode::Active(active), Some(_))
+                if shared.has_unwritten_odd() && !shared.record.delays_writes(turn.now) =>
+            {
+                let record = shared.record.stored.clone();
+                persist(active, shared.with_odd(record), shared, turn)
+            }
             (Mode::Active(active), Some(because)) => {
                 Mode::Collecting(Collecting::begin(active, because, shared, turn))
             }
@@ -81,10 +89,34 @@ impl Shared {
         ))
     }
 
+    /// Somebody was found odd, and the record does not say so.
+    fn has_unwritten_odd(&self) -> bool {
+        let written = &self.record.stored.trust.odd;
+        let unwritten = |w: WorkerId| written.iter().all(|o| o.worker != w);
+        self.roster.distrusted().any(unwritten) && !bug!(ForgetOddHolders)
+    }
+
+    /// The record with whoever was found odd.
+    pub(super) fn with_odd(&self, mut record: Record) -> Record {
+        for worker in self.roster.distrusted().filter(|_| !bug!(ForgetOddHolders)) {
+            let name = self.roster.name(worker);
+            record.trust.add_odd(OddHolder { worker, name });
+        }
+        record
+    }
+
+    /// An earlier coordinator has found these.
+    pub(super) fn distrust_as_written(&mut self, now: Time) {
+        for odd in &self.record.stored.trust.odd {
+            self.roster.distrust(odd.worker);
+            self.quarantine.had_wrong_bits(now, &odd.name);
+        }
+    }
+
     /// The record with the plan of a recovery at this state. `stored`: its checkpoint is complete. If it is not, the plan's workers may
     /// put the state again, long after it was compared: what is in the store then proves nothing.
     pub(super) fn resume_at(&mut self, id: StateId, stored: bool, plan: Plan) -> Record {
-        let mut record = self.record.with_plan(plan);
+        let mut record = self.with_odd(self.record.with_plan(plan));
         if !stored && !bug!(TrustStatePutAgain) {
             record.trust.give_up_compared(id);
             self.comparison.unwritten.take_if(|unwritten| *unwritten == id);

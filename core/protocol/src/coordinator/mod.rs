@@ -32,6 +32,7 @@ mod reports;
 mod resume;
 mod roster;
 mod run_mode;
+mod second_chances;
 mod shared;
 mod speeds;
 mod starting;

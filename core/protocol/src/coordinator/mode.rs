@@ -9,7 +9,7 @@ use super::recovery::{Collecting, Step};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
-use crate::message::{Record, Report};
+use crate::message::{Record, Report, Suspicion};
 use varuna_plan::{Generation, Unit, WorkerId};
 
 pub(super) enum Mode {
@@ -218,8 +218,8 @@ impl Mode {
             Report::Suspect {
                 generation,
                 about,
-                link,
-            } => return self.suspicion(from, generation, (about, link), shared, turn),
+                why,
+            } => return self.suspicion(from, generation, (about, why), shared, turn),
             Report::Committed { decision } => {
                 shared.reached(decision.id, turn.now);
                 shared.publish(decision, turn);
@@ -256,7 +256,7 @@ impl Mode {
         self,
         from: WorkerId,
         generation: Generation,
-        (about, link): (WorkerId, bool),
+        (about, why): (WorkerId, Suspicion),
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Mode {
@@ -267,15 +267,21 @@ impl Mode {
         }
         let next = shared.record.stored.next.as_ref();
         let of_change = next.is_some_and(|n| n.generation == generation);
-        if link && about != from && !bug!(ForgetBadLinks) {
+        let of_link = match why {
+            Suspicion::Gone => false,
+            Suspicion::Unreachable => true,
+            Suspicion::Damaged => !bug!(ForgetDamage),
+        };
+        if of_link && about != from && !bug!(ForgetBadLinks) {
             let least = shared.config.timing.bad_link;
             shared.bad_links.mark(turn.now, from, about, least);
         }
         let (who, whom) = (shared.roster.name(from), shared.roster.name(about));
-        let because = match (link, about == from) {
-            (true, _) => format!("{who} cannot reach {whom}"),
-            (false, false) => format!("{who} lost {whom}"),
-            (false, true) => format!("{who} is stuck"),
+        let because = match (why, about == from) {
+            (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
+            (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
+            (Suspicion::Gone, false) => format!("{who} lost {whom}"),
+            (Suspicion::Gone, true) => format!("{who} is stuck"),
         };
         match self {
             Mode::Active(mut active) if of_change && active.may_cancel(generation) => {
@@ -300,7 +306,7 @@ pub(super) fn recover(active: Active, because: String, shared: &mut Shared, turn
     Mode::Collecting(Collecting::begin(active, because, shared, turn))
 }
 
-fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+pub(super) fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     if bug!(SendBeforePersist)
         && let Some(plan) = record.next.as_ref().or(record.plan.as_ref())
     {
@@ -319,6 +325,7 @@ fn persist(active: Active, record: Record, shared: &mut Shared, turn: &mut Turn<
 /// The record has this coordinator's term.
 fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     shared.record.stored = record;
+    shared.distrust_as_written(turn.now);
     shared.progress.at = turn.now;
     turn.event(Event::TookOver {
         term: shared.record.term,

@@ -230,7 +230,7 @@ impl Collecting {
             tip: true,
         };
         match self.plan(resume, missing, shared, turn) {
-            Some(plan) => Step::Write(shared.record.with_rollback(plan, to)),
+            Some(plan) => Step::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
             None => Step::Wait,
         }
     }

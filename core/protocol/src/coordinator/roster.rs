@@ -156,9 +156,7 @@ impl Roster {
 
     /// Its state was found to be wrong.
     pub(super) fn distrust(&mut self, id: WorkerId) {
-        if self.workers.contains_key(&id) {
-            self.changes += u64::from(self.distrusted.insert(id));
-        }
+        self.changes += u64::from(self.distrusted.insert(id));
     }
 
     /// Its state was found to be wrong.

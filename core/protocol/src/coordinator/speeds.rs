@@ -5,6 +5,8 @@
 //! speeds are, and when they may be looked at again.
 
 use super::observed_costs::ObservedCosts;
+use super::second_chances::SecondChances;
+use crate::message::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use varuna_plan::{Generation, Shape, Step, WorkerId};
@@ -21,6 +23,8 @@ pub(super) fn slow_gain(shape: &Shape, present_ms: f64) -> bool {
 
 /// Speeds in force follow the estimates when these are so far off; closer is noise, or neighbours on the same machine.
 const BAND: f64 = 0.20;
+/// A worker of this speed or more is not slow.
+const SOUND: f64 = 1.0 - BAND;
 /// A worker that computes for less in a step is not judged, milliseconds: its times are decided by the time slices of the
 /// operating system, which are of this order.
 const LEAST_MS: f64 = 20.0;
@@ -57,6 +61,8 @@ pub(super) struct Speeds {
     /// Steps in a row whose time was far from the predicted one, and whether that was reported in this generation.
     off: usize,
     said: bool,
+    /// Workers that are left out, since they were slow.
+    second_chances: SecondChances,
     /// What steps say of the costs of all workers.
     pub(super) costs: ObservedCosts,
 }
@@ -128,6 +134,9 @@ impl Speeds {
         let mut changed = false;
         for (worker, estimate) in &estimates.speeds {
             let held = self.speeds.entry(*worker).or_insert(1.0);
+            if *estimate >= SOUND {
+                self.second_chances.forget(*worker);
+            }
             if (estimate / *held - 1.0).abs() > BAND {
                 *held = *estimate;
                 changed = true;
@@ -141,7 +150,20 @@ impl Speeds {
         self.speeds.get(&worker).copied().unwrap_or(1.0)
     }
 
+    /// What is known of a worker that was left out for its speed counts no more after a while, since nothing else is observed of it: it may
+    /// be planned with again, and is judged anew. True where there is one.
+    pub(super) fn give_second_chances(&mut self, now: Time, spares: &[WorkerId]) -> bool {
+        let slow = |w: &&WorkerId| self.speed(**w) < SOUND;
+        let slow: Vec<WorkerId> = spares.iter().filter(slow).copied().collect();
+        let due = self.second_chances.due(now, &slow);
+        for worker in &due {
+            self.speeds.remove(worker);
+        }
+        !due.is_empty()
+    }
+
     pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.second_chances.forget(worker);
         self.speeds.remove(&worker);
         self.windows.remove(&worker);
         let fresh = self.fresh.remove(&worker);

@@ -44,7 +44,10 @@ impl Coordinator {
             quarantined: shared.quarantine.len(),
             bad_links: shared.bad_links.len(),
             prepared_plans: shared.prepared_plans.len(),
-            comparisons: shared.comparison.len() + trust.compared.len() + trust.rollbacks.len(),
+            comparisons: shared.comparison.len()
+                + trust.compared.len()
+                + trust.rollbacks.len()
+                + trust.odd.len(),
         }
     }
 }

@@ -8,7 +8,7 @@ mod resuming;
 mod reviewed;
 
 use super::*;
-use crate::message::{Inventory, Order, Phase, Prepared, Ran, Report, Status};
+use crate::message::{Inventory, Order, Phase, Prepared, Ran, Report, Status, Suspicion};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -297,7 +297,7 @@ fn suspect(generation: u64, about: WorkerId) -> Report {
     Report::Suspect {
         generation: Generation(generation),
         about,
-        link: false,
+        why: Suspicion::Gone,
     }
 }
 
@@ -762,7 +762,7 @@ fn a_failed_link_is_planned_around_and_relayed() {
         Report::Suspect {
             generation: Generation(1),
             about: B,
-            link: true,
+            why: Suspicion::Unreachable,
         },
     );
     let here = [(Unit(0), state(1, 1)), (Unit(1), state(1, 1))];

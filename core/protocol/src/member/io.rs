@@ -84,6 +84,13 @@ pub enum MemberInput {
         /// To or from whom.
         peer: WorkerId,
     },
+    /// What came from a peer was no sound frame; its connection is about to end.
+    Damaged {
+        /// Of which generation.
+        generation: Generation,
+        /// Who sent it.
+        from: WorkerId,
+    },
     /// A message on a connection of that generation.
     Peer {
         /// Of the connection.

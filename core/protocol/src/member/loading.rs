@@ -5,7 +5,7 @@ use super::holdings::same;
 use super::in_plan::{InPlan, PlannedChange, Stage};
 use super::transfers::Ask;
 use super::{Engine, Member, MemberEffect};
-use crate::message::{PeerMessage, Phase, Time};
+use crate::message::{PeerMessage, Phase, Suspicion, Time};
 use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit, WorkerId};
 
@@ -101,7 +101,15 @@ impl Member {
             Stage::Source => false,
         };
         if needed && !bug!(IgnoreClosedPeer) {
-            self.suspect(peer, false, effects);
+            self.suspect(peer, Suspicion::Gone, effects);
+        }
+    }
+
+    /// A peer's connection is about to end, since what came over it was no sound frame.
+    pub(super) fn damaged(&self, generation: Generation, from: WorkerId, effects: &mut Vec<MemberEffect>) {
+        let here = self.generation() == generation && self.phase() != Phase::Source;
+        if here && !self.finished() && !bug!(HideDamagedFrames) {
+            self.suspect(from, Suspicion::Damaged, effects);
         }
     }
 
@@ -142,7 +150,8 @@ impl Member {
         let Stage::Loading(transfers) = &mut current.stage else {
             return;
         };
-        let sources = current.plan.sources_for(self.config.id, unit);
+        let mut sources = current.plan.sources_for(self.config.id, unit);
+        sources.retain(|w| !transfers.sends_damaged(*w));
         if let Base::Fixed { id, .. } = current.plan.base {
             if id == StateId::INITIAL {
                 self.replace(unit, id);
@@ -198,15 +207,22 @@ impl Member {
         effects: &mut Vec<MemberEffect>,
     ) {
         let me = self.config.id;
-        let current = self.current.as_mut();
-        let Some(transfers) = current.and_then(InPlan::transfers) else {
+        let Some(current) = &mut self.current else { return };
+        let sources = current.plan.sources_for(me, unit);
+        let Some(transfers) = current.transfers() else {
             return;
         };
         if from == me {
             // The store has no sound shard: there is no way to this plan's base, another one must be found.
-            self.suspect(from, false, effects);
+            self.suspect(from, Suspicion::Gone, effects);
         } else if transfers.asked_peer(unit) == Some(from) {
             transfers.forget(unit);
+            transfers.note_damaged(from);
+            // Who sends damaged state again and again is not asked any more. Where nobody else has it, another plan is needed.
+            let mut others = sources.iter().filter(|w| !transfers.sends_damaged(**w));
+            if others.next().is_none() {
+                return self.suspect(from, Suspicion::Damaged, effects);
+            }
             self.load(now, effects);
         }
     }

@@ -22,7 +22,7 @@ mod transfers;
 pub use io::{ExitReason, MemberConfig, MemberEffect, MemberInput, MemberTiming};
 pub use tables::MemberTables;
 
-use crate::message::{Phase, Prepared, Report, Status, Time};
+use crate::message::{Phase, Prepared, Report, Status, Suspicion, Time};
 use holdings::Holdings;
 use in_plan::{InPlan, PlannedChange};
 use memory::{Checkpoints, History, Waiting};
@@ -203,11 +203,11 @@ impl Member {
         }
     }
 
-    fn suspect(&self, about: WorkerId, link: bool, effects: &mut Vec<MemberEffect>) {
+    fn suspect(&self, about: WorkerId, why: Suspicion, effects: &mut Vec<MemberEffect>) {
         effects.push(MemberEffect::Report(Report::Suspect {
             generation: self.generation(),
             about,
-            link,
+            why,
         }));
     }
 
@@ -235,6 +235,7 @@ impl Member {
             }
             MemberInput::Connected { generation, peer } => self.connected(now, generation, peer, effects),
             MemberInput::Closed { generation, peer } => self.closed(generation, peer, effects),
+            MemberInput::Damaged { generation, from } => self.damaged(generation, from, effects),
             MemberInput::Peer {
                 generation,
                 from,
@@ -331,7 +332,7 @@ impl Member {
             effects.push(MemberEffect::Report(Report::Suspect {
                 generation: change.plan.generation,
                 about,
-                link: true,
+                why: Suspicion::Unreachable,
             }));
         }
     }
@@ -361,8 +362,8 @@ impl Member {
         }
         current.progress_at = now;
         match current.hanging_on(me, &self.holdings) {
-            Some(peer) if loading => self.suspect(peer, true, effects),
-            _ => self.suspect(me, false, effects),
+            Some(peer) if loading => self.suspect(peer, Suspicion::Unreachable, effects),
+            _ => self.suspect(me, Suspicion::Gone, effects),
         }
     }
 }

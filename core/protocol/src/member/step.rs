@@ -2,7 +2,7 @@
 
 use super::norm_exchange::NormExchange;
 use super::{Engine, ExitReason, Member, MemberEffect};
-use crate::message::{Conclusion, Norms, PeerMessage, Phase, Ran, Report, Time};
+use crate::message::{Conclusion, Norms, PeerMessage, Phase, Ran, Report, Suspicion, Time};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
@@ -306,7 +306,7 @@ impl Member {
             && run == generation
         {
             self.engine = Engine::Failed { generation, step };
-            self.suspect(about.unwrap_or(self.config.id), false, effects);
+            self.suspect(about.unwrap_or(self.config.id), Suspicion::Gone, effects);
         }
     }
 }

@@ -7,7 +7,7 @@ mod norm_tree;
 mod reviewed;
 
 use super::*;
-use crate::message::{Norms, Order, PeerMessage, Ran};
+use crate::message::{Norms, Order, PeerMessage, Ran, Suspicion};
 use std::time::Duration;
 use varuna_plan::Layout;
 use varuna_plan::state::UnitNorm;
@@ -509,7 +509,7 @@ fn a_fetch_without_progress_is_asked_again_and_the_link_is_blamed() {
     let suspect = Report::Suspect {
         generation: Generation(2),
         about: PEER,
-        link: true,
+        why: Suspicion::Unreachable,
     };
     assert!(
         rig.put(MemberInput::Tick)
@@ -589,7 +589,7 @@ fn a_step_that_fails_by_itself_is_suspected_and_still_aborted_by_the_fence() {
     let suspect = Report::Suspect {
         generation: Generation(1),
         about: PEER,
-        link: false,
+        why: Suspicion::Gone,
     };
     assert_eq!(effects, vec![MemberEffect::Report(suspect)]);
     assert!(rig.order(FENCE).contains(&MemberEffect::Abort));

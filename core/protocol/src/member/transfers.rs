@@ -30,7 +30,12 @@ pub(super) struct Transfers {
     shards_asked: BTreeMap<Unit, Time>,
     /// How many sources were tried.
     tried: BTreeMap<Unit, usize>,
+    /// How many states of each source arrived damaged.
+    damaged: BTreeMap<WorkerId, u32>,
 }
+
+/// A source is not asked any more once so many of its states arrived damaged. One is chance: memory and wires flip bits now and then.
+const DAMAGED_MAX: u32 = 3;
 
 impl Transfers {
     /// What was asked for, of peers and of the store.
@@ -112,6 +117,18 @@ impl Transfers {
         for fetch in self.fetches.values_mut().filter(|f| f.from == from) {
             fetch.asked_at = now;
         }
+    }
+
+    /// A state from this source differed from the digest that its sender made of it.
+    pub(super) fn note_damaged(&mut self, from: WorkerId) {
+        let count = self.damaged.entry(from).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    /// It sends damaged states again and again.
+    pub(super) fn sends_damaged(&self, source: WorkerId) -> bool {
+        let count = self.damaged.get(&source).copied().unwrap_or(0);
+        count >= DAMAGED_MAX && !bug!(AskDamagedForEver)
     }
 
     /// The unit is here, or is to be asked for anew.

@@ -8,7 +8,7 @@ use varuna_protocol::Listing;
 use varuna_protocol::coordinator::{Observed, Timing};
 use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Inventory, Phase, Prepared,
-    Ran, Record, Report, Status, Time,
+    Ran, Record, Report, Status, Suspicion, Time,
 };
 use varuna_sim::{EffectsDigest, RandomPlanner, Rng};
 
@@ -160,7 +160,10 @@ impl Draw {
             7 => Report::Suspect {
                 generation: self.generation(plan),
                 about: self.worker(),
-                link: self.chance(50),
+                why: self
+                    .rng
+                    .pick(&[Suspicion::Gone, Suspicion::Unreachable, Suspicion::Damaged])
+                    .unwrap_or(Suspicion::Gone),
             },
             8 | 9 => self.inventory(store.highest),
             10 => Report::Commits {

@@ -12,7 +12,7 @@ use varuna_plan::{
     StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, WorkerView};
-use varuna_protocol::{Digests, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status};
+use varuna_protocol::{Digests, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
 
@@ -232,10 +232,15 @@ pub(crate) fn digests() -> impl Strategy<Value = Digests> {
 
 pub(crate) fn upward() -> impl Strategy<Value = Upward> {
     let commits = (any::<u64>(), proptest::collection::vec(decision(), 0..4));
-    let suspect = (any::<u64>(), any::<u64>(), any::<bool>()).prop_map(|(g, about, link)| Report::Suspect {
+    let why = prop_oneof![
+        Just(Suspicion::Gone),
+        Just(Suspicion::Unreachable),
+        Just(Suspicion::Damaged)
+    ];
+    let suspect = (any::<u64>(), any::<u64>(), why).prop_map(|(g, about, why)| Report::Suspect {
         generation: Generation(g),
         about: WorkerId(about),
-        link,
+        why,
     });
     prop_oneof![
         hello().prop_map(Upward::Hello),

@@ -7,7 +7,7 @@ use prost::Message;
 use std::sync::Arc;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::{RunView, WorkerView};
-use varuna_protocol::{Digests, Order, Phase, Report, RunMode};
+use varuna_protocol::{Digests, Order, Phase, Report, RunMode, Suspicion};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Downward, StepMetrics, Upward, Welcome, status, v1};
 
@@ -56,7 +56,7 @@ fn up_seeds() -> Seeds {
     let suspect = Report::Suspect {
         generation: Generation(2),
         about: WorkerId(2),
-        link: true,
+        why: Suspicion::Unreachable,
     };
     vec![
         ("hello", encode(&Upward::Hello(conversation::hello(WorkerId(1))))),

@@ -65,19 +65,29 @@ fn serve(shared: &Shared, open: &Open, from: WorkerId, (socket, session): (&TcpS
         Some(session) => receive(shared, open, from, session.on(input)),
         None => receive(shared, open, from, input),
     };
+    let damaged = received
+        .as_ref()
+        .is_err_and(|error| error.kind() == io::ErrorKind::InvalidData);
     match received {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+        Err(error) if damaged => {
             tracing::warn!(%generation, %from, %error, "a peer's connection is closed: what came is no frame");
         }
         ended => tracing::debug!(%generation, %from, why = ?ended.err(), "a peer's connection ended"),
     }
     // The generation holds another handle: without a shutdown the peer would not see the end.
     let _ = socket.shutdown(Shutdown::Both);
-    report_loss(shared, open, from);
+    report_loss(shared, open, from, damaged);
 }
 
-fn report_loss(shared: &Shared, open: &Open, peer: WorkerId) {
+/// `damaged`: what came from the peer was no sound frame.
+fn report_loss(shared: &Shared, open: &Open, peer: WorkerId, damaged: bool) {
     if open.lost(peer) {
+        if damaged {
+            (shared.emit)(PeerEvent::Damaged {
+                generation: open.generation,
+                from: peer,
+            });
+        }
         (shared.emit)(PeerEvent::Closed {
             generation: open.generation,
             peer,
@@ -202,7 +212,7 @@ fn watch(
     }
     queue.close();
     let _ = socket.shutdown(Shutdown::Both);
-    report_loss(shared, open, peer);
+    report_loss(shared, open, peer, false);
 }
 
 fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut out: impl Write) {

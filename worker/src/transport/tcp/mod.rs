@@ -37,6 +37,8 @@ pub enum PeerEvent {
     Connected { generation: Generation, peer: WorkerId },
     /// A connection of an open generation ended; once for each peer.
     Closed { generation: Generation, peer: WorkerId },
+    /// What came from a peer was no sound frame: its connection ends, and `Closed` follows.
+    Damaged { generation: Generation, from: WorkerId },
     /// A protocol message.
     Message {
         generation: Generation,

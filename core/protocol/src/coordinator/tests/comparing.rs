@@ -133,7 +133,7 @@ fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
     assert_eq!(rig.plan().members(), [A, B]);
     assert!(rig.plan().sources.iter().all(|s| !s.contains(&C)));
     assert_eq!(rig.base(), (at, false), "no step is lost");
-    assert!(rig.store.trust.is_empty());
+    assert!(rig.store.trust.compared.is_empty() && rig.store.trust.rollbacks.is_empty());
     for phase in [Phase::Ready, Phase::Running] {
         for worker in [A, B] {
             rig.status(worker, 2, phase, at);
@@ -141,6 +141,32 @@ fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
     }
     rig.wait(200);
     assert!(rig.sent.contains(&(C, Order::Release)));
+}
+
+/// The coordinator that made the comparison ends before its recovery has a plan.
+#[test]
+fn who_was_found_odd_stands_in_the_record_before_anything_follows_from_it() {
+    let mut rig = Rig::training(&ALL);
+    let at = state(1, 4);
+    for (worker, bits) in ALL.into_iter().zip([7, 7, 9]) {
+        rig.status(worker, 1, Phase::Running, at);
+        rig.digests(worker, at, false, bits);
+    }
+    assert_eq!(rig.plan().generation, Generation(1));
+    let mut rig = Rig::with(config(), rig.store);
+    for worker in ALL {
+        rig.join(worker);
+    }
+    rig.wait(20);
+    rig.all_answer(&ALL, at);
+    assert_eq!(rig.plan().generation, Generation(2));
+    assert_eq!(rig.plan().members(), [A, B]);
+    assert!(rig.plan().sources.iter().all(|s| !s.contains(&C)));
+    // A worker of its name is left out as well.
+    let again = WorkerId(4);
+    rig.join_as(again, "w3");
+    rig.wait(500);
+    assert_eq!(rig.store.next, None);
 }
 
 /// Others start in the place of processes that end.

@@ -141,6 +141,62 @@ fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
     assert_eq!(rig.machine.run().compute_factor, None);
 }
 
+/// Like [`Wide`], without workers that compute at less than half the others' speed.
+struct LeavesSlowOut;
+
+impl Planner for LeavesSlowOut {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        let (fast, slow): (Vec<_>, Vec<_>) = request.workers.iter().cloned().partition(|w| w.speed > 0.5);
+        let workers = fast;
+        let mut shape = Wide.plan(&PlanRequest {
+            workers,
+            ..request.clone()
+        })?;
+        let spare = |w: varuna_plan::WorkerInfo| varuna_plan::Spare {
+            worker: w.id,
+            reason: "slow".into(),
+        };
+        shape.spares = slow.into_iter().map(spare).collect();
+        Ok(shape)
+    }
+}
+
+/// Whether it still is slow, nobody can say: only who trains is measured.
+#[test]
+fn a_worker_that_was_left_out_for_its_speed_is_tried_again_after_a_while() {
+    let long = CoordinatorConfig {
+        last_step: Step(1_000_000),
+        ..config()
+    };
+    let mut rig = Rig::with(long, Record::default());
+    rig.machine.shared.planner = Box::new(LeavesSlowOut);
+    let slow = speeds::Estimates {
+        speeds: [(B, 0.3)].into(),
+        ..Default::default()
+    };
+    rig.machine.shared.speeds.adopt(&slow);
+    for worker in [A, B] {
+        rig.join(worker);
+        rig.answer(worker, &[]);
+    }
+    rig.wait(60);
+    for phase in [Phase::Ready, Phase::Running] {
+        rig.status(A, 1, phase, StateId::INITIAL);
+    }
+    assert_eq!(rig.plan().members(), [A]);
+    let began = rig.now;
+    let mut step = 0;
+    while rig.store.next.is_none() {
+        assert!(rig.now.since(began) < Duration::from_secs(11 * 60));
+        step += 1;
+        rig.wait(500);
+        rig.status(A, 1, Phase::Running, state(1, step));
+        rig.say(B, Report::Status(idle()));
+    }
+    assert!(rig.now.since(began) > Duration::from_secs(9 * 60));
+    assert_eq!(rig.store.next.clone().unwrap().members(), [A, B]);
+}
+
 /// All that is known then is an estimate, and a first step loads libraries: on a loaded machine it costs no second plan.
 #[test]
 fn the_first_step_of_a_run_has_more_time_than_later_ones_of_which_some_were_seen() {

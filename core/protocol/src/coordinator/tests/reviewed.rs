@@ -513,7 +513,7 @@ fn a_dead_link_of_a_planned_change_cancels_it_and_is_planned_around() {
         Report::Suspect {
             generation: change,
             about: C,
-            link: true,
+            why: Suspicion::Unreachable,
         },
     );
     rig.wait(20);
@@ -569,7 +569,7 @@ fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
         Report::Suspect {
             generation: Generation(1),
             about: B,
-            link: true,
+            why: Suspicion::Unreachable,
         },
     );
     for worker in [C, A, B] {
@@ -763,6 +763,28 @@ fn patient() -> CoordinatorConfig {
     let mut config = config();
     config.timing.restore = Duration::from_secs(4);
     config
+}
+
+/// What A gets from B is damaged on its way, or in the memory of one of them.
+#[test]
+fn workers_between_which_data_is_damaged_are_named_and_planned_apart_for_a_while() {
+    let mut rig = Rig::training(&[A, B]);
+    let why = Suspicion::Damaged;
+    rig.say(
+        A,
+        Report::Suspect {
+            generation: Generation(1),
+            about: B,
+            why,
+        },
+    );
+    let because = "what w1 gets from w2 is damaged";
+    let named = |e: &Event| matches!(e, Event::Fenced { because: b, .. } if b == because);
+    assert!(rig.events.iter().any(named), "{:?}", rig.events);
+    for worker in [A, B] {
+        rig.answer(worker, &all_at(state(1, 1)));
+    }
+    assert_eq!(rig.plan().members().len(), 1);
 }
 
 /// B alone has the second unit, and is gone; there is a checkpoint. A answers each of these coordinators.

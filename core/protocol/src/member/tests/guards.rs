@@ -270,3 +270,74 @@ fn a_plan_that_finds_the_engine_busy_is_entered_when_it_has_stopped() {
     assert!(effects.contains(&MemberEffect::Accepted(next)));
     assert_eq!(rig.member.generation(), Generation(2));
 }
+
+/// Asks of a worker that is to load from these sources, after so many of them sent damaged states.
+fn asks_after_damage(sources: &[WorkerId], damaged: usize) -> (Vec<WorkerId>, Vec<Report>) {
+    let mut rig = Rig::new();
+    let id = StateId {
+        run_gen: Generation(1),
+        step: Step(5),
+        chain: StateId::INITIAL.chain,
+    };
+    let base = fixed(id, None);
+    let mut effects = rig.order(Order::Prepare(plan(2, base, &[ME, PEER], sources)));
+    for peer in [PEER, WorkerId(3)] {
+        effects.extend(rig.connect(2, peer));
+    }
+    let (mut asked, mut reports) = (Vec::new(), Vec::new());
+    for _ in 0..=damaged {
+        let mut last = None;
+        for effect in effects.drain(..) {
+            match effect {
+                MemberEffect::Send {
+                    to,
+                    message: PeerMessage::Fetch { unit: Unit(0) },
+                    ..
+                } => last = Some(to),
+                MemberEffect::Report(report @ Report::Suspect { .. }) => reports.push(report),
+                _ => {}
+            }
+        }
+        let Some(from) = last else { break };
+        asked.push(from);
+        effects = rig.put(MemberInput::FetchFailed {
+            generation: Generation(2),
+            from,
+            unit: Unit(0),
+        });
+    }
+    (asked, reports)
+}
+
+#[test]
+fn a_source_that_sends_damaged_states_is_not_asked_for_ever() {
+    let (asked, reports) = asks_after_damage(&[PEER], 10);
+    assert_eq!(asked, [PEER; 3]);
+    let suspected = Report::Suspect {
+        generation: Generation(2),
+        about: PEER,
+        why: Suspicion::Damaged,
+    };
+    assert_eq!(reports, [suspected], "nobody else has it");
+    let (asked, reports) = asks_after_damage(&[PEER, WorkerId(3)], 10);
+    assert_eq!(asked.len(), 6, "{asked:?}");
+    assert_eq!(reports.len(), 1, "{reports:?}");
+}
+
+#[test]
+fn a_peer_that_sends_damaged_frames_is_named_for_that() {
+    let mut rig = Rig::running();
+    for (generation, named) in [(2, false), (1, true)] {
+        let generation = Generation(generation);
+        let effects = rig.put(MemberInput::Damaged {
+            generation,
+            from: PEER,
+        });
+        let suspected = MemberEffect::Report(Report::Suspect {
+            generation,
+            about: PEER,
+            why: Suspicion::Damaged,
+        });
+        assert_eq!(effects.contains(&suspected), named);
+    }
+}

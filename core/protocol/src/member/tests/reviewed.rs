@@ -175,7 +175,7 @@ fn a_peer_that_cannot_be_reached_for_a_planned_change_is_named_once() {
     let suspect = MemberEffect::Report(Report::Suspect {
         generation,
         about: third,
-        link: true,
+        why: Suspicion::Unreachable,
     });
     let named = |rig: &mut Rig, after: Duration| {
         rig.now = rig.now.after(after);
