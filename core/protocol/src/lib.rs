@@ -9,6 +9,7 @@ mod mutant;
 pub mod coordinator;
 pub mod member;
 pub mod message;
+pub mod record;
 pub mod trust;
 
 pub use coordinator::{
@@ -17,10 +18,11 @@ pub use coordinator::{
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
-    Conclusion, Digests, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Record, Report, Status,
+    Conclusion, Digests, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Report, Status,
     Suspicion, Time,
 };
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;
 pub use mutant::{CaughtBy, Mutant, Seeds};
+pub use record::Record;
 pub use trust::{OddHolder, Rollback, Trust};

@@ -1,8 +1,9 @@
-//! Which states may be resumed from, by what comparisons between holders have shown. It is part of the record: a new coordinator
-//! goes by the same.
+//! Which states may be resumed from, by what comparisons between holders have shown, and what of a worker's answer counts no more. It is
+//! part of the record: a new coordinator goes by the same.
 
+use crate::message::Inventory;
 use serde::{Deserialize, Serialize};
-use varuna_plan::{Generation, StateId, WorkerId};
+use varuna_plan::{Generation, StateId, Step, WorkerId};
 
 /// Compared checkpoints that are remembered. At most two states wait for their upload, so the newest complete one is among these
 /// even where several uploads fail.
@@ -111,11 +112,34 @@ impl Trust {
     }
 }
 
+impl Inventory {
+    /// Takes out what counts no more since a rollback.
+    pub(crate) fn forget_void(&mut self, trust: &Trust) {
+        if trust.rollbacks.is_empty() {
+            return;
+        }
+        let leads_to_void = |run_gen: Generation, step: Step| {
+            let id = StateId {
+                run_gen,
+                step: step.next(),
+                ..StateId::INITIAL
+            };
+            trust.is_void(id)
+        };
+        self.units.retain(|_, id| !trust.is_void(*id));
+        self.prepared.retain(|_, p| !leads_to_void(p.run_gen, p.step));
+        self.ran = self.ran.filter(|r| !leads_to_void(r.generation, r.step));
+        self.decision = self.decision.filter(|d| !trust.is_void(d.id));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_plan::Step;
+    use crate::message::{Prepared, Ran};
     use varuna_plan::state::Chain;
+    use varuna_plan::state::UnitNorm;
+    use varuna_plan::{Decision, Unit};
 
     fn state(run_gen: u64, step: u64) -> StateId {
         StateId {
@@ -173,5 +197,39 @@ mod tests {
         assert_eq!(trust.rollbacks.len(), ROLLBACKS_MAX);
         trust.add_compared(state(2, 18));
         assert_eq!(trust.compared.last(), Some(&to));
+    }
+
+    #[test]
+    fn what_counts_no_more_is_taken_out_of_an_answer() {
+        let trust = rolled_back(state(2, 40), 4);
+        let norm = UnitNorm {
+            norm2: 1.0,
+            overflow: false,
+            before: varuna_plan::OptimizerProgress::START,
+            loss: 0.0,
+            eval_loss: None,
+        };
+        let prepared = |run_gen: u64, step: u64| Prepared {
+            run_gen: Generation(run_gen),
+            step: Step(step),
+            norm,
+        };
+        let ran = |generation: u64, step: u64| Ran {
+            generation: Generation(generation),
+            step: Step(step),
+            norm_put_in: true,
+        };
+        let mut inventory = Inventory {
+            upto: Generation(5),
+            units: [(Unit(0), state(2, 40)), (Unit(1), state(3, 50))].into(),
+            // The step that is run from the state that was gone back to leads beyond it.
+            prepared: [(Unit(0), prepared(2, 40)), (Unit(1), prepared(4, 40))].into(),
+            ran: Some(ran(2, 40)),
+            decision: Some(Decision::conclude(state(3, 50), Generation(3), &[norm], None)),
+        };
+        inventory.forget_void(&trust);
+        assert_eq!(inventory.units, [(Unit(0), state(2, 40))].into());
+        assert_eq!(inventory.prepared, [(Unit(1), prepared(4, 40))].into());
+        assert_eq!((inventory.ran, inventory.decision), (None, None));
     }
 }

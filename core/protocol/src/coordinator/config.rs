@@ -1,6 +1,7 @@
 //! The coordinator's configuration, its inputs and its effects.
 
-use crate::message::{Order, Record, Report};
+use crate::message::{Order, Report};
+use crate::record::Record;
 use std::time::Duration;
 use varuna_plan::device::Hardware;
 use varuna_plan::{EvaluationSteps, Layout, LossScaling, StateId, Step, WorkerId};

@@ -51,7 +51,8 @@ pub use run_mode::RunMode;
 pub use speeds::Observed;
 pub use tables::CoordinatorTables;
 
-use crate::message::{Record, Time};
+use crate::message::Time;
+use crate::record::Record;
 use ending::Ending;
 use mode::Mode;
 use shared::Shared;

@@ -9,7 +9,8 @@ use super::recovery::{Collecting, Step};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
-use crate::message::{Record, Report, Suspicion};
+use crate::message::{Report, Suspicion};
+use crate::record::Record;
 use varuna_plan::{Generation, Unit, WorkerId};
 
 pub(super) enum Mode {

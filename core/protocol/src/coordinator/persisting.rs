@@ -7,7 +7,8 @@ use super::record::WriteAttempt;
 use super::recovery::Collecting;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::{Record, Time};
+use crate::message::Time;
+use crate::record::Record;
 use varuna_plan::Unit;
 
 /// Waits for a write.

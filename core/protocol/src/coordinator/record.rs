@@ -2,7 +2,8 @@
 
 use super::config::{CoordinatorEffect, Timing};
 use super::turn::Turn;
-use crate::message::{Record, Time};
+use crate::message::Time;
+use crate::record::Record;
 use crate::trust::Rollback;
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,7 +4,8 @@ use super::config::Hello;
 use super::event::{Divergence, Event};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
-use crate::message::{Inventory, Order, Phase, Record, Status, Time};
+use crate::message::{Inventory, Order, Phase, Status, Time};
+use crate::record::Record;
 use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
 
 impl Shared {

@@ -2,7 +2,8 @@
 
 use super::config::{CoordinatorEffect, CoordinatorInput};
 use super::event::Event;
-use crate::message::{Order, Record, Time};
+use crate::message::{Order, Time};
+use crate::record::Record;
 use varuna_plan::WorkerId;
 
 /// Whose level an input can have changed. What is done worker by worker is done for these only: else the work for one message
