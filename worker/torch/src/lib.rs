@@ -24,6 +24,8 @@ pub use streams::{Fetch, Mark, Streams};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Kind, Tensor};
 
 type Handle = *mut torch_sys::C_tensor;
@@ -103,17 +105,20 @@ pub fn backward(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<(), TorchE
     checked(unsafe { vt_backward(outputs.as_ptr(), gradients.as_ptr(), count) })
 }
 
-/// Makes `gradient` the tensor's `.grad`, so that autograd accumulates into it in place.
+/// Makes `gradient` the tensor's `.grad`, so that autograd accumulates into it in place. Its elements are of the tensor's kind, or Float: the
+/// sums of a tensor of 16 bits are kept in 32.
 ///
 /// # Errors
-/// Shapes or kinds differ.
+/// Shapes or devices differ, or the kind is another one.
 pub fn set_grad(tensor: &Tensor, gradient: &Tensor) -> Result<(), TorchError> {
-    if tensor.size() != gradient.size() {
-        return Err(TorchError(format!(
-            "gradient of {:?} for {:?}",
-            gradient.size(),
-            tensor.size()
-        )));
+    let of = |t: &Tensor| {
+        let kind = t.f_kind().map_err(|e| TorchError(e.to_string()))?;
+        Ok::<_, TorchError>((kind, t.size(), t.device()))
+    };
+    let (own, given) = (of(tensor)?, of(gradient)?);
+    let fits = (own.1 == given.1 && own.2 == given.2) && [own.0, Kind::Float].contains(&given.0);
+    if !fits {
+        return Err(TorchError(format!("gradient of {given:?} for {own:?}")));
     }
     // SAFETY: two live handles; the shim copies the reference-counted tensor.
     checked(unsafe { vt_set_grad(handle(tensor), handle(gradient)) })
@@ -220,6 +225,23 @@ fn scalar_type(kind: Kind) -> Result<c_int, TorchError> {
     }
 }
 
+/// What ends the life of memory that a tensor was made over; shared with the tensor, since a call that fails may have run it or not.
+struct Release {
+    run: extern "C" fn(*mut c_void),
+    context: *mut c_void,
+    ran: AtomicBool,
+}
+
+/// Takes over a `*const Release` that came from `Arc::into_raw`.
+extern "C" fn release_once(shared: *mut c_void) {
+    // SAFETY: `shared` comes from Arc::into_raw in `from_memory`, and either libtorch calls this, once, or `from_memory` does where
+    // libtorch has not.
+    let shared = unsafe { Arc::from_raw(shared.cast::<Release>().cast_const()) };
+    shared.ran.store(true, Ordering::Release);
+    (shared.run)(shared.context);
+}
+
+/// A tensor over memory that lives until `release(context)` runs, which is once, also where this fails.
 fn from_memory(
     data: *mut c_void,
     scalar_type: c_int,
@@ -228,20 +250,34 @@ fn from_memory(
     context: *mut c_void,
 ) -> Result<Tensor, TorchError> {
     let mut out: Handle = std::ptr::null_mut();
-    let dimensions = c_int::try_from(shape.len()).map_err(|_| TorchError("too many dimensions".into()))?;
+    let ours = Arc::new(Release {
+        run: release,
+        context,
+        ran: AtomicBool::new(false),
+    });
+    let theirs = Arc::into_raw(Arc::clone(&ours)).cast_mut().cast();
+    let dimensions = c_int::try_from(shape.len()).map_err(|_| TorchError("too many dimensions".into()));
     // SAFETY: `data` stays valid until `release(context)` runs; both callers tie it to the memory's owner, which has as many
     // elements of this type as the shape.
-    checked(unsafe {
-        vt_from_memory(
-            data,
-            scalar_type,
-            shape.as_ptr(),
-            dimensions,
-            release,
-            context,
-            &raw mut out,
-        )
-    })?;
+    let made = dimensions.and_then(|dimensions| {
+        checked(unsafe {
+            vt_from_memory(
+                data,
+                scalar_type,
+                shape.as_ptr(),
+                dimensions,
+                release_once,
+                theirs,
+                &raw mut out,
+            )
+        })
+    });
+    if let Err(error) = made {
+        if !ours.ran.load(Ordering::Acquire) {
+            release_once(theirs);
+        }
+        return Err(error);
+    }
     // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
@@ -249,9 +285,44 @@ fn from_memory(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU32;
     use tch::Device;
 
     const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    #[test]
+    fn memory_that_no_tensor_is_made_over_is_released_once() {
+        static RELEASED: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn release(_: *mut c_void) {
+            RELEASED.fetch_add(1, Ordering::SeqCst);
+        }
+        let null = std::ptr::null_mut();
+        let float = scalar_type(Kind::Float).unwrap();
+        let mut memory = [1.0f32; 2];
+        let data: *mut c_void = memory.as_mut_ptr().cast();
+        assert!(from_memory(data, float, &[-2], release, null).is_err());
+        assert_eq!(RELEASED.load(Ordering::SeqCst), 1);
+        let tensor = from_memory(data, float, &[2], release, null).unwrap();
+        assert_eq!(RELEASED.load(Ordering::SeqCst), 1);
+        drop(tensor);
+        assert_eq!(RELEASED.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_gradient_of_another_shape_or_kind_is_refused() {
+        let weights = Tensor::ones([2, 3], CPU);
+        assert!(set_grad(&weights, &Tensor::zeros([2, 3], CPU)).is_ok());
+        let half = weights.to_kind(Kind::BFloat16);
+        assert!(set_grad(&half, &Tensor::zeros([2, 3], CPU)).is_ok());
+        for (size, kind) in [
+            ([3, 2], Kind::Float),
+            ([2, 3], Kind::Double),
+            ([2, 3], Kind::BFloat16),
+        ] {
+            let error = set_grad(&weights, &Tensor::zeros(size, (kind, Device::Cpu))).unwrap_err();
+            assert!(error.to_string().contains("gradient of"), "{error}");
+        }
+    }
 
     #[test]
     fn a_backward_with_a_given_gradient_is_the_chain_rule() {
