@@ -4,23 +4,9 @@
 //! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or both. The tests of
 //! both compare this table with what happens, so it is never better or worse than the truth.
 
-/// What catches a mutant.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CaughtBy {
-    /// Some unit test of this crate fails.
-    pub unit_tests: bool,
-    /// One of the seeds of the simulated world breaks an invariant.
-    pub seeds: Option<Seeds>,
-}
+mod caught_by;
 
-/// Where in the simulated world a mutant is caught.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seeds {
-    /// Letters of the invariants that it may break.
-    pub invariants: &'static str,
-    /// One of the 400 seeds from here on breaks one of them.
-    pub from: u64,
-}
+pub use caught_by::{CaughtBy, Seeds};
 
 const UNIT_TESTS: CaughtBy = CaughtBy {
     unit_tests: true,

@@ -214,7 +214,7 @@ impl Active {
         if bug!(DoneWithoutFinalCheckpoint) || !shared.config.final_checkpoint {
             return Next::Write(shared.record.with_done());
         }
-        if shared.final_checkpoint.is_damaged(shared.progress.best) {
+        if shared.checkpoints.last.is_damaged(shared.progress.best) {
             return Next::Recover("the checkpoint of the last step was found damaged".to_owned());
         }
         if turn.now >= self.list_at {

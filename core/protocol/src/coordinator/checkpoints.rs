@@ -3,6 +3,7 @@
 //! A request stays until the store shows a state that is newer than it; so a lost order, a crash in the middle of an upload or a
 //! store that is down delays it and never loses it. Requests do not pile up: a newer one takes the older one's place.
 
+use super::final_checkpoint::FinalCheckpoint;
 use crate::message::Time;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
@@ -17,6 +18,8 @@ pub(super) struct Checkpoints {
     /// When the newest came, or the clock's last request.
     clock: Option<Time>,
     list_at: Time,
+    /// What is known of that of the last step.
+    pub(super) last: FinalCheckpoint,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

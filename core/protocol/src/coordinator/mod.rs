@@ -135,7 +135,7 @@ impl Coordinator {
                 }
                 shared.checkpoints.listed(turn.now, list);
                 let last_step = shared.config.last_step;
-                shared.final_checkpoint.listed(&listing, last_step, turn);
+                shared.checkpoints.last.listed(&listing, last_step, turn);
                 if let Some(collecting) = mode.collecting() {
                     collecting.take_listing(turn.now, listing);
                 }

@@ -4,7 +4,7 @@ use super::active::Active;
 use super::config::CoordinatorEffect;
 use super::ending::Ending;
 use super::event::{Event, Outcome};
-use super::persisting::{GivenUp, Persisting, Then, persisted};
+use super::persisting::{GivenUp, Persisting, Then};
 use super::recovery::{Collecting, Step};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
@@ -76,11 +76,10 @@ impl Mode {
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
                 Step::Wait => Mode::Collecting(collecting),
                 Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
-                Step::Note(record) => Mode::Persisting(Persisting {
-                    write: shared.record.write(record, turn),
-                    given_up: None,
-                    then: Then::Collecting(collecting),
-                }),
+                Step::Note(record) => Mode::Persisting(Persisting::of(
+                    shared.record.write(record, turn),
+                    Then::Collecting(collecting),
+                )),
                 Step::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
                 Step::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
                 Step::GiveUp(units) => {
@@ -127,11 +126,7 @@ impl Mode {
             }
             Mode::Starting(starting) => {
                 let write = shared.record.take_over(record, turn);
-                Mode::TakingOver(Persisting {
-                    write,
-                    given_up: None,
-                    then: Then::Active(starting.into_active()),
-                })
+                Mode::TakingOver(Persisting::of(write, Then::Active(starting.into_active())))
             }
             _ if shared.record.is_superseded(&record) => {
                 turn.event(Event::Deposed { by_term: record.term });
@@ -153,7 +148,7 @@ impl Mode {
                 shared.record.stored = record;
                 shared.record.note_failed_write(turn.now, &shared.config.timing);
                 then.active().write_failed(turn.now, &shared.config.timing);
-                then.go_on()
+                go_back(then)
             }
             mode => mode,
         }
@@ -303,7 +298,7 @@ impl Mode {
     }
 }
 
-pub(super) fn recover(active: Active, because: String, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn recover(active: Active, because: String, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     Mode::Collecting(Collecting::begin(active, because, shared, turn))
 }
 
@@ -316,11 +311,7 @@ pub(super) fn persist(active: Active, record: Record, shared: &mut Shared, turn:
         }
     }
     let write = shared.record.write(record, turn);
-    Mode::Persisting(Persisting {
-        write,
-        given_up: None,
-        then: Then::Active(active),
-    })
+    Mode::Persisting(Persisting::of(write, Then::Active(active)))
 }
 
 /// The record has this coordinator's term.
@@ -335,24 +326,60 @@ fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'
         return go_on(then, shared, turn);
     }
     let Then::Active(active) = then else {
-        return then.go_on();
+        return go_back(then);
     };
     let until = turn.now.after(shared.config.timing.settle);
     Mode::Settling(Settling { until, active })
 }
 
-pub(super) fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+/// What a write has left as it was.
+fn go_back(then: Then) -> Mode {
+    match then {
+        Then::Active(active) => Mode::Active(active),
+        Then::Collecting(collecting) => Mode::Collecting(collecting),
+    }
+}
+
+/// The record is written.
+fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+    let Persisting {
+        mut then, given_up, ..
+    } = persisting;
+    if record.highest != shared.record.stored.highest {
+        then.active().planned_at = turn.now;
+    }
+    let before = std::mem::replace(&mut shared.record.stored, record);
+    shared.record.note_write();
+    match given_up {
+        Some(given_up) if given_up.is_to_be_looked_at_again(turn.now, &shared.config.timing) => {
+            let because = "what is left may have changed before the run was given up".to_owned();
+            let Then::Active(active) = then else {
+                return go_back(then);
+            };
+            return recover(active, because, shared, turn);
+        }
+        Some(given_up) => return give_up(given_up.units, shared, turn),
+        None => {}
+    }
+    if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
+        shared.progress.at = turn.now; // a planned change must never postpone the detection of a death
+    }
+    shared.tell_of_write(&before, turn);
+    go_on(then, shared, turn)
+}
+
+fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     if shared.record.stored.done {
         turn.event(Event::Done {
             step: shared.config.last_step,
         });
         return Mode::Ending(Ending::new(Outcome::Done, turn.now));
     }
-    then.go_on().step(shared, turn)
+    go_back(then).step(shared, turn)
 }
 
 /// Nothing is left of these units.
-pub(super) fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     turn.event(Event::Lost { units: units.clone() });
     shared.release_all(turn);
     finish(Outcome::StateLost { units }, turn)

@@ -244,12 +244,12 @@ impl Collecting {
         turn: &mut Turn<'_>,
     ) -> Step {
         let id = resume.id;
-        if shared.final_checkpoint.is_damaged(id) {
-            if !shared.final_checkpoint.may_put_anew() {
+        if shared.checkpoints.last.is_damaged(id) {
+            if !shared.checkpoints.last.may_put_anew() {
                 return Step::GiveUp(shared.config.layout.all_units().collect());
             }
             let every = shared.config.timing.ask_again;
-            shared.final_checkpoint.discard(id, every, turn);
+            shared.checkpoints.last.discard(id, every, turn);
             return Step::Wait;
         }
         let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));

@@ -6,7 +6,6 @@ use super::churn::Churn;
 use super::comparison::Comparison;
 use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::{Divergence, Event};
-use super::final_checkpoint::FinalCheckpoint;
 use super::outbox::Outbox;
 use super::prepared_plans::PreparedPlans;
 use super::progress::{FruitlessGenerations, Progress};
@@ -31,7 +30,6 @@ pub(super) struct Shared {
     pub(super) outbox: Outbox,
     pub(super) progress: Progress,
     pub(super) checkpoints: Checkpoints,
-    pub(super) final_checkpoint: FinalCheckpoint,
     pub(super) speeds: Speeds,
     pub(super) prepared_plans: PreparedPlans,
     pub(super) bad_links: BadLinks,
@@ -61,7 +59,6 @@ impl Shared {
             outbox: Outbox::new(config.timing.repeat),
             progress: Progress::after(config.published),
             checkpoints: Checkpoints::default(),
-            final_checkpoint: FinalCheckpoint::default(),
             speeds: Speeds::default(),
             prepared_plans: PreparedPlans::default(),
             bad_links: BadLinks::default(),

@@ -6,6 +6,7 @@ mod estimates;
 mod guards;
 mod resuming;
 mod reviewed;
+mod waiting;
 
 use super::*;
 use crate::message::{Inventory, Order, Phase, Prepared, Ran, Report, Status, Suspicion};
@@ -157,17 +158,6 @@ impl Rig {
                 CoordinatorEffect::Event(event) => self.events.push(event),
                 CoordinatorEffect::Finish(outcome) => self.finished = Some(outcome),
             }
-        }
-    }
-
-    /// The store's answer.
-    fn list(&mut self) {
-        if self.listing != Answer::Never {
-            self.put(CoordinatorInput::Checkpoints(Listing {
-                complete: self.complete.clone(),
-                damaged: self.damaged.clone(),
-                fresh: self.listing == Answer::Now,
-            }));
         }
     }
 

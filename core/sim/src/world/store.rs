@@ -48,15 +48,6 @@ pub(super) struct Store {
     pub(super) damaged_ends: u32,
 }
 
-impl Store {
-    /// Deletes what is left of a damaged checkpoint; others are left alone.
-    fn discard(&mut self, id: StateId) {
-        if self.damaged.remove(&id) {
-            self.shards.retain(|(of, _), _| *of != id);
-        }
-    }
-}
-
 impl Host<Schedule> {
     pub(super) fn add_coordinator_process(&mut self) {
         let seed = self.env.rng.draw();
@@ -172,7 +163,9 @@ impl Host<Schedule> {
                 return self.coordinator(c, CoordinatorInput::Checkpoints(listing));
             }
             Timer::Discard(c, id) => {
-                self.env.store.discard(id);
+                if self.env.store.damaged.remove(&id) {
+                    self.env.store.shards.retain(|(of, _), _| *of != id);
+                }
                 self.after_random(1, 15, Timer::List(c));
             }
             Timer::PutShard(upload) => self.put_or_retry(upload),

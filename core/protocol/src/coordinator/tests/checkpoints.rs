@@ -2,6 +2,19 @@
 
 use super::*;
 
+impl Rig {
+    /// The store's answer.
+    pub(super) fn list(&mut self) {
+        if self.listing != Answer::Never {
+            self.put(CoordinatorInput::Checkpoints(Listing {
+                complete: self.complete.clone(),
+                damaged: self.damaged.clone(),
+                fresh: self.listing == Answer::Now,
+            }));
+        }
+    }
+}
+
 /// The steps beyond which a checkpoint was ordered, of all workers.
 fn saves(rig: &mut Rig) -> BTreeSet<(WorkerId, u64)> {
     let sent = std::mem::take(&mut rig.sent);

@@ -1,0 +1,123 @@
+//! How long holders are waited for, and what damaged data does.
+
+use super::*;
+use crate::member::MemberTiming;
+
+/// What A gets from B is damaged on its way, or in the memory of one of them.
+#[test]
+fn workers_between_which_data_is_damaged_are_named_and_planned_apart_for_a_while() {
+    let mut rig = Rig::training(&[A, B]);
+    let why = Suspicion::Damaged;
+    rig.say(
+        A,
+        Report::Suspect {
+            generation: Generation(1),
+            about: B,
+            why,
+        },
+    );
+    let because = "what w1 gets from w2 is damaged";
+    let named = |e: &Event| matches!(e, Event::Fenced { because: b, .. } if b == because);
+    assert!(rig.events.iter().any(named), "{:?}", rig.events);
+    for worker in [A, B] {
+        rig.answer(worker, &[(Unit(0), state(1, 1)), (Unit(1), state(1, 1))]);
+    }
+    assert_eq!(rig.plan().members().len(), 1);
+}
+
+/// Holders are waited for far longer than workers take to find another coordinator.
+fn patient() -> CoordinatorConfig {
+    let mut config = config();
+    config.timing.restore = Duration::from_secs(4);
+    config
+}
+
+/// B alone has the second unit, and is gone; there is a checkpoint. A answers each of these coordinators.
+fn waits_for_b(store: Record) -> Rig {
+    let mut rig = Rig::with(patient(), store);
+    rig.complete = vec![state(1, 3)];
+    rig.join(A);
+    rig
+}
+
+/// A coordinator is killed before its wait for holders ends, and so is each that follows it.
+#[test]
+fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
+    let mut rig = Rig::training_with(patient(), &[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.complete = vec![state(1, 3)];
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let waits = |rig: &mut Rig, time_ms: u64| {
+        for _ in 0..time_ms / 100 {
+            rig.wait_with(A, 100);
+            rig.answer(A, &[(Unit(0), state(1, 4))]);
+        }
+    };
+    waits(&mut rig, 500);
+    let mut coordinators = 1;
+    while rig
+        .store
+        .plan
+        .as_ref()
+        .is_some_and(|p| p.generation == Generation(1))
+    {
+        assert!(coordinators < 20, "waited {} ms", rig.store.waited_ms);
+        rig = waits_for_b(rig.store);
+        // Less than the wait, more than a take-over and what it takes workers to come back.
+        waits(&mut rig, 1_500);
+        coordinators += 1;
+    }
+    assert!(coordinators > 2, "{coordinators}");
+    let base = Base::Fixed {
+        id: state(1, 3),
+        decision: None,
+        checkpoint: true,
+    };
+    assert_eq!(rig.plan().base, base);
+    assert_eq!(rig.store.waited_ms, 0, "the next recovery waits anew");
+}
+
+#[test]
+fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_before() {
+    let mut before = Rig::training(&[A, B]).store;
+    before.waited_ms = 100_000;
+    let timing = Timing::model();
+    let mut rig = waits_for_b(before);
+    let start = rig.now;
+    while rig
+        .store
+        .plan
+        .as_ref()
+        .is_some_and(|p| p.generation == Generation(1))
+    {
+        rig.wait_with(A, 50);
+        rig.answer(A, &[(Unit(0), state(1, 4))]);
+        assert!(rig.now.since(start) < Duration::from_secs(5));
+    }
+    let waited = rig.now.since(start);
+    assert!(waited >= timing.settle + timing.silent, "{waited:?}");
+}
+
+/// It is connected, and its engine does not end what it has in hand: its process ends within [`MemberTiming::engine`].
+#[test]
+fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_stated() {
+    let timing = Timing::model();
+    let mut rig = Rig::training(&[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.complete = vec![state(1, 3)];
+    rig.say(A, suspect(1, B));
+    rig.answer(A, &[(Unit(0), state(1, 4))]);
+    let start = rig.now;
+    while rig.plan().generation == Generation(1) {
+        rig.wait_with(A, 50);
+        rig.status(B, 1, Phase::Running, state(1, 4));
+        assert!(rig.now.since(start) < timing.restore * 10);
+    }
+    let waited = rig.now.since(start);
+    let longest = timing.unanswered + Duration::from_millis(200);
+    assert!(waited >= timing.unanswered && waited < longest, "{waited:?}");
+    let shipped = (MemberTiming::default().engine, Timing::default().unanswered);
+    assert!(shipped.0 < shipped.1, "{shipped:?}");
+}
