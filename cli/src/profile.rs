@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Worker processes for links and rings, 1 to 4.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
+    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    #[arg(long, default_value = "cpu")]
+    device: String,
     /// Measured steps for each micro-batch size; one more warms up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
@@ -48,6 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .arg(&arguments.job)
         .args(["--micro-batch-sizes", &arguments.micro_batch_sizes])
         .args(["--workers", &arguments.workers.to_string()])
+        .args(["--device", &arguments.device])
         .args(["--repeats", &arguments.repeats.to_string()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())

@@ -53,3 +53,37 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
     let generations: std::collections::BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     assert!(generations.len() >= 3, "steps under each plan: {generations:?}");
 }
+
+#[test]
+fn a_profile_of_a_gpu_has_the_devices_times_the_estimated_memory_and_no_shared_cores() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = varuna_fixtures::prepare(folder.path(), &job("auto"));
+    let done = std::process::Command::new(varuna_fixtures::program("varuna"))
+        .arg("profile")
+        .arg(&path)
+        .args([
+            "--device",
+            "cuda:0",
+            "--repeats",
+            "1",
+            "--micro-batch-sizes",
+            "1",
+            "--json",
+        ])
+        .arg("--worker-binary")
+        .arg(varuna_fixtures::program("examples/worker_apart"))
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let profile: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(profile["device"], "cpu (memory apart)");
+    assert_eq!(profile["host"], serde_json::Value::Null);
+    assert!(profile["measured"].as_str().unwrap().contains("memory estimated"));
+    for segment in profile["segments"].as_array().unwrap() {
+        assert!(
+            segment["rows"][0]["forwardMs"].as_f64().unwrap() > 0.0,
+            "{segment}"
+        );
+        assert!(segment["savedBytes"].as_u64().unwrap() > 0, "{segment}");
+    }
+}

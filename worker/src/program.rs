@@ -108,8 +108,8 @@ pub fn run(platform: Platform) -> Result<()> {
         )
         .init();
     match &arguments.measure {
-        Some(Measure::Profile(arguments)) => return profile::run(arguments),
-        Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments),
+        Some(Measure::Profile(arguments)) => return profile::run(arguments, platform),
+        Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;

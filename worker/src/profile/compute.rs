@@ -169,10 +169,11 @@ impl Bench {
         let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
         let decision = Decision::conclude(self.at, plan.generation, &parts, None);
         for unit in self.engine.held() {
-            let start = Instant::now();
+            let start = self.backend.streams.mark()?;
             self.engine.apply(&decision, &[unit])?;
             if warm {
-                into.optimizer.entry(unit).or_default().push(ms(start.elapsed()));
+                let took = self.backend.streams.mark()?.since(&start)?;
+                into.optimizer.entry(unit).or_default().push(ms(took));
             }
         }
         self.at = decision.id;
@@ -236,6 +237,10 @@ mod tests {
     use varuna_model::gpt2;
 
     fn bench() -> Bench {
+        bench_on(Backend::of_processor(Numerics::FP32))
+    }
+
+    fn bench_on(backend: Backend) -> Bench {
         let model = Model {
             layers: 2,
             hidden_size: 16,
@@ -265,7 +270,7 @@ mod tests {
             loss_scaling: varuna_plan::LossScaling::OFF,
             skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
         };
-        Bench::new(model, &training, Backend::of_processor(Numerics::FP32)).unwrap()
+        Bench::new(model, &training, backend).unwrap()
     }
 
     #[test]
@@ -285,6 +290,33 @@ mod tests {
                 assert!(found.of(&[segment], size, Work::Recompute).len() >= 2);
             }
             assert!(found.optimizer_ms(&[segment]) > 0.0);
+        }
+    }
+
+    /// Streams whose work the host does not wait for, by the stand-in for the driver.
+    #[test]
+    fn a_device_that_is_late_is_measured_by_its_own_clock() {
+        let library = std::env::current_exe().unwrap();
+        let library = library.with_file_name("libvaruna_fake_nccl.so");
+        let libraries = varuna_cuda::Libraries::load_from(&library).unwrap();
+        let device = varuna_torch::Device::Apart;
+        let mut bench = bench_on(Backend {
+            device,
+            streams: varuna_torch::Streams::open(&libraries, device, 0).unwrap(),
+            ..Backend::of_processor(Numerics::FP32)
+        });
+        let found = bench.measure(&[1, 2], 1).unwrap();
+        for segment in 0..bench.model.layout().segments {
+            for work in [Work::Forward, Work::Backward] {
+                let times = found.of(&[segment], 2, work);
+                // Its clock goes on by at least 150 microseconds from one mark to the next, whatever is computed between them.
+                assert!(
+                    times.iter().all(|ms| *ms >= 0.14),
+                    "{segment} {work:?}: {times:?}"
+                );
+                assert!(!times.is_empty());
+            }
+            assert!(found.optimizer_ms(&[segment]) >= 0.14);
         }
     }
 

@@ -8,7 +8,7 @@ mod compute;
 mod memory;
 mod network;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Platform};
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use varuna_api::{Job, parse_job};
 use varuna_model::{Model, SegmentKind};
 use varuna_plan::cost::Host;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
+use varuna_torch::{Device, DeviceChoice, KernelChoice};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
@@ -37,6 +38,9 @@ pub struct Arguments {
     /// Threads for tensor operations; the job file's or 1 by default.
     #[arg(long)]
     threads: Option<u32>,
+    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceChoice,
     /// Steps of each micro-batch size that count; one more warms up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
@@ -86,17 +90,24 @@ impl Arguments {
         self.threads.or(job.workers.threads).unwrap_or(1).max(1)
     }
 
-    fn bench(&self, job: &Job) -> Result<Bench> {
+    /// Whether the processor is measured, whose cores workers share.
+    fn shares_cores(&self) -> bool {
+        self.device == DeviceChoice::Cpu
+    }
+
+    fn bench(&self, job: &Job, platform: Platform) -> Result<Bench> {
         tch::set_num_threads(i32::try_from(self.threads(job)).unwrap_or(1));
         let model = Model {
             layers: job.model.layers.min(LAYERS),
             ..job.model.clone()
         };
-        Ok(Bench::new(
-            model,
-            &job.training,
-            Backend::of_processor(job.precision.into()),
-        )?)
+        let device = (platform.device)(self.device).context("--device")?;
+        let opened = Backend::open(platform, device, job.precision.into(), KernelChoice::Auto);
+        let (backend, why) = opened.with_context(|| format!("cannot measure {device}"))?;
+        if let Some(why) = why {
+            tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");
+        }
+        Ok(Bench::new(model, &job.training, backend)?)
     }
 }
 
@@ -124,18 +135,23 @@ fn middle(values: &[f64]) -> (f64, f64) {
 ///
 /// # Errors
 /// Bad arguments or job file, libtorch refuses, a peer does not answer.
-pub fn run(arguments: &Arguments) -> Result<()> {
+pub fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     arguments.check()?;
     let job = arguments.job()?;
-    let mut bench = arguments.bench(&job)?;
+    let mut bench = arguments.bench(&job, platform)?;
     let found = bench.measure(&arguments.micro_batch_sizes, arguments.repeats)?;
-    let memory = memory::measure(&bench)?;
+    // The allocator of a device counts all that it ever took; there the estimate stands.
+    let memory = match bench.backend.device.is_host() {
+        true => memory::measure(&bench)?,
+        false => BTreeMap::new(),
+    };
     tracing::info!(
         "measuring links and rings between {} processes",
         arguments.workers
     );
     let network = network::lead(arguments, &job, &mut bench)?;
-    let profile = assemble(arguments, &job, &bench, &found, &memory, network);
+    let device = device_name(bench.backend.device)?;
+    let profile = assemble((arguments, device), &job, &bench, &found, &memory, network);
     let text = serde_json::to_string_pretty(&profile).context("cannot write the profile as JSON")?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").context("cannot print the profile")
@@ -145,10 +161,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn peer(arguments: &PeerArguments) -> Result<()> {
+pub fn peer(arguments: &PeerArguments, platform: Platform) -> Result<()> {
     arguments.all.check()?;
     let job = arguments.all.job()?;
-    network::follow(&arguments.all, &job, arguments.place)
+    network::follow((&arguments.all, platform), &job, arguments.place)
 }
 
 /// Segments of the measured model by kind: segments that compute the same cost the same.
@@ -162,7 +178,7 @@ fn kinds(model: &Model) -> BTreeMap<SegmentKind, Vec<u32>> {
 
 /// The profile that the figures amount to.
 fn assemble(
-    arguments: &Arguments,
+    (arguments, device): (&Arguments, String),
     job: &Job,
     bench: &Bench,
     found: &Samples,
@@ -179,7 +195,10 @@ fn assemble(
             .first()
             .and_then(|s| memory.get(s))
             .copied()
-            .unwrap_or_default();
+            .unwrap_or(memory::Bytes {
+                saved: sketch.saved_bytes,
+                working: sketch.working_bytes.unwrap_or(0),
+            });
         let row = |m: &u32| -> ProfileRow {
             let all = |work| found.of(same, *m, work);
             let (forward_ms, forward_spread) = middle(&all(crate::engine::Work::Forward));
@@ -210,7 +229,7 @@ fn assemble(
     Profile {
         version: varuna_plan::profile::VERSION,
         model: job.name.clone(),
-        device: "cpu".into(),
+        device,
         source: Source::Measured,
         runtime: varuna_plan::Runtime::Overlapped,
         element_bytes: estimate.device.element_bytes,
@@ -220,13 +239,21 @@ fn assemble(
         segments: segments.collect(),
         links: network.links,
         rings: network.rings,
-        host: Some(Host {
+        host: arguments.shares_cores().then(|| Host {
             cores: cores(),
             threads,
             slowdown: network.slowdown,
         }),
         measured: Some(told(arguments, &bench.model, model, threads)),
         calibration: None,
+    }
+}
+
+/// The name of a device for people.
+fn device_name(device: Device) -> Result<String> {
+    match device {
+        Device::Cuda(number) => Ok(varuna_torch::gpu(number)?.name),
+        Device::Cpu | Device::Apart => Ok(device.to_string()),
     }
 }
 
@@ -239,8 +266,12 @@ fn told(arguments: &Arguments, measured: &Model, model: &Model, threads: u32) ->
     } else {
         "segments that compute the same share one median".to_owned()
     };
+    let memory = match arguments.shares_cores() {
+        true => "measured",
+        false => "estimated",
+    };
     format!(
-        "engine steps on one stage, {threads} thread(s), random tokens; {} steps of each micro-batch size after one of warm-up, \
+        "engine steps on one stage, {threads} thread(s), random tokens; memory {memory}; {} steps of each micro-batch size after one of warm-up, \
          by turns; {shared}; optimizer: with zeroing and norms; links and rings: {} processes over tcp on this machine",
         arguments.repeats, arguments.workers
     )

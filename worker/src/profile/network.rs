@@ -5,6 +5,7 @@
 
 use super::compute::Bench;
 use super::{Arguments, cores, middle};
+use crate::backend::Platform;
 use crate::transport::ring::Reducer;
 use crate::transport::tcp::{Mesh, PeerEvent};
 use crate::transport::{Link, Tag};
@@ -94,6 +95,10 @@ struct Station {
 
 /// How many compute at once at most.
 fn crowd(arguments: &Arguments, job: &Job) -> usize {
+    // GPUs share no cores with each other.
+    if !arguments.shares_cores() {
+        return 1;
+    }
     let beside = cores() / arguments.threads(job);
     arguments.workers.min(beside.max(1) as usize)
 }
@@ -141,7 +146,7 @@ fn one_line(from: impl BufRead) -> io::Result<String> {
 }
 
 /// Goes through the script as a peer.
-pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<()> {
+pub(super) fn follow((arguments, platform): (&Arguments, Platform), job: &Job, place: usize) -> Result<()> {
     let (mesh, events) = listen(place)?;
     let own = Place {
         address: mesh.address().to_string(),
@@ -153,7 +158,9 @@ pub(super) fn follow(arguments: &Arguments, job: &Job, place: usize) -> Result<(
     let _ = station.messages()?;
     let _ = station.rings()?;
     let crowd = crowd(arguments, job);
-    let mut bench = (place < crowd).then(|| arguments.bench(job)).transpose()?;
+    let mut bench = (place < crowd)
+        .then(|| arguments.bench(job, platform))
+        .transpose()?;
     let _ = station.crowds(crowd, bench.as_mut())?;
     // Who ends first takes its connections with it: the leader ends all others.
     let _ = one_line(io::stdin().lock());
@@ -179,6 +186,7 @@ fn start_peer(arguments: &Arguments, place: usize) -> Result<Child> {
         ("--workers", arguments.workers.to_string()),
         ("--micro-batch-sizes", sizes.join(",")),
         ("--place", place.to_string()),
+        ("--device", arguments.device.to_string()),
     ] {
         command.args([name, &value]);
     }

@@ -66,6 +66,16 @@ impl FromStr for DeviceChoice {
     }
 }
 
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto => f.write_str("auto"),
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 /// An open device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Device {
@@ -149,6 +159,7 @@ mod tests {
             ("cuda:12", DeviceChoice::Cuda(12)),
         ] {
             assert_eq!(name.parse(), Ok(choice));
+            assert_eq!(choice.to_string().parse(), Ok(choice));
         }
         for name in [
             "", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:+1", "cuda:01", "cuda:1 ",
