@@ -257,6 +257,27 @@ def gpt2_large(bench):
         raise RuntimeError(f"no figures of {', '.join(errors)}")
 
 
+# What is switched off, by name: the environment of the workers. Each is a way that a worker computes, so that a program is enough.
+ABLATIONS = {"kernels": {"VARUNA_KERNELS": "libtorch"}}
+
+
+def ablation(bench):
+    """The step of GPT-2 large with one thing less at a time, as multiples of the whole."""
+    size, steps = size_of(bench, LARGE), steps_of(bench, 8)
+    times = {}
+    for name, settings in {"nothing": {}, **ABLATIONS}.items():
+        os.environ.update(settings)
+        try:
+            seconds, _ = varuna_steps(manifest(size, steps, bench.device, "bf16"), 1)
+        finally:
+            for variable in settings:
+                del os.environ[variable]
+        times[name] = median(seconds[WARM_UP - 2 :])
+        print(f"  without {name}: {times[name] * 1e3:.1f} ms", flush=True)
+    for name in ABLATIONS:
+        bench.result(f"without_{name}", f"{times[name] / times['nothing']:.3f}")
+
+
 def report_speed(bench, times, peaks):
     middle = {side: median(seconds) for side, seconds in times.items() if seconds}
     if "varuna" not in middle:
@@ -328,7 +349,7 @@ def checkpoint_stall(bench):
 
 
 PARTS = {
-    "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330)],
+    "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330), (ablation, 100)],
     "elastic": [(kills, 390), (checkpoint_stall, 100)],
 }
 
