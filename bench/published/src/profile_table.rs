@@ -136,6 +136,7 @@ impl Table {
             optimizer_ms: of.optimizer,
             state_bytes: None,
             working_bytes: None,
+            chunked: None,
             rows: vec![ProfileRow {
                 micro_batch_size,
                 forward_ms: of.forward,

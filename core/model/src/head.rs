@@ -11,19 +11,18 @@ pub const NORM: LayerNames = LayerNames {
 };
 /// The table (v, d) of an untied head. A tied head keeps it with no rows: checkpoints have it.
 pub const TABLE: &str = "lm_head.weight";
-/// Logits that exist at once, at most: on a GPU, where a chunk is largest.
-const CHUNK_MAX: usize = 1 << 27;
 
 /// The forward is the norm's. The products with the table come with the loss, in the backward, some rows at a time: logits and both
-/// gradients. They count here, whoever owns the table; nothing is kept of them. A chunk of rows takes its logits and their logarithmic
-/// softmax, in single precision, beside the gradient of the output.
+/// gradients. They count here, whoever owns the table; nothing is kept of them. They are made of a chunk of rows at a time: logits and their
+/// logarithmic softmax, in single precision, beside the gradient of the output. Here all rows of a sample count; how many rows there are
+/// at once is the device's (`varuna_plan::cost`).
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 pub(crate) fn piece(sizes: Sizes, norm: Norm) -> Piece {
     let own_rows = if sizes.tied { 0 } else { sizes.vocabulary };
     let table = Piece {
         parameters: vec![sizes.table(TABLE, own_rows)],
         backward_flops: 3.0 * sizes.tokens as f64 * 2.0 * (sizes.vocabulary * sizes.width) as f64,
-        working_elements: 2 * (sizes.tokens * sizes.vocabulary).min(CHUNK_MAX) as u64 + sizes.activation(),
+        working_elements: 2 * (sizes.tokens * sizes.vocabulary) as u64 + sizes.activation(),
         ..Piece::default()
     };
     norm.piece(sizes, NORM).then(table)

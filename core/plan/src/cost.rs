@@ -1,8 +1,10 @@
 //! What segments cost: compute, bytes and memory, measured or estimated.
 
+mod chunked;
 pub(crate) mod halves;
 mod host;
 
+pub use chunked::Chunked;
 pub use host::Host;
 
 use crate::document::Recompute;
@@ -117,6 +119,9 @@ pub struct SegmentCost {
     /// What the backward of one sample takes at most beyond that, in bytes.
     #[serde(default)]
     pub working_bytes: u64,
+    /// What it takes besides, a chunk at a time: a head's logits and their logarithmic softmax.
+    #[serde(default)]
+    pub chunked: Chunked,
     /// The segment's input of one sample, in bytes: what crosses the cut before it.
     pub input_bytes: u64,
     /// Optimizer, once a step.
@@ -125,6 +130,11 @@ pub struct SegmentCost {
 }
 
 impl SegmentCost {
+    /// What the backward of so many samples takes at most beyond what is kept. Of what is made in chunks there is one, however many samples.
+    pub(crate) fn working(&self, samples: u64) -> u64 {
+        self.working_bytes * samples + self.chunked.of(samples)
+    }
+
     /// Whether its forward is run again before its backward.
     pub(crate) fn is_recomputed(&self, recompute: Recompute) -> bool {
         match recompute {
@@ -171,11 +181,22 @@ pub struct Device {
     /// Bytes of one element of an activation, or of its gradient, on the wire and in the stash.
     #[serde(default = "four_bytes")]
     pub element_bytes: u64,
+    /// Logits in single precision that exist at once, bytes; the worker has the same figures (`worker/torch/src/layers.rs`).
+    #[serde(default = "gpu_logits")]
+    pub logits_bytes_max: u64,
+}
+
+/// Of a GPU.
+fn gpu_logits() -> u64 {
+    Device::GPU_LOGITS
 }
 
 impl Device {
+    /// [`Device::logits_bytes_max`] of a GPU.
+    pub const GPU_LOGITS: u64 = 512 << 20;
     /// One core of a server CPU and a loopback or 10 Gb/s link: for estimates on machines without an accelerator.
     pub const CPU_CORE: Device = Device {
+        logits_bytes_max: 64 << 20,
         flops_per_s: 4.0e10,
         overhead_ms: 0.05,
         latency_ms: 0.1,
@@ -241,7 +262,8 @@ impl Costs {
             backward_fixed_ms: 2.0 * device.overhead_ms * overhead(spec.kind),
             parameters: spec.parameters,
             saved_bytes: spec.saved_elements * device.element_bytes,
-            working_bytes: spec.working_elements * SINGLE_BYTES,
+            working_bytes: (spec.working_elements - chunked::elements(spec)) * SINGLE_BYTES,
+            chunked: Chunked::of_segment(spec, &device),
             input_bytes: match spec.kind {
                 SegmentKind::Embedding => spec.input_elements * TOKEN_BYTES,
                 _ => spec.input_elements * device.element_bytes,
@@ -313,7 +335,7 @@ impl Costs {
     /// of one when it begins, while all is still kept.
     #[must_use]
     pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: Recompute) -> u64 {
-        let of = self.of(range);
+        let (of, samples) = (self.of(range), u64::from(samples));
         let saved = |s: &SegmentCost| s.saved_bytes;
         let again = |s: &&SegmentCost| s.is_recomputed(recompute);
         let input = of.first().map_or(0, |s| s.input_bytes);
@@ -325,11 +347,15 @@ impl Costs {
         let recomputed: u64 = of.iter().filter(again).map(saved).sum();
         let working = match of {
             [] => 0,
-            [only] => only.working_bytes,
-            [.., before, last] => backward_bytes(last.working_bytes, before.working_bytes, last.saved_bytes),
+            [only] => only.working(samples),
+            [.., before, last] => backward_bytes(
+                last.working(samples),
+                before.working(samples),
+                last.saved_bytes * samples,
+            ),
         };
-        let activations = u64::from(stash) * (input + kept) + recomputed + working;
-        self.state_bytes(range) + activations * u64::from(samples)
+        let kept = u64::from(stash) * (input + kept) + recomputed;
+        self.state_bytes(range) + kept * samples + working
     }
 
     /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.

@@ -244,6 +244,10 @@ impl DeviceKind {
             latency_ms: link.latency_ms,
             bytes_per_s: link.bytes_per_s,
             element_bytes,
+            logits_bytes_max: match self.driver_word {
+                Some(_) => Device::GPU_LOGITS,
+                None => Device::CPU_CORE.logits_bytes_max,
+            },
         }
     }
 }

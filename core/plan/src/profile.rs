@@ -7,7 +7,9 @@ mod read;
 
 pub use error::ProfileError;
 
-use crate::cost::{Calibration, Costs, Device, Host, ParameterBytes, Runtime, SegmentCost, SegmentKind};
+use crate::cost::{
+    Calibration, Chunked, Costs, Device, Host, ParameterBytes, Runtime, SegmentCost, SegmentKind,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -68,6 +70,9 @@ pub struct SegmentProfile {
     /// What a forward and backward of one sample take at most beyond state and saved bytes, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub working_bytes: Option<u64>,
+    /// What of these is taken a chunk at a time: many samples take no more of it than a chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunked: Option<Chunked>,
     /// By micro-batch size, ascending; at least one.
     pub rows: Vec<ProfileRow>,
 }
@@ -176,7 +181,8 @@ impl Profile {
             saved_bytes: s.saved_bytes,
             optimizer_ms: s.optimizer_ms,
             state_bytes: None,
-            working_bytes: Some(s.working_bytes),
+            working_bytes: Some(s.working(1)),
+            chunked: (s.chunked != Chunked::default()).then_some(s.chunked),
             rows: [1u32, 4]
                 .map(|m| ProfileRow {
                     micro_batch_size: m,
@@ -217,6 +223,7 @@ impl Profile {
     #[expect(clippy::cast_precision_loss, reason = "message sizes")]
     pub fn costs(&self) -> Costs {
         let segment = |s: &SegmentProfile| {
+            let chunked = s.chunked.unwrap_or_default();
             let (forward_fixed_ms, forward_ms) = line(&s.rows, |r| r.forward_ms);
             let (backward_fixed_ms, backward_ms) = line(&s.rows, |r| r.backward_ms);
             SegmentCost {
@@ -227,7 +234,8 @@ impl Profile {
                 backward_fixed_ms,
                 parameters: s.parameters,
                 saved_bytes: s.saved_bytes,
-                working_bytes: s.working_bytes.unwrap_or(0),
+                working_bytes: s.working_bytes.unwrap_or(0).saturating_sub(chunked.of(1)),
+                chunked,
                 input_bytes: s.input_bytes,
                 optimizer_ms: s.optimizer_ms,
             }
@@ -245,12 +253,13 @@ impl Profile {
                 ..ParameterBytes::FP32
             }),
             device: Device {
-                // Only an estimate needs these two.
+                // Only an estimate needs these two, and the last.
                 flops_per_s: 0.0,
                 overhead_ms: 0.0,
                 latency_ms,
                 bytes_per_s: 1e3 / ms_per_byte.max(1e-12),
                 element_bytes: self.element_bytes,
+                logits_bytes_max: Device::GPU_LOGITS,
             },
             calibrated: self.calibration.is_some(),
             runtime: self.runtime,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::Training;
 use varuna_model::Model;
+use varuna_plan::cost::{self, Chunked};
 use varuna_plan::state::mix;
 use varuna_plan::{
     Decision, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
@@ -129,6 +130,17 @@ impl Bench {
             link: LocalMesh::new(&[ME]).link(ME),
             at: StateId::INITIAL,
         })
+    }
+
+    /// A chunk's bytes on this device; estimates without a profile are the processor's.
+    pub(super) fn of_device(&self, chunked: Chunked) -> Chunked {
+        match self.backend.device.is_host() {
+            true => chunked,
+            false => Chunked {
+                bytes_max: 2 * cost::Device::GPU_LOGITS,
+                ..chunked
+            },
+        }
     }
 
     /// One stage, so many samples in micro-batches of this size.

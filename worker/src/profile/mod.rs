@@ -222,6 +222,7 @@ fn assemble(
             optimizer_ms: found.optimizer_ms(same),
             state_bytes: Some(sketch.parameters * estimate.parameter.resident),
             working_bytes: Some(bytes.working),
+            chunked: sketch.chunked.map(|chunked| bench.of_device(chunked)),
             rows: arguments.micro_batch_sizes.iter().map(row).collect(),
         }
     });

@@ -72,7 +72,7 @@ impl StageSums {
             working: both.map(working),
             again: both.map(again),
             transfer,
-            in_backward: costs.segments.iter().map(|s| s.working_bytes * samples).collect(),
+            in_backward: costs.segments.iter().map(|s| s.working(samples)).collect(),
             input: costs.segments.iter().map(|s| s.input_bytes * samples).collect(),
             tied_ms: costs.gradient_ms(costs.tied_parameters),
             tied: costs.tied_parameters,

@@ -72,6 +72,9 @@ fn validate_segment(segment: &SegmentProfile, at: &str, check: &Checker) -> Resu
         0,
         MOST,
     )?;
+    let chunked = segment.chunked.unwrap_or_default();
+    check.count(&format!("{at}.chunked.bytes"), chunked.bytes, 0, MOST)?;
+    check.count(&format!("{at}.chunked.bytesMax"), chunked.bytes_max, 0, MOST)?;
     for (j, row) in segment.rows.iter().enumerate() {
         let field = |name: &str| format!("{at}.rows[{j}].{name}");
         check.count(&field("microBatchSize"), row.micro_batch_size.into(), 1, 1 << 20)?;
