@@ -12,7 +12,7 @@ mod segments;
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
-use exchange::{Exchange, OverLink};
+use exchange::{ENDING, Exchange, OverLink};
 use loss::LossSum;
 use over_nccl::{OverNccl, of_link};
 use place::{Place, small};
@@ -30,7 +30,7 @@ use varuna_torch::{Mark, backward};
 const AHEAD: usize = 2;
 /// Time between two looks at the device.
 const LOOK: Duration = Duration::from_micros(50);
-const LATE: &str = "it has not done what it was told before the deadline";
+const LATE: &str = "it has not done its part of the step";
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -184,7 +184,8 @@ impl Run<'_> {
             self.exchange.carry_on()?;
             match self.ahead.front() {
                 Some(mark) if !mark.is_reached()? => {
-                    if Instant::now() >= self.deadline {
+                    // A device that is merely slow is planned around; one that hangs ends the process.
+                    if Instant::now() >= self.deadline + ENDING {
                         return Err(EngineError::Device(LATE.to_owned()));
                     }
                     std::thread::sleep(LOOK);

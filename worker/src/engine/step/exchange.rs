@@ -98,6 +98,8 @@ impl<'a> OverLink<'a> {
 
     /// Sends on what has reached the host; waits for the rest, too, if told so: before this worker waits for others, who may wait for it.
     pub(super) fn settle(&mut self, waits: bool) -> Result<(), EngineError> {
+        // A device that is merely slow is planned around.
+        let end = self.deadline + ENDING;
         while self
             .leaving
             .front()
@@ -105,7 +107,7 @@ impl<'a> OverLink<'a> {
         {
             match self.leaving.pop_front() {
                 Some(Leaving::Boundary { fetch, to, tag }) => {
-                    let packet = fetched(fetch, self.config.backend.numerics.boundary(), self.deadline)?;
+                    let packet = fetched(fetch, self.config.backend.numerics.boundary(), end)?;
                     self.link.send(to, tag, packet, self.deadline)?;
                 }
                 Some(Leaving::Gradient {
@@ -113,7 +115,7 @@ impl<'a> OverLink<'a> {
                     unit,
                     mut lease,
                 }) => {
-                    fetch.finish(self.deadline, |elements: &[f32]| {
+                    fetch.finish(end, |elements: &[f32]| {
                         lease.as_mut().copy_from_slice(elements);
                     })?;
                     let holders = self.plan.holders(unit).to_vec();
