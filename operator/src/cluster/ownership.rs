@@ -29,9 +29,9 @@ pub(super) fn verify(kind: &str, metadata: &ObjectMeta, job: &ObservedJob) -> Re
     Err(Error::Refused {
         part: JobPart::Names,
         message: format!(
-            "the job needs the name of {kind} {}, {owner}, and not this job (uid {})",
-            metadata.name.as_deref().unwrap_or_default(),
-            job.uid
+            "the job (uid {}) needs the name of {kind} {}, {owner}",
+            job.uid,
+            metadata.name.as_deref().unwrap_or_default()
         ),
     })
 }

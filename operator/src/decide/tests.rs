@@ -497,6 +497,12 @@ fn what_failed_is_postponed_and_reported() {
     );
     observed.failures = vec![failure(JobPart::Objects, 7)];
     assert_eq!(decide(&observed).objects.len(), 0);
+    observed.failures = vec![failure(JobPart::Names, 7)];
+    let desired = decide(&observed);
+    assert_eq!((desired.objects.len(), desired.create.len()), (0, 0));
+    assert_eq!(desired.coordinator, CoordinatorGoal::Run, "one that runs goes on");
+    observed.run = None;
+    assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Absent);
 }
 
 #[test]
