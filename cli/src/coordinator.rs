@@ -86,6 +86,8 @@ pub(crate) async fn start(
     let timing = Timing::default();
     let options = Options {
         job,
+        // A folder is of one text, as it was written when its run began.
+        run: varuna_api::run_identity("", &text),
         job_text: text,
         data_fingerprint,
         bind,

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job};
+use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_frames::RunKey;
@@ -142,7 +142,8 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     };
     let (reports, mut orders) = uplink::start(to, hello.clone());
     let welcome = first_welcome(&mut orders, coordinator).await?;
-    let job = parse_job(&welcome.job).context("the coordinator's job file is not valid here")?;
+    let job =
+        parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     let hello = equipped(hello, arguments, device)?;
@@ -185,7 +186,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         uplink: (reports, orders),
         run: RunKey {
             token: arguments.token.clone(),
-            run: welcome.job_hash,
+            run: welcome.run,
         },
         checkpoints,
         tokens_per_sample: u64::from(job.model.sequence_length),
@@ -302,7 +303,7 @@ fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
         device: String::new(),
         token: arguments.token.clone(),
         speed: 1.0,
-        job_hash: String::new(),
+        run: String::new(),
     }
 }
 

@@ -19,6 +19,13 @@ pub fn model_hash(model: &Model, training: &Training, data_fingerprint: &str) ->
     )
 }
 
+/// Identity of a run (64 hex digits): the uid of its job's object, empty outside of a cluster, and the job's text as the run began with it.
+/// Of the text and not of what it means: another release may know more settings, or other defaults, and the run is the same.
+#[must_use]
+pub fn run_identity(uid: &str, job_text: &str) -> String {
+    of("varuna-run-1", &[&Value::from(uid), &Value::from(job_text)])
+}
+
 /// SHA-256 in hex over a purpose and values, each on a line of its own (JSON has no raw line breaks: no ambiguity).
 pub(crate) fn of(purpose: &str, values: &[&Value]) -> String {
     let mut text = format!("{purpose}\n");
@@ -67,7 +74,7 @@ fn write_canonical(value: &Value, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use super::{model_hash, of};
+    use super::{model_hash, of, run_identity};
     use crate::{parse_job, resolve::tests::MINIMAL};
     use serde_json::json;
 
@@ -79,6 +86,18 @@ mod tests {
         );
         assert_eq!(of("t", &[&a]), of("t", &[&b]));
         assert_ne!(of("t", &[&a]), of("u", &[&a]));
+    }
+
+    #[test]
+    fn a_runs_identity_is_stable_and_depends_on_uid_and_text() {
+        let base = run_identity("u", MINIMAL);
+        // Workers of the release before repeat it.
+        assert_eq!(
+            base,
+            "f8c3f7d1ca726db019454595ca282234788fbad978fb9cbe8e3c604c40838591"
+        );
+        assert_ne!(base, run_identity("v", MINIMAL));
+        assert_ne!(base, run_identity("u", &MINIMAL.replace("200", "201")));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! A job with every default filled in and every check passed.
 
-use crate::hash;
 use crate::training::Training;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -33,8 +32,7 @@ pub struct Job {
     pub checkpoint: Option<Checkpoint>,
     /// Connections between workers.
     pub network: Network,
-    /// Steps between comparisons of the state that several workers hold, at least 1; none = nothing is compared. Not in the hash of
-    /// jobs that compare nothing: theirs is the same as before there was this field.
+    /// Steps between comparisons of the state that several workers hold, at least 1; none = nothing is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compare_every_steps: Option<u64>,
     /// What announces the end of a worker.
@@ -44,22 +42,6 @@ pub struct Job {
     /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
     #[serde(skip)]
     pub lifecycle: Lifecycle,
-}
-
-impl Job {
-    /// SHA-256 (64 hex digits) over everything but the name: two processes with the same hash run the same job.
-    #[must_use]
-    pub fn spec_hash(&self) -> String {
-        let anonymous = Job {
-            name: String::new(),
-            namespace: String::new(),
-            ..self.clone()
-        };
-        hash::of(
-            "varuna-job-1",
-            &[&serde_json::to_value(anonymous).unwrap_or_default()],
-        )
-    }
 }
 
 /// Arithmetic of the training.

@@ -23,11 +23,11 @@ pub mod training;
 
 pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
-pub use hash::model_hash;
+pub use hash::{model_hash, run_identity};
 pub use job::{
     Checkpoint, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle, Network, Pipelines,
     Precision, WorkerDevice, WorkerTransport, Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
-pub use resolve::parse_job;
+pub use resolve::{parse_job, parse_job_of_any_release};
 pub use training::{Adam, Evaluation, LearningRate, Training};

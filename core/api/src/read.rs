@@ -19,8 +19,17 @@ const TEXT_BYTES_MAX: usize = 3 << 19;
 /// More errors than this are not worth showing, and each costs another try.
 const ERRORS_MAX: usize = 100;
 
+/// What becomes of fields that this build does not know.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnknownFields {
+    /// They are errors: most likely misspelt.
+    Refused,
+    /// They are left out: another release knows them.
+    LeftOut,
+}
+
 /// Reads the text as far as it can be read; none where it is no job file at all.
-pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
+pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Found) -> Option<VarunaJob> {
     let mut document: Value = match serde_saphyr::from_str_with_options(text, limits()) {
         Ok(document) => document,
         Err(error) => {
@@ -39,6 +48,9 @@ pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
         );
         return None;
     }
+    if unknown_fields == UnknownFields::LeftOut {
+        leave_unknown_out(&mut document, found);
+    }
     refuse_odd_values(&mut document, "", found);
     for _ in 0..ERRORS_MAX {
         let error = match serde_path_to_error::deserialize::<_, VarunaJob>(&document) {
@@ -46,21 +58,12 @@ pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
             Err(error) => error,
         };
         let message = error.inner().to_string();
-        let mut keys = keys(error.path());
-        // An unknown field is reported at the mapping it stands in, or at itself, depending on the kind of mapping.
-        let unknown = message
-            .strip_prefix("unknown field `")
-            .and_then(|m| m.split('`').next());
-        if let Some(field) = unknown
-            && keys.last().is_none_or(|last| last != field)
-        {
-            keys.push(field.to_owned());
-        }
+        let (keys, is_unknown) = place(&error);
         let Some(refused) = take(&mut document, &keys) else {
             found.push(TOP, message, "the fields of a VarunaJob");
             return None;
         };
-        let value = if unknown.is_some() {
+        let value = if is_unknown {
             "unknown field".to_owned()
         } else {
             shown(&refused)
@@ -68,6 +71,41 @@ pub(crate) fn manifest(text: &str, found: &mut Found) -> Option<VarunaJob> {
         found.push(&keys.join("."), value, allowed(&message));
     }
     None
+}
+
+/// Where an error is, and whether it is an unknown field.
+fn place(error: &serde_path_to_error::Error<serde_json::Error>) -> (Vec<String>, bool) {
+    let message = error.inner().to_string();
+    let mut keys = keys(error.path());
+    // An unknown field is reported at the mapping it stands in, or at itself, depending on the kind of mapping.
+    let unknown = message
+        .strip_prefix("unknown field `")
+        .and_then(|m| m.split('`').next());
+    if let Some(field) = unknown
+        && keys.last().is_none_or(|last| last != field)
+    {
+        keys.push(field.to_owned());
+    }
+    (keys, unknown.is_some())
+}
+
+/// Takes unknown fields out of a document, whatever they hold. Other errors stay in it.
+fn leave_unknown_out(document: &mut Value, found: &mut Found) {
+    let mut rest = document.clone();
+    for _ in 0..ERRORS_MAX {
+        let Err(error) = serde_path_to_error::deserialize::<_, VarunaJob>(&rest) else {
+            return;
+        };
+        let (keys, is_unknown) = place(&error);
+        if take(&mut rest, &keys).is_none() {
+            return;
+        }
+        if is_unknown {
+            take(document, &keys);
+        }
+    }
+    let many = format!("more than {ERRORS_MAX} unknown or wrong fields");
+    found.push(TOP, many, "the fields of a VarunaJob");
 }
 
 /// A line of text may stand for a million values where aliases name lists of aliases.

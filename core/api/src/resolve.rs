@@ -6,7 +6,7 @@ use crate::error::{Found, JobErrors};
 use crate::job::{Job, Lifecycle};
 use crate::limits;
 use crate::manifest::{self, VarunaJob};
-use crate::read;
+use crate::read::{self, UnknownFields};
 use check::Check;
 
 mod check;
@@ -24,8 +24,20 @@ mod workers;
 /// Everything that is wrong with the file: syntax, unknown or missing fields, wrong types, values out of range, fields
 /// that contradict each other.
 pub fn parse_job(text: &str) -> Result<Job, JobErrors> {
+    parse(text, UnknownFields::Refused)
+}
+
+/// As [`parse_job`], for a document that another release may have admitted: fields that this build does not know are left out.
+///
+/// # Errors
+/// As those of [`parse_job`], but for unknown fields up to a hundred.
+pub fn parse_job_of_any_release(text: &str) -> Result<Job, JobErrors> {
+    parse(text, UnknownFields::LeftOut)
+}
+
+fn parse(text: &str, unknown: UnknownFields) -> Result<Job, JobErrors> {
     let mut check = Check(Found::default());
-    let job = read::manifest(text, &mut check.0).map(|manifest| job(&mut check, manifest));
+    let job = read::manifest(text, unknown, &mut check.0).map(|manifest| job(&mut check, manifest));
     check.0.finish(job)
 }
 

@@ -56,7 +56,7 @@ impl Driver {
         let planner = planner(&job, costs);
         let welcome = Downward::Welcome(Welcome {
             job: options.job_text,
-            job_hash: job.spec_hash(),
+            run: options.run,
             data_fingerprint: options.data_fingerprint,
         });
         Driver {

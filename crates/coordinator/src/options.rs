@@ -13,6 +13,8 @@ pub struct Options {
     pub job: Job,
     /// The job file's text, which workers get.
     pub job_text: String,
+    /// The run's identity (see [`varuna_api::run_identity`]): a worker of another run is refused.
+    pub run: String,
     /// Fingerprint of the dataset; empty = not known.
     pub data_fingerprint: String,
     /// The address to listen on, `host:port`; port 0 = any free one.

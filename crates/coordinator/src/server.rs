@@ -16,7 +16,7 @@ use varuna_wire::v1::{
     Down, ProcessEndedReply, ProcessEndedRequest, SaveReply, SaveRequest, ScaleReply, ScaleRequest,
     StatusReply, StatusRequest, StopReply, StopRequest, Up,
 };
-use varuna_wire::{Downward, Hello, Upward};
+use varuna_wire::{Downward, Hello, Upward, WireError};
 
 /// How long a new stream may take to send its Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const DOWN_MAX: usize = 256;
 pub(crate) struct Service {
     inbound: Sender<Inbound>,
     token: String,
-    job_hash: String,
+    run: String,
     /// Number of the next stream.
     streams: AtomicU64,
 }
@@ -36,11 +36,11 @@ fn ending() -> Status {
 }
 
 impl Service {
-    pub(crate) fn new(inbound: Sender<Inbound>, token: String, job_hash: String) -> Service {
+    pub(crate) fn new(inbound: Sender<Inbound>, token: String, run: String) -> Service {
         Service {
             inbound,
             token,
-            job_hash,
+            run,
             streams: AtomicU64::new(1),
         }
     }
@@ -58,8 +58,8 @@ impl Service {
         if self.authorise(&hello.token).is_err() {
             return Some(("the token is not this run's".into(), true));
         }
-        let other = !hello.job_hash.is_empty() && hello.job_hash != self.job_hash;
-        other.then(|| ("this coordinator runs another job now".into(), true))
+        let other = !hello.run.is_empty() && hello.run != self.run;
+        other.then(|| ("this coordinator is of another run".into(), true))
     }
 
     async fn attach_worker(&self, hello: Hello, mut ups: Streaming<Up>, down: DownSender) {
@@ -134,6 +134,8 @@ impl Coordinator for Service {
                 }
             },
             Ok(_) => Some(("the first message of a stream must be Hello".into(), true)),
+            // One of the two is replaced when the upgrade goes on.
+            Err(error @ WireError::Version { .. }) => Some((error.to_string(), false)),
             Err(error) => Some((error.to_string(), true)),
         };
         if let Some((reason, is_final)) = refusal {

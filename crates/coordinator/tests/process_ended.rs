@@ -27,7 +27,7 @@ fn hello(worker: u64, host: &str) -> Hello {
         device: String::new(),
         token: TOKEN.into(),
         speed: 1.0,
-        job_hash: String::new(),
+        run: String::new(),
     }
 }
 

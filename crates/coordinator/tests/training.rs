@@ -19,9 +19,10 @@ use varuna_plan::Step;
 use varuna_plan::device::Hardware;
 use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
-use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward};
+use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, Versions};
 
 const TOKEN: &str = "a-token";
+const RUN: &str = "a-run";
 const STEPS: u64 = 150;
 /// Far longer than anything here takes; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -49,6 +50,7 @@ fn options(bind: String) -> Options {
     Options {
         job: job(),
         job_text: JOB.into(),
+        run: RUN.into(),
         data_fingerprint: String::new(),
         bind,
         token: TOKEN.into(),
@@ -355,7 +357,7 @@ fn reason(answer: &Downward) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
+async fn workers_of_another_run_or_token_are_refused_with_the_reason() {
     let run = Run::start(0).await;
     let address = run.address();
     let wrong = answer(&address, hello(1, "wrong")).await;
@@ -369,25 +371,46 @@ async fn workers_of_another_version_job_or_token_are_refused_with_the_reason() {
     let other = answer(
         &address,
         Hello {
-            job_hash: "other".into(),
+            run: "other".into(),
             ..hello(1, TOKEN)
         },
     )
     .await;
-    assert!(reason(&other).contains("another job"));
-    let mut newer = Upward::Hello(hello(1, TOKEN)).to_wire();
-    if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut newer.message {
-        hello.protocol_version = PROTOCOL_VERSION + 1;
-    }
-    let newer = answer_to(&address, newer).await;
-    let version = format!("version {}", PROTOCOL_VERSION + 1);
-    assert!(reason(&newer).contains(&version));
+    assert!(reason(&other).contains("another run"));
     let impatient = answer_to(&address, varuna_wire::v1::Up::default()).await;
     assert!(reason(&impatient).contains("missing"));
     let Downward::Welcome(welcome) = answer(&address, hello(1, TOKEN)).await else {
         panic!("not taken in")
     };
-    assert_eq!((welcome.job.as_str(), welcome.job_hash), (JOB, job().spec_hash()));
+    assert_eq!((welcome.job.as_str(), welcome.run), (JOB, RUN.to_owned()));
+}
+
+/// The hello of a build that speaks these versions; builds before there was a range say no oldest one.
+fn of_versions(oldest: u32, newest: u32) -> varuna_wire::v1::Up {
+    let mut up = Upward::Hello(hello(1, TOKEN)).to_wire();
+    if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut up.message {
+        (hello.oldest_protocol_version, hello.protocol_version) = (oldest, newest);
+    }
+    up
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_of_the_next_release_is_taken_in_and_one_without_a_common_version_is_never_refused_finally()
+{
+    let run = Run::start(0).await;
+    let address = run.address();
+    let next = answer_to(&address, of_versions(PROTOCOL_VERSION, PROTOCOL_VERSION + 1)).await;
+    assert!(matches!(next, Downward::Welcome(_)), "{next:?}");
+    for (oldest, newest, words) in [
+        (PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 2, "versions 7 to 8"),
+        (0, Versions::OURS.oldest - 1, "version 5"),
+    ] {
+        let refused = answer_to(&address, of_versions(oldest, newest)).await;
+        let Downward::Refused { reason, is_final } = refused else {
+            panic!("{refused:?}")
+        };
+        assert!(reason.contains(words) && !is_final, "{reason}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

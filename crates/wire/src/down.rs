@@ -1,6 +1,7 @@
 //! Coordinator to worker: orders, and the answers to a hello.
 
 use crate::error::{WireError, need};
+use crate::version::Versions;
 use crate::{encoded_plans, plan, v1};
 use prost::Message as _;
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use varuna_protocol::Order;
 pub struct Welcome {
     /// The job file, as written.
     pub job: String,
-    /// Identity of the job.
-    pub job_hash: String,
+    /// Identity of the run.
+    pub run: String,
     /// Fingerprint of the dataset; empty = not known.
     pub data_fingerprint: String,
 }
@@ -42,8 +43,10 @@ impl Downward {
         let order = match self {
             Downward::Welcome(welcome) => Wire::Welcome(v1::Welcome {
                 job: welcome.job.clone(),
-                job_hash: welcome.job_hash.clone(),
+                run: welcome.run.clone(),
                 data_fingerprint: welcome.data_fingerprint.clone(),
+                protocol_version: Versions::OURS.newest,
+                oldest_protocol_version: Versions::OURS.oldest,
             }),
             Downward::Refused { reason, is_final } => Wire::Refused(v1::Refused {
                 reason: reason.clone(),
@@ -72,11 +75,17 @@ impl Downward {
             g => Ok(Generation(g)),
         };
         let meaning = match need(down.order, "Down", "order")? {
-            Wire::Welcome(w) => Downward::Welcome(Welcome {
-                job: w.job,
-                job_hash: w.job_hash,
-                data_fingerprint: w.data_fingerprint,
-            }),
+            Wire::Welcome(w) => {
+                WireError::unless_common(Versions::of_message(
+                    w.oldest_protocol_version,
+                    w.protocol_version,
+                ))?;
+                Downward::Welcome(Welcome {
+                    job: w.job,
+                    run: w.run,
+                    data_fingerprint: w.data_fingerprint,
+                })
+            }
             Wire::Refused(r) => Downward::Refused {
                 reason: r.reason,
                 is_final: r.r#final,

@@ -1,17 +1,19 @@
 //! What can be wrong with a message.
 
+use crate::version::Versions;
+
 /// A message that cannot be understood. The sender is of another version, or broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The peer speaks another version.
+    /// The peer speaks other versions.
     #[error(
-        "the worker speaks version {found} of the protocol, this coordinator version {expected}; use builds of one release"
+        "the other side speaks {found} of the protocol, this build {expected}; use builds of one release or of neighbouring ones"
     )]
     Version {
         /// What the peer said.
-        found: u32,
+        found: Versions,
         /// What this build speaks.
-        expected: u32,
+        expected: Versions,
     },
     /// A field that must be there is not.
     #[error("message {message}: field {field} is missing")]
@@ -36,6 +38,17 @@ pub enum WireError {
 }
 
 impl WireError {
+    /// Refuses a sender that speaks these versions where this build has none of them.
+    pub(crate) fn unless_common(found: Versions) -> Result<(), WireError> {
+        match Versions::OURS.common(found) {
+            Some(_) => Ok(()),
+            None => Err(WireError::Version {
+                found,
+                expected: Versions::OURS,
+            }),
+        }
+    }
+
     pub(crate) fn value(
         message: &'static str,
         field: &'static str,

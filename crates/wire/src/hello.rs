@@ -1,7 +1,8 @@
 //! What a worker says of itself.
 
 use crate::error::{WireError, need};
-use crate::{PROTOCOL_VERSION, TEXT_BYTES_MAX, v1};
+use crate::version::Versions;
+use crate::{TEXT_BYTES_MAX, v1};
 use v1::hardware::Kind as WireHardware;
 use varuna_plan::WorkerId;
 use varuna_plan::device::Hardware;
@@ -31,13 +32,14 @@ pub struct Hello {
     pub token: String,
     /// Speed relative to the nominal device, above 0.
     pub speed: f64,
-    /// The job that this process already has; empty on its first stream.
-    pub job_hash: String,
+    /// The identity of the run that this process is of; empty on its first stream.
+    pub run: String,
 }
 
 pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
     v1::Hello {
-        protocol_version: PROTOCOL_VERSION,
+        protocol_version: Versions::OURS.newest,
+        oldest_protocol_version: Versions::OURS.oldest,
         worker_id: hello.worker.0,
         name: hello.name.clone(),
         address: hello.address.clone(),
@@ -49,19 +51,17 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
         device: hello.device.clone(),
         token: hello.token.clone(),
         speed: hello.speed,
-        job_hash: hello.job_hash.clone(),
+        run: hello.run.clone(),
     }
 }
 
 pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
     const M: &str = "Hello";
     // Before anything else: the other fields may mean something else in another version.
-    if hello.protocol_version != PROTOCOL_VERSION {
-        return Err(WireError::Version {
-            found: hello.protocol_version,
-            expected: PROTOCOL_VERSION,
-        });
-    }
+    WireError::unless_common(Versions::of_message(
+        hello.oldest_protocol_version,
+        hello.protocol_version,
+    ))?;
     if hello.worker_id == 0 {
         return Err(WireError::value(M, "worker_id", 0, "any number but 0"));
     }
@@ -72,7 +72,7 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         ("host", &hello.host, 0),
         ("device", &hello.device, 0),
         ("token", &hello.token, 0),
-        ("job_hash", &hello.job_hash, 0),
+        ("run", &hello.run, 0),
     ];
     for (field, text, least) in texts {
         check_text(M, field, text, least)?;
@@ -109,7 +109,7 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         device: hello.device,
         token: hello.token,
         speed: hello.speed,
-        job_hash: hello.job_hash,
+        run: hello.run,
     })
 }
 

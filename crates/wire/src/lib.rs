@@ -16,6 +16,7 @@ mod state;
 pub mod status;
 mod strangers;
 pub mod up;
+mod version;
 
 /// The generated code.
 #[allow(
@@ -37,8 +38,9 @@ pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use strangers::Strangers;
 pub use up::Upward;
+pub use version::Versions;
 
-/// Version of the protocol that this build speaks. 2: plans and the status are messages instead of JSON texts. 3: norms are
+/// Newest version of the protocol that this build speaks; [`Versions::OURS`] has the oldest. 2: plans and the status are messages instead of JSON texts. 3: norms are
 /// gathered along the plan's tree. 4: holders' digests of a state. 6: plans carry no
 /// secret, workers derive those of generations.
 pub const PROTOCOL_VERSION: u32 = 6;

@@ -6,8 +6,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::{Value, json};
+use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
-use varuna_api::{Job, parse_job};
+use varuna_api::{Job, parse_job_of_any_release};
 
 /// The job as `varuna run` would read it: what a server added to the object is left out.
 #[must_use]
@@ -53,18 +54,30 @@ pub fn job(object: &DynamicObject) -> ObservedJob {
     let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
     let spec = object.data.get("spec").cloned().unwrap_or_default();
     let parsed: Result<Job, String> =
-        parse_job(&document(&name, &namespace, &spec).to_string()).map_err(|errors| errors.to_string());
-    let status = object.data.get("status").cloned().unwrap_or_default();
+        parse_job_of_any_release(&document(&name, &namespace, &spec).to_string())
+            .map_err(|errors| errors.to_string());
     ObservedJob {
         name,
         namespace,
         uid: object.uid().unwrap_or_default(),
         generation: object.metadata.generation.unwrap_or(0),
         spec: parsed,
-        // A status that another version wrote is written anew.
-        status: serde_json::from_value(status).unwrap_or_default(),
+        status: status(object.data.get("status").cloned().unwrap_or_default()),
         deleting: object.metadata.deletion_timestamp.is_some(),
     }
+}
+
+/// A job's status, which another release may have written: what this one cannot read of it is left out, and all the rest stays. A job that is
+/// complete must not be trained again for a word that is new.
+fn status(mut value: Value) -> Status {
+    let reads = |value: &Value| serde_json::from_value::<Status>(value.clone()).is_ok();
+    if let Value::Object(fields) = &mut value {
+        if let Some(Value::Array(conditions)) = fields.get_mut("conditions") {
+            conditions.retain(|c| reads(&json!({ "conditions": [c] })));
+        }
+        fields.retain(|name, field| reads(&json!({ name: field })));
+    }
+    serde_json::from_value(value).unwrap_or_default()
 }
 
 /// Name of the job that a pod belongs to.
@@ -187,6 +200,7 @@ pub fn node(node: &Node) -> ObservedNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use varuna_api::ConditionType;
 
     fn observed(status: Value) -> ObservedPod {
         let labels = json!({ NUMBER_LABEL: "1" });
@@ -252,5 +266,37 @@ mod tests {
             rejected(json!({ "phase": "Failed", "containerStatuses": statuses })),
             None
         );
+    }
+
+    fn object(spec: &Value, status: &Value) -> DynamicObject {
+        let metadata = json!({ "name": "j", "namespace": "n", "uid": "u" });
+        serde_json::from_value(
+            json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec,
+            "status": status }),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_status_of_another_release_is_kept_but_for_what_is_new_in_it() {
+        let complete = json!({ "type": "Complete", "status": "True", "reason": "LastStep", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        let status = json!({ "phase": "Hibernating", "step": 7, "plan": "P2xD2", "newestPod": 3, "newField": {},
+            "conditions": [{ "type": "New", "status": 5 }, complete] });
+        let found = job(&object(&json!({}), &status)).status;
+        assert!(found.if_true(ConditionType::Complete).is_some());
+        assert_eq!((found.step, found.newest_pod), (Some(7), 3));
+        assert!(found.phase.is_none() && found.plan.is_none());
+        assert_eq!(
+            job(&object(&json!({}), &json!("nonsense"))).status,
+            Status::default()
+        );
+    }
+
+    #[test]
+    fn a_field_that_this_release_does_not_know_is_no_error() {
+        let spec = json!({ "model": { "preset": "gpt2-tiny" }, "data": { "path": "d" }, "newField": 1,
+            "training": { "globalBatchSize": 8, "steps": 10, "optimizer": { "learningRate": 0.001, "new": 1 } } });
+        assert_eq!(job(&object(&spec, &json!({}))).spec.unwrap().training.steps, 10);
     }
 }

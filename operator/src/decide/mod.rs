@@ -38,6 +38,7 @@ pub use status::report;
 use job_outcome::{job_outcome, progress};
 use observed::postponed;
 use pods::{plan_pods, stop_pods};
+use varuna_api::Reason;
 
 /// Decides what is to be done for a job.
 #[must_use]
@@ -66,14 +67,14 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     };
     let over = time_limits::deleted_in(observed, &decision.outcome, &observed.job.status);
     decision.delete_job = over.is_some_and(|seconds| seconds <= 0) && !observed.job.deleting;
-    let Ok(job) = &observed.job.spec else {
-        return decision;
-    };
     if observed.job.deleting {
         // Everything else goes with the job, by its owner references.
         decision.coordinator = CoordinatorGoal::Absent;
         return decision;
     }
+    let Ok(job) = &observed.job.spec else {
+        return decision;
+    };
     if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
         decision.objects = objects::job_objects(&observed.job, observed.run.as_ref());
         let budget = disruption_budget::disruption_budget(observed, &decision.pods);
@@ -98,6 +99,8 @@ fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoa
             CoordinatorGoal::Absent
         }
         JobOutcome::Run => CoordinatorGoal::Run,
+        // A spec that this release cannot read ends no run that another one has begun.
+        JobOutcome::Refuse(Reason::InvalidSpec, _) if runs => CoordinatorGoal::Run,
         JobOutcome::SaveThenSuspend => CoordinatorGoal::RunAndSave,
         JobOutcome::Suspend | JobOutcome::Fail(..) if runs => CoordinatorGoal::Stop,
         _ => CoordinatorGoal::Absent,

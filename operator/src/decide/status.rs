@@ -1,7 +1,7 @@
 //! What is reported of a job once a decision was carried out: its status, its conditions, its Events.
 
 use super::conditions::conditions;
-use super::decision::{Decision, JobOutcome, Report, time};
+use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::events;
 use super::objects;
 use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
@@ -27,6 +27,9 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
     }
     let run = observed.run.as_ref();
     let (phase, message) = match &decision.outcome {
+        JobOutcome::Refuse(_, why) if decision.coordinator == CoordinatorGoal::Run => {
+            (phase_of(run), Some(why.clone()))
+        }
         JobOutcome::Refuse(_, why) => (JobPhase::Refused, Some(why.clone())),
         JobOutcome::Suspend => (JobPhase::Suspended, None),
         JobOutcome::Complete => (JobPhase::Complete, None),

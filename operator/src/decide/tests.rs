@@ -678,6 +678,47 @@ fn a_wrong_spec_is_refused_in_a_condition_and_nothing_is_made() {
 }
 
 #[test]
+fn a_spec_that_this_release_cannot_read_ends_no_run() {
+    let mut observed = observed(2);
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    observed.job.spec = Err("spec.model.preset: gpt9 — one of gpt2".into());
+    for (coordinator, phase) in [
+        (CoordinatorGoal::Absent, JobPhase::Refused),
+        (CoordinatorGoal::Run, JobPhase::Training),
+    ] {
+        let desired = decide(&observed);
+        assert_eq!(desired.coordinator, coordinator);
+        assert_eq!(desired.status.phase, Some(phase));
+        assert!(
+            desired.create.is_empty() && desired.delete.is_empty(),
+            "{desired:?}"
+        );
+        assert_eq!(condition(&desired, ConditionType::Accepted).status, "False");
+        observed.run = Some(training(5));
+    }
+    observed.job.deleting = true;
+    assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Absent);
+}
+
+#[test]
+fn the_present_spec_is_taken_only_where_no_worker_holds_another() {
+    let takes = |pods: Vec<ObservedPod>| {
+        let mut observed = observed(1);
+        observed.pods = pods;
+        super::decide(&observed).takes_present_spec
+    };
+    assert!(takes(vec![]));
+    assert!(takes(vec![ended(1, 0, "Completed", 5)]));
+    assert!(!takes(vec![pod(1, PodPhase::Running)]));
+    assert!(!takes(vec![ended(1, 1, "Error", 5), pod(2, PodPhase::Pending)]));
+    let going = ObservedPod {
+        deleting: true,
+        ..pod(1, PodPhase::Running)
+    };
+    assert!(takes(vec![going]));
+}
+
+#[test]
 fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
     let mut observed = observed(2);
     observed.job.deleting = true;

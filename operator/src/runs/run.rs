@@ -22,7 +22,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
-use varuna_api::{Job, Reason, parse_job};
+use varuna_api::{Job, Reason, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
     Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, WorkerNotice, serve_with,
@@ -155,13 +155,14 @@ impl Launcher {
     ) -> Result<Run, Error> {
         let text = run_document(&observed.name, &observed.namespace, spec).to_string();
         let text = begin_run(&self.client, observed, &text, takes_spec).await?;
-        let job = parse_job(&text).map_err(Error::coordinator)?;
+        let job = parse_job_of_any_release(&text).map_err(Error::coordinator)?;
+        let run = run_identity(&observed.uid, &text);
         let layout = job.model.layout();
         // A folder is of one text: a job that was changed while it was suspended has another.
-        let folder = format!("{}-{}-{}", observed.name, observed.uid, job.spec_hash());
+        let folder = format!("{}-{}-{run}", observed.name, observed.uid);
         let folder =
             RunFolder::open(&self.endpoint.folder.join(folder), &text).map_err(Error::coordinator)?;
-        let options = self.options(observed, job, text, credentials)?;
+        let options = self.options(observed, (job, text, run), credentials)?;
         let record = ClusterStore::new(
             Api::namespaced(self.client.clone(), &observed.namespace),
             record_name(observed),
@@ -180,8 +181,7 @@ impl Launcher {
     fn options(
         &self,
         observed: &ObservedJob,
-        job: Job,
-        text: String,
+        (job, text, run): (Job, String, String),
         credentials: Credentials,
     ) -> Result<Options, Error> {
         let store = Store::of_job(&job, "");
@@ -198,6 +198,7 @@ impl Launcher {
         Ok(Options {
             job,
             job_text: text,
+            run,
             data_fingerprint: String::new(),
             bind: format!("{}:0", self.endpoint.bind),
             token: credentials.token,

@@ -141,10 +141,9 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
     eventually("everything that a job needs is made", || async {
         ensure!(pods.list(&ListParams::default()).await?.items.len() == 2, "pods");
-        let observed = observed(&admin, &namespace, "j").await?;
-        slices.get(&coordinator_name(&observed)).await?;
-        let record = record(&admin, &namespace).await?;
-        ensure!(record.status.is_some(), "the coordinator has written no record");
+        let job = observed(&admin, &namespace, "j").await?;
+        slices.get(&coordinator_name(&job)).await?;
+        ensure!(record(&admin, &namespace).await?.status.is_some(), "no record");
         let status = jobs(&admin, &namespace).get("j").await?.data["status"].clone();
         ensure!(status["newestPod"] == 2, "{status}");
         ensure!(

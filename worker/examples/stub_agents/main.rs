@@ -16,7 +16,7 @@ use stub::{Stub, tiny};
 use tokio::io::AsyncBufReadExt as _;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinHandle;
-use varuna_api::parse_job;
+use varuna_api::parse_job_of_any_release;
 use varuna_frames::RunKey;
 use varuna_model::Model;
 use varuna_plan::state::mix;
@@ -158,7 +158,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
     };
     let (reports, mut orders) = uplink::start(to, hello(arguments, number, plane.address(number)));
-    let Welcome { job, job_hash, .. } = loop {
+    let Welcome { job, run, .. } = loop {
         match orders.recv().await {
             Some(UplinkEvent::Up(welcome)) => break welcome,
             Some(UplinkEvent::Refused(reason)) => bail!("refused: {reason}"),
@@ -166,7 +166,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
             None => bail!("the stream to the coordinator ended"),
         }
     };
-    let job = parse_job(&job).context("the coordinator's job file is not valid here")?;
+    let job = parse_job_of_any_release(&job).context("the coordinator's job file is not valid here")?;
     let model = tiny(&job);
     let parts = AgentParts {
         member: MemberConfig {
@@ -187,7 +187,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         uplink: (reports, orders),
         run: RunKey {
             token: arguments.token.clone(),
-            run: job_hash,
+            run,
         },
         checkpoints: None,
         tokens_per_sample: u64::from(job.model.sequence_length),
@@ -209,6 +209,6 @@ fn hello(arguments: &Arguments, number: u64, address: String) -> Hello {
         device: "stub".into(),
         token: arguments.token.clone(),
         speed: 1.0,
-        job_hash: String::new(),
+        run: String::new(),
     }
 }

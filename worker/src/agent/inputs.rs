@@ -269,9 +269,9 @@ impl Agent {
 
     pub(super) fn on_coordinator_event(&mut self, event: UplinkEvent) -> Result<(), AgentError> {
         match event {
-            UplinkEvent::Up(welcome) if welcome.job_hash != self.run.run => Err(AgentError::OtherJob {
+            UplinkEvent::Up(welcome) if welcome.run != self.run.run => Err(AgentError::OtherRun {
                 before: self.run.run.clone(),
-                now: welcome.job_hash,
+                now: welcome.run,
             }),
             UplinkEvent::Up(_) => {
                 self.attached = true;

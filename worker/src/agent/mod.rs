@@ -57,12 +57,12 @@ pub enum AgentError {
     /// The engine was told to stop and does not.
     #[error("the engine does not stop: this worker ends, since nobody can tell what it does")]
     EngineStuck,
-    /// The coordinator runs another job now.
-    #[error("the coordinator runs another job now (was {before}, is {now})")]
-    OtherJob {
-        /// Hash of the job that this worker trains.
+    /// The coordinator is of another run.
+    #[error("the coordinator is of another run (was {before}, is {now})")]
+    OtherRun {
+        /// Identity of the run that this worker is of.
         before: String,
-        /// Hash of the coordinator's.
+        /// Identity of the coordinator's.
         now: String,
     },
 }

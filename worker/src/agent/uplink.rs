@@ -109,8 +109,8 @@ async fn attach(
     let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
     // What the worker has learnt of itself goes into every hello from then on.
     let renew = |hello: &mut Hello, newer: Hello| {
-        let job_hash = std::mem::take(&mut hello.job_hash);
-        *hello = Hello { job_hash, ..newer };
+        let run = std::mem::take(&mut hello.run);
+        *hello = Hello { run, ..newer };
         Upward::Hello(hello.clone())
     };
     send(&Upward::Hello(hello.clone())).await?;
@@ -132,7 +132,7 @@ async fn attach(
                     (term, Downward::Order(order)) => emit(UplinkEvent::Order { term, order }).await?,
                     (_, Downward::Welcome(welcome)) => {
                         *backoff = BACKOFF.build();
-                        hello.job_hash.clone_from(&welcome.job_hash);
+                        hello.run.clone_from(&welcome.run);
                         // Messages for an older stream mean nothing on this one, but for what the worker says of itself.
                         while let Ok(message) = outbox.try_recv() {
                             if let Upward::Hello(newer) = message {

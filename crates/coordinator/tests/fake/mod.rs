@@ -202,7 +202,7 @@ pub(crate) fn hello(number: u64, token: &str) -> Hello {
         device: "none".into(),
         token: token.into(),
         speed: 1.0,
-        job_hash: String::new(),
+        run: String::new(),
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Ide
     let options = Options {
         job: parse_job(JOB).unwrap(),
         job_text: JOB.into(),
+        run: "a-run".into(),
         data_fingerprint: String::new(),
         bind: "127.0.0.1:0".into(),
         token: TOKEN.into(),

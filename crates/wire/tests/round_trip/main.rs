@@ -13,7 +13,7 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Plan, Prediction, ScheduleSpec, Shape, StateId, Step, Unit,
 };
 use varuna_protocol::{Inventory, Order, Prepared, Report};
-use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, Welcome, WireError, v1};
+use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, Versions, Welcome, WireError, v1};
 
 /// A plan that is as small as one can be.
 fn small_plan() -> Plan {
@@ -84,7 +84,7 @@ proptest! {
 fn answers_to_a_hello_arrive_as_they_were_given() {
     let welcome = Welcome {
         job: "a: b\n".into(),
-        job_hash: "ab".into(),
+        run: "ab".into(),
         data_fingerprint: "cd".into(),
     };
     let refused = Downward::Refused {
@@ -147,6 +147,7 @@ fn a_diverged_steps_decision_keeps_its_bits_in_the_plan_that_carries_it() {
 fn good_hello() -> v1::Hello {
     v1::Hello {
         protocol_version: PROTOCOL_VERSION,
+        oldest_protocol_version: 0,
         worker_id: 5,
         name: "w0".into(),
         address: "host:4000".into(),
@@ -167,7 +168,10 @@ fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
 #[test]
 fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
     for (error, parts) in [
-        (refused(|h| h.protocol_version = 9), ["version 9", "version 6"]),
+        (
+            refused(|h| (h.protocol_version, h.oldest_protocol_version) = (9, 9)),
+            ["version 9", "version 6"],
+        ),
         (
             refused(|h| h.worker_id = 0),
             ["worker_id is 0", "any number but 0"],
@@ -225,8 +229,8 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
     assert_eq!(
         Upward::from_wire(up),
         Err(WireError::Version {
-            found: 1,
-            expected: PROTOCOL_VERSION
+            found: Versions { oldest: 1, newest: 1 },
+            expected: Versions::OURS
         })
     );
 }

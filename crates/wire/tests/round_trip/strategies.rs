@@ -204,7 +204,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let hardware = proptest::option::of(prop_oneof![Just(Hardware::Processor), gpu]);
     let memory = (hardware, proptest::option::of(any::<u64>()));
     (who, texts, memory, 0.001..1000.0).prop_map(
-        |((worker, name, address, pid), (node, host, device, token, job_hash), memory, speed)| Hello {
+        |((worker, name, address, pid), (node, host, device, token, run), memory, speed)| Hello {
             hardware: memory.0,
             memory_bytes: memory.1,
             worker: WorkerId(worker),
@@ -216,7 +216,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
             device,
             token,
             speed,
-            job_hash,
+            run,
         },
     )
 }

@@ -187,7 +187,7 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Pods, "exceeded quota: q"),
         failing(JobPart::Pods, "spec.containers[0].image: Required value"),
         failing(JobPart::Coordinator, "address in use"),
-        failing(JobPart::Names, "the job needs the name of Service j-coordinator-u, which no controller owns, and not this job (uid u)"),
+        failing(JobPart::Names, "the job (uid u) needs the name of Secret j-token-u, which no controller owns"),
     ]
 }
 

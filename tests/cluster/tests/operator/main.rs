@@ -710,7 +710,7 @@ async fn blocking(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_record_is_gone_begins_no_second_run() {
-    let namespace = cluster().namespace("gone").unwrap();
+    let namespace = cluster().namespace("no-record").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();

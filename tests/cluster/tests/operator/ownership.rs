@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use varuna_api::crd::{RecordStatus, VarunaRecord};
-use varuna_cluster_tests::{cluster, eventually, jobs, observed, operator, record};
+use varuna_cluster_tests::{cluster, eventually, job, jobs, observed, operator, record};
 use varuna_coordinator::record_format;
 use varuna_operator::decide::objects::{coordinator_name, plan_name, token_name};
 use varuna_protocol::Record;
@@ -92,6 +92,66 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     .unwrap();
     let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     assert!(plans.get_opt(&plan_name(&job)).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
+    let namespace = cluster().namespace("frozen").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let first = operator(client.clone(), &namespace, folder.path());
+    let mut document = job("j");
+    document["spec"]["elasticity"] = json!({ "maxWorkers": 1 });
+    create(&client, &namespace, document).await.unwrap();
+    let term = async |term: u64| {
+        eventually(&format!("the coordinator of term {term}"), || async {
+            let record = record(&client, &namespace).await?;
+            let written = record.status.context("nothing is written")?;
+            let written = record_format::decode(&written.record.0)?;
+            ensure!(
+                written.term == term && live(&client, &namespace).await?.len() == 1,
+                "{written:?}"
+            );
+            Ok(record.spec.job)
+        })
+        .await
+        .unwrap()
+    };
+    let patch = |spec: &str| {
+        let patch = format!("{{\"spec\":{spec}}}");
+        cluster()
+            .kubectl(
+                &["-n", &namespace, "patch", "vj", "j", "--type=merge", "-p", &patch],
+                "",
+            )
+            .unwrap();
+    };
+    let began = term(1).await;
+    // It means the same, and is another text.
+    patch("{\"workers\":{\"image\":\"another\"}}");
+    first.abort();
+    let _second = operator(client.clone(), &namespace, folder.path().join("second").as_path());
+    assert_eq!(term(2).await, began);
+    patch("{\"suspend\":true}");
+    let force = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    eventually("its pods are gone", || async {
+        let left = pods(&client, &namespace).await?;
+        // Without a kubelet nobody ends a pod's last grace.
+        for pod in left.iter().filter(|p| p.metadata.deletion_timestamp.is_some()) {
+            let _ = all.delete(&pod.name_any(), &force).await;
+        }
+        ensure!(left.is_empty(), "{} pods", left.len());
+        Ok(())
+    })
+    .await
+    .unwrap();
+    patch("{\"suspend\":false}");
+    let resumed = term(3).await;
+    assert!(resumed != began && resumed.contains("workers"), "{resumed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,7 +48,7 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         device: "cpu".into(),
         token: "t".into(),
         speed: 1.0,
-        job_hash: String::new(),
+        run: String::new(),
     }
 }
 

@@ -98,7 +98,7 @@ fn down_seeds() -> Seeds {
     let order = |order| encode(&Downward::Order(order));
     let welcome = Downward::Welcome(Welcome {
         job: "kind: VarunaJob".into(),
-        job_hash: "ab".into(),
+        run: "ab".into(),
         data_fingerprint: String::new(),
     });
     let refused = Downward::Refused {
