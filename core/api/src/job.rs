@@ -138,7 +138,7 @@ impl Workers {
     pub fn pods_hash(&self) -> String {
         // Plain data always serialises.
         let value = serde_json::to_value(self).unwrap_or_default();
-        let mut hash = hash::of("varuna-pods-1", &[&value]);
+        let mut hash = crate::hash::of("varuna-pods-1", &[&value]);
         hash.truncate(16);
         hash
     }
