@@ -232,6 +232,12 @@ struct Release {
     ran: AtomicBool,
 }
 
+// SAFETY: both callers' contexts own memory that may be sent between threads (an Arc of floats, or a vector of elements that are Send), and
+// whoever runs the release, once, is the only one that touches the context.
+unsafe impl Send for Release {}
+// SAFETY: as above; what is shared is the flag, which is atomic.
+unsafe impl Sync for Release {}
+
 /// Takes over a `*const Release` that came from `Arc::into_raw`.
 extern "C" fn release_once(shared: *mut c_void) {
     // SAFETY: `shared` comes from Arc::into_raw in `from_memory`, and either libtorch calls this, once, or `from_memory` does where
