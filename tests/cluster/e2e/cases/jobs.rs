@@ -200,7 +200,7 @@ impl CaseRun<'_> {
         let namespace = self.job.namespace.clone();
         self.kubectl(&["-n", &namespace, "delete", "vj", "j"])?;
         eventually("nothing is left of the job", || async {
-            let kinds = "pods,secrets,services,configmaps,endpointslices";
+            let kinds = "pods,secrets,services,configmaps,endpointslices,varunarecords";
             let left = self.kubectl(&[
                 "-n",
                 &namespace,
