@@ -187,7 +187,10 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Pods, "exceeded quota: q"),
         failing(JobPart::Pods, "spec.containers[0].image: Required value"),
         failing(JobPart::Coordinator, "address in use"),
-        failing(JobPart::Names, "the job (uid u) needs the name of Secret j-token-u, which no controller owns"),
+        failing(
+            JobPart::Names,
+            "the job (uid u) needs the name of Secret j-token-u, which no controller owns",
+        ),
     ]
 }
 

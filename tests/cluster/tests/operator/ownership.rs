@@ -128,11 +128,11 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
     };
     let began = term(1).await;
     // It means the same, and is another text.
-    patch("{\"workers\":{\"image\":\"another\"}}");
+    patch("{\"workers\":{\"device\":\"auto\"}}");
     first.abort();
     let _second = operator(client.clone(), &namespace, folder.path().join("second").as_path());
     assert_eq!(term(2).await, began);
-    patch("{\"suspend\":true}");
+    patch("{\"suspend\":true,\"allowStateLoss\":true}");
     let force = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()

@@ -1,0 +1,68 @@
+//! `kubectl scale` and a suspension change a job's pods.
+
+use super::{condition, create, live_are, pooled};
+use anyhow::ensure;
+use varuna_cluster_tests::{cluster, eventually, operator};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scale_and_suspend_change_the_pods() {
+    let namespace = cluster().namespace("scale").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _operator = operator(client.clone(), &namespace, folder.path());
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
+    cluster()
+        .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=4"], "")
+        .unwrap();
+    live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3", "j-w4"])
+        .await
+        .unwrap();
+    cluster()
+        .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
+        .unwrap();
+    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    let suspend = |is: bool| format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "patch",
+                "vj",
+                "j",
+                "--type=merge",
+                "-p",
+                &suspend(true),
+            ],
+            "",
+        )
+        .unwrap();
+    live_are(&client, &namespace, &[]).await.unwrap();
+    eventually("the condition says so", || async {
+        let suspended = condition(&client, &namespace, "Suspended").await?;
+        ensure!(
+            suspended["status"] == "True" && suspended["observedGeneration"] == 4,
+            "{suspended}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "patch",
+                "vj",
+                "j",
+                "--type=merge",
+                "-p",
+                &suspend(false),
+            ],
+            "",
+        )
+        .unwrap();
+    live_are(&client, &namespace, &["j-w5"]).await.unwrap();
+}
