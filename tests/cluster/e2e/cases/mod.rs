@@ -125,6 +125,16 @@ pub(crate) const CASES: &[Case] = &[
         "a job without checkpoints is not suspended, and trains on",
         &[],
     ),
+    case(
+        "name-taken",
+        "somebody's pod has a name that a job needs: it is left alone and named, and the job goes on when it is gone",
+        &[],
+    ),
+    case(
+        "made-again",
+        "the job is deleted and made again at once: it begins at its first step",
+        &[],
+    ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
 ];
 
@@ -204,6 +214,8 @@ impl CaseRun<'_> {
             "image-corrected" => self.image_corrected().await?,
             "rolling-update" => self.rolling_update().await?,
             "suspend-refused" => self.suspend_refused().await?,
+            "name-taken" => self.name_taken().await?,
+            "made-again" => return self.made_again().await,
             "job-deleted" => self.job_deleted().await?,
             other => bail!("no case is called {other}"),
         }

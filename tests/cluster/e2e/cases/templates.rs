@@ -138,6 +138,79 @@ impl CaseRun<'_> {
         self.is_reported(&before).await
     }
 
+    pub(super) async fn name_taken(&mut self) -> Result<()> {
+        let namespace = self.job.namespace.clone();
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "other-w1" },
+            "spec": { "containers": [{ "name": "c", "image": "localhost/pause:1" }], "terminationGracePeriodSeconds": 1 },
+        });
+        self.world
+            .cluster
+            .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
+        self.small_job("other", json!({ "threads": 1 })).await?;
+        eventually("the job says whose the name is", || async {
+            let degraded = self.condition_of("other", "Degraded").await?;
+            let message = degraded["message"].as_str().unwrap_or("");
+            ensure!(
+                degraded["reason"] == "NameTaken" && message.contains("Pod other-w1"),
+                "{degraded}"
+            );
+            Ok(())
+        })
+        .await?;
+        let phase = [
+            "-n",
+            &namespace,
+            "get",
+            "pod",
+            "other-w1",
+            "-o",
+            "jsonpath={.metadata.deletionTimestamp}",
+        ];
+        ensure!(
+            self.kubectl(&phase)?.is_empty(),
+            "the pod of somebody else is deleted"
+        );
+        self.kubectl(&["-n", &namespace, "delete", "pod", "other-w1"])?;
+        eventually("the job trains", || async {
+            let status = self.status_of("other").await?;
+            ensure!(status["step"].as_i64().unwrap_or(0) > 0, "{status}");
+            Ok(())
+        })
+        .await?;
+        self.kubectl(&["-n", &namespace, "delete", "vj", "other"])?;
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
+    pub(super) async fn made_again(&mut self) -> Result<()> {
+        let api = jobs(&self.job.client, &self.job.namespace);
+        let before = self.job.until("some steps", |l| l.step() > 60).await?;
+        let first = api.get("j").await?;
+        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "j"])?;
+        let document = json!({
+            "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
+            "spec": first.data["spec"],
+        });
+        let document: DynamicObject = serde_json::from_value(document)?;
+        let again = api.create(&PostParams::default(), &document).await?;
+        ensure!(again.uid() != first.uid(), "the same object");
+        let status = eventually("the new job trains", || async {
+            let job = api.get("j").await?;
+            let status = &job.data["status"];
+            let trains = status["phase"] == "Training" && status["step"].as_i64() > Some(0);
+            ensure!(job.uid() == again.uid() && trains, "{status}");
+            Ok(status.clone())
+        })
+        .await?;
+        ensure!(
+            status["step"].as_i64() < Some(before.step()) && status["plan"]["generation"] == 1,
+            "it goes on from its predecessor: {status}"
+        );
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
     pub(super) async fn suspend_refused(&mut self) -> Result<()> {
         let refused = self.patch_spec("j", json!({ "suspend": true })).await;
         let said = format!("{:#}", refused.err().context("the API server takes it")?);
