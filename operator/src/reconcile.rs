@@ -54,7 +54,8 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
         Err(error) => return Err(error),
     }
     if decision.delete_job {
-        context.applier.delete_job(job).await?;
+        let read = object.resource_version();
+        context.applier.delete_job(job, read).await?;
         return Ok(Action::await_change());
     }
     let report = report(&observed, &decision, &context.backoff.failures(job));

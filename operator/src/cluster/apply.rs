@@ -90,11 +90,12 @@ impl Applier {
         Ok(())
     }
 
-    /// Deletes a job whose time is over; what belongs to it follows by its owner references.
+    /// Deletes a job whose time is over, as it was `read`: one that was changed since then may have been given more time. What belongs to
+    /// it follows by its owner references.
     ///
     /// # Errors
     /// The API server refuses or does not answer.
-    pub async fn delete_job(&self, job: &ObservedJob) -> Result<(), Error> {
+    pub async fn delete_job(&self, job: &ObservedJob, read: Option<String>) -> Result<(), Error> {
         tracing::info!(
             job = job.name,
             namespace = job.namespace,
@@ -103,11 +104,11 @@ impl Applier {
         let jobs: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource());
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: Some(job.uid.clone()),
-            resource_version: None,
+            resource_version: read,
         });
         match jobs.delete(&job.name, &params).await {
             Ok(_) => Ok(()),
-            // It is gone, or another one has its name.
+            // It is gone, was changed, or another one has its name: the next look decides.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -6,7 +6,7 @@
 use super::decision::{AvoidedNodes, time};
 use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::{JudgedPod, PodFailure, PodVerdict, announced_end, node_signals};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::FailureKind;
 use varuna_api::crd::RecentFailure;
 
@@ -125,14 +125,13 @@ pub(super) fn avoided_nodes(
         return AvoidedNodes::default();
     };
     let limit = job.lifecycle.failure_policy.avoid_node_after as usize;
-    let exists = |node: &&String| observed.nodes.contains_key(*node);
-    let failing: BTreeSet<&String> = failures
-        .iter()
-        .filter(|f| f.kind != FailureKind::Left.as_str())
-        .filter_map(|f| f.node.as_ref())
-        .filter(exists)
-        .collect();
-    let failures_on = |node: &String| failures.iter().filter(|f| f.node.as_ref() == Some(node)).count();
+    // A worker that ended well says nothing against its node, and a node that is gone takes no pod.
+    let mut failures_on: BTreeMap<&String, usize> = BTreeMap::new();
+    for failure in failures.iter().filter(|f| f.kind != FailureKind::Left.as_str()) {
+        if let Some(node) = failure.node.as_ref().filter(|n| observed.nodes.contains_key(*n)) {
+            *failures_on.entry(node).or_default() += 1;
+        }
+    }
     // Where nothing runs well elsewhere, it is not the node's fault.
     let runs_elsewhere = |node: &String| {
         let runs = |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running;
@@ -140,9 +139,10 @@ pub(super) fn avoided_nodes(
             .filter(runs)
             .any(|p| p.pod.node.as_ref() != Some(node))
     };
-    let (never, rather_not): (Vec<&String>, Vec<&String>) = failing
-        .into_iter()
-        .partition(|node| failures_on(node) >= limit && runs_elsewhere(node));
+    let (never, rather_not): (Vec<&String>, Vec<&String>) = failures_on
+        .keys()
+        .copied()
+        .partition(|node| failures_on[node] >= limit && runs_elsewhere(node));
     let signals = node_signals(observed);
     let announce = observed
         .nodes

@@ -3,6 +3,7 @@
 
 use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
+use std::collections::BTreeSet;
 use varuna_api::Job;
 use varuna_protocol::coordinator::RunMode;
 
@@ -48,7 +49,7 @@ fn may_lose_a_node(observed: &Observed, job: &Job, pods: &[JudgedPod<'_>], wante
     let attached = |p: &&JudgedPod<'_>| run.workers(true).any(|name| name == p.pod.name);
     let running = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
     let complete = running.clone().filter(attached).count() >= wanted;
-    let nodes: std::collections::BTreeSet<_> = running.filter_map(|p| p.pod.node.as_ref()).collect();
+    let nodes: BTreeSet<_> = running.filter_map(|p| p.pod.node.as_ref()).collect();
     // Those of the only node take the state with them: a notice makes a checkpoint, where there is a place for it.
     let state_stays = nodes.len() > 1 || job.checkpoint.is_some();
     let leaving = pods.iter().any(|p| p.verdict == PodVerdict::Terminating);

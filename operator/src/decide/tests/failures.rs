@@ -168,6 +168,19 @@ fn a_node_on_which_pods_fail_again_and_again_is_avoided_and_does_not_fail_the_jo
 }
 
 #[test]
+fn workers_that_end_well_say_nothing_against_their_node() {
+    let mut observed = on_nodes(2);
+    observed.pods = vec![running_on("b", 1), crashed_on("a", 2, 400)];
+    observed.pods.extend((3..=8).map(|i| ObservedPod {
+        node: Some("a".into()),
+        ..ended(i, 0, "Completed", 390 - 20 * i)
+    }));
+    let desired = decide(&observed);
+    assert!(desired.status.recent_failures.len() > 3);
+    assert_eq!(*required(&desired.create[0]), Value::Null, "one failure");
+}
+
+#[test]
 fn the_terms_of_the_template_are_kept_and_each_of_them_avoids_the_node() {
     let mut observed = on_nodes(2);
     let affinity = "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: pool, operator: Exists}]}, {matchFields: []}]}}";

@@ -251,8 +251,8 @@ impl CaseRun<'_> {
         Ok(pods.first().context("a pod")?.name_any())
     }
 
-    /// Waits for a plan after `before` with all four workers, without the pod, and says how long it took to the next step.
-    async fn replaced(&self, before: &Observation, pod: &str) -> Result<()> {
+    /// Waits for a plan after `before` with all four workers, and says how long it took to the next step.
+    async fn goes_on(&self, before: &Observation) -> Result<()> {
         let next = self
             .job
             .until("the next step under another plan", |l| {
@@ -264,6 +264,12 @@ impl CaseRun<'_> {
             (next.at - before.at).as_secs_f64()
         );
         self.job.trains(4).await?;
+        Ok(())
+    }
+
+    /// The same, and the pod is gone.
+    async fn replaced(&self, before: &Observation, pod: &str) -> Result<()> {
+        self.goes_on(before).await?;
         let names: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
         ensure!(!names.iter().any(|n| n == pod), "{pod} is still there: {names:?}");
         self.is_reported(before).await

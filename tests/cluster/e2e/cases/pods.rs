@@ -30,17 +30,7 @@ impl CaseRun<'_> {
         ensure!(pods.len() == 2, "{} pods for four workers", pods.len());
         let before = self.job.now()?;
         kill(process_of(&pods[0])?, Signal::SIGKILL)?;
-        let next = self
-            .job
-            .until("the next step under another plan", |l| {
-                l.generation() > before.generation() && l.step() > before.step()
-            })
-            .await?;
-        println!(
-            "  next plan and step seen after {:.1} s",
-            (next.at - before.at).as_secs_f64()
-        );
-        self.job.trains(4).await?;
+        self.goes_on(&before).await?;
         let names = |pods: &[Pod]| pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
         let now = self.job.pods().await?;
         ensure!(names(&now) == names(&pods), "the pods stay: {:?}", names(&now));

@@ -22,22 +22,12 @@ async fn scale_and_suspend_change_the_pods() {
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
     live_are(&client, &namespace, &["j-w1"]).await.unwrap();
-    let suspend = |is: bool| format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
-    cluster()
-        .kubectl(
-            &[
-                "-n",
-                &namespace,
-                "patch",
-                "vj",
-                "j",
-                "--type=merge",
-                "-p",
-                &suspend(true),
-            ],
-            "",
-        )
-        .unwrap();
+    let suspend = |is: bool| {
+        let patch = format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
+        let arguments = ["-n", &namespace, "patch", "vj", "j", "--type=merge", "-p", &patch];
+        cluster().kubectl(&arguments, "").unwrap();
+    };
+    suspend(true);
     live_are(&client, &namespace, &[]).await.unwrap();
     eventually("the condition says so", || async {
         let suspended = condition(&client, &namespace, "Suspended").await?;
@@ -49,20 +39,6 @@ async fn scale_and_suspend_change_the_pods() {
     })
     .await
     .unwrap();
-    cluster()
-        .kubectl(
-            &[
-                "-n",
-                &namespace,
-                "patch",
-                "vj",
-                "j",
-                "--type=merge",
-                "-p",
-                &suspend(false),
-            ],
-            "",
-        )
-        .unwrap();
+    suspend(false);
     live_are(&client, &namespace, &["j-w5"]).await.unwrap();
 }
