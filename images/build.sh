@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the images of operator and worker as OCI archives in .cache/images: no daemon, no registry. Needs root and Debian's
+# Builds the images of operator, coordinator and worker as OCI archives in .cache/images: no daemon, no registry. Needs root and Debian's
 # mmdebstrap and buildah; the base comes from the mirrors of this machine's apt, which checks their signatures.
 #
 #   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
@@ -18,7 +18,7 @@ for tool in mmdebstrap buildah python3; do
     command -v $tool >/dev/null 2>&1 || fail "$tool is missing (on Debian: apt-get install mmdebstrap buildah python3)"
 done
 binaries=${BINARIES:-target/release}
-for program in varuna-operator varuna-worker varuna-launcher; do
+for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
     [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make release"
 done
 tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
@@ -29,7 +29,7 @@ mkdir -p $out
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 mkdir -p "$context/bin" "$context/libtorch/lib"
-for program in varuna-operator varuna-worker varuna-launcher; do
+for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
     strip -o "$context/bin/$program" "$binaries/$program" 2>/dev/null || cp "$binaries/$program" "$context/bin/"
     chmod 755 "$context/bin/$program"
 done
@@ -94,6 +94,7 @@ fi
 base varuna-base libc6,libgcc-s1,ca-certificates,base-files,netbase
 base varuna-worker-base libc6,libgcc-s1,libstdc++6,ca-certificates,base-files,netbase
 image varuna-operator operator.Dockerfile varuna-base
+image varuna-coordinator coordinator.Dockerfile varuna-base
 image varuna-worker worker.Dockerfile varuna-worker-base
 if [ "${1:-}" = --text ]; then
     mkdir -p "$context/.cache/data"

@@ -18,6 +18,8 @@ struct LastFailure {
     generation: i64,
     times: u32,
     at: Instant,
+    /// Which try failed, where tries are numbered.
+    attempt: Option<i64>,
     /// It was tried again since, and succeeded.
     over: bool,
 }
@@ -38,6 +40,30 @@ impl Backoff {
         self.failed_at(Instant::now(), job, part, message);
     }
 
+    /// A try of a part failed that has a number: however often that is seen, it counts once.
+    pub fn attempt_failed(&self, job: &ObservedJob, part: JobPart, attempt: i64, message: &str) {
+        self.attempt_failed_at(Instant::now(), job, part, attempt, message);
+    }
+
+    fn attempt_failed_at(&self, now: Instant, job: &ObservedJob, part: JobPart, attempt: i64, message: &str) {
+        let known = {
+            let all = self.0.lock();
+            let of_part = all.get(&job.uid).and_then(|of_job| of_job.get(&part));
+            of_part.and_then(|failure| failure.attempt)
+        };
+        if known.is_none_or(|known| known < attempt) {
+            self.failed_at(now, job, part, message);
+            if let Some(failure) = self
+                .0
+                .lock()
+                .get_mut(&job.uid)
+                .and_then(|of_job| of_job.get_mut(&part))
+            {
+                failure.attempt = Some(attempt);
+            }
+        }
+    }
+
     fn failed_at(&self, now: Instant, job: &ObservedJob, part: JobPart, message: &str) {
         let mut all = self.0.lock();
         let of_job = all.entry(job.uid.clone()).or_default();
@@ -48,6 +74,7 @@ impl Backoff {
             generation: job.generation,
             times: times.map_or(0, |k| k.times).saturating_add(1),
             at: now,
+            attempt: of_job.get(&part).and_then(|k| k.attempt),
             over: false,
         };
         of_job.insert(part, failure);

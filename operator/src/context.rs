@@ -6,13 +6,12 @@ use crate::cluster::credentials::CredentialStore;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::decide::Settings;
 use crate::health::Health;
-use crate::resource::JobRef;
-use crate::runs::{Endpoint, Launcher, Runs};
+use crate::probes::Probes;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
+use kube::api::DynamicObject;
 use kube::runtime::reflector::Store;
 use std::sync::Arc;
-use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
 
 /// What all reconciliations share.
@@ -23,7 +22,9 @@ pub struct Context {
     pub pods: Store<Pod>,
     /// All nodes.
     pub nodes: Store<Node>,
-    /// Whether the caches of pods and nodes are filled.
+    /// What all coordinators are ordered, and what they report.
+    pub runs: Store<DynamicObject>,
+    /// Whether the caches of pods, nodes and runs are filled.
     pub caches_filled: watch::Sender<bool>,
     /// The operator's configuration.
     pub settings: Settings,
@@ -31,49 +32,51 @@ pub struct Context {
     pub health: Arc<Health>,
     /// Writes objects and pods.
     pub applier: Applier,
-    /// Tokens and certificates of the jobs.
+    /// Makes tokens and certificates of the jobs.
     pub credentials: CredentialStore,
     /// Writes Events.
     pub recorder: EventRecorder,
-    /// The coordinators of this process.
-    pub runs: Runs,
+    /// Whether coordinators answer.
+    pub probes: Probes,
     /// What failed and is not tried again yet.
-    pub backoff: Arc<Backoff>,
+    pub backoff: Backoff,
+}
+
+/// The caches that watches fill.
+pub struct Caches {
+    /// All worker and coordinator pods.
+    pub pods: Store<Pod>,
+    /// All nodes.
+    pub nodes: Store<Node>,
+    /// All runs.
+    pub runs: Store<DynamicObject>,
 }
 
 impl Context {
-    /// A context without any coordinator. `reconcile` takes requests to reconcile a job.
+    /// A context in which nothing has happened yet. `instance`: the name of this process, for Events.
     #[must_use]
     pub fn new(
         client: Client,
-        caches: (Store<Pod>, Store<Node>),
+        caches: Caches,
         settings: Settings,
-        endpoint: Endpoint,
+        instance: &str,
         health: Arc<Health>,
-        reconcile: Sender<JobRef>,
     ) -> Context {
-        let instance = format!("varuna-operator at {}", endpoint.address);
+        let instance = format!("varuna-operator {instance}");
         let metrics = Arc::clone(&health.metrics);
-        let backoff = Arc::new(Backoff::default());
-        let launcher = Launcher {
-            client: client.clone(),
-            endpoint,
-            metrics: Arc::clone(&metrics),
-            backoff: Arc::clone(&backoff),
-            reconcile,
-        };
         Context {
             applier: Applier::new(client.clone()),
             credentials: CredentialStore::new(client.clone()),
             recorder: EventRecorder::new(client.clone(), instance, metrics),
-            runs: Runs::new(launcher),
             client,
-            pods: caches.0,
-            nodes: caches.1,
+            pods: caches.pods,
+            nodes: caches.nodes,
+            runs: caches.runs,
             caches_filled: watch::channel(false).0,
             settings,
             health,
-            backoff,
+            probes: Probes::default(),
+            backoff: Backoff::default(),
         }
     }
 }

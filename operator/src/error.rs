@@ -21,6 +21,9 @@ pub enum Error {
         /// The error's message.
         message: String,
     },
+    /// It was decided on what is not so any more: a watch shows it soon.
+    #[error("something has changed meanwhile")]
+    Stale,
     /// It took too long.
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Timeout,
@@ -52,6 +55,7 @@ impl Error {
         match self {
             Error::Api(_) => "api",
             Error::Refused { .. } => "refused",
+            Error::Stale => "stale",
             Error::Timeout => "late",
         }
     }

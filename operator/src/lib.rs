@@ -1,4 +1,4 @@
-//! The operator: creates the pods of `VarunaJob`s, runs a coordinator for each job, and reports on them.
+//! The operator: creates the pods of `VarunaJob`s, workers and coordinators, and reports on them.
 //!
 //! A reconciliation observes, decides, carries out, reports and publishes (`reconcile`). The plan of a job is not decided here but
 //! by its coordinator.
@@ -8,7 +8,7 @@
 //! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
 //! | [`metrics`] | what is measured | state only |
 //! | [`backoff`] | what failed and is not tried again yet | state only |
-//! | [`runs`] | the table of coordinators; how one is started and followed | starts tasks |
+//! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
 //! | [`health`] | `/healthz`, `/readyz`, `/metrics` | serves HTTP |
 //! | [`context`], [`reconcile`], [`controller`] | what all reconciliations share; one reconciliation; what triggers it | API watches |
@@ -21,6 +21,6 @@ pub mod decide;
 pub mod error;
 pub mod health;
 pub mod metrics;
+pub mod probes;
 pub mod reconcile;
 pub mod resource;
-pub mod runs;

@@ -3,13 +3,11 @@
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use kube::{Api, Client, Config};
-use std::path::PathBuf;
 use std::sync::Arc;
 use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::{self, Health};
-use varuna_operator::runs::Endpoint;
 
 /// The Varuna operator.
 #[derive(Parser)]
@@ -27,12 +25,12 @@ struct Arguments {
     /// Prefix of a node taint, or type of a node condition, that announces the end of a node, in addition to the known ones.
     #[arg(long)]
     node_signal: Vec<String>,
-    /// Address at which workers reach this process.
-    #[arg(long, env = "VARUNA_POD_IP")]
-    address: String,
-    /// Address on which coordinators listen.
-    #[arg(long, default_value = "0.0.0.0")]
-    bind: String,
+    /// Image of the jobs' coordinators.
+    #[arg(long, env = "VARUNA_COORDINATOR_IMAGE")]
+    coordinator_image: String,
+    /// Priority class of coordinators whose job names none.
+    #[arg(long)]
+    coordinator_priority_class: Option<String>,
     /// Unique name of this process among its replicas.
     #[arg(long, env = "VARUNA_POD_NAME")]
     identity: String,
@@ -42,11 +40,8 @@ struct Arguments {
     /// Name of the Lease.
     #[arg(long, default_value = "varuna-operator")]
     lease_name: String,
-    /// Folder for the coordinators' run folders; it need not outlive the process.
-    #[arg(long, default_value = "/tmp/varuna")]
-    run_dir: PathBuf,
     /// Address on which probes and scrapes are answered.
-    #[arg(long, default_value = "0.0.0.0:8081")]
+    #[arg(long, default_value = "[::]:8081")]
     health: String,
 }
 
@@ -89,19 +84,16 @@ async fn main() -> Result<()> {
     };
     let settings = Settings {
         image: arguments.worker_image,
+        coordinator_image: Some(arguments.coordinator_image),
+        coordinator_priority_class: arguments.coordinator_priority_class,
         gpu_resource: Some(arguments.gpu_resource).filter(|g| !g.is_empty()),
         node_signals: arguments.node_signal,
     };
-    let endpoint = Endpoint {
-        address: arguments.address,
-        bind: arguments.bind,
-        folder: arguments.run_dir,
-    };
     tokio::select! {
         () = &mut stopped => {}
-        // The coordinators of a process that does not lead must stop: the process ends.
+        // Two that write would undo each other's work: the process ends.
         why = candidate.hold() => bail!("leadership is lost: {why}"),
-        result = controller::run(client, scope, settings, endpoint, health) => result?,
+        result = controller::run(client, scope, settings, &arguments.identity, health) => result?,
     }
     candidate.release().await;
     Ok(())

@@ -42,6 +42,9 @@ pub struct Job {
     /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
     #[serde(skip)]
     pub lifecycle: Lifecycle,
+    /// The coordinator's pod, in a cluster. Not in the hash, as with `lifecycle`.
+    #[serde(skip)]
+    pub coordinator: CoordinatorPod,
 }
 
 /// Arithmetic of the training.
@@ -224,6 +227,15 @@ pub enum Encryption {
     None,
     /// TLS 1.3.
     Tls,
+}
+
+/// The pod of a job's coordinator, in a cluster.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct CoordinatorPod {
+    /// Its service account; none = that of the workers' template, or one of its own.
+    pub service_account: Option<String>,
+    /// Its pod template, as written.
+    pub template: Option<Value>,
 }
 
 /// When a job ends other than by its last step, in a cluster.

@@ -25,8 +25,8 @@ pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity};
 pub use job::{
-    Checkpoint, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle, Network, Pipelines,
-    Precision, WorkerDevice, WorkerTransport, Workers,
+    Checkpoint, CoordinatorPod, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle,
+    Network, Pipelines, Precision, WorkerDevice, WorkerTransport, Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};

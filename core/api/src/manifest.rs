@@ -22,11 +22,13 @@ use std::collections::BTreeMap;
 use varuna_model::gpt2;
 
 mod checkpoint;
+mod coordinator;
 mod failure_policy;
 mod loss_scale;
 mod network;
 mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
+pub use coordinator::CoordinatorSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
 pub use network::NetworkSpec;
@@ -133,6 +135,8 @@ pub struct Spec {
     pub integrity: Option<IntegritySpec>,
     /// What announces the end of a worker.
     pub disruption: Option<DisruptionSpec>,
+    /// The pod of the job's coordinator, in a cluster.
+    pub coordinator: Option<CoordinatorSpec>,
     /// What crashing workers do to the job, in a cluster.
     pub failure_policy: Option<FailurePolicySpec>,
     /// Seconds from the start of a job to its end at most, waiting and suspension included; then it fails. No limit where left out.

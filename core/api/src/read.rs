@@ -119,6 +119,9 @@ fn limits() -> serde_saphyr::Options {
     }
 }
 
+/// Pod templates.
+const TEMPLATES: &[&str] = &["spec.workers.template", "spec.coordinator.template"];
+
 /// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a
 /// mapping belongs would be taken by serde for the mapping's fields in order.
 fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
@@ -132,8 +135,8 @@ fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
         match value {
             Value::Null => found.push(&path, "empty", "a value, or leave the field out"),
             Value::Array(_) if path != LIST => found.push(&path, "a list", "a single value or a mapping"),
-            // The template belongs to Kubernetes.
-            _ if path == "spec.workers.template" => return true,
+            // Templates belong to Kubernetes.
+            _ if TEMPLATES.contains(&path.as_str()) => return true,
             _ => {
                 refuse_odd_values(value, &path, found);
                 return true;

@@ -75,6 +75,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),
+        coordinator: workers::coordinator(check, spec.coordinator.unwrap_or_default()),
         lifecycle: Lifecycle {
             failure_policy: workers::failure_policy(check, &spec.failure_policy.unwrap_or_default()),
             active_deadline_seconds: spec

@@ -5,6 +5,7 @@ pub mod credentials;
 pub mod event_recorder;
 pub mod lease;
 pub mod observe;
+pub mod orders;
 pub mod ownership;
 pub mod publish;
 pub mod record;

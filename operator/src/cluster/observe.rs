@@ -1,12 +1,15 @@
 //! Converts the cluster's objects to what decisions are made from. Pure.
 
-use crate::decide::objects::{AVOIDS_ANNOTATION, JOB_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, WORKER};
-use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, PodPhase, Rejection};
+use crate::decide::objects::{
+    AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, WORKER,
+};
+use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use varuna_api::crd::Status;
+use varuna_api::crd::{RunGoal, RunSpec, RunStatus, Status};
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::{Job, parse_job_of_any_release};
 
@@ -38,6 +41,7 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     drop("", "suspend");
     drop("", "disruption");
     drop("elasticity", "maxWorkers");
+    drop("", "coordinator");
     drop("", "failurePolicy");
     drop("", "activeDeadlineSeconds");
     drop("", "ttlSecondsAfterFinished");
@@ -71,11 +75,45 @@ pub fn job(object: &DynamicObject) -> ObservedJob {
 /// complete must not be trained again for a word that is new.
 fn status(mut value: Value) -> Status {
     let reads = |value: &Value| serde_json::from_value::<Status>(value.clone()).is_ok();
+    if let Some(Value::Array(conditions)) = value.get_mut("conditions") {
+        conditions.retain(|c| reads(&json!({ "conditions": [c] })));
+    }
+    lenient(value)
+}
+
+/// The orders and the reports in a `VarunaRun`. Reports are those of the coordinator in charge: none where none is wanted, and empty before it
+/// has reported. What this release cannot read of a report is left out.
+#[must_use]
+pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
+    let spec = object.data.get("spec").cloned().unwrap_or_default();
+    let Ok(orders) = serde_json::from_value::<RunSpec>(spec) else {
+        return (None, None);
+    };
+    if orders.goal == RunGoal::None {
+        return (Some(orders), None);
+    }
+    let status = lenient::<RunStatus>(object.data.get("status").cloned().unwrap_or_default());
+    if status.coordinator != orders.coordinator {
+        return (Some(orders), Some(ObservedRun::default()));
+    }
+    let run = ObservedRun {
+        snapshot: status.state,
+        loss: status.loss,
+        skipped_steps: status.skipped_steps,
+        loss_scale: status.loss_scale,
+        checkpoints: status.checkpoints,
+        address: status.address.and_then(|a| a.parse().ok()),
+        health_address: status.health_address.and_then(|a| a.parse().ok()),
+        messages: status.messages,
+        ended: status.end,
+    };
+    (Some(orders), Some(run))
+}
+
+/// A document with only those of its fields that this release can read.
+fn lenient<T: DeserializeOwned + Default>(mut value: Value) -> T {
     if let Value::Object(fields) = &mut value {
-        if let Some(Value::Array(conditions)) = fields.get_mut("conditions") {
-            conditions.retain(|c| reads(&json!({ "conditions": [c] })));
-        }
-        fields.retain(|name, field| reads(&json!({ name: field })));
+        fields.retain(|name, field| serde_json::from_value::<T>(json!({ name: field })).is_ok());
     }
     serde_json::from_value(value).unwrap_or_default()
 }
@@ -86,10 +124,26 @@ pub fn job_of(pod: &Pod) -> Option<&str> {
     pod.metadata.labels.as_ref()?.get(JOB_LABEL).map(String::as_str)
 }
 
-/// A worker pod; none where it is not one of ours.
+/// A worker's pod; none where it is something else.
 #[must_use]
 pub fn pod(pod: &Pod) -> Option<ObservedPod> {
-    let number = pod.metadata.labels.as_ref()?.get(NUMBER_LABEL)?.parse().ok()?;
+    numbered(pod, NUMBER_LABEL, WORKER)
+}
+
+/// A coordinator's pod; none where it is something else.
+#[must_use]
+pub fn coordinator_pod(pod: &Pod) -> Option<ObservedPod> {
+    let containers = pod.spec.iter().flat_map(|s| &s.containers);
+    let image = containers
+        .filter(|c| c.name == COORDINATOR)
+        .find_map(|c| c.image.clone());
+    let observed = numbered(pod, COORDINATOR_LABEL, COORDINATOR)?;
+    Some(ObservedPod { image, ..observed })
+}
+
+/// A pod with a number, by the label that holds it and the name of the container that counts.
+fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
+    let number = pod.metadata.labels.as_ref()?.get(label)?.parse().ok()?;
     let none = PodStatus::default();
     let status = pod.status.as_ref().unwrap_or(&none);
     let conditions = status.conditions.as_deref().unwrap_or_default();
@@ -100,7 +154,7 @@ pub fn pod(pod: &Pod) -> Option<ObservedPod> {
         .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
         .map(|c| c.message.clone().unwrap_or_default());
     let containers = status.container_statuses.as_deref().unwrap_or_default();
-    let ended = containers.iter().filter(|c| is_worker(c)).find_map(ended);
+    let ended = containers.iter().filter(|c| is(c, container)).find_map(ended);
     let taken_away = status.reason.clone().filter(|r| TAKEN_AWAY.contains(&r.as_str()));
     let disrupted = disruption.or(taken_away);
     let failed = status.phase.as_deref() == Some("Failed");
@@ -128,6 +182,7 @@ pub fn pod(pod: &Pod) -> Option<ObservedPod> {
             .map(str::to_owned)
             .collect(),
         made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
+        image: None,
     })
 }
 
@@ -149,9 +204,9 @@ fn rejection(pod: &Pod, status: &PodStatus) -> Rejection {
     }
 }
 
-/// Whether it is a worker's container: others may come and go.
-fn is_worker(container: &ContainerStatus) -> bool {
-    let number = container.name.strip_prefix(WORKER);
+/// Whether it is the container that counts: others may come and go.
+fn is(container: &ContainerStatus, name: &str) -> bool {
+    let number = container.name.strip_prefix(name);
     number.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 

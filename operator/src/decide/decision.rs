@@ -5,8 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use varuna_api::Reason;
-use varuna_api::crd::{RecentFailure, Status, Time};
-use varuna_coordinator::WorkerNotice;
+use varuna_api::crd::{RecentFailure, RunSpec, Status, Time};
 
 /// What the job's coordinator is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,10 +81,12 @@ pub struct Decision<'a> {
     pub avoid: AvoidedNodes,
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
+    /// Orders that are to be written into its `VarunaRun`; none where those that are there stand.
+    pub orders: Option<RunSpec>,
+    /// A coordinator is started: the job has to have its record first.
+    pub starts_coordinator: bool,
     /// Whether a coordinator that starts now takes the job as it is now. Else the job as it was when its run began: workers hold that.
     pub takes_present_spec: bool,
-    /// What the cluster shows about its workers, for its coordinator.
-    pub notices: Vec<WorkerNotice>,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,
     /// Pods to create. They are never changed afterwards.

@@ -42,9 +42,27 @@ pub(super) fn events(
         );
         note(false, Reason::Planned, text);
     }
+    events.extend(new_messages(observed));
     events.extend(decision.pods.iter().filter_map(preempted_pod));
     events.extend(failures.iter().map(failure_event));
     events
+}
+
+/// Number of the newest message of the coordinator.
+pub(super) fn newest_message(observed: &Observed) -> Option<i64> {
+    observed.run.as_ref()?.messages.last().map(|m| m.number)
+}
+
+/// What the coordinator has said since the last reconciliation.
+fn new_messages(observed: &Observed) -> impl Iterator<Item = EventNote> {
+    let known = observed.job.status.last_message.unwrap_or(0);
+    let messages = observed.run.iter().flat_map(|run| &run.messages);
+    messages.filter(move |m| m.number > known).map(|m| EventNote {
+        warning: false,
+        lasting: false,
+        reason: if m.resumed { Reason::Resumed } else { Reason::Run },
+        text: m.text.clone(),
+    })
 }
 
 /// Pods that are deleted because of their node, a preemption or a new template. Only the reconciliation that deletes them knows why: its caller

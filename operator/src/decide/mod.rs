@@ -7,6 +7,8 @@
 
 mod checkpoint_location;
 mod conditions;
+mod coordinator;
+mod coordinator_pod;
 mod decision;
 mod disruption_budget;
 mod events;
@@ -24,13 +26,14 @@ mod suspend;
 mod time_limits;
 mod worker_notices;
 
+pub use coordinator::coordinator_failure;
 pub use decision::{
     AvoidedNodes, CoordinatorGoal, Decision, EventNote, JobOutcome, PodDeletion, Progress, Report,
 };
 pub use events::deletion_events;
 pub use observed::{
-    ContainerEnd, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode, ObservedPod,
-    ObservedRun, PodPhase, Rejection, RunEnd, Settings,
+    ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
+    ObservedPod, ObservedRun, PodPhase, Rejection, RunEnd, Settings,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, judge_pod};
 pub use status::report;
@@ -51,13 +54,14 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     let outcome = job_outcome(observed, &pods, crashes);
     let mut decision = Decision {
         coordinator: coordinator_goal(&outcome, observed),
+        orders: None,
+        starts_coordinator: false,
         takes_present_spec: pods.iter().all(|p| p.pod.deleting || p.pod.has_ended()),
         outcome,
         progress,
         pods,
         recent_failures,
         avoid,
-        notices: worker_notices::worker_notices(observed),
         objects: vec![],
         create: vec![],
         delete: vec![],
@@ -73,10 +77,11 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         return decision;
     }
     let Ok(job) = &observed.job.spec else {
+        place_coordinator(observed, &mut decision);
         return decision;
     };
     if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
-        decision.objects = objects::job_objects(&observed.job, observed.run.as_ref());
+        decision.objects = objects::job_objects(&observed.job, job, observed.run.as_ref());
         let budget = disruption_budget::disruption_budget(observed, &decision.pods);
         decision.objects.push(budget);
     }
@@ -86,7 +91,36 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         _ if decision.coordinator == CoordinatorGoal::Stop => {}
         _ => stop_pods(&mut decision),
     }
+    place_coordinator(observed, &mut decision);
     decision
+}
+
+/// Adds to a decision what is to be done about the job's coordinator.
+fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
+    let notices = worker_notices::worker_notices(observed, &decision.delete);
+    let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices);
+    decision.delete.extend(plan.delete);
+    match (plan.start, &observed.job.spec) {
+        (Some(number), Ok(job)) => {
+            decision.starts_coordinator = true;
+            let pod = coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
+            decision.create.push(pod);
+            decision.orders = plan.orders;
+        }
+        // Without a spec that can be read no coordinator can be started; training goes on without.
+        (Some(_), Err(_)) => {}
+        (None, _) => decision.orders = plan.orders,
+    }
+}
+
+/// Whether there is somebody to end the run in an orderly way. One that has not reported yet is waited for if there is anything to end, and if
+/// its pod can start.
+fn can_stop(observed: &Observed) -> bool {
+    let reports = observed.run.as_ref().is_some_and(|r| r.snapshot.is_some());
+    let has_trained = observed.job.status.plan.is_some();
+    let can_start = coordinator::cannot_start(observed).is_none()
+        && !postponed(&observed.failures, &[JobPart::Coordinator]);
+    reports || (has_trained && can_start)
 }
 
 fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoal {
@@ -102,7 +136,7 @@ fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoa
         // A spec that this release cannot read ends no run that another one has begun.
         JobOutcome::Refuse(Reason::InvalidSpec, _) if runs => CoordinatorGoal::Run,
         JobOutcome::SaveThenSuspend => CoordinatorGoal::RunAndSave,
-        JobOutcome::Suspend | JobOutcome::Fail(..) if runs => CoordinatorGoal::Stop,
+        JobOutcome::Suspend | JobOutcome::Fail(..) if runs && can_stop(observed) => CoordinatorGoal::Stop,
         _ => CoordinatorGoal::Absent,
     }
 }

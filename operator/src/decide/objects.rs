@@ -3,6 +3,7 @@
 use super::observed::{Credentials, ObservedJob, ObservedRun};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_protocol::coordinator::Snapshot;
 
@@ -10,19 +11,31 @@ use varuna_protocol::coordinator::Snapshot;
 pub const JOB_LABEL: &str = "varuna.dev/job";
 /// Label with a pod's number.
 pub const NUMBER_LABEL: &str = "varuna.dev/pod-number";
-/// Port of the coordinator's Service.
+/// Label with the number of a coordinator's pod. Workers' pods have none.
+pub const COORDINATOR_LABEL: &str = "varuna.dev/coordinator-number";
+/// Port of the coordinator and of its Service.
 pub const PORT: u16 = 7070;
+/// Port at which a coordinator answers probes and scrapes.
+pub const HEALTH_PORT: u16 = 8081;
 /// Name of a worker's container; in a template, the container of this name is the one that is completed.
 pub(crate) const WORKER: &str = "worker";
+/// Name of a coordinator's container; in its template, likewise.
+pub(crate) const COORDINATOR: &str = "coordinator";
 /// Annotation of a pod: the identity of what it was made from.
 pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
 /// Annotation of a pod: the nodes that it was told to avoid, with commas between them.
 pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
-/// Selects a job's pods.
+/// Selects a job's pods, those of its coordinators included.
 #[must_use]
 pub fn selector(job: &str) -> String {
     format!("{JOB_LABEL}={job}")
+}
+
+/// Selects a job's worker pods.
+#[must_use]
+pub fn worker_selector(job: &str) -> String {
+    format!("{JOB_LABEL}={job},{NUMBER_LABEL}")
 }
 
 /// Name of an object of a job. It ends in the first 8 digits of the job's uid: others may have objects of any other name, and a job that
@@ -57,7 +70,7 @@ pub fn plan_name(job: &ObservedJob) -> String {
     name_of(job, "-plan")
 }
 
-/// Name of the `VarunaRecord` with the coordinator's record.
+/// Name of the `VarunaRun` with the coordinator's orders and reports, and of the `VarunaRecord` with its record.
 #[must_use]
 pub fn record_name(job: &ObservedJob) -> String {
     name_of(job, "")
@@ -69,7 +82,13 @@ pub fn budget_name(job: &ObservedJob) -> String {
     name_of(job, "-workers")
 }
 
-/// Name of a pod.
+/// Name of a coordinator's pod.
+#[must_use]
+pub fn coordinator_pod_name(job: &ObservedJob, number: i64) -> String {
+    format!("{}-{number}", coordinator_name(job))
+}
+
+/// Name of a worker's pod.
 #[must_use]
 pub fn pod_name(job: &str, number: i64) -> String {
     format!("{job}-w{number}")
@@ -92,11 +111,12 @@ pub fn metadata(job: &ObservedJob, name: &str) -> Value {
 /// The Secret with a job's credentials. It is made once and never changed.
 pub(crate) fn token_secret(job: &ObservedJob, credentials: &Credentials) -> Value {
     let secret = |text: &str| k8s_openapi::ByteString(text.as_bytes().to_vec());
-    let mut data = BTreeMap::from([(TOKEN_KEY, secret(&credentials.token))]);
-    if let Some(identity) = &credentials.identity {
-        data.insert(CERTIFICATE_KEY, secret(&identity.certificate));
-        data.insert(PRIVATE_KEY, secret(&identity.key));
-    }
+    let identity = &credentials.identity;
+    let data = BTreeMap::from([
+        (TOKEN_KEY, secret(&credentials.token)),
+        (CERTIFICATE_KEY, secret(&identity.certificate)),
+        (PRIVATE_KEY, secret(&identity.key)),
+    ]);
     json!({
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
         "metadata": metadata(job, &token_name(job)),
@@ -104,24 +124,72 @@ pub(crate) fn token_secret(job: &ObservedJob, credentials: &Credentials) -> Valu
     })
 }
 
-/// Service, EndpointSlice and a ConfigMap that shows the plan.
+/// The service account of a coordinator's pod, and whether it is made for the job.
+pub(super) fn coordinator_account(observed: &ObservedJob, job: &Job) -> (String, bool) {
+    let of = |template: &Option<Value>| {
+        let name = &template.as_ref()?["spec"]["serviceAccountName"];
+        name.as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    };
+    let coordinator = &job.coordinator;
+    let given = coordinator
+        .service_account
+        .clone()
+        .or_else(|| of(&coordinator.template))
+        .or_else(|| of(&job.workers.template));
+    match given {
+        Some(name) => (name, false),
+        None => (coordinator_name(observed), true),
+    }
+}
+
+/// What lets a job's coordinator read its orders, report, and keep its record, and nothing else.
+fn coordinator_rights(observed: &ObservedJob, job: &Job) -> Vec<Value> {
+    let name = coordinator_name(observed);
+    let (account, own) = coordinator_account(observed, job);
+    let meta = metadata(observed, &name);
+    let documents = [record_name(observed)];
+    let rule = |resource: &str, verbs: &[&str]| json!({ "apiGroups": ["varuna.dev"], "resources": [resource], "resourceNames": documents, "verbs": verbs });
+    let mut objects = vec![
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": meta,
+            "rules": [
+                rule("varunaruns", &["get", "list", "watch"]),
+                rule("varunaruns/status", &["update"]),
+                rule("varunarecords", &["get"]),
+                rule("varunarecords/status", &["update"]),
+            ],
+        }),
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": meta,
+            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name },
+            "subjects": [{ "kind": "ServiceAccount", "name": account, "namespace": observed.namespace }],
+        }),
+    ];
+    if own {
+        objects.push(json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta }));
+    }
+    objects
+}
+
+/// The coordinator's account and rights, Service and EndpointSlice, and a ConfigMap that shows the plan.
 #[must_use]
-pub fn job_objects(job: &ObservedJob, run: Option<&ObservedRun>) -> Vec<Value> {
+pub fn job_objects(job: &ObservedJob, spec: &Job, run: Option<&ObservedRun>) -> Vec<Value> {
     let service = coordinator_name(job);
-    let mut objects = vec![json!({
+    let mut objects = coordinator_rights(job, spec);
+    objects.push(json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": metadata(job, &service),
-        // Without a selector: the EndpointSlice below says where the leader runs.
+        // Without a selector: the EndpointSlice below follows the coordinator in charge at once.
         "spec": { "ports": [{ "name": "grpc", "protocol": "TCP", "port": PORT, "targetPort": PORT }] },
-    })];
+    }));
     let Some(run) = run else { return objects };
-    if let Some((ip, port)) = &run.address {
+    if let Some(address) = &run.address {
         let mut slice = json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": metadata(job, &service),
-            "addressType": if ip.contains(':') { "IPv6" } else { "IPv4" },
-            "endpoints": [{ "addresses": [ip], "conditions": { "ready": true } }],
-            "ports": [{ "name": "grpc", "protocol": "TCP", "port": port }],
+            "addressType": if address.is_ipv6() { "IPv6" } else { "IPv4" },
+            "endpoints": [{ "addresses": [address.ip()], "conditions": { "ready": true } }],
+            "ports": [{ "name": "grpc", "protocol": "TCP", "port": address.port() }],
         });
         let labels = &mut slice["metadata"]["labels"];
         labels["kubernetes.io/service-name"] = service.into();

@@ -1,9 +1,11 @@
 //! What a decision is made from: the job, its pods, the nodes, its coordinator. Times are seconds since 1970.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use varuna_api::Job;
-use varuna_api::crd::Status;
-use varuna_coordinator::{CheckpointHealth, Identity};
+pub use varuna_api::crd::RunEnd;
+use varuna_api::crd::{RunCheckpoints, RunMessage, RunSpec, Status};
+use varuna_coordinator::Identity;
 use varuna_protocol::coordinator::Snapshot;
 
 /// Everything that a decision about one job is made from.
@@ -15,8 +17,14 @@ pub struct Observed {
     pub pods: Vec<ObservedPod>,
     /// The nodes of the cluster, by name.
     pub nodes: BTreeMap<String, ObservedNode>,
-    /// Its coordinator; none where none runs in this process.
+    /// The pods of its coordinators, those that have ended included.
+    pub coordinators: Vec<ObservedPod>,
+    /// What its coordinator was ordered to do; none before its first.
+    pub orders: Option<RunSpec>,
+    /// What its coordinator reports; none where none is wanted.
     pub run: Option<ObservedRun>,
+    /// Whether its coordinator answers; none before it has.
+    pub coordinator_probe: Option<CoordinatorProbe>,
     /// What could not be carried out for the present spec.
     pub failures: Vec<Failure>,
     /// The time.
@@ -26,12 +34,12 @@ pub struct Observed {
 }
 
 /// How a job's workers and its coordinator recognise each other.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credentials {
     /// What workers show.
     pub token: String,
-    /// What the coordinator shows; none for a job that was created before coordinators had certificates.
-    pub identity: Option<Identity>,
+    /// What the coordinator shows.
+    pub identity: Identity,
 }
 
 /// The job's object.
@@ -66,12 +74,21 @@ pub enum PodPhase {
     Failed,
 }
 
-/// A worker pod.
+/// Whether a coordinator answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CoordinatorProbe {
+    /// Its number.
+    pub number: i64,
+    /// It answers, or was silent for a moment only.
+    pub answers: bool,
+}
+
+/// A pod of a worker or of a coordinator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObservedPod {
     /// Its name.
     pub name: String,
-    /// Its number, never used twice in a job.
+    /// Its number, never used twice among the workers or the coordinators of a job.
     pub number: i64,
     /// Its phase.
     pub phase: PodPhase,
@@ -85,7 +102,7 @@ pub struct ObservedPod {
     pub unschedulable: Option<String>,
     /// Why a container does not start: reason and message.
     pub waiting: Option<(String, String)>,
-    /// How its worker's container ended, if it has.
+    /// How the container of its worker or coordinator ended, if it has.
     pub ended: Option<ContainerEnd>,
     /// How it failed where its worker never ran.
     pub rejected: Option<Rejection>,
@@ -93,6 +110,8 @@ pub struct ObservedPod {
     pub avoids: BTreeSet<String>,
     /// Identity of what it was made from; none where an earlier release made it.
     pub made_from: Option<String>,
+    /// The image of its coordinator; none for a worker.
+    pub image: Option<String>,
 }
 
 /// A node's refusal to run a pod, or its end for a fault of its own: no device, no room, too much disk used.
@@ -141,24 +160,7 @@ pub struct ObservedNode {
     pub conditions: Vec<String>,
 }
 
-/// How a coordinator ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum RunEnd {
-    /// The last step is committed.
-    Done,
-    /// It was asked to stop.
-    Stopped,
-    /// Neither a worker nor a checkpoint holds these parts of the model's state.
-    StateLost(String),
-    /// No gradient is finite any more: where and since when.
-    Diverged(String),
-    /// Another run, of this name, writes to the checkpoint location.
-    CheckpointsTaken(String),
-    /// An error; it is started again.
-    Failed(String),
-}
-
-/// A job's coordinator in this process.
+/// What a job's coordinator reports. Empty before the one in charge has.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ObservedRun {
     /// Its state; none until it has read its record.
@@ -170,9 +172,13 @@ pub struct ObservedRun {
     /// What the next step's loss is multiplied by; none where the job does not scale its loss.
     pub loss_scale: Option<u64>,
     /// The state of the checkpoints; none where the job has none.
-    pub checkpoints: Option<CheckpointHealth>,
-    /// IP address and port at which workers reach it.
-    pub address: Option<(String, u16)>,
+    pub checkpoints: Option<RunCheckpoints>,
+    /// Where workers reach it.
+    pub address: Option<SocketAddr>,
+    /// Where it answers probes.
+    pub health_address: Option<SocketAddr>,
+    /// What has happened lately, oldest first.
+    pub messages: Vec<RunMessage>,
     /// How it ended, if it has.
     pub ended: Option<RunEnd>,
 }
@@ -248,6 +254,10 @@ pub(super) fn postponed(failures: &[Failure], parts: &[JobPart]) -> bool {
 pub struct Settings {
     /// Image of workers whose job names none.
     pub image: Option<String>,
+    /// Image of coordinators.
+    pub coordinator_image: Option<String>,
+    /// Priority class of coordinators whose job names none.
+    pub coordinator_priority_class: Option<String>,
     /// Name of the GPU resource; none = workers ask for no GPU.
     pub gpu_resource: Option<String>,
     /// Taint prefixes and condition types that announce the end of a node, in addition to those of the job.

@@ -50,12 +50,7 @@ pub(super) fn pod(
         fill_in(&mut meta[field], &template["metadata"][field]);
     }
     let mut spec = template["spec"].as_object().cloned().unwrap_or_default();
-    let mut containers = spec
-        .remove("containers")
-        .and_then(|c| c.as_array().cloned())
-        .unwrap_or_default();
-    let worker_at = containers.iter().position(|c| c["name"] == WORKER);
-    let base = worker_at.map_or_else(|| json!({}), |at| containers.remove(at));
+    let (base, mut containers) = take_container(&mut spec, WORKER);
     let mut worker = worker(observed, job, &base, settings);
     mount_folders(&mut spec, &mut worker, job);
     containers.insert(0, worker);
@@ -65,8 +60,19 @@ pub(super) fn pod(
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
 }
 
+/// Takes the containers out of a pod's spec: the one of this name, empty where there is none, and the others.
+pub(super) fn take_container(spec: &mut Map<String, Value>, name: &str) -> (Value, Vec<Value>) {
+    let mut containers = spec
+        .remove("containers")
+        .and_then(|c| c.as_array().cloned())
+        .unwrap_or_default();
+    let at = containers.iter().position(|c| c["name"] == name);
+    let found = at.map_or_else(|| json!({}), |at| containers.remove(at));
+    (found, containers)
+}
+
 /// Adds what is missing, also within mappings. Lists are values: what is given stands.
-fn fill_in(given: &mut Value, defaults: &Value) {
+pub(super) fn fill_in(given: &mut Value, defaults: &Value) {
     match (given, defaults) {
         (Value::Object(given), Value::Object(defaults)) => {
             for (key, default) in defaults {
@@ -88,15 +94,7 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     default("terminationGracePeriodSeconds", grace.into());
     default("automountServiceAccountToken", false.into());
     default("enableServiceLinks", false.into());
-    default(
-        "securityContext",
-        json!({
-            "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
-            // Else each start would change the owner of every file of a dataset.
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": { "type": "RuntimeDefault" },
-        }),
-    );
+    default("securityContext", security_context());
     if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
         // The coordinator is found by the name of a Service.
         let dns = spec.entry("dnsPolicy").or_insert(Value::Null);
@@ -105,7 +103,17 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     tolerate(spec, job);
 }
 
-fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
+/// What every pod of a job may do, unless its template says otherwise.
+pub(super) fn security_context() -> Value {
+    json!({
+        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
+        // Else each start would change the owner of every file of a dataset.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": { "type": "RuntimeDefault" },
+    })
+}
+
+pub(super) fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
     let given = spec.entry("tolerations").or_insert(Value::Null);
     fill_in(given, &json!([]));
     let Value::Array(tolerations) = given else {
@@ -141,7 +149,7 @@ fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
 }
 
 /// Keeps the pod off some nodes, by their names: whatever labels say of a node, its name is unique.
-fn avoid_nodes(spec: &mut Map<String, Value>, avoid: &AvoidedNodes) {
+pub(super) fn avoid_nodes(spec: &mut Map<String, Value>, avoid: &AvoidedNodes) {
     if avoid.never.is_empty() && avoid.rather_not.is_empty() {
         return;
     }
@@ -180,7 +188,7 @@ fn none_of(nodes: &BTreeSet<String>) -> Vec<Value> {
     nodes.iter().map(requirement).collect()
 }
 
-fn append(list: &mut Value, more: Vec<Value>) {
+pub(super) fn append(list: &mut Value, more: Vec<Value>) {
     fill_in(list, &json!([]));
     if let Some(list) = list.as_array_mut() {
         list.extend(more);
@@ -304,8 +312,8 @@ fn worker(observed: &ObservedJob, job: &Job, base: &Value, settings: &Settings) 
     );
     let field =
         |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
-    let secret = |variable: &str, key: &str, optional: bool| {
-        let reference = json!({ "name": token_name(observed), "key": key, "optional": optional });
+    let secret = |variable: &str, key: &str| {
+        let reference = json!({ "name": token_name(observed), "key": key });
         json!({ "name": variable, "valueFrom": { "secretKeyRef": reference } })
     };
     let mut env = vec![
@@ -313,9 +321,8 @@ fn worker(observed: &ObservedJob, job: &Job, base: &Value, settings: &Settings) 
         field("VARUNA_NODE", "spec.nodeName"),
         field("VARUNA_WORKER_NAME", "metadata.name"),
         json!({ "name": "VARUNA_COORDINATOR", "value": format!("{}:{PORT}", coordinator_name(observed)) }),
-        secret("VARUNA_TOKEN", TOKEN_KEY, false),
-        // Jobs that were created before there were certificates have none.
-        secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY, true),
+        secret("VARUNA_TOKEN", TOKEN_KEY),
+        secret("VARUNA_CERTIFICATE", CERTIFICATE_KEY),
         // The root is read-only, and libraries write caches into it.
         json!({ "name": "HOME", "value": "/tmp" }),
     ];

@@ -1,8 +1,9 @@
 //! What is reported of a job once a decision was carried out: its status, its conditions, its Events.
 
 use super::conditions::conditions;
+use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
-use super::events::events;
+use super::events::{events, newest_message};
 use super::objects;
 use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
 use super::pod_verdicts::PodVerdict;
@@ -39,11 +40,11 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
             phase => (phase, waiting_for(observed, decision, failures)),
         },
     };
-    let problem = problem(&decision.pods, failures);
+    let problem = coordinator::cannot_start(observed).or_else(|| problem(&decision.pods, failures));
     status.observed_generation = Some(observed.job.generation);
     status.phase = Some(phase);
     status.message = message.or_else(|| problem.as_ref().map(|(_, message)| message.clone()));
-    status.selector = Some(objects::selector(&observed.job.name));
+    status.selector = Some(objects::worker_selector(&observed.job.name));
     let running = decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
     let job = observed.job.spec.as_ref();
     let per_pod = job.map_or(1, |j| i64::from(j.workers.gpus_per_pod));
@@ -96,6 +97,7 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
             JobOutcome::Suspend => before.suspending.clone(),
             _ => None,
         },
+        last_message: newest_message(observed).max(before.last_message),
         // Numbers of pods that were not created are used later; those of pods that were are seen on the pods.
         newest_pod: if postponed(failures, &parts) {
             newest_pod(observed)
@@ -157,7 +159,7 @@ fn checkpoint(run: &ObservedRun, status: &mut Status) {
         return;
     };
     let before = status.checkpoint.as_ref().and_then(|c| c.newest_step);
-    let newest = saved.newest.map(|step| whole(step.0)).or(before);
+    let newest = saved.newest_step.map(whole).or(before);
     status.checkpoint = Some(CheckpointStatus {
         newest_step: newest,
         steps_behind: status.step.map(|step| (step - newest.unwrap_or(0)).max(0)),
@@ -174,6 +176,9 @@ fn waiting_for(observed: &Observed, decision: &Decision<'_>, failures: &[Failure
     let too_few = |why: &str| Some(format!("{attached} workers of at least {need} are there; {why}"));
     if let (Some(failure), true) = (failures.first(), attached < need) {
         return too_few(&failure_message(failure).1);
+    }
+    if let (Some((_, why)), true) = (coordinator::cannot_start(observed), attached < need) {
+        return too_few(&why);
     }
     let store_fails = run.and_then(|r| r.checkpoints.as_ref()?.failing.as_ref());
     if let Some(why) = store_fails

@@ -36,8 +36,8 @@ pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
     };
     let wait = suspending(observed);
     let saved_enough = saved
-        .newest
-        .is_some_and(|n| super::observed::whole(n.0) >= wait.step);
+        .newest_step
+        .is_some_and(|n| super::observed::whole(n) >= wait.step);
     let waited = observed.now - wait.since.0.as_second();
     run.ended.is_none() && run.is_training() && !saved_enough && waited < WAIT_MAX_SECONDS
 }

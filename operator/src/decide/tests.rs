@@ -1,16 +1,17 @@
 use super::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_api::crd::{Condition, Status};
+use varuna_api::crd::{Condition, RunCheckpoints, RunGoal, RunSpec, Status};
 use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
-use varuna_coordinator::{CheckpointHealth, WorkerNotice};
 use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
 mod checkpoints;
+mod coordinator;
 mod disruption_budget;
 mod failures;
 mod pod_template;
+mod pod_verdicts;
 mod properties;
 mod sentences;
 
@@ -42,11 +43,16 @@ fn observed(max: u32) -> Observed {
                 ..ObservedNode::default()
             },
         )]),
+        coordinators: vec![],
+        orders: None,
         run: None,
+        coordinator_probe: None,
         failures: vec![],
         now: NOW,
         settings: Settings {
             image: Some("img".into()),
+            coordinator_image: Some("coordinator-img".into()),
+            coordinator_priority_class: None,
             gpu_resource: Some("nvidia.com/gpu".into()),
             node_signals: vec![],
         },
@@ -67,6 +73,7 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         rejected: None,
         avoids: BTreeSet::new(),
         made_from: None,
+        image: None,
     }
 }
 
@@ -143,14 +150,16 @@ fn with_workers(mut run: ObservedRun, up: &[&str], down: &[&str]) -> ObservedRun
     run
 }
 
-/// A decision that could be carried out, and the report on it.
+/// A decision that could be carried out, and the report on it. Pods of workers and of coordinators are told apart.
 #[derive(Debug)]
 struct Decided {
     objects: Vec<Value>,
     create: Vec<Value>,
     delete: Vec<PodDeletion>,
     coordinator: CoordinatorGoal,
-    notices: Vec<WorkerNotice>,
+    orders: Option<RunSpec>,
+    starts: Option<Value>,
+    coordinators_deleted: Vec<String>,
     status: Status,
     events: Vec<EventNote>,
     reconcile_in: Option<i64>,
@@ -160,12 +169,22 @@ fn decide(observed: &Observed) -> Decided {
     let decision = super::decide(observed);
     let report = report(observed, &decision, &observed.failures);
     let events = [deletion_events(&decision), report.events].concat();
+    let is_coordinator = |pod: &Value| pod["metadata"]["labels"][objects::COORDINATOR_LABEL].is_string();
+    let (mut starts, create): (Vec<_>, Vec<_>) = decision.create.into_iter().partition(is_coordinator);
+    assert!(
+        starts.len() <= 1 && decision.starts_coordinator != starts.is_empty(),
+        "{starts:?}"
+    );
+    let of_coordinator = |d: &PodDeletion| observed.coordinators.iter().any(|p| p.name == d.name);
+    let (coordinators, delete): (Vec<_>, Vec<_>) = decision.delete.into_iter().partition(of_coordinator);
     Decided {
         objects: decision.objects,
-        create: decision.create,
-        delete: decision.delete,
+        create,
+        delete,
         coordinator: decision.coordinator,
-        notices: decision.notices,
+        orders: decision.orders,
+        starts: starts.pop(),
+        coordinators_deleted: coordinators.into_iter().map(|d| d.name).collect(),
         status: report.status,
         events,
         reconcile_in: report.reconcile_in,
@@ -182,15 +201,40 @@ fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
         !(delete && over)
     });
     for made in &desired.create {
-        let number = made["metadata"]["labels"][objects::NUMBER_LABEL]
-            .as_str()
-            .unwrap()
-            .parse()
-            .unwrap();
+        let number = number_of(made, objects::NUMBER_LABEL);
         next.pods.push(pod(number, PodPhase::Pending));
     }
+    next.orders = desired.orders.clone().or(next.orders);
+    if let Some(made) = &desired.starts {
+        next.coordinators.push(coordinator(
+            number_of(made, objects::COORDINATOR_LABEL),
+            PodPhase::Pending,
+        ));
+    }
+    next.coordinators.retain_mut(|p| {
+        let delete = desired.coordinators_deleted.contains(&p.name);
+        p.deleting |= delete;
+        !(delete && matches!(p.phase, PodPhase::Failed | PodPhase::Succeeded))
+    });
     next.job.status = desired.status.clone();
     next
+}
+
+fn number_of(made: &Value, label: &str) -> i64 {
+    made["metadata"]["labels"][label]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+/// A coordinator's pod.
+fn coordinator(number: i64, phase: PodPhase) -> ObservedPod {
+    ObservedPod {
+        name: objects::coordinator_pod_name(&observed(1).job, number),
+        image: Some("coordinator-img".into()),
+        ..pod(number, phase)
+    }
 }
 
 fn names(desired: &Decided) -> Vec<String> {
@@ -218,7 +262,16 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
         .iter()
         .map(|o| o["kind"].as_str().unwrap())
         .collect();
-    assert_eq!(kinds, ["Service", "PodDisruptionBudget"]);
+    assert_eq!(
+        kinds,
+        [
+            "Role",
+            "RoleBinding",
+            "ServiceAccount",
+            "Service",
+            "PodDisruptionBudget"
+        ]
+    );
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     let pod = &desired.create[0];
     assert_eq!(pod["spec"]["restartPolicy"], "Never");
@@ -229,110 +282,6 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
     );
     assert_eq!(condition(&desired, ConditionType::Accepted).status, "True");
     assert_eq!(desired.status.observed_generation, Some(1));
-}
-
-#[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
-fn pods_are_judged_by_what_the_api_shows_of_them() {
-    let mut nodes = observed(1).nodes;
-    nodes.insert("dead".into(), ObservedNode::default());
-    nodes.insert(
-        "spot".into(),
-        ObservedNode {
-            ready: true,
-            taints: vec!["karpenter.sh/disrupted".into()],
-            conditions: vec![],
-        },
-    );
-    nodes.insert(
-        "azure".into(),
-        ObservedNode {
-            ready: true,
-            taints: vec![],
-            conditions: vec!["VMEventScheduled".into()],
-        },
-    );
-    nodes.insert(
-        "cordoned".into(),
-        ObservedNode {
-            ready: true,
-            taints: vec!["node.kubernetes.io/unschedulable".into()],
-            conditions: vec![],
-        },
-    );
-    let on = |node: &str| ObservedPod {
-        node: Some(node.into()),
-        ..pod(1, PodPhase::Running)
-    };
-    let waiting = |reason: &str| ObservedPod {
-        waiting: Some((reason.into(), "m".into())),
-        ..pod(1, PodPhase::Pending)
-    };
-    let by = |reason: &str, pod: ObservedPod| ObservedPod {
-        disrupted: Some(reason.into()),
-        ..pod
-    };
-    let cases = [
-        (pod(1, PodPhase::Running), "Running"),
-        (pod(1, PodPhase::Pending), "Pending"),
-        (on("dead"), "NodeLost"),
-        (on("gone"), "NodeLost"),
-        (on("spot"), "NodeLeaving"),
-        (on("azure"), "NodeLeaving"),
-        (on("cordoned"), "Running"),
-        (
-            ObservedPod {
-                deleting: true,
-                ..on("dead")
-            },
-            "Terminating",
-        ),
-        (waiting("ImagePullBackOff"), "CannotStart"),
-        (waiting("ContainerCreating"), "Pending"),
-        (ended(1, 0, "Completed", 1), "Released"),
-        (ended(1, 1, "Error", 1), "Crashed"),
-        (ended(1, 137, "OOMKilled", 1), "Crashed"),
-        (ended(1, 137, "Error", 1), "Killed"),
-        (ended(1, 143, "Error", 1), "Killed"),
-        (
-            by("PreemptionByScheduler", ended(1, 143, "Error", 1)),
-            "Preempted",
-        ),
-        (by("Evicted", ended(1, 1, "Error", 1)), "Preempted"),
-        (by("TerminationByKubelet", pod(1, PodPhase::Failed)), "Preempted"),
-        (pod(1, PodPhase::Failed), "Rejected"),
-        (
-            ObservedPod {
-                phase: PodPhase::Running,
-                ..ended(1, 1, "Error", 1)
-            },
-            "Crashed",
-        ),
-    ];
-    let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-    for (pod, want) in cases {
-        let verdict = format!("{:?}", judge_pod(&pod, &nodes, &signals, Some(&training(3))));
-        assert!(verdict.starts_with(want), "{pod:?}: {verdict}");
-    }
-}
-
-#[test]
-fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
-    let nodes = BTreeMap::from([("dead".to_owned(), ObservedNode::default())]);
-    let pod = ObservedPod {
-        node: Some("dead".into()),
-        ..pod(1, PodPhase::Running)
-    };
-    let verdict = |run: Option<&ObservedRun>| judge_pod(&pod, &nodes, &[], run);
-    let settling = run(RunMode::Settling, 1, 3);
-    let mut run = training(3);
-    assert!(matches!(verdict(Some(&run)), PodVerdict::NodeLost(_)));
-    run = with_workers(run, &["j-w1"], &[]);
-    assert_eq!(verdict(Some(&run)), PodVerdict::Running);
-    // Whoever has just taken over has heard of nobody yet.
-    run = with_workers(settling, &[], &[]);
-    assert_eq!(verdict(Some(&run)), PodVerdict::Running);
-    assert_eq!(verdict(None), PodVerdict::Running);
 }
 
 #[test]
@@ -351,16 +300,26 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
         leaving(5),
         pod(6, PodPhase::Running),
     ];
-    let want = [
-        WorkerNotice::Leaving("j-w5".into()),
-        WorkerNotice::Ended("j-w2".into()),
-        WorkerNotice::Ended("j-w4".into()),
-    ];
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.leaving, ["j-w5"]);
     assert_eq!(
-        decide(&observed).notices,
-        want,
-        "one leaves, one has ended, one has no pod any more"
+        orders.ended,
+        ["j-w2", "j-w4"],
+        "one has ended, one has no pod any more"
     );
+    // The coordinator hears of a deletion before the worker does.
+    observed.nodes.insert(
+        "spot".into(),
+        ObservedNode {
+            ready: true,
+            taints: vec!["karpenter.sh/disrupted".into()],
+            conditions: vec![],
+        },
+    );
+    observed.pods[4].node = Some("spot".into());
+    let desired = decide(&observed);
+    assert!(deleted(&desired).contains(&"j-w6"), "{desired:?}");
+    assert_eq!(desired.orders.unwrap().leaving, ["j-w5", "j-w6"]);
 }
 
 #[test]
@@ -732,7 +691,7 @@ fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
 fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
     let mut observed = observed(2);
     observed.run = Some(ObservedRun {
-        address: Some(("10.0.0.7".into(), 4321)),
+        address: Some("10.0.0.7:4321".parse().unwrap()),
         ..training(3)
     });
     let first = decide(&observed);

@@ -1,15 +1,11 @@
-//! What the operator measures, for Prometheus: written as things happen, read by scrapes of `/metrics`.
+//! What the operator measures, for Prometheus; of a run, its coordinator does: written as things happen, read by scrapes of `/metrics`.
 //!
 //! Labels are bounded: by the jobs that exist, or by lists in this crate. The series of a job are removed with the job. No decision
 //! depends on what is measured.
 
-mod goodput;
 mod jobs;
-mod recovery;
 
-pub use goodput::Goodput;
 pub use jobs::{JobKey, Jobs};
-pub use recovery::{Cause, Measured, Phase, Recoveries};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -20,20 +16,10 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Recoveries take from tens of milliseconds (peers in one room) to minutes (a checkpoint from a bucket). Seconds.
-const RECOVERY: [f64; 14] = [
-    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 300.0,
-];
 /// A reconciliation takes milliseconds; its deadline is 30 s. Seconds.
 const RECONCILE: [f64; 12] = [
     0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
 ];
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
-struct RecoveryLabels {
-    phase: &'static str,
-    cause: &'static str,
-}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct KindLabel {
@@ -50,8 +36,6 @@ pub struct Metrics {
     pub leader: Gauge,
     reconcile: Histogram,
     errors: Family<KindLabel, Counter>,
-    recoveries: Family<RecoveryLabels, Histogram>,
-    plans: Histogram,
     events: Family<KindLabel, Counter>,
 }
 
@@ -65,8 +49,6 @@ impl Default for Metrics {
             leader: Gauge::default(),
             reconcile: Histogram::new(RECONCILE),
             errors: Family::default(),
-            recoveries: Family::new_with_constructor(|| Histogram::new(RECOVERY)),
-            plans: Histogram::new(RECOVERY),
             events: Family::default(),
             registry: Registry::default(),
         };
@@ -82,18 +64,6 @@ impl Default for Metrics {
             "reconcile_errors",
             "Reconciliations that failed and were tried again, by kind of error",
             m.errors.clone(),
-        );
-        registry.register_with_unit(
-            "recovery_duration",
-            "Time without training of a recovery or a planned change, by phase and cause; phase total is the whole",
-            Unit::Seconds,
-            m.recoveries.clone(),
-        );
-        registry.register_with_unit(
-            "plan_duration",
-            "Time from knowing who is left to a persisted plan",
-            Unit::Seconds,
-            m.plans.clone(),
         );
         registry.register(
             "events",
@@ -121,19 +91,6 @@ impl Metrics {
         self.reconcile.observe(took.as_secs_f64());
         if let Some(kind) = error {
             self.errors.get_or_create(&KindLabel { kind }).inc();
-        }
-    }
-
-    /// A phase of a recovery is over.
-    pub fn recovered(&self, measured: &Measured) {
-        let seconds = measured.took.as_secs_f64();
-        let labels = RecoveryLabels {
-            phase: measured.phase.label(),
-            cause: measured.cause.label(),
-        };
-        self.recoveries.get_or_create(&labels).observe(seconds);
-        if measured.phase == Phase::Plan {
-            self.plans.observe(seconds);
         }
     }
 

@@ -1,158 +1,5 @@
 use super::*;
 use varuna_api::crd::Status;
-use varuna_coordinator::{RunMode, View};
-use varuna_plan::{Generation, StateId, Step, WorkerId};
-use varuna_protocol::coordinator::{Event, RunView, Snapshot};
-
-const fn ms(ms: u64) -> Duration {
-    Duration::from_millis(ms)
-}
-
-fn committed(step: u64) -> Event {
-    Event::Committed {
-        id: StateId::INITIAL,
-        generation: Generation(1),
-        step: Step(step),
-        loss: 1.0,
-        eval_loss: None,
-        gradient_norm: 1.0,
-        overflow: false,
-        progress: varuna_plan::OptimizerProgress::START,
-    }
-}
-
-fn planned(change: bool) -> Event {
-    Event::Planned {
-        generation: Generation(2),
-        plan: String::new(),
-        workers: 2,
-        predicted_ms: 1.0,
-        change,
-        reason: String::new(),
-    }
-}
-
-fn fenced() -> Event {
-    Event::Fenced {
-        upto: Generation(1),
-        because: String::new(),
-    }
-}
-
-fn lost() -> Event {
-    Event::WorkerLost {
-        worker: WorkerId(1),
-        name: String::new(),
-    }
-}
-
-fn collected() -> Event {
-    Event::Collected {
-        answered: vec![],
-        missing: vec![],
-    }
-}
-
-fn told(watch: &mut Recoveries, events: &[(u64, Event)]) -> Vec<(&'static str, &'static str, u128)> {
-    let heard = events
-        .iter()
-        .flat_map(|(at, event)| watch.observe(ms(*at), event));
-    heard
-        .map(|m| (m.phase.label(), m.cause.label(), m.took.as_millis()))
-        .collect()
-}
-
-#[test]
-fn a_recovery_is_measured_by_phase_from_the_fence_to_the_first_step() {
-    let mut watch = Recoveries::default();
-    let generation = Generation(2);
-    assert!(
-        told(
-            &mut watch,
-            &[(0, fenced()), (5, planned(false)), (9, committed(1))]
-        )
-        .is_empty(),
-        "the start"
-    );
-    let events = [
-        (100, lost()),
-        (110, fenced()),
-        (120, collected()),
-        (150, planned(false)),
-        (200, Event::Connected { generation }),
-        (500, Event::Running { generation }),
-        (600, committed(2)),
-        (700, committed(3)),
-    ];
-    let want = [
-        ("collect", "lost", 10),
-        ("plan", "lost", 30),
-        ("connect", "lost", 50),
-        ("transfer", "lost", 300),
-        ("step", "lost", 100),
-        ("total", "lost", 490),
-    ];
-    assert_eq!(told(&mut watch, &events), want);
-}
-
-#[test]
-fn a_recovery_that_another_loss_overtakes_is_one_recovery() {
-    let mut watch = Recoveries::default();
-    told(&mut watch, &[(0, committed(1))]);
-    let events = [
-        (10, fenced()),
-        (20, lost()),
-        (30, fenced()),
-        (40, collected()),
-        (90, committed(2)),
-    ];
-    let want = [
-        ("collect", "lost", 10),
-        ("step", "lost", 50),
-        ("total", "lost", 80),
-    ];
-    assert_eq!(told(&mut watch, &events), want);
-}
-
-#[test]
-fn a_planned_change_is_measured_to_its_switch_and_a_cancelled_one_not_at_all() {
-    let mut watch = Recoveries::default();
-    let generation = Generation(2);
-    let draining = Event::WorkerDraining {
-        worker: WorkerId(1),
-        name: String::new(),
-    };
-    told(&mut watch, &[(0, committed(1))]);
-    let events = [
-        (10, draining),
-        (20, planned(true)),
-        (30, committed(2)),
-        (70, Event::Switched { generation }),
-    ];
-    assert_eq!(told(&mut watch, &events), [("total", "notice", 50)]);
-    let because = String::new();
-    let events = [
-        (100, planned(true)),
-        (110, Event::Cancelled { generation, because }),
-        (120, Event::Switched { generation }),
-    ];
-    assert!(told(&mut watch, &events).is_empty());
-}
-
-#[test]
-fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
-    let mut goodput = Goodput::default();
-    goodput.observe(ms(0), false);
-    assert_eq!(goodput.ratio(), None);
-    goodput.observe(ms(1_000), true);
-    goodput.observe(ms(9_000), false);
-    goodput.observe(ms(11_000), true);
-    assert_eq!(goodput.ratio(), Some(0.8));
-    goodput.lost(ms(3_000));
-    assert_eq!(goodput.ratio(), Some(0.5));
-    goodput.lost(ms(60_000));
-    assert_eq!(goodput.ratio(), Some(0.0));
-}
 
 #[test]
 fn a_jobs_series_come_with_it_and_go_with_it() {
@@ -170,10 +17,8 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
         .reconciled(&key, &status, 100, [("running", 4)].into());
     let text = metrics.render();
     for line in [
-        r#"varuna_job_step{namespace="ns",job_name="j"} 12.0"#,
         r#"varuna_job_steps{namespace="ns",job_name="j"} 100.0"#,
         r#"varuna_job_steps_lost_total{namespace="ns",job_name="j"} 3"#,
-        r#"varuna_job_loss{namespace="ns",job_name="j"} 2.5"#,
         r#"varuna_job_phase{namespace="ns",job_name="j",phase="Training"} 1.0"#,
         r#"varuna_job_phase{namespace="ns",job_name="j",phase="Failed"} 0.0"#,
         r#"varuna_job_pods{namespace="ns",job_name="j",state="running"} 4.0"#,
@@ -185,133 +30,15 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
 }
 
 #[test]
-fn a_loss_is_never_shown_beside_another_steps_number() {
+fn reconciliations_and_errors_are_told_apart_by_bounded_labels() {
     let metrics = Metrics::default();
-    let status = Status {
-        step: Some(12),
-        loss: Some("2.5".into()),
-        ..Status::default()
-    };
-    let key = ("ns".to_owned(), "j".to_owned());
-    metrics.jobs.reconciled(&key, &status, 100, [].into());
-    // Another leader has taken over: workers have told it their step, and none has been committed since.
-    let run = RunView {
-        mode: RunMode::Training,
-        term: 2,
-        generation: Generation(3),
-        next: None,
-        step: Step(86),
-        last_step: Step(100),
-        plan: None,
-        predicted_ms: None,
-        observed_ms: None,
-        compute_factor: None,
-        members: 4,
-        min_workers: 1,
-        max_workers: None,
-    };
-    let snapshot = Snapshot { run, workers: vec![] };
-    let view = View {
-        snapshot: Some(snapshot),
-        ..View::default()
-    };
-    metrics.jobs.observe(&key, &view, ms(1));
-    let text = metrics.render();
-    assert!(
-        text.contains(r#"varuna_job_step{namespace="ns",job_name="j"} 86.0"#),
-        "{text}"
-    );
-    assert!(!text.contains("varuna_job_loss{"), "{text}");
-}
-
-#[test]
-fn recoveries_and_errors_are_told_apart_by_bounded_labels() {
-    let metrics = Metrics::default();
-    metrics.reconciled(ms(3), None);
-    metrics.reconciled(ms(40), Some("api"));
-    let measured = Measured {
-        phase: Phase::Plan,
-        cause: Cause::Lost,
-        took: ms(20),
-    };
-    metrics.recovered(&measured);
+    metrics.reconciled(Duration::from_millis(3), None);
+    metrics.reconciled(Duration::from_millis(40), Some("api"));
     let text = metrics.render();
     for line in [
         "varuna_reconcile_duration_seconds_count 2",
         r#"varuna_reconcile_errors_total{kind="api"} 1"#,
-        r#"varuna_recovery_duration_seconds_bucket{le="0.025",phase="plan",cause="lost"} 1"#,
-        "varuna_plan_duration_seconds_count 1",
     ] {
         assert!(text.contains(line), "no {line} in:\n{text}");
     }
-}
-
-#[test]
-fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
-    let mut watch = Recoveries::default();
-    let story = [
-        (0, committed(4)),
-        (10, lost()),
-        (12, fenced()),
-        (20, collected()),
-        (30, planned(false)),
-        (430, committed(5)),
-    ];
-    let mut said = vec![];
-    for (at, event) in &story {
-        let measured = watch.observe(ms(*at), event);
-        said.extend(measured.iter().filter_map(|m| m.sentence(event, 0)));
-    }
-    assert_eq!(
-        said,
-        ["training goes on 0.42 s after the loss of a worker, with step 5; 0 steps lost"]
-    );
-    let change = Measured {
-        phase: Phase::Total,
-        cause: Cause::Joined,
-        took: ms(90),
-    };
-    let switched = Event::Switched {
-        generation: Generation(7),
-    };
-    assert_eq!(
-        change.sentence(&switched, 0).as_deref(),
-        Some("plan 7 has taken over after workers had come; training did not stop")
-    );
-}
-
-#[test]
-fn who_came_with_the_start_or_another_leader_is_no_cause_of_a_later_plan() {
-    let joined = || Event::WorkerJoined {
-        worker: WorkerId(1),
-        name: String::new(),
-        address: String::new(),
-    };
-    let switched = || Event::Switched {
-        generation: Generation(2),
-    };
-    let mut watch = Recoveries::default();
-    let start = [
-        (0, Event::TookOver { term: 1 }),
-        (1, joined()),
-        (2, committed(1)),
-        (5, planned(true)),
-        (7, switched()),
-    ];
-    assert_eq!(told(&mut watch, &start), [("total", "other", 2)]);
-    let again = [
-        (10, Event::TookOver { term: 2 }),
-        (11, joined()),
-        (12, committed(2)),
-        (15, planned(true)),
-        (17, switched()),
-        (20, joined()),
-        (21, committed(3)),
-        (22, planned(true)),
-        (23, switched()),
-    ];
-    assert_eq!(
-        told(&mut watch, &again),
-        [("total", "other", 2), ("total", "joined", 1)]
-    );
 }

@@ -10,6 +10,8 @@ mod signals;
 
 use anyhow::{Context as _, Result, bail};
 use std::path::PathBuf;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -34,6 +36,17 @@ async fn main() -> Result<()> {
         }
         _ => bail!("signals ROUNDS WORKER DATA, or scale JOBS PODS OPERATOR"),
     }
+}
+
+/// What a process of this machine shows at `/metrics`.
+pub(crate) async fn scrape(port: u16) -> Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+        .await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
 }
 
 /// The value below which a share of all lies.

@@ -2,6 +2,7 @@
 //! how quickly a new one has taken all of them over. Pods are bound to fake nodes as they are made, and run when this says so.
 
 use crate::audit::Audited;
+use crate::scrape;
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
 use futures::stream;
@@ -12,8 +13,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use varuna_cluster_tests::{FakeNode, jobs};
+use varuna_cluster_tests::{FakeNode, coordinators, jobs, unscheduled};
+use varuna_operator::decide::objects::NUMBER_LABEL;
 
 /// Concurrent calls.
 const ABREAST: usize = 16;
@@ -40,14 +41,7 @@ impl Operator {
         let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = std::fs::File::create(folder.join(format!("operator-{health}.log")))?;
         let process = Command::new(binary)
-            .args([
-                "--namespace",
-                namespace,
-                "--address",
-                "192.0.2.1",
-                "--bind",
-                "127.0.0.1",
-            ])
+            .args(["--namespace", namespace, "--coordinator-image", "c:1"])
             .args([
                 "--identity",
                 &format!("bench-{health}"),
@@ -56,8 +50,7 @@ impl Operator {
                 "--worker-image",
                 "w:1",
             ])
-            .args(["--health", &format!("127.0.0.1:{health}"), "--run-dir"])
-            .arg(folder.join(format!("run-{health}")))
+            .args(["--health", &format!("127.0.0.1:{health}")])
             .env("KUBECONFIG", kubeconfig)
             .env("VARUNA_LOG", "warn")
             .stdin(Stdio::null())
@@ -69,11 +62,7 @@ impl Operator {
     }
 
     async fn metrics(&self) -> Result<String> {
-        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", self.health)).await?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").await?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await?;
-        Ok(text)
+        scrape(self.health).await
     }
 
     /// Jobs that were reconciled and whose coordinator runs.
@@ -110,6 +99,7 @@ fn job(name: &str, pods: u32, node: &str) -> Value {
             "model": { "preset": "gpt2-tiny" }, "data": { "path": "/data/x" },
             "training": { "globalBatchSize": 64, "steps": 1000, "optimizer": { "learningRate": 0.001 } },
             "elasticity": { "minWorkers": 1, "maxWorkers": pods },
+            "coordinator": unscheduled(),
             // Bound at once: the scheduler is not what is measured.
             "workers": { "template": { "spec": { "nodeName": node } } },
         },
@@ -175,7 +165,7 @@ async fn each<T>(items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> Re
 async fn set_running(client: &Client, namespace: &str) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let names: Vec<String> = pods
-        .list(&ListParams::default())
+        .list(&ListParams::default().labels(NUMBER_LABEL))
         .await?
         .iter()
         .map(ResourceExt::name_any)
@@ -214,13 +204,15 @@ pub(crate) async fn run(count: usize, pods: u32, binary: PathBuf) -> Result<()> 
     }
     let kubeconfig = audited.identity(&namespace)?;
     let operator = Operator::start(&binary, &kubeconfig, folder, &namespace)?;
+    let _coordinators = coordinators(&client, client.clone(), &namespace, &folder.join("coordinators"));
     make(&client, &namespace, count, pods).await?;
     let all = count * pods as usize;
     let made: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let counted = async || {
         let one = made.list(&ListParams::default().limit(1)).await;
         one.is_ok_and(|l| {
-            1 + usize::try_from(l.metadata.remaining_item_count.unwrap_or(0)).unwrap_or(0) >= all
+            // With a coordinator for each job.
+            1 + usize::try_from(l.metadata.remaining_item_count.unwrap_or(0)).unwrap_or(0) >= all + count
         })
     };
     let pods_s = wait(&format!("{all} pods made"), counted).await?;

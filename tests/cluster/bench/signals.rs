@@ -1,12 +1,14 @@
 //! From a signal to the plan without the worker, and to the next committed step: real worker processes, real API server, the
-//! operator in this process; the part of the kubelet is played.
+//! operator and the coordinator in this process; the part of the kubelet is played.
 
 use crate::audit::{ACCOUNT, Audited};
-use crate::quantile;
+use crate::{quantile, scrape};
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams,
+};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -14,11 +16,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use varuna_api::crd::VarunaRecord;
+use varuna_api::crd::{VarunaRecord, VarunaRun};
 use varuna_cluster_tests::kubelet::{Kubelet, Processes};
-use varuna_cluster_tests::{FakeNode, eventually, jobs, operator_with};
+use varuna_cluster_tests::{FakeNode, coordinators, documents, eventually, jobs, operator, unscheduled};
 use varuna_coordinator::record_format;
-use varuna_operator::metrics::Metrics;
+use varuna_operator::decide::objects::NUMBER_LABEL;
 
 const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
 /// By kind of signal, milliseconds to the plan and to the step.
@@ -36,6 +38,7 @@ fn job(pool: &str) -> Value {
             "training": { "globalBatchSize": 16, "steps": 1_000_000, "optimizer": { "learningRate": 0.001 } },
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
+            "coordinator": unscheduled(),
             "workers": { "threads": 1, "template": { "spec": { "nodeSelector": { "varuna.dev/test": pool } } } },
         },
     })
@@ -45,14 +48,15 @@ struct Bench {
     client: Client,
     namespace: String,
     plans: watch::Receiver<(i64, Instant)>,
-    metrics: std::sync::Arc<Metrics>,
+    /// Port at which the coordinator is scraped.
+    health: u16,
     processes: Processes,
 }
 
 impl Bench {
-    /// Steps committed, as the operator shows them this instant.
-    fn step(&self) -> Option<f64> {
-        let text = self.metrics.render();
+    /// Steps committed, as the coordinator shows them this instant.
+    async fn step(&self) -> Option<f64> {
+        let text = scrape(self.health).await.ok()?;
         let line = text.lines().find(|l| l.starts_with("varuna_job_step{"))?;
         line.rsplit(' ').next()?.parse().ok()
     }
@@ -69,7 +73,9 @@ impl Bench {
                 "{status}"
             );
             // Those that were killed stay for their logs.
-            let running = ListParams::default().fields("status.phase=Running");
+            let running = ListParams::default()
+                .fields("status.phase=Running")
+                .labels(NUMBER_LABEL);
             let names: Vec<_> = pods
                 .list(&running)
                 .await?
@@ -120,9 +126,9 @@ impl Bench {
             tokio::time::timeout(limit, self.plans.wait_for(|(generation, _)| *generation > before))
                 .await??
                 .1;
-        let from = self.step().unwrap_or(0.0);
+        let from = self.step().await.unwrap_or(0.0);
         let began = Instant::now();
-        while self.step().is_none_or(|s| s <= from) {
+        while self.step().await.is_none_or(|s| s <= from) {
             ensure!(began.elapsed() < limit, "no step after the plan");
             tokio::time::sleep(LOOK).await;
         }
@@ -179,24 +185,22 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     kubelet.every = Duration::from_millis(10);
     let processes = kubelet.processes();
     let kubelet = tokio::spawn(kubelet.work());
-    let metrics = std::sync::Arc::new(Metrics::default());
-    let operator = operator_with(
-        audited.cluster.client_as(&namespace, ACCOUNT).await?,
-        &namespace,
-        &folder.path().join("run"),
-        metrics.clone(),
-    );
+    // The requests of both count as one.
+    let account = audited.cluster.client_as(&namespace, ACCOUNT).await?;
+    let operator = operator(account.clone(), &namespace);
+    let coordinators = coordinators(&client, account, &namespace, &folder.path().join("run"));
     let document: DynamicObject = serde_json::from_value(job(&namespace))?;
     jobs(&client, &namespace)
         .create(&PostParams::default(), &document)
         .await?;
     let (tell, plans) = watch::channel((0, Instant::now()));
     let follower = tokio::spawn(follow(Api::namespaced(client.clone(), &namespace), tell));
+    let health = health_port(&client, &namespace).await?;
     let mut bench = Bench {
         client,
         namespace,
         plans,
-        metrics,
+        health,
         processes,
     };
     bench.settled().await?;
@@ -206,10 +210,29 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     let requests = audited.requests() - before;
     follower.abort();
     operator.abort();
+    drop(coordinators);
     kubelet.abort();
     report(&all, requests);
     drop(nodes);
     Ok(())
+}
+
+/// The port at which the coordinator is scraped: it listens on this machine, whatever address it reports.
+async fn health_port(client: &Client, namespace: &str) -> Result<u16> {
+    let runs = documents(client, namespace, &ApiResource::erase::<VarunaRun>(&()));
+    eventually("the coordinator reports", || async {
+        let run = runs
+            .list(&ListParams::default())
+            .await?
+            .items
+            .pop()
+            .context("a run")?;
+        let address = run.data["status"]["healthAddress"]
+            .as_str()
+            .context("an address")?;
+        Ok(address.rsplit(':').next().context("a port")?.parse()?)
+    })
+    .await
 }
 
 async fn measured(bench: &mut Bench, rounds: u32) -> Result<Measured> {

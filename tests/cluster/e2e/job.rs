@@ -3,13 +3,15 @@
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
-use varuna_cluster_tests::{eventually, jobs};
+use varuna_api::crd::VarunaRun;
+use varuna_cluster_tests::{documents, eventually, jobs};
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, worker_selector};
 
 /// Interval at which the job's status is read.
 const LOOK: Duration = Duration::from_millis(150);
@@ -29,6 +31,8 @@ pub(crate) fn spec(name: &str) -> Value {
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
             "workers": { "threads": 1 },
+            // Where nodes of workers come and go, that is what a case is about.
+            "coordinator": { "template": { "spec": { "nodeSelector": { "varuna.dev/node": "t2" } } } },
         },
     })
 }
@@ -72,7 +76,7 @@ impl Observation {
 #[derive(Default)]
 struct Seen {
     observations: Vec<Observation>,
-    /// Step and loss, as scraped from the leader.
+    /// Step and loss, as scraped from the coordinator.
     losses: Vec<(u64, f64)>,
 }
 
@@ -109,12 +113,7 @@ impl Job {
             .create(&PostParams::default(), &document)
             .await?;
         let seen: Arc<Mutex<Seen>> = Arc::default();
-        let watch = tokio::spawn(observe(
-            client.clone(),
-            namespace.to_owned(),
-            operator.to_owned(),
-            Arc::clone(&seen),
-        ));
+        let watch = tokio::spawn(observe(client.clone(), namespace.to_owned(), Arc::clone(&seen)));
         Ok(Job {
             namespace: namespace.to_owned(),
             client: client.clone(),
@@ -209,7 +208,7 @@ impl Job {
     pub(crate) async fn pods(&self) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut pods = pods
-            .list(&ListParams::default().labels("varuna.dev/job=j"))
+            .list(&ListParams::default().labels(&worker_selector("j")))
             .await?
             .items;
         pods.retain(|p| {
@@ -219,6 +218,38 @@ impl Job {
         });
         pods.sort_by_key(ResourceExt::name_any);
         Ok(pods)
+    }
+
+    /// The step that its coordinator has reported last, whoever reads that.
+    ///
+    /// # Errors
+    /// There is no report.
+    pub(crate) async fn run_step(&self) -> Result<i64> {
+        let resource = ApiResource::erase::<VarunaRun>(&());
+        let runs = documents(&self.client, &self.namespace, &resource);
+        let run = runs
+            .list(&ListParams::default())
+            .await?
+            .items
+            .pop()
+            .context("a run")?;
+        run.data["status"]["state"]["run"]["step"]
+            .as_i64()
+            .context("a step")
+    }
+
+    /// The pod of its coordinator: the newest, where one takes over from another.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) async fn coordinator(&self) -> Result<Pod> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut all = pods
+            .list(&ListParams::default().labels(COORDINATOR_LABEL))
+            .await?
+            .items;
+        all.sort_by_key(|p| p.labels()[COORDINATOR_LABEL].parse::<i64>().unwrap_or(0));
+        all.pop().context("no coordinator")
     }
 
     /// Waits for an Event of this reason whose note contains a text.
@@ -245,12 +276,13 @@ impl Job {
         .await
     }
 
-    /// A series of the leader's metrics: the sum of all whose name and labels contain these.
+    /// A series of the metrics of the operator that leads and of the job's coordinator: the sum of all whose name and labels contain these.
     ///
     /// # Errors
     /// Nobody leads, or there is no such series.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
-        let text = scrape(&self.client, &self.operator).await?;
+        let mut text = scrape(&self.client, &self.operator).await?;
+        text += &scrape_coordinator(&self.client, &self.namespace).await?;
         let all = text.lines().filter(|l| {
             l.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| l.contains(label))
         });
@@ -282,7 +314,26 @@ pub(crate) async fn scrape(client: &Client, operator: &str) -> Result<String> {
     anyhow::bail!("no operator leads")
 }
 
-async fn observe(client: Client, namespace: String, operator: String, seen: Arc<Mutex<Seen>>) {
+/// The metrics of the job's coordinator.
+///
+/// # Errors
+/// There is none, or it does not answer.
+async fn scrape_coordinator(client: &Client, namespace: &str) -> Result<String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let coordinators = pods
+        .list(&ListParams::default().labels(COORDINATOR_LABEL))
+        .await?;
+    let newest = coordinators
+        .iter()
+        .max_by_key(|p| p.metadata.creation_timestamp.clone());
+    let name = newest.context("no coordinator")?.name_any();
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:8081/proxy/metrics");
+    let request = http::Request::get(path).body(vec![])?;
+    let answer = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await;
+    Ok(answer??)
+}
+
+async fn observe(client: Client, namespace: String, seen: Arc<Mutex<Seen>>) {
     let jobs = jobs(&client, &namespace);
     let mut ticks = 0_u32;
     loop {
@@ -297,7 +348,7 @@ async fn observe(client: Client, namespace: String, operator: String, seen: Arc<
             seen.observations.push(observation);
         }
         if ticks.is_multiple_of(4)
-            && let Ok(text) = scrape(&client, &operator).await
+            && let Ok(text) = scrape_coordinator(&client, &namespace).await
             && let Some(pair) = pair(&text, &namespace)
             && let Ok(mut seen) = seen.lock()
             && seen.losses.last() != Some(&pair)

@@ -53,7 +53,12 @@ fn tag() -> Result<String> {
 }
 
 fn images() -> Result<Vec<PathBuf>> {
-    let names = ["pause", "varuna-operator", "varuna-worker-text"];
+    let names = [
+        "pause",
+        "varuna-operator",
+        "varuna-coordinator",
+        "varuna-worker-text",
+    ];
     let paths: Vec<_> = names
         .iter()
         .map(|n| root().join(format!(".cache/images/{n}.tar")))
@@ -106,16 +111,14 @@ impl World {
         let chart = root().join("charts/varuna").to_string_lossy().into_owned();
         let mut set = vec![
             format!(
-                "image.repository=localhost/varuna-operator,image.tag={tag},worker.image={}",
+                "image.repository=localhost/varuna-operator,image.tag={tag},coordinator.image.repository=localhost/varuna-coordinator,\
+                 coordinator.image.tag={tag},worker.image={}",
                 self.worker_image
             ),
             "logLevel=info\\,varuna_operator=debug".to_owned(),
         ];
         if self.nodes.is_some() {
             set.push(format!("nodeSelector.varuna\\.dev/node=t{}", NODES[0]));
-        }
-        for (i, (name, value)) in self.environment().into_iter().enumerate() {
-            set.push(format!("extraEnv[{i}].name={name},extraEnv[{i}].value={value}"));
         }
         let mut arguments = vec![
             "upgrade",
@@ -134,7 +137,6 @@ impl World {
             "120s",
         ]);
         for value in &set {
-            // AWS_ALLOW_HTTP's value must stay a text.
             arguments.extend(["--set-string", value.as_str()]);
         }
         self.cluster.helm(&arguments).map(|_| ()).map_err(|error| {
@@ -308,6 +310,10 @@ impl World {
             "--tail=200",
         ];
         write("workers.log", kubectl(&arguments));
+        write(
+            "run.yaml",
+            kubectl(&["-n", namespace, "get", "varunaruns", "-o", "yaml"]),
+        );
         folder
     }
 }

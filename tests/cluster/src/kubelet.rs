@@ -21,7 +21,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use varuna_operator::decide::objects::{coordinator_name, token_name};
+use varuna_operator::decide::objects::{NUMBER_LABEL, coordinator_name, token_name};
 
 /// Interval at which pods are read.
 const EVERY: Duration = Duration::from_millis(200);
@@ -120,7 +120,7 @@ impl Kubelet {
 
     async fn look(&mut self) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        for pod in pods.list(&ListParams::default()).await? {
+        for pod in pods.list(&ListParams::default().labels(NUMBER_LABEL)).await? {
             let name = pod.name_any();
             let phase = pod
                 .status

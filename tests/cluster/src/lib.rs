@@ -3,10 +3,12 @@
 //! With `KUBECONFIG` set, the tests run on that cluster (and want `kubectl`); else each test process starts its own from
 //! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
 
+mod coordinators;
 mod fake;
 pub mod kubelet;
 pub mod nodes;
 
+pub use coordinators::{Coordinators, coordinators};
 pub use fake::FakeNode;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -27,9 +29,7 @@ use varuna_operator::cluster::observe;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::{ObservedJob, Settings};
 use varuna_operator::health::Health;
-use varuna_operator::metrics::Metrics;
 use varuna_operator::resource::resource;
-use varuna_operator::runs::Endpoint;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -160,6 +160,7 @@ impl Cluster {
                 "wait",
                 "--for=condition=Established",
                 "crd/varunajobs.varuna.dev",
+                "crd/varunaruns.varuna.dev",
                 "crd/varunarecords.varuna.dev",
                 "--timeout=60s",
             ],
@@ -306,7 +307,7 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
 
 /// An operator within the test process, for one namespace.
 #[must_use]
-pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Result<()>> {
+pub fn operator(client: Client, namespace: &str) -> JoinHandle<Result<()>> {
     if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG") {
         // A second one is the first one's.
         let _ = tracing_subscriber::fmt()
@@ -314,33 +315,19 @@ pub fn operator(client: Client, namespace: &str, folder: &Path) -> JoinHandle<Re
             .with_test_writer()
             .try_init();
     }
-    operator_with(client, namespace, folder, Arc::default())
-}
-
-/// The same, with metrics that the test reads.
-#[must_use]
-pub fn operator_with(
-    client: Client,
-    namespace: &str,
-    folder: &Path,
-    metrics: Arc<Metrics>,
-) -> JoinHandle<Result<()>> {
+    let namespace = namespace.to_owned();
     let scope = Scope {
-        namespace: Some(namespace.to_owned()),
+        namespace: Some(namespace.clone()),
     };
     let settings = Settings {
         image: Some("worker:test".into()),
+        coordinator_image: Some("coordinator:test".into()),
+        coordinator_priority_class: None,
         gpu_resource: Some("nvidia.com/gpu".into()),
         node_signals: vec![],
     };
-    let endpoint = Endpoint {
-        // Not the address at which it listens: an EndpointSlice may not hold a loopback address.
-        address: "192.0.2.1".into(),
-        bind: "127.0.0.1".into(),
-        folder: folder.to_owned(),
-    };
-    let health = Arc::new(Health::new(metrics));
-    tokio::spawn(controller::run(client, scope, settings, endpoint, health))
+    let health = Arc::new(Health::new(Arc::default()));
+    tokio::spawn(async move { controller::run(client, scope, settings, "of a test", health).await })
 }
 
 /// A small valid job.
@@ -353,6 +340,13 @@ pub fn job(name: &str) -> Value {
             "model": { "preset": "gpt2-tiny" },
             "data": { "path": "data/kjv" },
             "training": { "globalBatchSize": 16, "steps": 100, "optimizer": { "learningRate": 0.001 } },
+            "coordinator": unscheduled(),
         },
     })
+}
+
+/// A coordinator that is on no node: a stand-in runs it.
+#[must_use]
+pub fn unscheduled() -> Value {
+    json!({ "template": { "spec": { "schedulerName": "none" } } })
 }

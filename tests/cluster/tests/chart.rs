@@ -3,10 +3,15 @@
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
-use varuna_cluster_tests::{cluster, documents, eventually, job, jobs, observed, operator, record, root};
-use varuna_operator::decide::objects::coordinator_name;
-use varuna_operator::metrics::{Cause, Measured, Phase};
+use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use varuna_api::crd::VarunaRecord;
+use varuna_cluster_coordinator::metrics::{Cause, Measured, Phase};
+use varuna_cluster_tests::{
+    cluster, coordinators, documents, eventually, job, jobs, observed, operator, record, root,
+};
+use varuna_operator::decide::objects::{
+    COORDINATOR_LABEL, coordinator_name, record_name, token_name, worker_selector,
+};
 
 fn chart() -> String {
     root().join("charts/varuna").to_string_lossy().into_owned()
@@ -127,7 +132,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .await
         .unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let _operator = operator(limited.clone(), &namespace, folder.path());
+    let _operator = operator(limited.clone(), &namespace);
     let mut document = job("j");
     document["spec"]["elasticity"] = serde_json::json!({ "maxWorkers": 2 });
     let document: DynamicObject = serde_json::from_value(document).unwrap();
@@ -135,12 +140,22 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .create(&PostParams::default(), &document)
         .await
         .unwrap();
+    // As the coordinator's pod does, with the rights that the operator has given it.
+    let own = observed(&admin, &namespace, "j").await.unwrap();
+    let account = coordinator_name(&own);
+    let coordinator = eventually("the coordinator's account is made", || async {
+        cluster().client_as(&namespace, &account).await
+    })
+    .await
+    .unwrap();
+    let _coordinators = coordinators(&admin, coordinator, &namespace, folder.path());
     let pods: Api<Pod> = Api::namespaced(admin.clone(), &namespace);
+    let workers = ListParams::default().labels(&worker_selector("j"));
     let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
     let slices = documents(&admin, &namespace, &slices);
     let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
     eventually("everything that a job needs is made", || async {
-        ensure!(pods.list(&ListParams::default()).await?.items.len() == 2, "pods");
+        ensure!(pods.list(&workers).await?.items.len() == 2, "pods");
         let job = observed(&admin, &namespace, "j").await?;
         slices.get(&coordinator_name(&job)).await?;
         ensure!(record(&admin, &namespace).await?.status.is_some(), "no record");
@@ -158,13 +173,46 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
     eventually("a pod is deleted", || async {
-        ensure!(pods.list(&ListParams::default()).await?.items.len() == 1, "pods");
+        ensure!(pods.list(&workers).await?.items.len() == 1, "pods");
         Ok(())
     })
     .await
     .unwrap();
-    let forbidden = Api::<Secret>::all(limited).list(&ListParams::default()).await;
-    assert!(matches!(forbidden, Err(kube::Error::Api(status)) if status.is_forbidden()));
+    let pod = pods
+        .list(&ListParams::default().labels(COORDINATOR_LABEL))
+        .await
+        .unwrap();
+    assert_eq!(
+        pod.items[0].spec.as_ref().unwrap().service_account_name,
+        Some(account.clone())
+    );
+    let refused =
+        |answer: kube::Result<()>| matches!(answer, Err(kube::Error::Api(status)) if status.is_forbidden());
+    let secrets: Api<Secret> = Api::namespaced(limited, &namespace);
+    let token = token_name(&own);
+    assert!(
+        refused(secrets.get(&token).await.map(drop)),
+        "the operator reads a Secret"
+    );
+    let may = cluster().client_as(&namespace, &account).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(may.clone(), &namespace);
+    assert!(
+        refused(secrets.get(&token).await.map(drop)),
+        "a coordinator reads a Secret"
+    );
+    let records: Api<VarunaRecord> = Api::namespaced(may.clone(), &namespace);
+    records.get(&record_name(&own)).await.unwrap();
+    assert!(
+        refused(records.get("another").await.map(drop)),
+        "a coordinator reads another's record"
+    );
+    let patch = Patch::Merge(serde_json::json!({ "spec": { "job": "{}" } }));
+    let name = record_name(&own);
+    let changed = records.patch(&name, &PatchParams::default(), &patch).await;
+    assert!(
+        refused(changed.map(drop)),
+        "a coordinator changes the job of its record"
+    );
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
     // The definition stays, and the job with it.
     jobs(&admin, &namespace).get("j").await.unwrap();
@@ -285,7 +333,7 @@ async fn only_who_may_create_pods_may_make_jobs_and_the_roles_of_every_cluster_r
 }
 
 #[test]
-fn alert_rules_go_by_metrics_that_the_operator_has() {
+fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
     let set = "metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,metrics.rules.labels.release=p";
     let rendered = cluster()
         .helm(&["template", "v", &chart(), "--set", set])
@@ -296,17 +344,22 @@ fn alert_rules_go_by_metrics_that_the_operator_has() {
         .collect();
     let of = |kind: &str| documents.iter().find(|d| d["kind"] == kind).expect(kind);
     assert_eq!(of("ServiceMonitor")["spec"]["endpoints"][0]["path"], "/metrics");
+    assert_eq!(
+        of("PodMonitor")["spec"]["podMetricsEndpoints"][0]["path"],
+        "/metrics"
+    );
     let rules = of("PrometheusRule");
     assert_eq!(rules["metadata"]["labels"]["release"], "p");
     // Every metric that there is, with a job and a recovery to show them.
     let metrics = varuna_operator::metrics::Metrics::default();
     metrics.reconciled(std::time::Duration::ZERO, Some("api"));
-    metrics.recovered(&Measured {
+    let coordinator = varuna_cluster_coordinator::metrics::Metrics::new("ns", "j");
+    coordinator.recovered(&Measured {
         phase: Phase::Total,
         cause: Cause::Lost,
         took: std::time::Duration::ZERO,
     });
-    let known = metrics.render();
+    let known = metrics.render() + &coordinator.render();
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
     assert!(rules.len() >= 5, "{rules:?}");
     for rule in rules {

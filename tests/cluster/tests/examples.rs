@@ -1,15 +1,15 @@
 //! The examples for clusters: a real API server takes their objects, and the pods that the operator would make of their jobs.
 
 use kube::api::DynamicObject;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::crd::Status;
 use varuna_cluster_tests::{cluster, root};
 use varuna_operator::cluster::observe;
 use varuna_operator::decide::{Observed, Settings, decide};
 
-/// The pods of a new job, as the operator makes them.
-fn pods(document: &Value, namespace: &str) -> Vec<Value> {
+/// What the operator makes of a new job: the pods of its workers, that of its coordinator, and other objects.
+fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>) {
     let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
     object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
     object.metadata.namespace = Some(namespace.to_owned());
@@ -18,17 +18,25 @@ fn pods(document: &Value, namespace: &str) -> Vec<Value> {
     let observed = Observed {
         job,
         pods: vec![],
+        coordinators: vec![],
+        orders: None,
+        coordinator_probe: None,
         nodes: BTreeMap::new(),
         run: None,
         failures: vec![],
         now: 0,
         settings: Settings {
             image: None,
+            coordinator_image: Some("varuna-coordinator:test".into()),
+            coordinator_priority_class: None,
             gpu_resource: Some("nvidia.com/gpu".into()),
             node_signals: vec![],
         },
     };
-    decide(&observed).create
+    let decision = decide(&observed);
+    let mut pods = decision.create;
+    let coordinator = pods.pop().unwrap();
+    (pods, coordinator, decision.objects)
 }
 
 #[test]
@@ -58,7 +66,7 @@ fn the_examples_and_their_pods_are_taken_by_an_api_server() {
                 continue;
             }
             apply(&document, &["--dry-run=server"]);
-            let pods = pods(&document, &namespace);
+            let (pods, coordinator, objects) = made_of(&document, &namespace);
             let gpus: u64 = pods
                 .iter()
                 .map(|pod| &pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
@@ -70,9 +78,13 @@ fn the_examples_and_their_pods_are_taken_by_an_api_server() {
                 "{}",
                 path.display()
             );
-            for pod in pods.into_iter().take(1) {
-                apply(&pod, &["--dry-run=server"]);
+            apply(&pods[0], &["--dry-run=server"]);
+            for mut account in objects.into_iter().filter(|o| o["kind"] == "ServiceAccount") {
+                // Its owner is not there: it would be collected.
+                account["metadata"]["ownerReferences"] = json!([]);
+                apply(&account, &[]);
             }
+            apply(&coordinator, &["--dry-run=server"]);
             jobs += 1;
         }
         assert_eq!(jobs, 1, "{}", path.display());

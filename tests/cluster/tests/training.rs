@@ -8,7 +8,10 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use varuna_cluster_tests::kubelet::Kubelet;
-use varuna_cluster_tests::{FakeNode, cluster, eventually, jobs, operator, root};
+use varuna_cluster_tests::{
+    FakeNode, cluster, coordinators, eventually, jobs, observed, operator, root, unscheduled,
+};
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, worker_selector};
 
 const STEPS: i64 = 200;
 
@@ -34,6 +37,7 @@ fn job(pool: &str) -> Value {
             // Two stages at least, so that a worker that goes takes a part of the model with it.
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
+            "coordinator": unscheduled(),
             "workers": { "threads": 1, "template": { "spec": { "nodeSelector": { "varuna.dev/test": pool } } } },
         },
     })
@@ -72,7 +76,13 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
         .await
         .unwrap();
     let kubelet = tokio::spawn(kubelet.work());
-    let first = operator(client.clone(), &namespace, &folder.path().join("first"));
+    let first = operator(client.clone(), &namespace);
+    let _coordinators = coordinators(
+        &client,
+        client.clone(),
+        &namespace,
+        &folder.path().join("coordinators"),
+    );
     let document: DynamicObject = serde_json::from_value(job(&namespace)).unwrap();
     jobs(&client, &namespace)
         .create(&PostParams::default(), &document)
@@ -86,7 +96,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     pods.evict("j-w1", &EvictParams::default()).await.unwrap();
     let replaced = eventually("the evicted pod is replaced and in the plan", || async {
         let names: Vec<_> = pods
-            .list(&ListParams::default())
+            .list(&ListParams::default().labels(&worker_selector("j")))
             .await?
             .iter()
             .map(|p| p.name_any())
@@ -115,7 +125,9 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
         .unwrap();
     a.taint("karpenter.sh/disrupted", "NoSchedule").await.unwrap();
     let moved = eventually("all pods are on the other node", || async {
-        let all = pods.list(&ListParams::default()).await?;
+        let all = pods
+            .list(&ListParams::default().labels(&worker_selector("j")))
+            .await?;
         let on =
             |p: &Pod| p.spec.as_ref().and_then(|s| s.node_name.clone()) == Some(format!("{namespace}-b"));
         ensure!(
@@ -131,7 +143,20 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
 
     // Another operator takes over: no step is lost.
     first.abort();
-    let _second = operator(client.clone(), &namespace, &folder.path().join("second"));
+    let _second = operator(client.clone(), &namespace);
+    // Its coordinator is evicted: another one takes over.
+    let coordinator = coordinator_pod_name(&observed(&client, &namespace, "j").await.unwrap(), 1);
+    pods.evict(&coordinator, &EvictParams::default()).await.unwrap();
+    eventually("another coordinator is in charge", || async {
+        let all = pods
+            .list(&ListParams::default().labels(COORDINATOR_LABEL))
+            .await?;
+        let names: Vec<_> = all.iter().map(|p| p.name_any()).collect();
+        ensure!(!names.contains(&coordinator) && names.len() == 1, "{names:?}");
+        Ok(())
+    })
+    .await
+    .unwrap();
     let done = eventually("the job is complete", || async {
         let status = status(&client, &namespace).await?;
         ensure!(status["phase"] == "Complete", "{status}");

@@ -7,10 +7,14 @@
 //! with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
 
 mod record;
+mod run;
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
+pub use run::{
+    MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus, VarunaRun,
+};
 pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending};
 
 use crate::manifest::Spec;
@@ -69,8 +73,12 @@ pub fn definition() -> CustomResourceDefinition {
 
 /// All definitions, in the order in which they are installed.
 #[must_use]
-pub fn definitions() -> [CustomResourceDefinition; 2] {
-    [definition(), adapted(VarunaRecord::crd())]
+pub fn definitions() -> [CustomResourceDefinition; 3] {
+    [
+        definition(),
+        adapted(VarunaRun::crd()),
+        adapted(VarunaRecord::crd()),
+    ]
 }
 
 fn adapted(mut definition: CustomResourceDefinition) -> CustomResourceDefinition {

@@ -70,6 +70,9 @@ pub struct Status {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_failures: Vec<RecentFailure>,
+    /// Number of the last message of a coordinator that was recorded as an Event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_message: Option<i64>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
 }

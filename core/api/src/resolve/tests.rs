@@ -205,6 +205,11 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         allow_state_loss: true,
     };
     assert_eq!(job.lifecycle, lifecycle);
+    let coordinator = crate::CoordinatorPod {
+        service_account: Some("checkpoints".into()),
+        template: Some(serde_json::json!({ "spec": { "new": null } })),
+    };
+    assert_eq!(job.coordinator, coordinator);
 }
 
 #[test]
@@ -246,6 +251,7 @@ fn a_job_survives_its_own_serialisation() {
         let mut again: Job = serde_json::from_str(&serde_json::to_string(&job).unwrap()).unwrap();
         // Not part of what is written for workers.
         again.lifecycle = job.lifecycle.clone();
+        again.coordinator = job.coordinator.clone();
         assert_eq!(again, job);
     }
 }

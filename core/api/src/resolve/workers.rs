@@ -1,11 +1,15 @@
-//! `spec.elasticity`, `spec.workers`, `spec.network` and `spec.disruption`: how many workers there may be, what each has, how they are
-//! connected, and what announces the end of one.
+//! `spec.elasticity`, `spec.workers`, `spec.coordinator`, `spec.network` and `spec.disruption`: how many workers there may be, what each has,
+//! who coordinates them, how they are connected, and what announces the end of one.
 
 use super::check::Check;
 use crate::choices::{DEVICES, ENCRYPTION, TRANSPORTS};
-use crate::job::{Disruption, Elasticity, FailurePolicy, Network, WorkerDevice, WorkerTransport, Workers};
+use crate::job::{
+    CoordinatorPod, Disruption, Elasticity, FailurePolicy, Network, WorkerDevice, WorkerTransport, Workers,
+};
 use crate::limits;
-use crate::manifest::{DisruptionSpec, ElasticitySpec, FailurePolicySpec, NetworkSpec, WorkersSpec};
+use crate::manifest::{
+    CoordinatorSpec, DisruptionSpec, ElasticitySpec, FailurePolicySpec, NetworkSpec, WorkersSpec,
+};
 use serde_json::Value;
 
 pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth: u32) -> Elasticity {
@@ -65,6 +69,20 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
         threads: threads.map(|t| check.within(&at("threads"), t, limits::THREADS)),
         shm_bytes,
         resources: written.resources,
+        template: written.template,
+    }
+}
+
+pub(super) fn coordinator(check: &mut Check, written: CoordinatorSpec) -> CoordinatorPod {
+    if let Some(account) = &written.service_account_name {
+        check.characters("spec.coordinator.serviceAccountName", account, limits::TEXT);
+    }
+    if let Some(template) = written.template.as_ref().filter(|t| !t.is_object()) {
+        let allowed = "a pod template (a mapping)";
+        check.0.push("spec.coordinator.template", template, allowed);
+    }
+    CoordinatorPod {
+        service_account: written.service_account_name,
         template: written.template,
     }
 }

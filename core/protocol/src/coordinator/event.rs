@@ -280,7 +280,8 @@ pub struct WorkerView {
 }
 
 /// The present state, for people and for `status`.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Snapshot {
     /// What the run is doing as a whole.
     pub run: RunView,

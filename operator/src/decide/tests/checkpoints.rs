@@ -8,8 +8,8 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
     let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     observed.job.spec = Ok(spec(2, text));
     let at = |step, newest, failing: Option<&str>| ObservedRun {
-        checkpoints: Some(CheckpointHealth {
-            newest: Some(Step(newest)),
+        checkpoints: Some(RunCheckpoints {
+            newest_step: Some(newest),
             failing: failing.map(str::to_owned),
             stale: false,
         }),
@@ -78,8 +78,8 @@ fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     let saved = |stale, failing: Option<&str>| {
-        Some(CheckpointHealth {
-            newest: Some(Step(10)),
+        Some(RunCheckpoints {
+            newest_step: Some(10),
             failing: failing.map(str::to_owned),
             stale,
         })

@@ -321,7 +321,7 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
     observed.run = Some(with_workers(training(3), &[], &["j-w1"]));
     let desired = decide(&observed);
     assert_eq!(desired.status.recent_failures.len(), 1);
-    assert_eq!(desired.notices, [WorkerNotice::Ended("j-w1".into())]);
+    assert_eq!(desired.orders.as_ref().unwrap().ended, ["j-w1"]);
     assert_eq!(
         condition(&desired, ConditionType::Degraded).reason,
         "WorkersCrash"

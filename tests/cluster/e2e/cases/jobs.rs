@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use varuna_cluster_tests::{eventually, jobs};
+use varuna_operator::decide::objects::COORDINATOR_LABEL;
 
 impl CaseRun<'_> {
     pub(super) async fn leader_killed(&mut self) -> Result<()> {
@@ -52,10 +53,86 @@ impl CaseRun<'_> {
             (taken.at - before.at).as_secs_f64()
         );
         self.job.trains(4).await?;
-        // The first leader has said so as well, of the first term.
+        ensure!(
+            self.coordinator_number().await? == 1,
+            "the coordinator was replaced"
+        );
+        Ok(())
+    }
+
+    async fn coordinator_number(&self) -> Result<i64> {
+        Ok(self.job.coordinator().await?.labels()[COORDINATOR_LABEL].parse()?)
+    }
+
+    /// Kills the coordinator's process and, at the same moment, a worker's.
+    pub(super) async fn coordinator_killed(&mut self) -> Result<()> {
+        let before = self.job.now()?;
+        let pods = self.job.pods().await?;
+        let worker = process_of(pods.first().context("a pod")?, "varuna-worker")?;
+        let coordinator = process_of(&self.job.coordinator().await?, "varuna-coordina")?;
+        let began = Instant::now();
+        kill(coordinator, Signal::SIGKILL)?;
+        kill(worker, Signal::SIGKILL)?;
         self.job
             .event("Run", "this coordinator leads the run now (term 2)")
-            .await
+            .await?;
+        println!(
+            "  another coordinator leads after {:.1} s",
+            began.elapsed().as_secs_f64()
+        );
+        self.goes_on(&before).await?;
+        ensure!(self.coordinator_number().await? == 2, "which coordinator leads?");
+        Ok(())
+    }
+
+    /// The pod of the coordinator is evicted: another one runs before it goes.
+    pub(super) async fn coordinator_evicted(&mut self) -> Result<()> {
+        let namespace = self.job.namespace.clone();
+        let pod = self.job.coordinator().await?.name_any();
+        self.kubectl(&["-n", &namespace, "delete", "pod", &pod, "--wait=false"])?;
+        self.job
+            .event("Run", "this coordinator leads the run now (term 2)")
+            .await?;
+        self.job.trains(4).await?;
+        ensure!(self.coordinator_number().await? == 2, "which coordinator leads?");
+        Ok(())
+    }
+
+    /// Nobody looks after jobs for two minutes, in which a worker dies.
+    pub(super) async fn operator_gone(&mut self) -> Result<()> {
+        let before = self.job.now()?;
+        let scale = |replicas: &str| {
+            let replicas = format!("--replicas={replicas}");
+            let deployment = "deployment/v-varuna-operator";
+            self.kubectl(&["-n", OPERATOR, "scale", deployment, &replicas])
+        };
+        scale("0")?;
+        eventually("no operator runs", || async {
+            let left = self.world.operators().await?.len();
+            ensure!(left == 0, "{left} run");
+            Ok(())
+        })
+        .await?;
+        let pods = self.job.pods().await?;
+        kill(
+            process_of(pods.first().context("a pod")?, "varuna-worker")?,
+            Signal::SIGKILL,
+        )?;
+        // The case is the absence's length.
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let reported = self.job.run_step().await?;
+        println!("  {} steps were reported meanwhile", reported - before.step());
+        ensure!(reported > before.step() + 100, "only up to step {reported}");
+        scale("2")?;
+        self.job
+            .until("the operator knows the step", |l| l.step() >= reported)
+            .await?;
+        self.goes_on(&before).await?;
+        ensure!(
+            self.coordinator_number().await? == 1,
+            "the coordinator was replaced"
+        );
+        Ok(())
     }
 
     pub(super) async fn api_down(&mut self) -> Result<()> {
@@ -71,7 +148,7 @@ impl CaseRun<'_> {
             .pods()
             .await?
             .iter()
-            .filter_map(|p| process_of(p).ok())
+            .filter_map(|p| process_of(p, "varuna-worker").ok())
             .collect();
         ensure!(processes.len() == 4, "{} workers", processes.len());
         kill(server, Signal::SIGSTOP)?;
@@ -79,10 +156,6 @@ impl CaseRun<'_> {
         tokio::time::sleep(Duration::from_secs(60)).await;
         kill(server, Signal::SIGCONT)?;
         let resumed = Instant::now();
-        // What the old leader wrote just before is not what the new one knows.
-        self.job
-            .event("Run", "this coordinator leads the run now (term 2)")
-            .await?;
         let back = self
             .job
             .until("the status follows again", |l| {
@@ -98,6 +171,10 @@ impl CaseRun<'_> {
         self.job.trains(4).await?;
         let now: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
         ensure!(now == names, "pods were replaced: {names:?} then {now:?}");
+        ensure!(
+            self.coordinator_number().await? == 1,
+            "the coordinator was replaced"
+        );
         Ok(())
     }
 
@@ -150,7 +227,7 @@ impl CaseRun<'_> {
         let before = self.saved().await?;
         let newest = before.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0);
         for pod in self.job.pods().await? {
-            kill(process_of(&pod)?, Signal::SIGKILL)?;
+            kill(process_of(&pod, "varuna-worker")?, Signal::SIGKILL)?;
         }
         let back = self
             .job
@@ -200,7 +277,7 @@ impl CaseRun<'_> {
         let namespace = self.job.namespace.clone();
         self.kubectl(&["-n", &namespace, "delete", "vj", "j"])?;
         eventually("nothing is left of the job", || async {
-            let kinds = "pods,secrets,services,configmaps,endpointslices,varunarecords";
+            let kinds = "pods,secrets,services,serviceaccounts,roles,rolebindings,configmaps,endpointslices,varunaruns,varunarecords";
             let left = self.kubectl(&[
                 "-n",
                 &namespace,

@@ -71,6 +71,26 @@ pub(crate) const CASES: &[Case] = &[
         &[],
     ),
     case(
+        "coordinator-killed",
+        "the job's coordinator and a worker are killed with -9 at the same moment",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "coordinator-evicted",
+        "the pod of the job's coordinator is deleted: another one runs before it goes",
+        &[],
+    ),
+    case(
+        "coordinator-cut",
+        "the node of the job's coordinator is cut off the network",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "operator-gone",
+        "no operator runs for two minutes, in which a worker dies",
+        &[Need::OwnCluster],
+    ),
+    case(
         "api-down",
         "the API server does not answer for 60 s",
         &[Need::OwnCluster],
@@ -171,6 +191,13 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         let sidecar = json!({ "name": "sidecar", "image": "localhost/pause:1" });
         document["spec"]["workers"]["template"] = json!({ "spec": { "containers": [sidecar] } });
     }
+    if case.name == "coordinator-cut" {
+        // Its workers are all on the other node.
+        document["spec"]["coordinator"]["template"]["spec"] =
+            json!({ "nodeSelector": { "varuna.dev/node": "t4" } });
+        document["spec"]["workers"]["template"] =
+            json!({ "spec": { "nodeSelector": { "varuna.dev/node": "t3" } } });
+    }
     let job = world.job(case.name, document).await?;
     let namespace = job.namespace.clone();
     let mut case_run = CaseRun { world, job };
@@ -203,6 +230,10 @@ impl CaseRun<'_> {
             "kubelet-killed" => self.kubelet_killed().await?,
             "containerd-killed" => self.containerd_killed().await?,
             "leader-killed" => self.leader_killed().await?,
+            "coordinator-killed" => self.coordinator_killed().await?,
+            "coordinator-evicted" => self.coordinator_evicted().await?,
+            "coordinator-cut" => self.coordinator_cut().await?,
+            "operator-gone" => self.operator_gone().await?,
             "api-down" => self.api_down().await?,
             "suspend" => return self.suspend().await,
             "all-gone" => return self.all_gone().await,
@@ -310,17 +341,18 @@ fn node_of(pod: &Pod) -> &str {
         .unwrap_or("")
 }
 
-/// The worker's process in a pod of a node on this machine, by the control group that its kubelet made.
-fn process_of(pod: &Pod) -> Result<Pid> {
+/// The process of a program in a pod of a node on this machine, by the control group that its kubelet made. The kernel keeps 15 characters of
+/// a program's name.
+fn process_of(pod: &Pod, program: &str) -> Result<Pid> {
     let uid = pod.uid().context("a uid")?;
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let Ok(id) = entry.file_name().to_string_lossy().parse::<i32>() else {
             continue;
         };
         let read = |name: &str| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
-        if read("comm").trim() == "varuna-worker" && read("cgroup").contains(&uid) {
+        if read("comm").trim() == program && read("cgroup").contains(&uid) {
             return Ok(Pid::from_raw(id));
         }
     }
-    bail!("no worker runs in pod {}", pod.name_any())
+    bail!("no {program} runs in pod {}", pod.name_any())
 }

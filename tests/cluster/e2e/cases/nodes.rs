@@ -5,8 +5,11 @@ use crate::job::Observation;
 use crate::world::NODES;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt as _;
+use kube::api::{Patch, PatchParams};
 use nix::sys::signal::kill;
-use varuna_cluster_tests::eventually;
+use serde_json::json;
+use varuna_cluster_tests::{eventually, jobs};
+use varuna_operator::decide::objects::COORDINATOR_LABEL;
 
 impl CaseRun<'_> {
     /// The node with most of the job's pods.
@@ -99,6 +102,54 @@ impl CaseRun<'_> {
         self.is_reported(&before).await
     }
 
+    /// The coordinator's node is cut off; its workers are elsewhere.
+    pub(super) async fn coordinator_cut(&mut self) -> Result<()> {
+        let number = 4;
+        ensure!(
+            node_of(&self.job.coordinator().await?) == "t4",
+            "the coordinator is elsewhere"
+        );
+        let began = std::time::Instant::now();
+        self.network(number, false)?;
+        // It may go anywhere now, but where it was.
+        let patch = json!({ "spec": { "coordinator": { "template": null } } });
+        let result = async {
+            jobs(&self.job.client, &self.job.namespace)
+                .patch("j", &PatchParams::default(), &Patch::Merge(&patch))
+                .await?;
+            self.job
+                .event("Run", "this coordinator leads the run now (term 2)")
+                .await?;
+            println!(
+                "  another coordinator leads after {:.1} s",
+                began.elapsed().as_secs_f64()
+            );
+            self.job.trains(4).await
+        }
+        .await;
+        self.network(number, true)?;
+        result?;
+        self.world.gpus(number, 4).await?;
+        // The first one hears that another one leads, and ends.
+        eventually("one coordinator is left", || async {
+            let all = self.kubectl(&[
+                "-n",
+                &self.job.namespace,
+                "get",
+                "pods",
+                "-l",
+                COORDINATOR_LABEL,
+                "-o",
+                "name",
+            ])?;
+            ensure!(all.lines().count() <= 2, "{all}");
+            Ok(())
+        })
+        .await?;
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
     fn network(&self, number: u8, on: bool) -> Result<()> {
         self.world.nodes.as_ref().context("nodes")?.network(number, on)
     }
@@ -187,7 +238,8 @@ impl CaseRun<'_> {
     /// Containers are not containerd's children: the same processes train on.
     async fn nobody_notices(&self, before: &Observation) -> Result<()> {
         let pods = self.job.pods().await?;
-        let workers = pods.iter().map(process_of).collect::<Result<Vec<_>>>()?;
+        let workers = pods.iter().map(|p| process_of(p, "varuna-worker"));
+        let workers = workers.collect::<Result<Vec<_>>>()?;
         let on = self
             .job
             .until("training goes on without containerd", |l| {
@@ -207,7 +259,7 @@ impl CaseRun<'_> {
         let before = self.job.now()?;
         let pods = self.job.pods().await?;
         let there = pods.iter().find(|p| node_of(p) == node).context("a pod there")?;
-        let (name, process) = (there.name_any(), process_of(there)?);
+        let (name, process) = (there.name_any(), process_of(there, "varuna-worker")?);
         let others = NODES[1..].iter().map(|n| format!("t{n}"));
         let others: Vec<String> = others.filter(|n| n != node).collect();
         for other in &others {

@@ -21,7 +21,7 @@ impl CaseRun<'_> {
         let pods = self.job.pods().await?;
         let pod = pods.first().context("a pod")?;
         let before = self.job.now()?;
-        kill(process_of(pod)?, Signal::SIGKILL)?;
+        kill(process_of(pod, "varuna-worker")?, Signal::SIGKILL)?;
         self.replaced(&before, &pod.name_any()).await
     }
 
@@ -29,7 +29,7 @@ impl CaseRun<'_> {
         let pods = self.job.pods().await?;
         ensure!(pods.len() == 2, "{} pods for four workers", pods.len());
         let before = self.job.now()?;
-        kill(process_of(&pods[0])?, Signal::SIGKILL)?;
+        kill(process_of(&pods[0], "varuna-worker")?, Signal::SIGKILL)?;
         self.goes_on(&before).await?;
         let names = |pods: &[Pod]| pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
         let now = self.job.pods().await?;

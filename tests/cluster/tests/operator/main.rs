@@ -15,10 +15,14 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, Pat
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
-use varuna_cluster_tests::{FakeNode, cluster, eventually, job, jobs, observed, operator, record, root};
+use varuna_cluster_coordinator::record::ClusterStore;
+use varuna_cluster_tests::{
+    FakeNode, cluster, coordinators, eventually, job, jobs, observed, operator, record, root,
+};
 use varuna_coordinator::store::RecordStore;
-use varuna_operator::cluster::record::ClusterStore;
-use varuna_operator::decide::objects::{NUMBER_LABEL, coordinator_name, plan_name, selector, token_name};
+use varuna_operator::decide::objects::{
+    NUMBER_LABEL, coordinator_name, plan_name, token_name, worker_selector,
+};
 use varuna_protocol::Record;
 
 /// Changes a job at a path.
@@ -255,7 +259,7 @@ fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
 async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let mut pods = pods
-        .list(&ListParams::default().labels(&selector("j")))
+        .list(&ListParams::default().labels(&worker_selector("j")))
         .await?
         .items;
     pods.sort_by_key(|p| p.labels()[NUMBER_LABEL].parse::<i64>().unwrap_or(0));
@@ -329,7 +333,8 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 8)
         .await
         .unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
+    let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
     live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3"])
         .await
@@ -496,11 +501,10 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
 async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_last_words() {
     let namespace = cluster().namespace("crash").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     let _node = FakeNode::add(&client, &format!("{namespace}-n"), &namespace, 9)
         .await
         .unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     live_are(&client, &namespace, &["j-w1"]).await.unwrap();
     let end = |code: i32, reason: &str| {
@@ -650,7 +654,6 @@ async fn blocking(
 async fn a_job_whose_record_is_gone_begins_no_second_run() {
     let namespace = cluster().namespace("no-record").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     let status = json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
         "status": { "workers": 0, "newestPod": 3, "conditions": [], "plan": { "generation": 7, "shape": "P1xD1", "workers": 1, "idle": 0 } } });
@@ -658,7 +661,7 @@ async fn a_job_whose_record_is_gone_begins_no_second_run() {
         .patch_status("j", &PatchParams::apply("test").force(), &Patch::Apply(&status))
         .await
         .unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     eventually("the job says so", || async {
         let degraded = condition(&client, &namespace, "Degraded").await?;
         ensure!(
@@ -679,12 +682,11 @@ async fn a_job_whose_record_is_gone_begins_no_second_run() {
 async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
     let namespace = cluster().namespace("many").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     for i in 0..8 {
         let document = with(pooled(&namespace, 1), "/metadata/name", json!(format!("j{i}")));
         create(&client, &namespace, document).await.unwrap();
     }
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     eventually("each job has its pod", || async {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
         let pods = pods.list(&ListParams::default()).await?.items;
@@ -699,8 +701,7 @@ async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
 async fn others_fields_on_our_objects_stay() {
     let namespace = cluster().namespace("fields").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     live_are(&client, &namespace, &["j-w1"]).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
@@ -712,18 +713,25 @@ async fn others_fields_on_our_objects_stay() {
         )
         .unwrap();
     // The next application of the objects comes with another number of workers or another plan; a new operator's is at once.
-    let second = operator(client.clone(), &namespace, folder.path().join("second").as_path());
+    let label = "app.kubernetes.io/managed-by";
+    cluster()
+        .kubectl(
+            &[
+                "-n",
+                &namespace,
+                "label",
+                "service",
+                &service,
+                &format!("{label}-"),
+            ],
+            "",
+        )
+        .unwrap();
+    let second = operator(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
-    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
-    let slices = varuna_cluster_tests::documents(&client, &namespace, &slices);
-    let port = slices
-        .get(&service)
-        .await
-        .map(|s| s.data["ports"][0]["port"].clone())
-        .unwrap_or_default();
     eventually("the second operator has applied", || async {
-        let now = slices.get(&service).await?.data["ports"][0]["port"].clone();
-        ensure!(now != port, "{now}");
+        let service = services.get(&service).await?;
+        ensure!(service.labels().contains_key(label), "{:?}", service.labels());
         Ok(())
     })
     .await

@@ -8,9 +8,9 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use varuna_api::crd::{RecordStatus, VarunaRecord};
-use varuna_cluster_tests::{cluster, eventually, job, jobs, observed, operator, record};
+use varuna_cluster_tests::{cluster, coordinators, eventually, job, jobs, observed, operator, record};
 use varuna_coordinator::record_format;
-use varuna_operator::decide::objects::{coordinator_name, plan_name, token_name};
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_name, plan_name, token_name};
 use varuna_protocol::Record;
 
 /// Something that a user made.
@@ -38,7 +38,6 @@ async fn says_that_the_name_is_taken(client: &Client, namespace: &str, what: &st
 async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let namespace = cluster().namespace("foreign").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
     let (token, service) = (token_name(&job), coordinator_name(&job));
@@ -54,17 +53,11 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     ] {
         add(&namespace, &object);
     }
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     let now = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()
     };
-
-    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
-    let secret = secrets.get(&token).await.unwrap();
-    assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
-    assert!(secret.metadata.owner_references.is_none());
-    secrets.delete(&token, &now).await.unwrap();
 
     says_that_the_name_is_taken(&client, &namespace, &format!("Service {service}")).await;
     let found = services.get(&service).await.unwrap();
@@ -90,6 +83,10 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     })
     .await
     .unwrap();
+    // Secrets are not read, so that nobody can say whose this one is. It is left as it was.
+    let secret = secrets.get(&token).await.unwrap();
+    assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
+    assert!(secret.metadata.owner_references.is_none());
     let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     assert!(plans.get_opt(&plan_name(&job)).await.unwrap().is_none());
 }
@@ -99,7 +96,8 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
     let namespace = cluster().namespace("frozen").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let first = operator(client.clone(), &namespace, folder.path());
+    let first = operator(client.clone(), &namespace);
+    let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     let mut document = job("j");
     document["spec"]["elasticity"] = json!({ "maxWorkers": 1 });
     create(&client, &namespace, document).await.unwrap();
@@ -130,14 +128,18 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
     // It means the same, and is another text.
     patch("{\"workers\":{\"device\":\"auto\"}}");
     first.abort();
-    let _second = operator(client.clone(), &namespace, folder.path().join("second").as_path());
-    assert_eq!(term(2).await, began);
-    patch("{\"suspend\":true,\"allowStateLoss\":true}");
+    let _second = operator(client.clone(), &namespace);
+    let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let force = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()
     };
-    let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let present = ListParams::default().labels(COORDINATOR_LABEL);
+    for pod in all.list(&present).await.unwrap() {
+        all.delete(&pod.name_any(), &force).await.unwrap();
+    }
+    assert_eq!(term(2).await, began);
+    patch("{\"suspend\":true,\"allowStateLoss\":true}");
     eventually("its pods are gone", || async {
         let left = pods(&client, &namespace).await?;
         // Without a kubelet nobody ends a pod's last grace.
@@ -159,7 +161,8 @@ async fn a_job_that_is_deleted_and_made_again_at_once_knows_nothing_of_the_one_b
     let namespace = cluster().namespace("again").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
+    let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
     let written = eventually("the first job's record", || async {
         let record = record(&client, &namespace).await?;

@@ -20,7 +20,6 @@ async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -
 async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised() {
     let namespace = cluster().namespace("quota").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q" }, "spec": { "hard": { "pods": "1" } },
     });
@@ -34,7 +33,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
     })
     .await
     .unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
     degraded(
         &client,
@@ -65,8 +64,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
 async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_once() {
     let namespace = cluster().namespace("template").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     let mut wrong = pooled(&namespace, 1);
     wrong["spec"]["workers"]["template"]["spec"]["priorityClassName"] = "none-such".into();
     create(&client, &namespace, wrong).await.unwrap();
@@ -87,11 +85,10 @@ async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_o
 async fn a_namespace_that_is_deleted_takes_its_job_along() {
     let namespace = cluster().namespace("gone").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
     let node = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 2)
         .await
         .unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
     live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
     cluster()

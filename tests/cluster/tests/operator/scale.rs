@@ -8,8 +8,7 @@ use varuna_cluster_tests::{cluster, eventually, operator};
 async fn scale_and_suspend_change_the_pods() {
     let namespace = cluster().namespace("scale").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let _operator = operator(client.clone(), &namespace, folder.path());
+    let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
     live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
     cluster()

@@ -346,8 +346,8 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     ),
     ("threads: 2", "threads: 0", "spec.workers.threads: 0 — 1 to 1024"),
     (
-        "template: {spec: {new: null}}",
-        "template: 3",
+        "cpu: 8}}, template: {spec: {new: null}}",
+        "cpu: 8}}, template: 3",
         "spec.workers.template: 3 — a pod template (a mapping)",
     ),
     (
@@ -380,7 +380,12 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "suspend: true",
         "paused: true",
-        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `integrity`, `disruption`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `integrity`, `disruption`, `coordinator`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
+    ),
+    (
+        "coordinator: {serviceAccountName: checkpoints, template: {spec: {new: null}}}",
+        "coordinator: {template: 3}",
+        "spec.coordinator.template: 3 — a pod template (a mapping)",
     ),
     (
         "maxCrashes: 4",

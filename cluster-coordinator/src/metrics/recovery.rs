@@ -73,7 +73,7 @@ impl Cause {
         match self {
             Cause::Lost => "the loss of a worker",
             Cause::Notice => "notice to a worker",
-            Cause::Takeover => "a change of the leader",
+            Cause::Takeover => "a change of the coordinator",
             Cause::Joined => "workers had come",
             Cause::Other => "a change of plan",
         }

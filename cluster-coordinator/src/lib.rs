@@ -1,0 +1,21 @@
+//! The coordinator of a job in a cluster: a pod of the job. It shares documents with the operator and calls nobody but the API server, the
+//! checkpoint store and, where they ask, its workers.
+//!
+//! | module | owns | side effects |
+//! |---|---|---|
+//! | [`orders`] | what the operator has ordered, and whose turn it is | an API watch; the turn is pure |
+//! | [`record`] | the coordinator's record in a `VarunaRecord` | API calls |
+//! | [`report`] | what is reported of a run | none: pure |
+//! | [`reporter`] | when it is written into the `VarunaRun` | API calls |
+//! | [`metrics`] | what is measured of the run | state only |
+//! | [`health`] | `/healthz` and `/metrics` | serves HTTP |
+//! | [`run`] | one coordinator from its start to its end | all of these |
+
+pub mod error;
+pub mod health;
+pub mod metrics;
+pub mod orders;
+pub mod record;
+pub mod report;
+pub mod reporter;
+pub mod run;

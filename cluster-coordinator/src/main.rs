@@ -1,0 +1,98 @@
+//! `varuna-coordinator`: the coordinator of one job in a cluster. The operator starts it in a pod of the job.
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use kube::{Client, Config};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use varuna_cluster_coordinator::run::{Configuration, run};
+use varuna_coordinator::Identity;
+
+/// The coordinator of one VarunaJob.
+///
+/// It reads its orders from the job's VarunaRun and reports there, keeps its record in the job's VarunaRecord, and ends when the run has ended
+/// or another coordinator is in charge. SIGTERM does not end it: the operator puts another one in charge first.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// Namespace of the job.
+    #[arg(long, env = "VARUNA_POD_NAMESPACE")]
+    namespace: String,
+    /// Name of the job.
+    #[arg(long)]
+    job: String,
+    /// Name of the job's VarunaRun and VarunaRecord.
+    #[arg(long)]
+    run: String,
+    /// Number of this coordinator: the one that the VarunaRun names is in charge.
+    #[arg(long)]
+    number: i64,
+    /// Folder with the files token, tls.crt and tls.key.
+    #[arg(long, default_value = "/run/varuna/credentials")]
+    credentials: PathBuf,
+    /// IP address at which workers reach this process.
+    #[arg(long, env = "VARUNA_POD_IP")]
+    address: IpAddr,
+    /// Where to listen for workers, ip:port.
+    #[arg(long, default_value = "[::]:7070")]
+    bind: SocketAddr,
+    /// Where to answer probes and scrapes, ip:port.
+    #[arg(long, default_value = "[::]:8081")]
+    health: SocketAddr,
+    /// The run folder; it need not outlive the process.
+    #[arg(long, default_value = "/tmp/varuna")]
+    run_dir: PathBuf,
+}
+
+#[tokio::main(worker_threads = 2)]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .json()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    ignore_termination()?;
+    let config = Config::infer()
+        .await
+        .context("no cluster: neither a kubeconfig nor a service account")?;
+    let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    let configuration = Configuration {
+        namespace: arguments.namespace,
+        job: arguments.job,
+        run: arguments.run,
+        number: arguments.number,
+        token: read(&arguments.credentials, "token")?,
+        identity: Some(Identity {
+            certificate: read(&arguments.credentials, "tls.crt")?,
+            key: read(&arguments.credentials, "tls.key")?,
+        }),
+        address: arguments.address,
+        bind: arguments.bind,
+        health: arguments.health,
+        folder: arguments.run_dir,
+    };
+    let health = configuration.health;
+    run(client, configuration)
+        .await
+        .with_context(|| format!("cannot listen on {health} (--health)"))
+}
+
+fn read(folder: &Path, name: &str) -> Result<String> {
+    let path = folder.join(name);
+    std::fs::read_to_string(&path).with_context(|| format!("cannot read {} (--credentials)", path.display()))
+}
+
+/// A pod that is evicted has some seconds left: training goes on under this coordinator until the next one is in charge.
+fn ignore_termination() -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    tokio::spawn(async move {
+        while terminate.recv().await.is_some() {
+            tracing::info!("asked to end: goes on until another coordinator is in charge");
+        }
+    });
+    Ok(())
+}

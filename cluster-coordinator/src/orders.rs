@@ -1,0 +1,176 @@
+//! What the operator has ordered: the spec of the job's `VarunaRun`, watched.
+
+use futures::StreamExt as _;
+use kube::api::{ApiResource, DynamicObject};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use varuna_api::crd::{RunGoal, RunSpec, VarunaRun};
+
+/// A dead connection is noticed a few seconds after this time.
+const WATCH_SECONDS: u32 = 45;
+
+/// What is known of the orders.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Orders {
+    /// They were not read yet.
+    Unknown,
+    /// The job is deleted, and they with it.
+    Gone,
+    /// As they were read last.
+    Given(RunSpec),
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Another coordinator is in charge, or none yet: wait.
+    Wait,
+    /// This coordinator is in charge.
+    Lead,
+    /// A later one is in charge, or none is wanted any more: end.
+    Leave,
+}
+
+impl Orders {
+    /// Whether it is the turn of the coordinator with this number.
+    #[must_use]
+    pub fn turn(&self, number: i64) -> Turn {
+        match self {
+            Orders::Unknown => Turn::Wait,
+            Orders::Gone => Turn::Leave,
+            Orders::Given(spec) => turn(spec, number),
+        }
+    }
+
+    /// What the coordinator in charge is to do.
+    #[must_use]
+    pub fn goal(&self) -> Option<RunGoal> {
+        match self {
+            Orders::Given(spec) => Some(spec.goal),
+            Orders::Unknown | Orders::Gone => None,
+        }
+    }
+}
+
+/// Whether it is the turn of the coordinator with this number.
+#[must_use]
+pub fn turn(spec: &RunSpec, number: i64) -> Turn {
+    match number.cmp(&spec.coordinator) {
+        std::cmp::Ordering::Greater => Turn::Wait,
+        std::cmp::Ordering::Less => Turn::Leave,
+        std::cmp::Ordering::Equal if spec.goal == RunGoal::None => Turn::Leave,
+        std::cmp::Ordering::Equal => Turn::Lead,
+    }
+}
+
+/// The resource `VarunaRun`. Runs are read untyped: a field of a later release must not hide the rest.
+#[must_use]
+pub fn resource() -> ApiResource {
+    ApiResource::erase::<VarunaRun>(&())
+}
+
+/// The runs of a namespace.
+#[must_use]
+pub fn runs(client: &Client, namespace: &str) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), namespace, &resource())
+}
+
+/// The orders in an object; none where this release does not understand them.
+#[must_use]
+pub fn orders_of(object: &DynamicObject) -> Option<RunSpec> {
+    let spec = serde_json::from_value(object.data.get("spec")?.clone());
+    spec.inspect_err(
+        |error| tracing::warn!(%error, "orders that this release does not understand are not followed"),
+    )
+    .ok()
+}
+
+/// Follows the orders until `orders` has no reader. What cannot be understood leaves the last orders in force; so does an API server that
+/// does not answer.
+pub async fn follow(runs: Api<DynamicObject>, name: String, orders: watch::Sender<Orders>) {
+    let config = watcher::Config::default()
+        .timeout(WATCH_SECONDS)
+        .fields(&format!("metadata.name={name}"));
+    let mut events = watcher(runs, config).default_backoff().boxed();
+    let mut listed = false;
+    while !orders.is_closed() {
+        let Some(event) = events.next().await else { return };
+        let given = |object: &DynamicObject| {
+            if let Some(spec) = orders_of(object) {
+                orders.send_replace(Orders::Given(spec));
+            }
+        };
+        match event {
+            Ok(watcher::Event::Init) => listed = false,
+            Ok(watcher::Event::InitApply(object)) => {
+                listed = true;
+                given(&object);
+            }
+            Ok(watcher::Event::InitDone) if !listed => {
+                orders.send_replace(Orders::Gone);
+            }
+            Ok(watcher::Event::InitDone) => {}
+            Ok(watcher::Event::Apply(object)) => given(&object),
+            Ok(watcher::Event::Delete(_)) => {
+                orders.send_replace(Orders::Gone);
+            }
+            Err(error) => tracing::warn!(%error, "the orders cannot be watched"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn given(goal: RunGoal, coordinator: i64) -> Orders {
+        Orders::Given(RunSpec {
+            uid: "u".into(),
+            goal,
+            coordinator,
+            newest_coordinator: coordinator,
+            leaving: vec![],
+            ended: vec![],
+        })
+    }
+
+    #[test]
+    fn the_coordinator_of_the_ordered_number_leads_earlier_ones_leave_and_later_ones_wait() {
+        let orders = given(RunGoal::Run, 3);
+        assert_eq!(
+            [2, 3, 4].map(|n| orders.turn(n)),
+            [Turn::Leave, Turn::Lead, Turn::Wait]
+        );
+        let none = given(RunGoal::None, 3);
+        assert_eq!(
+            [2, 3, 4].map(|n| none.turn(n)),
+            [Turn::Leave, Turn::Leave, Turn::Wait]
+        );
+        assert_eq!(given(RunGoal::Stop, 3).turn(3), Turn::Lead);
+        assert_eq!(
+            (Orders::Unknown.turn(3), Orders::Gone.turn(3)),
+            (Turn::Wait, Turn::Leave)
+        );
+    }
+
+    #[test]
+    fn orders_of_another_release_are_read_as_far_as_they_are_understood() {
+        let object = |spec: serde_json::Value| -> DynamicObject {
+            serde_json::from_value(json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": { "name": "j" }, "spec": spec }))
+                .unwrap()
+        };
+        let more = object(json!({ "uid": "u", "goal": "Save", "coordinator": 2, "new": {} }));
+        assert_eq!(
+            orders_of(&more).map(|o| (o.goal, o.coordinator)),
+            Some((RunGoal::Save, 2))
+        );
+        assert_eq!(
+            orders_of(&object(
+                json!({ "uid": "u", "goal": "Hibernate", "coordinator": 2 })
+            )),
+            None
+        );
+    }
+}

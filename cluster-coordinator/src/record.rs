@@ -1,0 +1,115 @@
+//! A coordinator's record in the cluster: the status of one `VarunaRecord`, replaced by compare-and-swap of its resource version.
+//!
+//! The operator creates the object, with the job as its run begins; the coordinator writes the status alone.
+
+use k8s_openapi::ByteString;
+use kube::Api;
+use kube::api::PostParams;
+use std::future::Future;
+use std::time::Duration;
+use tokio::runtime::Handle;
+use varuna_api::crd::{RecordStatus, VarunaRecord};
+use varuna_coordinator::record_format;
+use varuna_coordinator::store::{RecordStore, StoreError};
+use varuna_protocol::Record;
+
+/// A call that takes longer has failed; a later read shows whether it was carried out.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The record of one job. Blocks: call it on a thread of its own, outside the runtime.
+pub struct ClusterStore {
+    records: Api<VarunaRecord>,
+    name: String,
+    /// The job's uid.
+    uid: String,
+    runtime: Handle,
+    /// The newest version that was read or written.
+    known: u64,
+}
+
+impl ClusterStore {
+    /// The record in the `VarunaRecord` of this name, of the job with this uid.
+    #[must_use]
+    pub fn new(records: Api<VarunaRecord>, name: String, uid: String, runtime: Handle) -> ClusterStore {
+        ClusterStore {
+            records,
+            name,
+            uid,
+            runtime,
+            known: 0,
+        }
+    }
+
+    fn error(&self, action: &'static str, why: impl ToString) -> StoreError {
+        StoreError::Remote {
+            action,
+            name: self.name.clone(),
+            why: why.to_string(),
+        }
+    }
+
+    fn wait<T>(
+        &self,
+        action: &'static str,
+        call: impl Future<Output = kube::Result<T>>,
+    ) -> Result<kube::Result<T>, StoreError> {
+        let answer = self
+            .runtime
+            .block_on(async { tokio::time::timeout(DEADLINE, call).await });
+        answer.map_err(|_| self.error(action, format!("no answer within {} s", DEADLINE.as_secs())))
+    }
+
+    /// The object and the record in it, which is never older than what is known of it: one that was deleted or set back is no new run.
+    fn get(&mut self) -> Result<(VarunaRecord, Record), StoreError> {
+        let object = self
+            .wait("read", self.records.get(&self.name))?
+            .map_err(|e| self.error("read", e))?;
+        if object.spec.uid != self.uid {
+            let why = format!("it is of the job with uid {}, not {}", object.spec.uid, self.uid);
+            return Err(self.error("read", why));
+        }
+        let record = match &object.status {
+            None => Record::default(),
+            Some(status) => {
+                record_format::decode(&status.record.0).map_err(|e| self.error("understand", e))?
+            }
+        };
+        if record.version < self.known {
+            let why = format!(
+                "it is of version {}, and version {} was known",
+                record.version, self.known
+            );
+            return Err(self.error("read", why));
+        }
+        self.known = record.version;
+        Ok((object, record))
+    }
+}
+
+impl RecordStore for ClusterStore {
+    fn read(&mut self) -> Result<Record, StoreError> {
+        Ok(self.get()?.1)
+    }
+
+    fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError> {
+        let (mut object, present) = self.get()?;
+        if present.version != expect {
+            return Ok(false);
+        }
+        let stored = record_format::encode(record).map_err(|e| self.error("write", e))?;
+        object.status = Some(RecordStatus {
+            version: i64::try_from(record.version).unwrap_or(i64::MAX),
+            record: ByteString(stored),
+        });
+        let params = PostParams::default();
+        let answer = self.wait("write", self.records.replace_status(&self.name, &params, &object))?;
+        match answer {
+            Ok(_) => {
+                self.known = record.version;
+                Ok(true)
+            }
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
+            Err(error) => Err(self.error("write", error)),
+        }
+    }
+}

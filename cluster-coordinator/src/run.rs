@@ -1,0 +1,362 @@
+//! One coordinator, from its start to its end: it waits for its turn, runs the job's run, and reports.
+
+use crate::error::Error;
+use crate::health;
+use crate::metrics::{Metrics, Recoveries};
+use crate::orders::{self, Orders, Turn};
+use crate::record::ClusterStore;
+use crate::report::{Messages, Reporter, report, run_end};
+use crate::reporter::{Ended, Reports};
+use kube::{Api, Client};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use varuna_api::crd::{RecordSpec, RunEnd, RunGoal, RunSpec, RunStatus, VarunaRecord};
+use varuna_api::{Job, parse_job_of_any_release, run_identity};
+use varuna_checkpoint::{Claim, Store};
+use varuna_coordinator::{
+    Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, WorkerNotice, serve_with,
+};
+use varuna_plan::Layout;
+
+/// A run without checkpoints fails only after its workers were unreachable for this time: a network or a node that fails comes
+/// back. Workers that are known to have ended are not waited for.
+const LOST: Duration = Duration::from_secs(600);
+/// The record is read this often to notice a newer coordinator: rarely, since the orders name the one in charge, and the next write would
+/// notice it. More often would cost every idle job requests.
+const WATCH: Duration = Duration::from_secs(300);
+/// The API server is asked again after this time for what the start needs.
+const RETRY: Duration = Duration::from_secs(2);
+/// How long the last report is tried.
+const LAST_REPORT: Duration = Duration::from_secs(300);
+
+/// Which run, and where the coordinator listens and writes.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// Namespace of the job.
+    pub namespace: String,
+    /// Name of the job.
+    pub job: String,
+    /// Name of the job's `VarunaRun` and of its `VarunaRecord`.
+    pub run: String,
+    /// Number of this coordinator.
+    pub number: i64,
+    /// The run's token.
+    pub token: String,
+    /// The certificate that workers trust, with its key.
+    pub identity: Option<Identity>,
+    /// IP address at which workers reach this process.
+    pub address: IpAddr,
+    /// Where it listens for workers.
+    pub bind: SocketAddr,
+    /// Where it answers probes and scrapes.
+    pub health: SocketAddr,
+    /// Folder of the run folder; it need not outlive the process.
+    pub folder: PathBuf,
+}
+
+/// Runs the coordinator until its run has ended, another one is in charge, or the job is gone.
+///
+/// # Errors
+/// It cannot listen for probes.
+pub async fn run(client: Client, configuration: Configuration) -> std::io::Result<()> {
+    let listener = TcpListener::bind(configuration.health).await?;
+    let health_address = SocketAddr::new(configuration.address, listener.local_addr()?.port());
+    let metrics = Arc::new(Metrics::new(&configuration.namespace, &configuration.job));
+    let (told, mut orders) = watch::channel(Orders::Unknown);
+    let runs = orders::runs(&client, &configuration.namespace);
+    let _tasks = AbortOnDrop(vec![
+        tokio::spawn(orders::follow(runs.clone(), configuration.run.clone(), told)),
+        tokio::spawn({
+            let metrics = Arc::clone(&metrics);
+            async move {
+                if let Err(error) = health::serve(listener, metrics).await {
+                    tracing::error!(%error, "probes and scrapes are not answered any more");
+                }
+            }
+        }),
+    ]);
+    let number = configuration.number;
+    let turn = orders.wait_for(|o| o.turn(number) != Turn::Wait).await;
+    if !turn.is_ok_and(|orders| orders.turn(number) == Turn::Lead) {
+        tracing::info!(number, "another coordinator is in charge, or none is wanted");
+        return Ok(());
+    }
+    tracing::info!(number, "in charge");
+    let (publish, reports) = watch::channel(None);
+    let writer = Reports {
+        runs,
+        name: configuration.run.clone(),
+        number,
+    };
+    let mut lead = Lead {
+        by: Reporter {
+            number,
+            address: None,
+            health_address: health_address.to_string(),
+        },
+        messages: Messages::new(number),
+        publish,
+        metrics,
+        orders,
+    };
+    let mut writing = tokio::spawn(writer.write(reports));
+    let ended = tokio::select! {
+        end = lead.run(&client, &configuration) => Some(end),
+        // It was deposed: workers go to the other coordinator, and this one's connections close with it.
+        _ = &mut writing => None,
+    };
+    let Some(Some((view, end))) = ended else {
+        tracing::info!(number, "another coordinator is in charge");
+        return Ok(());
+    };
+    tracing::info!(number, ?end, "the run has ended");
+    lead.report(&view, Some(end));
+    match tokio::time::timeout(LAST_REPORT, writing).await {
+        Ok(Ok(Ended::Reported | Ended::Deposed)) => {}
+        _ => tracing::error!("the end of the run could not be reported"),
+    }
+    Ok(())
+}
+
+/// Aborts tasks when dropped.
+struct AbortOnDrop(Vec<JoinHandle<()>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+/// A coordinator in charge.
+struct Lead {
+    by: Reporter,
+    messages: Messages,
+    publish: watch::Sender<Option<RunStatus>>,
+    metrics: Arc<Metrics>,
+    orders: watch::Receiver<Orders>,
+}
+
+impl Lead {
+    fn report(&self, view: &View, end: Option<RunEnd>) {
+        self.publish
+            .send_replace(Some(report(&self.by, view, &self.messages, end)));
+    }
+
+    /// Runs until the run has ended. Returns the last view and how it ended; none where another coordinator has taken over.
+    async fn run(&mut self, client: &Client, configuration: &Configuration) -> Option<(View, RunEnd)> {
+        let (control, job) = match start(client, configuration).await {
+            Ok(started) => started,
+            Err(error) => return Some((View::default(), RunEnd::Failed(error.to_string()))),
+        };
+        let address = SocketAddr::new(configuration.address, control.address.port());
+        self.by.address = Some(address.to_string());
+        let mut view = control.view.clone();
+        self.report(&View::default(), None);
+        let end = self.follow(control, &job.model.layout()).await?;
+        let last = view.borrow_and_update().clone();
+        Some((last, end))
+    }
+
+    /// Passes orders on and reports until the coordinator has ended. None where another one is in charge.
+    async fn follow(&mut self, mut control: Control, layout: &Layout) -> Option<RunEnd> {
+        let began = Instant::now();
+        let mut measured = Measurements::default();
+        let mut told = Told::default();
+        let mut view = control.view.clone();
+        loop {
+            let orders = self.orders.borrow_and_update().clone();
+            if orders.turn(self.by.number) == Turn::Leave {
+                control.outcome.abort();
+                return None;
+            }
+            if let Orders::Given(spec) = &orders {
+                told.tell(spec, &control);
+            }
+            tokio::select! {
+                outcome = &mut control.outcome => {
+                    self.observe(&view.borrow_and_update().clone(), began, &mut measured);
+                    return match outcome {
+                        Ok(result) => run_end(result, layout),
+                        Err(panic) => Some(RunEnd::Failed(panic.to_string())),
+                    };
+                }
+                Ok(()) = self.orders.changed() => {}
+                Ok(()) = view.changed() => {
+                    let view = view.borrow_and_update().clone();
+                    self.observe(&view, began, &mut measured);
+                    self.report(&view, None);
+                }
+            }
+        }
+    }
+
+    /// Measures what a view shows, and takes its messages.
+    fn observe(&mut self, view: &View, began: Instant, measured: &mut Measurements) {
+        self.metrics.figures.observe(view, began.elapsed());
+        self.messages.take(&view.messages);
+        for sentence in measured.observe(view, &self.metrics) {
+            self.messages.resumed(sentence);
+        }
+    }
+}
+
+/// Which orders were passed on.
+#[derive(Default)]
+struct Told {
+    goal: Option<RunGoal>,
+    leaving: BTreeSet<String>,
+    ended: BTreeSet<String>,
+}
+
+impl Told {
+    /// Passes on what was not passed on yet. A worker that is told of twice was away in between.
+    fn tell(&mut self, spec: &RunSpec, control: &Control) {
+        if self.goal != Some(spec.goal) {
+            // If a channel is full, it was asked before; if it is closed, the coordinator has ended.
+            match spec.goal {
+                RunGoal::Save => drop(control.save.try_send(())),
+                RunGoal::Stop => drop(control.stop.try_send(())),
+                RunGoal::Run | RunGoal::None => {}
+            }
+            self.goal = Some(spec.goal);
+        }
+        let notices = [
+            (
+                &spec.leaving,
+                &mut self.leaving,
+                WorkerNotice::Leaving as fn(String) -> _,
+            ),
+            (&spec.ended, &mut self.ended, WorkerNotice::Ended),
+        ];
+        for (names, known, notice) in notices {
+            known.retain(|name| names.contains(name));
+            for name in names {
+                // If the channel is full, the next orders tell it again.
+                if !known.contains(name) && control.notices.try_send(notice(name.clone())).is_ok() {
+                    known.insert(name.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Recoveries as they are seen in views.
+#[derive(Default)]
+struct Measurements {
+    recoveries: Recoveries,
+    last_event: u64,
+    /// Steps that were given up since the last sentence.
+    lost: u64,
+}
+
+impl Measurements {
+    /// Measures the events that are new in a view; returns a sentence about each recovery that is over.
+    fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<String> {
+        let mut sentences = vec![];
+        let known = self.last_event;
+        for (number, at, event) in view.events.iter().filter(|(number, ..)| *number > known) {
+            self.last_event = *number;
+            for measured in self.recoveries.observe(*at, event) {
+                metrics.recovered(&measured);
+                if let Some(sentence) = measured.sentence(event, self.lost) {
+                    self.lost = 0;
+                    sentences.push(sentence);
+                }
+            }
+            if let (
+                Event::Resumed {
+                    base, restored: true, ..
+                },
+                Some(last),
+            ) = (event, &view.metric)
+            {
+                self.lost = last.step.0.saturating_sub(base.step.0);
+                metrics.figures.lost(self.lost, last.step_ms);
+            }
+        }
+        sentences
+    }
+}
+
+/// Starts the coordinator's server and state machine, with the job as its run began.
+async fn start(client: &Client, configuration: &Configuration) -> Result<(Control, Job), Error> {
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &configuration.namespace);
+    let begun = read_record(&records, &configuration.run).await?;
+    let document = |why: String| Error::Document {
+        kind: "VarunaRecord",
+        name: configuration.run.clone(),
+        why,
+    };
+    let job = parse_job_of_any_release(&begun.job).map_err(|e| document(e.to_string()))?;
+    let folder =
+        RunFolder::open(&configuration.folder, &begun.job).map_err(|e| Error::Folder(e.to_string()))?;
+    let record = ClusterStore::new(
+        records,
+        configuration.run.clone(),
+        begun.uid.clone(),
+        tokio::runtime::Handle::current(),
+    );
+    let options = options(&job, begun, configuration)?;
+    let control = serve_with(options, folder, Box::new(record)).await?;
+    tracing::info!(address = %control.address, "listens for workers");
+    Ok((control, job))
+}
+
+/// The record's spec. Asked for until the API server answers: it may be away while a job goes on.
+async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSpec, Error> {
+    loop {
+        match records.get(name).await {
+            Ok(record) => return Ok(record.spec),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_forbidden() => {
+                return Err(kube::Error::Api(status).into());
+            }
+            Err(error) => tracing::warn!(%error, "the record cannot be read"),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn options(job: &Job, begun: RecordSpec, configuration: &Configuration) -> Result<Options, Error> {
+    let store = Store::of_job(job, "").map_err(|e| Error::Store(e.to_string()))?;
+    // Without a process: another coordinator takes the location over for the same job.
+    let claim = Claim {
+        run: format!("{}/{} {}", configuration.namespace, configuration.job, begun.uid),
+        machine: String::new(),
+        process: 0,
+        started: 0,
+    };
+    let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
+    Ok(Options {
+        job: job.clone(),
+        run: run_identity(&begun.uid, &begun.job),
+        job_text: begun.job,
+        data_fingerprint: String::new(),
+        bind: configuration.bind.to_string(),
+        token: configuration.token.clone(),
+        identity: configuration.identity.clone(),
+        host: None,
+        expected_workers: None,
+        timing: Timing {
+            lost: LOST,
+            watch: WATCH,
+            ..Timing::default()
+        },
+        checkpoints: store.map(|store| Checkpointing {
+            store,
+            keep,
+            claim,
+            ownership: None,
+        }),
+        costs: None,
+        scale: None,
+    })
+}

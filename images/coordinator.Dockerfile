@@ -1,0 +1,14 @@
+# The coordinator of a job: one program on a C library, as a user without rights, on a root that may be read-only.
+#
+#   make release && docker build -f images/coordinator.Dockerfile -t varuna-coordinator:0.1.0 .
+#
+# `make images` builds the same file without a daemon and without a registry, on a base of its own.
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+ARG BINARIES=target/release
+COPY ${BINARIES}/varuna-coordinator /usr/local/bin/varuna-coordinator
+USER 65532:65532
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+EXPOSE 7070 8081
+ENTRYPOINT ["/usr/local/bin/varuna-coordinator"]
+LABEL org.opencontainers.image.title="Varuna coordinator" org.opencontainers.image.licenses="Apache-2.0"

@@ -1,0 +1,216 @@
+//! The job's coordinator: which pod is in charge, when another one takes its place, and what it is ordered to do.
+//!
+//! Coordinators are numbered, and a number is never used again. The `VarunaRun` names the one in charge. One that is about to go stays in
+//! charge until its successor runs, so that nothing that happens meanwhile goes unheard; one that is gone is replaced at once.
+
+use super::decision::{CoordinatorGoal, PodDeletion};
+use super::observed::{Observed, ObservedPod, PodPhase};
+use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
+use super::worker_notices::WorkerNotices;
+use varuna_api::Reason;
+use varuna_api::crd::{RunEnd, RunGoal, RunSpec};
+
+/// What is to be done about a job's coordinator.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct CoordinatorPlan {
+    /// Orders that are to be written.
+    pub(super) orders: Option<RunSpec>,
+    /// Number of a coordinator to start.
+    pub(super) start: Option<i64>,
+    /// Pods to delete.
+    pub(super) delete: Vec<PodDeletion>,
+}
+
+/// How a coordinator's pod stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    /// It runs.
+    Runs,
+    /// It will run.
+    Starts,
+    /// It runs, and will not for long.
+    Leaves,
+    /// It does not run any more, cannot start, or does not answer.
+    Gone,
+}
+
+fn standing(observed: &Observed, pod: &ObservedPod) -> Standing {
+    let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
+    let node_answers = node.is_none_or(|node| node.is_some_and(|n| n.ready));
+    let answers = match &observed.coordinator_probe {
+        Some(probe) if probe.number == pod.number => probe.answers,
+        // Nobody has asked it yet.
+        _ => node_answers,
+    };
+    match judge_pod(pod, &observed.nodes, &node_signals(observed), None) {
+        _ if !answers => Standing::Gone,
+        PodVerdict::Running => Standing::Runs,
+        PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
+        PodVerdict::Pending(_) => Standing::Starts,
+        // Another image may start.
+        PodVerdict::CannotStart(..) if pod.image == observed.settings.coordinator_image => Standing::Starts,
+        _ => Standing::Gone,
+    }
+}
+
+fn is_up(pod: &ObservedPod) -> bool {
+    pod.phase == PodPhase::Running && pod.ended.is_none()
+}
+
+/// How the coordinator in charge failed, if it did: its number and a sentence. One that was taken away has not failed.
+#[must_use]
+pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
+    let orders = observed.orders.as_ref().filter(|o| o.goal != RunGoal::None)?;
+    if let Some(RunEnd::Failed(why)) = observed.run.as_ref().and_then(|r| r.ended.as_ref()) {
+        return Some((orders.coordinator, why.clone()));
+    }
+    if observed.run.as_ref().is_some_and(|r| r.ended.is_some()) {
+        return None;
+    }
+    let pod = observed
+        .coordinators
+        .iter()
+        .find(|p| p.number == orders.coordinator)?;
+    let why = match judge_pod(pod, &observed.nodes, &[], None) {
+        PodVerdict::Crashed(end) | PodVerdict::Released(end) => {
+            let output = end.message.trim();
+            format!(
+                "its process ended with exit code {} ({}): {output}",
+                end.code, end.reason
+            )
+        }
+        PodVerdict::Rejected(rejection) => {
+            format!(
+                "its node does not take it: {}: {}",
+                rejection.reason, rejection.message
+            )
+        }
+        _ => return None,
+    };
+    Some((pod.number, why))
+}
+
+/// Plans the coordinator of a job.
+pub(super) fn plan_coordinator(
+    observed: &Observed,
+    goal: CoordinatorGoal,
+    notices: WorkerNotices,
+) -> CoordinatorPlan {
+    let known = observed.orders.as_ref();
+    let goal = match goal {
+        CoordinatorGoal::Run => RunGoal::Run,
+        CoordinatorGoal::RunAndSave => RunGoal::Save,
+        CoordinatorGoal::Stop => RunGoal::Stop,
+        CoordinatorGoal::Absent => return absent(observed),
+    };
+    let (number, next) = in_charge(observed);
+    let newest = newest_number(observed);
+    let orders = RunSpec {
+        uid: observed.job.uid.clone(),
+        goal,
+        coordinator: number,
+        newest_coordinator: newest.max(next.unwrap_or(number)),
+        leaving: notices.leaving,
+        ended: notices.ended,
+    };
+    CoordinatorPlan {
+        orders: (known != Some(&orders)).then_some(orders),
+        start: next.or(Some(number)).filter(|n| *n > newest),
+        delete: superseded(&observed.coordinators, number, next),
+    }
+}
+
+/// Number of the newest coordinator that was started.
+fn newest_number(observed: &Observed) -> i64 {
+    let known = observed
+        .orders
+        .as_ref()
+        .map_or(0, |o| o.coordinator.max(o.newest_coordinator));
+    let pods = observed.coordinators.iter().map(|p| p.number);
+    pods.fold(known, i64::max)
+}
+
+/// Number of the coordinator that is to be in charge, and of the one that is to take over from it. One that no pod has yet is to be started.
+fn in_charge(observed: &Observed) -> (i64, Option<i64>) {
+    let known = observed.orders.as_ref();
+    let has_ended = observed.run.as_ref().is_some_and(|r| r.ended.is_some());
+    let present = known
+        .filter(|o| o.goal != RunGoal::None && !has_ended)
+        .map(|o| o.coordinator);
+    let pods = &observed.coordinators;
+    let of_present = pods.iter().find(|p| Some(p.number) == present);
+    let present = present.zip(of_present.map(|p| standing(observed, p)));
+    if let Some((number, Standing::Runs | Standing::Starts)) = present {
+        return (number, None);
+    }
+    let next = newest_number(observed).saturating_add(1);
+    let after = known.map_or(0, |o| o.coordinator);
+    let successor = pods
+        .iter()
+        .filter(|p| p.number > after)
+        .map(|p| (p.number, standing(observed, p)))
+        .filter(|(_, s)| matches!(s, Standing::Runs | Standing::Starts))
+        .min_by_key(|(number, s)| (*s != Standing::Runs, *number));
+    match (present, successor) {
+        (Some((number, Standing::Leaves)), Some((successor, Standing::Starts))) => (number, Some(successor)),
+        (Some((number, Standing::Leaves)), None) => (number, Some(next)),
+        (_, Some((successor, _))) => (successor, None),
+        (_, None) => (next, None),
+    }
+}
+
+/// No coordinator is wanted. Pods that have ended stay for their logs.
+fn absent(observed: &Observed) -> CoordinatorPlan {
+    let orders = observed.orders.as_ref().filter(|o| o.goal != RunGoal::None);
+    let live = observed
+        .coordinators
+        .iter()
+        .filter(|p| !p.has_ended() && !p.deleting);
+    CoordinatorPlan {
+        orders: orders.map(|o| RunSpec {
+            goal: RunGoal::None,
+            leaving: vec![],
+            ended: vec![],
+            ..o.clone()
+        }),
+        start: None,
+        delete: live
+            .map(|p| deletion(p, "the job needs no coordinator now"))
+            .collect(),
+    }
+}
+
+/// The pods of all coordinators but the one in charge and the one that is to take over. The last before it that has ended stays for its log.
+fn superseded(pods: &[ObservedPod], in_charge: i64, next: Option<i64>) -> Vec<PodDeletion> {
+    let ended = pods.iter().filter(|p| p.number < in_charge && p.has_ended());
+    let last_ended = ended.map(|p| p.number).max();
+    let stays = |number: i64| number == in_charge || Some(number) == next || Some(number) == last_ended;
+    pods.iter()
+        .filter(|p| !stays(p.number) && !p.deleting)
+        .map(|p| deletion(p, "another coordinator has taken over"))
+        .collect()
+}
+
+fn deletion(pod: &ObservedPod, why: &str) -> PodDeletion {
+    PodDeletion {
+        name: pod.name.clone(),
+        why: why.to_owned(),
+        event: None,
+    }
+}
+
+/// Why the coordinator's pod does not start, if it does not.
+pub(super) fn cannot_start(observed: &Observed) -> Option<(Reason, String)> {
+    let orders = observed.orders.as_ref().filter(|o| o.goal != RunGoal::None)?;
+    let pod = observed
+        .coordinators
+        .iter()
+        .find(|p| p.number == orders.coordinator)?;
+    let why = match judge_pod(pod, &observed.nodes, &[], None) {
+        PodVerdict::CannotStart(reason, message) => format!("{reason}: {message}"),
+        PodVerdict::Pending(Some(message)) => message,
+        _ => return None,
+    };
+    let message = format!("pod {} of the job's coordinator cannot start: {why}", pod.name);
+    Some((Reason::CoordinatorFails, message))
+}

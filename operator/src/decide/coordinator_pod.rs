@@ -1,0 +1,185 @@
+//! The pod of a job's coordinator: its template, completed leaf by leaf, with what opens the checkpoint location from the workers'.
+
+use super::decision::AvoidedNodes;
+use super::objects::{
+    AVOIDS_ANNOTATION, CERTIFICATE_KEY, COORDINATOR, COORDINATOR_LABEL, HEALTH_PORT, PORT, PRIVATE_KEY,
+    TOKEN_KEY, WORKER, coordinator_account, coordinator_pod_name, metadata, record_name, token_name,
+};
+use super::observed::{ObservedJob, Settings};
+use super::pod_template::{append, avoid_nodes, fill_in, security_context, take_container, tolerate};
+use serde_json::{Map, Value, json};
+use varuna_api::Job;
+
+/// Seconds for which a coordinator goes on that was asked to end: another one takes over in that time.
+const GRACE_SECONDS: i64 = 30;
+/// Labels by which clouds mark nodes that may be taken away at any time: key and value.
+const SPOT_LABELS: &[(&str, &str)] = &[
+    ("cloud.google.com/gke-spot", "true"),
+    ("cloud.google.com/gke-preemptible", "true"),
+    ("karpenter.sh/capacity-type", "spot"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+];
+/// Fields of the workers' pods that the coordinator's have as well, where its own template does not say otherwise.
+const AS_WORKERS: &[&str] = &[
+    "imagePullSecrets",
+    "securityContext",
+    "tolerations",
+    "volumes",
+    "dnsConfig",
+    "dnsPolicy",
+    "hostAliases",
+    "schedulerName",
+];
+
+/// The coordinator's pod of a number.
+pub(super) fn pod(
+    observed: &ObservedJob,
+    job: &Job,
+    number: i64,
+    avoid: &AvoidedNodes,
+    settings: &Settings,
+) -> Value {
+    let template = |given: &Option<Value>| given.clone().unwrap_or_else(|| json!({}));
+    let (own, workers) = (
+        template(&job.coordinator.template),
+        template(&job.workers.template),
+    );
+    let mut meta = metadata(observed, &coordinator_pod_name(observed, number));
+    meta["labels"][COORDINATOR_LABEL] = number.to_string().into();
+    if !avoid.never.is_empty() {
+        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
+        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
+    }
+    for from in [&own, &workers] {
+        for field in ["labels", "annotations"] {
+            fill_in(&mut meta[field], &from["metadata"][field]);
+        }
+    }
+    let mut spec = own["spec"].as_object().cloned().unwrap_or_default();
+    for field in AS_WORKERS {
+        fill_in(
+            spec.entry(*field).or_insert(Value::Null),
+            &workers["spec"][*field],
+        );
+    }
+    spec.retain(|_, value| !value.is_null());
+    let (base, mut containers) = take_container(&mut spec, COORDINATOR);
+    let (worker, _) = take_container(
+        &mut workers["spec"].as_object().cloned().unwrap_or_default(),
+        WORKER,
+    );
+    containers.insert(0, container(observed, number, base, &worker, settings));
+    spec.insert("containers".into(), containers.into());
+    complete(&mut spec, observed, job, settings);
+    avoid_nodes(&mut spec, avoid);
+    prefer_lasting_nodes(&mut spec);
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
+}
+
+fn complete(spec: &mut Map<String, Value>, observed: &ObservedJob, job: &Job, settings: &Settings) {
+    // Another one has another number: one that is restarted in place would be the same to the operator.
+    spec.insert("restartPolicy".into(), "Never".into());
+    spec.insert(
+        "serviceAccountName".into(),
+        coordinator_account(observed, job).0.into(),
+    );
+    spec.insert("automountServiceAccountToken".into(), true.into());
+    let mut default = |field: &str, value: Value| {
+        fill_in(spec.entry(field).or_insert(Value::Null), &value);
+    };
+    default("terminationGracePeriodSeconds", GRACE_SECONDS.into());
+    default("enableServiceLinks", false.into());
+    default("securityContext", security_context());
+    if let Some(class) = &settings.coordinator_priority_class {
+        default("priorityClassName", class.as_str().into());
+    }
+    let volumes = spec.entry("volumes").or_insert(Value::Null);
+    let keys = [TOKEN_KEY, CERTIFICATE_KEY, PRIVATE_KEY].map(|key| json!({ "key": key, "path": key }));
+    append(
+        volumes,
+        vec![
+            json!({ "name": "varuna-credentials", "secret": { "secretName": token_name(observed), "items": keys, "defaultMode": 0o440 } }),
+            json!({ "name": "varuna-run", "emptyDir": { "sizeLimit": "1Gi" } }),
+        ],
+    );
+    tolerate(spec, job);
+}
+
+fn container(observed: &ObservedJob, number: i64, base: Value, worker: &Value, settings: &Settings) -> Value {
+    let mut container = base;
+    container["name"] = COORDINATOR.into();
+    let run = record_name(observed);
+    fill_in(
+        &mut container,
+        &json!({
+            "image": settings.coordinator_image,
+            "command": ["varuna-coordinator"],
+            "args": ["--job", observed.name, "--run", run, "--number", number.to_string(), "--run-dir", "/tmp/varuna"],
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "ports": [{ "name": "grpc", "containerPort": PORT }, { "name": "health", "containerPort": HEALTH_PORT }],
+            "livenessProbe": { "httpGet": { "path": "/healthz", "port": HEALTH_PORT }, "periodSeconds": 10, "failureThreshold": 6 },
+            "resources": { "requests": { "cpu": "100m", "memory": "128Mi" } },
+            "securityContext": {
+                "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": { "drop": ["ALL"] },
+            },
+        }),
+    );
+    let field =
+        |name: &str, path: &str| json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+    let mut env = vec![
+        field("VARUNA_POD_IP", "status.podIP"),
+        field("VARUNA_POD_NAMESPACE", "metadata.namespace"),
+        json!({ "name": "HOME", "value": "/tmp" }),
+    ];
+    // Its own template's first, then the workers': what opens the checkpoint location for them opens it for the coordinator.
+    for given in [&worker["env"], &container["env"]] {
+        let given = given.as_array().cloned().unwrap_or_default();
+        env.retain(|e| given.iter().all(|g| g["name"] != e["name"]));
+        env.extend(given);
+    }
+    container["env"] = env.into();
+    let from = worker["envFrom"].as_array().cloned().unwrap_or_default();
+    if !from.is_empty() {
+        append(&mut container["envFrom"], from);
+    }
+    mount(&mut container, worker);
+    container
+}
+
+/// The workers' mounts, and its own.
+fn mount(container: &mut Value, worker: &Value) {
+    let own = [
+        json!({ "name": "varuna-credentials", "mountPath": "/run/varuna/credentials", "readOnly": true }),
+        json!({ "name": "varuna-run", "mountPath": "/tmp" }),
+    ];
+    let of_workers = worker["volumeMounts"].as_array().cloned().unwrap_or_default();
+    for mount in of_workers.into_iter().chain(own) {
+        let given = container["volumeMounts"].as_array();
+        let is_taken = given
+            .into_iter()
+            .flatten()
+            .any(|m| m["mountPath"] == mount["mountPath"]);
+        if !is_taken {
+            append(&mut container["volumeMounts"], vec![mount]);
+        }
+    }
+}
+
+/// A node that may be taken away at any time is the second choice.
+fn prefer_lasting_nodes(spec: &mut Map<String, Value>) {
+    let not_spot: Vec<Value> = SPOT_LABELS
+        .iter()
+        .map(|(key, value)| json!({ "key": key, "operator": "NotIn", "values": [value] }))
+        .collect();
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    let affinity = spec.entry("affinity").or_insert(Value::Null);
+    fill_in(affinity, &json!({ "nodeAffinity": { preferred: [] } }));
+    if let Some(preferences) = affinity.pointer_mut(&format!("/nodeAffinity/{preferred}")) {
+        let preference = json!({ "matchExpressions": not_spot });
+        append(
+            preferences,
+            vec![json!({ "weight": 50, "preference": preference })],
+        );
+    }
+}

@@ -1,0 +1,431 @@
+//! The job's coordinator: which pod is in charge, and when another takes its place.
+
+use super::*;
+use proptest::prelude::*;
+use varuna_api::crd::RunMessage;
+
+fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
+    RunSpec {
+        uid: "u".into(),
+        goal,
+        coordinator,
+        newest_coordinator: coordinator,
+        leaving: vec![],
+        ended: vec![],
+    }
+}
+
+/// A job that trains under coordinator 1.
+fn served() -> Observed {
+    let mut observed = observed(1);
+    observed.pods = vec![pod(1, PodPhase::Running)];
+    observed.orders = Some(orders(RunGoal::Run, 1));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    observed.run = Some(with_workers(training(3), &["j-w1"], &[]));
+    observed
+}
+
+/// What is decided about the coordinator: the one in charge, the number of one that is started, the numbers of those deleted.
+fn decided(observed: &Observed) -> (i64, Option<i64>, Vec<i64>) {
+    let desired = decide(observed);
+    let orders = desired.orders.or(observed.orders.clone()).unwrap();
+    let number = |name: &String| name.rsplit('-').next().unwrap().parse().unwrap();
+    (
+        orders.coordinator,
+        desired
+            .starts
+            .map(|pod| number_of(&pod, objects::COORDINATOR_LABEL)),
+        desired.coordinators_deleted.iter().map(number).collect(),
+    )
+}
+
+fn leaving_node() -> ObservedNode {
+    ObservedNode {
+        ready: true,
+        taints: vec!["karpenter.sh/disrupted".into()],
+        conditions: vec![],
+    }
+}
+
+#[test]
+fn a_new_job_gets_a_coordinator_and_it_is_left_alone_while_all_is_well() {
+    let desired = decide(&observed(1));
+    assert_eq!(desired.orders, Some(orders(RunGoal::Run, 1)));
+    let made = desired.starts.as_ref().unwrap();
+    assert_eq!(made["metadata"]["name"], "j-coordinator-u-1");
+    let next = carried_out(&observed(1), &desired);
+    let again = decide(&next);
+    assert_eq!((again.orders, again.starts), (None, None));
+    let calm = decide(&served());
+    assert_eq!((calm.orders, calm.starts), (None, None));
+    assert!(calm.coordinators_deleted.is_empty());
+}
+
+#[test]
+fn a_coordinator_that_is_gone_is_replaced_at_once() {
+    let cases: Vec<(&str, Box<dyn Fn(&mut Observed)>)> = vec![
+        ("its pod was deleted", Box::new(|o| o.coordinators.clear())),
+        (
+            "its process was killed",
+            Box::new(|o| {
+                let killed = ended(1, 137, "Error", 1);
+                o.coordinators[0].phase = PodPhase::Failed;
+                o.coordinators[0].ended = killed.ended;
+            }),
+        ),
+        (
+            "it does not answer any more",
+            Box::new(|o| {
+                o.coordinator_probe = Some(CoordinatorProbe {
+                    number: 1,
+                    answers: false,
+                });
+            }),
+        ),
+        (
+            "nobody has asked it, and its node does not answer",
+            Box::new(|o| o.nodes.get_mut("good").unwrap().ready = false),
+        ),
+        (
+            "its image is not there, and another is configured",
+            Box::new(|o| {
+                o.coordinators[0].phase = PodPhase::Pending;
+                o.coordinators[0].waiting = Some(("ErrImagePull".into(), "m".into()));
+                o.coordinators[0].image = Some("another".into());
+            }),
+        ),
+    ];
+    for (what, change) in cases {
+        let mut observed = served();
+        change(&mut observed);
+        let (in_charge, started, _) = decided(&observed);
+        assert_eq!((in_charge, started), (2, Some(2)), "{what}");
+        let deleted = decide(&observed).coordinators_deleted.len();
+        let lives = observed.coordinators.iter().filter(|p| !p.has_ended()).count();
+        assert_eq!(deleted, lives, "{what}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
+    let mut observed = served();
+    observed.nodes.get_mut("good").unwrap().ready = false;
+    observed.coordinator_probe = Some(CoordinatorProbe {
+        number: 1,
+        answers: true,
+    });
+    assert_eq!(decided(&observed), (1, None, vec![]));
+    // What was known of an earlier one says nothing of this one.
+    observed.nodes.get_mut("good").unwrap().ready = true;
+    observed.coordinator_probe = Some(CoordinatorProbe {
+        number: 0,
+        answers: false,
+    });
+    assert_eq!(decided(&observed), (1, None, vec![]));
+}
+
+#[test]
+fn one_that_is_about_to_go_stays_in_charge_until_its_successor_runs() {
+    let deleted = |o: &mut Observed| o.coordinators[0].deleting = true;
+    let leaves = |o: &mut Observed| drop(o.nodes.insert("good".into(), leaving_node()));
+    for change in [&deleted as &dyn Fn(&mut Observed), &leaves] {
+        let mut observed = served();
+        change(&mut observed);
+        assert_eq!(decided(&observed), (1, Some(2), vec![]));
+        let mut successor = coordinator(2, PodPhase::Pending);
+        observed.coordinators.push(successor.clone());
+        assert_eq!(decided(&observed), (1, None, vec![]), "it starts");
+        successor.phase = PodPhase::Running;
+        successor.node = None;
+        observed.coordinators[1] = successor;
+        let (in_charge, started, old) = decided(&observed);
+        assert_eq!((in_charge, started), (2, None));
+        assert_eq!(old.is_empty(), observed.coordinators[0].deleting);
+        // It goes before its successor runs.
+        observed.coordinators[1].phase = PodPhase::Pending;
+        observed.coordinators.remove(0);
+        assert_eq!(decided(&observed), (2, None, vec![]));
+    }
+    let started = decide(&{
+        let mut observed = served();
+        leaves(&mut observed);
+        observed
+    });
+    let affinity = started.starts.unwrap()["spec"]["affinity"]["nodeAffinity"].clone();
+    let term = &affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0];
+    assert_eq!(term["matchFields"][0]["values"][0], "good");
+}
+
+#[test]
+fn a_failure_counts_once_and_the_next_try_waits() {
+    let mut observed = served();
+    assert_eq!(coordinator_failure(&observed), None);
+    let crashed = ended(1, 1, "Error", 1);
+    observed.coordinators[0].phase = PodPhase::Failed;
+    observed.coordinators[0].ended = crashed.ended;
+    let (number, why) = coordinator_failure(&observed).unwrap();
+    assert_eq!(number, 1);
+    assert!(why.contains("exit code 1 (Error): last words"), "{why}");
+    observed.failures = vec![Failure {
+        part: JobPart::Coordinator,
+        message: why,
+        retry_in: 1,
+    }];
+    let desired = decide(&observed);
+    assert_eq!(desired.orders, Some(orders(RunGoal::None, 1)));
+    assert!(
+        desired.starts.is_none() && desired.coordinators_deleted.is_empty(),
+        "its log stays"
+    );
+    assert_eq!(
+        condition(&desired, ConditionType::Degraded).reason,
+        "CoordinatorFails"
+    );
+    let mut next = carried_out(&observed, &desired);
+    next.run = None;
+    assert_eq!(coordinator_failure(&next), None, "it was seen");
+    next.failures[0].retry_in = 0;
+    assert_eq!(decided(&next), (2, Some(2), vec![]));
+    // One that was taken away, or said how its run ended, has not failed.
+    let mut taken = served();
+    taken.coordinators[0].phase = PodPhase::Failed;
+    taken.coordinators[0].disrupted = Some("EvictionByEvictionAPI".into());
+    assert_eq!(coordinator_failure(&taken), None);
+    taken.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..training(10)
+    });
+    assert_eq!(coordinator_failure(&taken), None);
+    taken.run.as_mut().unwrap().ended = Some(RunEnd::Failed("disk full".into()));
+    assert_eq!(coordinator_failure(&taken), Some((1, "disk full".into())));
+}
+
+#[test]
+fn a_job_that_is_complete_needs_no_coordinator_and_one_that_goes_on_gets_another() {
+    let mut observed = served();
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..training(10)
+    });
+    let desired = decide(&observed);
+    assert_eq!(desired.orders.as_ref().unwrap().goal, RunGoal::None);
+    assert_eq!(desired.coordinators_deleted, ["j-coordinator-u-1"]);
+    let mut stopped = served();
+    stopped.run.as_mut().unwrap().ended = Some(RunEnd::Stopped);
+    assert_eq!(
+        decided(&stopped),
+        (2, Some(2), vec![1]),
+        "it was suspended, and is not any more"
+    );
+    let mut again = served();
+    again.orders = Some(orders(RunGoal::None, 7));
+    again.coordinators.clear();
+    again.run = None;
+    assert_eq!(decided(&again), (8, Some(8), vec![]), "no number is used twice");
+}
+
+#[test]
+fn a_suspension_waits_for_a_coordinator_only_where_there_is_something_to_end() {
+    let mut observed = served();
+    observed.job.spec = Ok(spec(1, "  suspend: true\n  allowStateLoss: true\n"));
+    assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Stop);
+    observed.run = Some(ObservedRun::default());
+    assert_eq!(
+        decide(&observed).coordinator,
+        CoordinatorGoal::Absent,
+        "nothing was trained"
+    );
+    let status = decide(&served()).status;
+    assert!(status.plan.is_some());
+    observed.job.status = status;
+    assert_eq!(
+        decide(&observed).coordinator,
+        CoordinatorGoal::Stop,
+        "another one takes over"
+    );
+    observed.coordinators[0].phase = PodPhase::Pending;
+    observed.coordinators[0].unschedulable = Some("no room".into());
+    let desired = decide(&observed);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Absent, "it cannot start");
+    assert_eq!(deleted(&desired), ["j-w1"]);
+}
+
+#[test]
+fn without_a_spec_that_can_be_read_a_coordinator_goes_on_and_none_is_started() {
+    let mut observed = served();
+    observed.job.spec = Err("unknown preset".into());
+    assert_eq!(decided(&observed), (1, None, vec![]));
+    observed.coordinators.clear();
+    let desired = decide(&observed);
+    assert!(
+        desired.orders.is_none() && desired.starts.is_none(),
+        "{desired:?}"
+    );
+}
+
+#[test]
+fn what_it_says_becomes_events_once() {
+    let mut observed = served();
+    let message = |number, resumed, text: &str| RunMessage {
+        number,
+        resumed,
+        text: text.into(),
+    };
+    observed.run.as_mut().unwrap().messages = vec![
+        message(1, false, "lost worker j-w2"),
+        message(2, true, "training goes on"),
+    ];
+    let first = decide(&observed);
+    let said = |d: &Decided| -> Vec<_> {
+        let events = d
+            .events
+            .iter()
+            .filter(|e| matches!(e.reason, Reason::Run | Reason::Resumed));
+        events.map(|e| (e.reason, e.text.clone())).collect()
+    };
+    assert_eq!(
+        said(&first),
+        [
+            (Reason::Run, "lost worker j-w2".to_owned()),
+            (Reason::Resumed, "training goes on".to_owned())
+        ]
+    );
+    let mut next = carried_out(&observed, &first);
+    assert_eq!(said(&decide(&next)), []);
+    next.run.as_mut().unwrap().messages.clear();
+    assert_eq!(
+        decide(&next).status.last_message,
+        Some(2),
+        "a coordinator that has said nothing"
+    );
+}
+
+#[test]
+fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing() {
+    let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
+    let pod_of = |extra: &str| {
+        let mut observed = observed(1);
+        observed.job.spec = Ok(spec(1, &format!("{text}{extra}")));
+        let desired = decide(&observed);
+        let subject = desired.objects[1]["subjects"][0]["name"].clone();
+        (desired.starts.unwrap(), subject, desired.objects)
+    };
+    let (pod, subject, objects) = pod_of("");
+    let spec = &pod["spec"];
+    assert_eq!(
+        (&spec["serviceAccountName"], &subject),
+        (&"bucket".into(), &"bucket".into())
+    );
+    assert!(objects.iter().all(|o| o["kind"] != "ServiceAccount"));
+    assert_eq!(pod["metadata"]["labels"]["azure.workload.identity/use"], "true");
+    assert_eq!(spec["nodeSelector"], Value::Null);
+    assert_eq!(spec["containers"].as_array().unwrap().len(), 1);
+    let container = &spec["containers"][0];
+    assert_eq!(container["image"], "coordinator-img");
+    assert_eq!(container["resources"]["limits"], Value::Null);
+    assert_eq!(container["envFrom"][0]["secretRef"]["name"], "keys");
+    let env = container["env"].as_array().unwrap();
+    assert!(env.iter().any(|e| e["name"] == "AWS_REGION"), "{env:?}");
+    let mounts: Vec<_> = container["volumeMounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|m| m["mountPath"].as_str().unwrap())
+        .collect();
+    assert_eq!(mounts, ["/data", "/run/varuna/credentials", "/tmp"]);
+    let names: Vec<_> = spec["volumes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|v| v["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["data", "varuna-credentials", "varuna-run"]);
+    let own = "  coordinator: {serviceAccountName: writer, template: {spec: {nodeSelector: {pool: cpu}, containers: [{name: coordinator, image: mine}]}}}\n";
+    let (pod, subject, _) = pod_of(own);
+    assert_eq!(
+        (&pod["spec"]["serviceAccountName"], &subject),
+        (&"writer".into(), &"writer".into())
+    );
+    assert_eq!(pod["spec"]["nodeSelector"]["pool"], "cpu");
+    assert_eq!(pod["spec"]["containers"][0]["image"], "mine");
+}
+
+/// Something that happens to the pods of coordinators.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Starts,
+    Crashes,
+    IsDeleted,
+    Vanishes,
+    NodeLeaves,
+    IsSilent,
+}
+
+fn happen(observed: &mut Observed, what: Happening, which: usize) {
+    let count = observed.coordinators.len();
+    if count == 0 {
+        return;
+    }
+    let pod = &mut observed.coordinators[which % count];
+    match what {
+        Happening::Starts if pod.phase == PodPhase::Pending => {
+            pod.phase = PodPhase::Running;
+            pod.node = Some("good".into());
+        }
+        Happening::Crashes if pod.phase == PodPhase::Running => {
+            pod.phase = PodPhase::Failed;
+            pod.ended = ended(1, 137, "Error", 1).ended;
+        }
+        Happening::IsDeleted => pod.deleting = true,
+        Happening::Vanishes => drop(observed.coordinators.remove(which % count)),
+        Happening::NodeLeaves if pod.phase == PodPhase::Running => pod.node = Some("spot".into()),
+        Happening::IsSilent => {
+            observed.coordinator_probe = Some(CoordinatorProbe {
+                number: pod.number,
+                answers: false,
+            });
+        }
+        _ => {}
+    }
+}
+
+proptest! {
+    #[test]
+    fn after_whatever_happens_one_coordinator_is_in_charge_and_runs(
+        happenings in proptest::collection::vec((prop_oneof![
+            4 => Just(Happening::Starts), 1 => Just(Happening::Crashes), 1 => Just(Happening::IsDeleted),
+            1 => Just(Happening::Vanishes), 1 => Just(Happening::NodeLeaves), 1 => Just(Happening::IsSilent),
+        ], 0_usize..4), 0..30)
+    ) {
+        let mut observed = served();
+        observed.nodes.insert("spot".into(), leaving_node());
+        let (mut in_charge, mut newest) = (1, 1);
+        let step = |observed: &mut Observed, in_charge: &mut i64, newest: &mut i64| {
+            let desired = decide(observed);
+            if let Some(made) = &desired.starts {
+                let number = number_of(made, objects::COORDINATOR_LABEL);
+                assert!(number > *newest, "{number} is used twice");
+                *newest = number;
+            }
+            *observed = carried_out(observed, &desired);
+            let now = observed.orders.as_ref().unwrap().coordinator;
+            assert!(now >= *in_charge);
+            *in_charge = now;
+        };
+        for (what, which) in happenings {
+            happen(&mut observed, what, which);
+            step(&mut observed, &mut in_charge, &mut newest);
+        }
+        for _ in 0..8 {
+            observed.coordinators.retain(|p| !p.deleting);
+            for which in 0..observed.coordinators.len() {
+                happen(&mut observed, Happening::Starts, which);
+            }
+            step(&mut observed, &mut in_charge, &mut newest);
+        }
+        let running: Vec<i64> = observed.coordinators.iter().filter(|p| p.phase == PodPhase::Running && !p.deleting).map(|p| p.number).collect();
+        prop_assert_eq!(running, vec![in_charge]);
+        let desired = decide(&observed);
+        prop_assert!(desired.starts.is_none() && desired.orders.is_none() && desired.coordinators_deleted.is_empty(), "{:?}", desired);
+    }
+}
