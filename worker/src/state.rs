@@ -25,6 +25,10 @@ pub const TAIL: usize = 2;
 /// How often a change of the state checks whether a snapshot is still being copied.
 const SNAPSHOT_POLL: Duration = Duration::from_micros(100);
 
+/// Elements whose digest is computed at once: 64 KiB are still in the processor's cache when they have been copied, and are enough for its
+/// widest instructions.
+const DIGESTED_AT_ONCE: usize = 1 << 14;
+
 /// A copy of a unit's state, for a peer or a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnitState {
@@ -51,7 +55,7 @@ impl UnitSnapshot {
     /// Elements of the whole state.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.parts.iter().map(|p| p.as_ref().len()).sum()
+        self.parts.iter().map(Share::len).sum()
     }
 
     /// Copies the elements of the state from `start` to `end` out, as far as there are some.
@@ -60,10 +64,9 @@ impl UnitSnapshot {
         let mut data = Vec::with_capacity(end.saturating_sub(start));
         let mut first = 0;
         for part in &self.parts {
-            let part = part.as_ref();
             let from = start.saturating_sub(first).min(part.len());
             let to = end.saturating_sub(first).min(part.len());
-            data.extend_from_slice(&part[from..to.max(from)]);
+            part.append(from..to.max(from), &mut data);
             first += part.len();
         }
         data
@@ -84,7 +87,14 @@ impl UnitSnapshot {
             failed_in_a_row.into(),
         ];
         let mut digester = Digester::new(&numbers.map(u64::to_le_bytes).concat());
-        self.parts.iter().for_each(|part| digester.add(part.as_ref()));
+        let mut piece = Vec::with_capacity(DIGESTED_AT_ONCE);
+        for part in &self.parts {
+            for start in (0..part.len()).step_by(DIGESTED_AT_ONCE) {
+                piece.clear();
+                part.append(start..part.len().min(start + DIGESTED_AT_ONCE), &mut piece);
+                digester.add(&piece);
+            }
+        }
         let [a, b, c, d, e, f, g, h, ..] = digester.digest();
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
@@ -303,7 +313,7 @@ impl UnitBuffers {
         self.wait_for_snapshots();
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
             let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
-            lease.as_mut().copy_from_slice(part);
+            lease.set(0, part);
             drop(lease);
             of.load()?;
         }
@@ -318,10 +328,8 @@ impl UnitBuffers {
     /// The buffers are lent out.
     pub fn parameters_digest(&self) -> Result<u64, LeaseError> {
         let lease = self.memory[0].lease()?;
-        Ok(lease
-            .as_ref()
-            .iter()
-            .fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
+        let values = lease.copy(0..lease.len());
+        Ok(values.iter().fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
     }
 
     /// Zeroes the gradients and the tail in place.

@@ -3,47 +3,22 @@
 //! The rings of different units progress concurrently, in the order in which messages arrive: in a fixed order, unequal cuts
 //! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
 //! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
+//!
+//! This file owns the thread; what one unit's reduction sends and awaits is in [`unit`].
 
-use super::{ElementFormat, Link, LinkError, Packet, Tag};
-use std::ops::Range;
+mod unit;
+
+use super::{Link, LinkError, Tag};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use unit::Ring;
+pub use unit::{MESSAGE_ELEMENTS, Summands};
 use varuna_plan::{Step, Unit, WorkerId};
 
 /// How long the thread waits in the link when there are no rings; a poke wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
-
-/// Elements of a slice, about: 1 MiB. Larger units are reduced in several pieces, so that one is summed while others are sent.
-const SLICE: usize = 1 << 18;
-/// Elements of the longest message of a ring: a slice, and what does not divide evenly.
-pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
-/// Pieces of one unit in progress at once. It limits what waits at the neighbours.
-const WINDOW: usize = 8;
-
-/// The reduction of one unit.
-struct Ring<B> {
-    step: Step,
-    unit: Unit,
-    group: Vec<WorkerId>,
-    position: usize,
-    buffer: B,
-    deadline: Instant,
-    /// Number of pieces of the buffer, the same for all holders.
-    pieces: usize,
-    /// The first piece that has not started. Pieces start in order, so the earliest unfinished one is in progress everywhere.
-    next: usize,
-    active: Vec<Piece>,
-}
-
-/// A part of the buffer that is reduced independently.
-#[derive(Clone, Copy)]
-struct Piece {
-    index: usize,
-    /// Rounds received so far, of 2(D-1).
-    round: usize,
-}
 
 /// Reduces the units of one worker and returns their buffers with the sums. Dropping it ends its thread, once the link is
 /// aborted or no reduction is in progress.
@@ -55,7 +30,7 @@ pub struct Reducer<B> {
     me: WorkerId,
 }
 
-impl<B: AsMut<[f32]> + Send + 'static> Reducer<B> {
+impl<B: Summands + 'static> Reducer<B> {
     /// Starts the thread.
     ///
     /// # Errors
@@ -125,7 +100,7 @@ impl<B> Drop for Reducer<B> {
     }
 }
 
-fn work<B: AsMut<[f32]>>(
+fn work<B: Summands>(
     link: &dyn Link,
     inbox: &Receiver<Ring<B>>,
     outbox: &Sender<Result<(Unit, B), LinkError>>,
@@ -148,7 +123,7 @@ fn work<B: AsMut<[f32]>>(
 }
 
 /// Starts new units, then handles one message. Returns whether more units may come.
-fn advance<B: AsMut<[f32]>>(
+fn advance<B: Summands>(
     link: &dyn Link,
     inbox: &Receiver<Ring<B>>,
     outbox: &Sender<Result<(Unit, B), LinkError>>,
@@ -190,121 +165,10 @@ fn advance<B: AsMut<[f32]>>(
     Ok(true)
 }
 
-impl<B: AsMut<[f32]>> Ring<B> {
-    fn new(
-        step: Step,
-        unit: Unit,
-        group: Vec<WorkerId>,
-        position: usize,
-        mut buffer: B,
-        deadline: Instant,
-    ) -> Self {
-        let pieces = buffer.as_mut().len().div_ceil(SLICE * group.len()).max(1);
-        Ring {
-            step,
-            unit,
-            group,
-            position,
-            buffer,
-            deadline,
-            pieces,
-            next: 0,
-            active: Vec::new(),
-        }
-    }
-
-    fn size(&self) -> usize {
-        self.group.len()
-    }
-
-    fn rounds(&self) -> usize {
-        2 * (self.size() - 1)
-    }
-
-    /// Starts pieces up to the window.
-    fn fill(&mut self, link: &dyn Link) -> Result<(), LinkError> {
-        while self.next < self.pieces && self.active.len() < WINDOW {
-            let piece = Piece {
-                index: self.next,
-                round: 0,
-            };
-            self.next += 1;
-            self.send(link, piece)?;
-            self.active.push(piece);
-        }
-        Ok(())
-    }
-
-    /// Rounds are numbered consecutively over all pieces.
-    fn tag(&self, piece: Piece) -> Tag {
-        let round = piece.index * self.rounds() + piece.round;
-        Tag::Ring {
-            step: self.step,
-            unit: self.unit,
-            round: u32::try_from(round).unwrap_or(u32::MAX),
-        }
-    }
-
-    fn awaited(&self, piece: Piece) -> (WorkerId, Tag) {
-        (
-            self.group[(self.position + self.size() - 1) % self.size()],
-            self.tag(piece),
-        )
-    }
-
-    /// The slice that this worker sends in the piece's present round (`back` = 0), or receives (`back` = 1).
-    fn slice(&mut self, piece: Piece, back: usize) -> Range<usize> {
-        let (n, size, round) = (self.buffer.as_mut().len(), self.size(), piece.round);
-        let (start, end) = (piece.index * n / self.pieces, (piece.index + 1) * n / self.pieces);
-        // All-gather starts with the slice that reduce-scatter has completed here, (position + 1).
-        let index = (self.position + 2 * size - round % (size - 1) - back + round / (size - 1)) % size;
-        let length = end - start;
-        start + index * length / size..start + (index + 1) * length / size
-    }
-
-    fn send(&mut self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
-        let slice = self.slice(piece, 0);
-        let payload = self.buffer.as_mut()[slice].to_vec();
-        let right = self.group[(self.position + 1) % self.size()];
-        link.send(right, self.tag(piece), payload.into(), self.deadline)
-    }
-
-    /// Handles one round's message for `active[at]` and sends the next. Returns whether the unit is complete.
-    fn receive(&mut self, link: &dyn Link, at: usize, packet: Packet) -> Result<bool, LinkError> {
-        let mut piece = self.active[at];
-        let slice = self.slice(piece, 1);
-        let gathers = piece.round + 1 >= self.size();
-        let values = match packet {
-            Packet::Float32(values) if values.len() == slice.len() => values,
-            // Only a peer with another model sends this; the sum would be wrong.
-            other => {
-                let own = (slice.len(), ElementFormat::Float32);
-                return Err(LinkError::unfit(&other, self.awaited(piece), own));
-            }
-        };
-        let own = &mut self.buffer.as_mut()[slice];
-        if gathers {
-            own.copy_from_slice(&values);
-        } else {
-            for (a, b) in own.iter_mut().zip(&values) {
-                *a += b;
-            }
-        }
-        piece.round += 1;
-        if piece.round < self.rounds() {
-            self.active[at] = piece;
-            self.send(link, piece)?;
-        } else {
-            self.active.swap_remove(at);
-            self.fill(link)?;
-        }
-        Ok(self.active.is_empty())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::local::LocalMesh;
+    use super::unit::{SLICE, WINDOW};
     use super::*;
     use proptest::prelude::*;
 

@@ -1,9 +1,13 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range. Where a device has memory of its
 //! own, the range lies there, and the host's memory holds a copy while somebody reads or writes it.
+//!
+//! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
+//! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
 use crate::{Device, TorchError, copy, from_memory, norm, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,8 +28,9 @@ struct Memory {
 /// A lease is out.
 const LEASED: u32 = u32::MAX;
 
-// SAFETY: plain floats. Who may touch them when is the contract of `FlatBuffer::lease` and `share`: a lease exists at most once and
-// beside no share, and handing it to another thread and back (over a channel) orders the accesses.
+// SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
+// handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
+// tch, too, lets them be sent to another thread, and leaves it to the caller not to change them from two threads at once.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -48,6 +53,15 @@ impl Memory {
             len,
             readers: AtomicU32::new(0),
         }
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// The reference ends within the call that takes it, in which nothing of libtorch runs, and a lease or a share is out.
+    unsafe fn elements(&self) -> &[f32] {
+        // SAFETY: initialised memory of this length that lives as long as `self`; who could write it is kept out by the contract above.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
@@ -163,10 +177,9 @@ impl FlatBuffer {
             return Ok(norm::sum_of_squares_on_device(tensor)?);
         }
         let lease = self.lease()?;
-        let (values, tail) = lease
-            .as_ref()
-            .split_last_chunk()
-            .ok_or_else(|| norm::too_short(TAIL))?;
+        // SAFETY: the lease is out, and what follows only reads.
+        let elements = unsafe { lease.memory.elements() };
+        let (values, tail) = elements.split_last_chunk().ok_or_else(|| norm::too_short(TAIL))?;
         Ok((norm::sum_of_squares(values), *tail))
     }
 
@@ -176,9 +189,9 @@ impl FlatBuffer {
         self.memory.readers.load(Ordering::Acquire) == LEASED
     }
 
-    /// Exclusive access for as long as the lease lives. As with two tch tensors over one storage, it is on the caller that
-    /// no tensor operation touches the buffer meanwhile (ask [`FlatBuffer::is_leased`]); a second lease is refused. What is written
-    /// reaches a device with memory of its own by [`FlatBuffer::load`].
+    /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
+    /// [`FlatBuffer::is_leased`]) mixes its numbers with the lease's, as with two tch tensors over one storage. What is written reaches a
+    /// device with memory of its own by [`FlatBuffer::load`].
     ///
     /// # Errors
     /// Leased or shared already, or libtorch refuses.
@@ -209,8 +222,8 @@ impl FlatBuffer {
         !matches!(self.memory.readers.load(Ordering::Acquire), 0 | LEASED)
     }
 
-    /// Read access for as long as the share lives; tensor operations may read beside it. As with leases, it is on the caller
-    /// that none writes meanwhile (ask [`FlatBuffer::is_shared`]).
+    /// Read access for as long as the share lives; tensor operations may read beside it. What one writes meanwhile (ask
+    /// [`FlatBuffer::is_shared`]) is what the share reads from then on.
     ///
     /// # Errors
     /// Leased, or libtorch refuses.
@@ -231,21 +244,73 @@ impl FlatBuffer {
     }
 }
 
-/// Exclusive access to a [`FlatBuffer`]; may be sent to another thread.
+/// Exclusive access to a [`FlatBuffer`]; may be sent to another thread. Ranges count elements, and those that the buffer does not have
+/// panic, as a slice's do.
+///
+/// ```
+/// use varuna_torch::{Device, FlatBuffer};
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// let mut lease = buffer.lease().unwrap();
+/// lease.set(1, &[2.0, 3.0]);
+/// lease.add(2, &[0.5]);
+/// assert_eq!(lease.copy(0..4), [0.0, 2.0, 3.5, 0.0]);
+/// ```
+///
+/// There is no reference to the elements, which a tensor over them could write behind:
+///
+/// ```compile_fail,E0277
+/// use varuna_torch::{Device, FlatBuffer};
+/// fn elements(of: &mut impl AsMut<[f32]>) -> &mut [f32] { of.as_mut() }
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// let mut tensor = buffer.tensor().unwrap();
+/// let mut lease = buffer.lease().unwrap();
+/// let aliased = elements(&mut lease);
+/// let _ = tensor.fill_(1.0);
+/// aliased[0] = 2.0;
+/// ```
 pub struct Lease {
     memory: Arc<Memory>,
 }
 
-impl AsRef<[f32]> for Lease {
-    fn as_ref(&self) -> &[f32] {
-        // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is the only access (see `lease`).
-        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.memory.len) }
+impl Lease {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len
     }
-}
 
-impl AsMut<[f32]> for Lease {
-    fn as_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and `&mut self` makes this the only slice.
+    /// True for a buffer without elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+
+    /// A copy of some elements.
+    #[must_use]
+    pub fn copy(&self, range: Range<usize>) -> Vec<f32> {
+        // SAFETY: this lease is out, and the reference ends here.
+        unsafe { self.memory.elements()[range].to_vec() }
+    }
+
+    /// Replaces the elements from `start` on.
+    pub fn set(&mut self, start: usize, values: &[f32]) {
+        self.elements()[start..start + values.len()].copy_from_slice(values);
+    }
+
+    /// Adds to the elements from `start` on.
+    pub fn add(&mut self, start: usize, values: &[f32]) {
+        for (own, value) in self.elements()[start..start + values.len()]
+            .iter_mut()
+            .zip(values)
+        {
+            *own += value;
+        }
+    }
+
+    /// For the length of a call of this module.
+    fn elements(&mut self) -> &mut [f32] {
+        // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is exclusive, `&mut self` makes this its only slice,
+        // and it ends before libtorch can run again on this thread.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.len) }
     }
 }
@@ -256,15 +321,41 @@ impl Drop for Lease {
     }
 }
 
-/// Read access to a [`FlatBuffer`]; may be sent to another thread.
+/// Read access to a [`FlatBuffer`]; may be sent to another thread. As with a [`Lease`], elements leave as copies:
+///
+/// ```compile_fail,E0277
+/// use varuna_torch::{Device, FlatBuffer};
+/// fn elements(of: &impl AsRef<[f32]>) -> &[f32] { of.as_ref() }
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// let share = buffer.share().unwrap();
+/// let read = elements(&share);
+/// let _ = buffer.tensor().unwrap().fill_(1.0);
+/// assert_eq!(read[0], 0.0);
+/// ```
 pub struct Share {
     memory: Arc<Memory>,
 }
 
-impl AsRef<[f32]> for Share {
-    fn as_ref(&self) -> &[f32] {
-        // SAFETY: initialised memory of this length, kept alive by the Arc; nobody writes while a share is out (see `share`).
-        unsafe { std::slice::from_raw_parts(self.memory.start.as_ptr(), self.memory.len) }
+impl Share {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+
+    /// True for a buffer without elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+
+    /// Appends a copy of some elements to `to`.
+    ///
+    /// # Panics
+    /// The buffer does not have them, as with a slice.
+    pub fn append(&self, range: Range<usize>, to: &mut Vec<f32>) {
+        // SAFETY: this share is out, and the reference ends here.
+        to.extend_from_slice(unsafe { &self.memory.elements()[range] });
     }
 }
 
@@ -278,6 +369,12 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
+    fn all(share: &Share) -> Vec<f32> {
+        let mut values = Vec::new();
+        share.append(0..share.len(), &mut values);
+        values
+    }
+
     #[test]
     fn shares_keep_leases_out_and_the_other_way_round() {
         let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
@@ -285,7 +382,7 @@ mod tests {
         assert!(buffer.is_shared() && !buffer.is_leased() && buffer.lease().is_err());
         drop(one);
         assert!(buffer.lease().is_err(), "a share is still out");
-        assert_eq!(two.as_ref(), [0.0; 4]);
+        assert_eq!(all(&two), [0.0; 4]);
         drop(two);
         let lease = buffer.lease().unwrap();
         assert!(buffer.is_leased() && !buffer.is_shared() && buffer.share().is_err());
@@ -301,11 +398,11 @@ mod tests {
         let mut lease = buffer.lease().unwrap();
         assert!(buffer.lease().is_err(), "one lease at a time");
         let elsewhere = std::thread::spawn(move || {
-            lease.as_mut()[3] = 7.0;
+            lease.set(3, &[7.0]);
             lease
         });
         let lease = elsewhere.join().unwrap();
-        assert_eq!(lease.as_ref().iter().sum::<f32>(), 26.0);
+        assert_eq!(lease.copy(0..20).iter().sum::<f32>(), 26.0);
         drop(lease);
         assert!(buffer.lease().is_ok());
         let view = whole.narrow(0, 3, 1);
@@ -324,8 +421,8 @@ mod tests {
         let seen = || Vec::<f32>::try_from(buffer.tensor().unwrap()).unwrap();
         let _ = tensor.fill_(1.0);
         let mut lease = buffer.lease().unwrap();
-        assert_eq!(lease.as_ref(), [1.0; 3]);
-        lease.as_mut()[1] = 5.0;
+        assert_eq!(lease.copy(0..3), [1.0; 3]);
+        lease.add(1, &[4.0]);
         assert_eq!(seen(), [1.0; 3], "the device has memory of its own");
         drop(lease);
         buffer.load().unwrap();
@@ -334,12 +431,12 @@ mod tests {
         let _ = tensor.fill_(2.0);
         let two = buffer.share().unwrap();
         assert_eq!(
-            (one.as_ref(), two.as_ref()),
-            (&[1.0, 5.0, 1.0][..], one.as_ref()),
+            (all(&one), all(&two)),
+            (vec![1.0, 5.0, 1.0], all(&one)),
             "nothing moves under a reader"
         );
         drop((one, two));
-        assert_eq!(buffer.share().unwrap().as_ref(), [2.0; 3]);
+        assert_eq!(all(&buffer.share().unwrap()), [2.0; 3]);
     }
 
     #[test]

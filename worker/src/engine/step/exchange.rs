@@ -115,9 +115,7 @@ impl<'a> OverLink<'a> {
                     unit,
                     mut lease,
                 }) => {
-                    fetch.finish(end, |elements: &[f32]| {
-                        lease.as_mut().copy_from_slice(elements);
-                    })?;
+                    fetch.finish(end, |elements: &[f32]| lease.set(0, elements))?;
                     let holders = self.plan.holders(unit).to_vec();
                     self.reducer.begin(self.step, unit, holders, lease, self.deadline);
                 }

@@ -1,0 +1,196 @@
+//! The ring of one unit: which slice goes where in which round.
+
+use crate::transport::{ElementFormat, Link, LinkError, Packet, Tag};
+use std::ops::Range;
+use std::time::Instant;
+use varuna_plan::{Step, Unit, WorkerId};
+use varuna_torch::Lease;
+
+/// Elements of a slice, about: 1 MiB. Larger units are reduced in several pieces, so that one is summed while others are sent.
+pub(super) const SLICE: usize = 1 << 18;
+/// Elements of the longest message of a ring: a slice, and what does not divide evenly.
+pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
+/// Pieces of one unit in progress at once. It limits what waits at the neighbours.
+pub(super) const WINDOW: usize = 8;
+
+/// Elements that are summed in place. Ranges lie within them.
+pub trait Summands: Send {
+    /// How many there are.
+    fn elements(&self) -> usize;
+    /// A copy of some of them.
+    fn copy(&self, range: Range<usize>) -> Vec<f32>;
+    /// Replaces those from `start` on.
+    fn set(&mut self, start: usize, values: &[f32]);
+    /// Adds to those from `start` on.
+    fn add(&mut self, start: usize, values: &[f32]);
+}
+
+impl Summands for Vec<f32> {
+    fn elements(&self) -> usize {
+        self.len()
+    }
+
+    fn copy(&self, range: Range<usize>) -> Vec<f32> {
+        self[range].to_vec()
+    }
+
+    fn set(&mut self, start: usize, values: &[f32]) {
+        self[start..start + values.len()].copy_from_slice(values);
+    }
+
+    fn add(&mut self, start: usize, values: &[f32]) {
+        for (own, value) in self[start..start + values.len()].iter_mut().zip(values) {
+            *own += value;
+        }
+    }
+}
+
+impl Summands for Lease {
+    fn elements(&self) -> usize {
+        self.len()
+    }
+
+    fn copy(&self, range: Range<usize>) -> Vec<f32> {
+        Lease::copy(self, range)
+    }
+
+    fn set(&mut self, start: usize, values: &[f32]) {
+        Lease::set(self, start, values);
+    }
+
+    fn add(&mut self, start: usize, values: &[f32]) {
+        Lease::add(self, start, values);
+    }
+}
+
+/// The reduction of one unit.
+pub(super) struct Ring<B> {
+    step: Step,
+    pub(super) unit: Unit,
+    pub(super) group: Vec<WorkerId>,
+    position: usize,
+    pub(super) buffer: B,
+    pub(super) deadline: Instant,
+    /// Number of pieces of the buffer, the same for all holders.
+    pieces: usize,
+    /// The first piece that has not started. Pieces start in order, so the earliest unfinished one is in progress everywhere.
+    next: usize,
+    pub(super) active: Vec<Piece>,
+}
+
+/// A part of the buffer that is reduced independently.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    index: usize,
+    /// Rounds received so far, of 2(D-1).
+    round: usize,
+}
+
+impl<B: Summands> Ring<B> {
+    pub(super) fn new(
+        step: Step,
+        unit: Unit,
+        group: Vec<WorkerId>,
+        position: usize,
+        buffer: B,
+        deadline: Instant,
+    ) -> Self {
+        let pieces = buffer.elements().div_ceil(SLICE * group.len()).max(1);
+        Ring {
+            step,
+            unit,
+            group,
+            position,
+            buffer,
+            deadline,
+            pieces,
+            next: 0,
+            active: Vec::new(),
+        }
+    }
+
+    fn size(&self) -> usize {
+        self.group.len()
+    }
+
+    fn rounds(&self) -> usize {
+        2 * (self.size() - 1)
+    }
+
+    /// Starts pieces up to the window.
+    pub(super) fn fill(&mut self, link: &dyn Link) -> Result<(), LinkError> {
+        while self.next < self.pieces && self.active.len() < WINDOW {
+            let piece = Piece {
+                index: self.next,
+                round: 0,
+            };
+            self.next += 1;
+            self.send(link, piece)?;
+            self.active.push(piece);
+        }
+        Ok(())
+    }
+
+    /// Rounds are numbered consecutively over all pieces.
+    fn tag(&self, piece: Piece) -> Tag {
+        let round = piece.index * self.rounds() + piece.round;
+        Tag::Ring {
+            step: self.step,
+            unit: self.unit,
+            round: u32::try_from(round).unwrap_or(u32::MAX),
+        }
+    }
+
+    pub(super) fn awaited(&self, piece: Piece) -> (WorkerId, Tag) {
+        (
+            self.group[(self.position + self.size() - 1) % self.size()],
+            self.tag(piece),
+        )
+    }
+
+    /// The slice that this worker sends in the piece's present round (`back` = 0), or receives (`back` = 1).
+    fn slice(&self, piece: Piece, back: usize) -> Range<usize> {
+        let (n, size, round) = (self.buffer.elements(), self.size(), piece.round);
+        let (start, end) = (piece.index * n / self.pieces, (piece.index + 1) * n / self.pieces);
+        // All-gather starts with the slice that reduce-scatter has completed here, (position + 1).
+        let index = (self.position + 2 * size - round % (size - 1) - back + round / (size - 1)) % size;
+        let length = end - start;
+        start + index * length / size..start + (index + 1) * length / size
+    }
+
+    fn send(&mut self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
+        let slice = self.slice(piece, 0);
+        let payload = self.buffer.copy(slice);
+        let right = self.group[(self.position + 1) % self.size()];
+        link.send(right, self.tag(piece), payload.into(), self.deadline)
+    }
+
+    /// Handles one round's message for `active[at]` and sends the next. Returns whether the unit is complete.
+    pub(super) fn receive(&mut self, link: &dyn Link, at: usize, packet: Packet) -> Result<bool, LinkError> {
+        let mut piece = self.active[at];
+        let slice = self.slice(piece, 1);
+        let gathers = piece.round + 1 >= self.size();
+        let values = match packet {
+            Packet::Float32(values) if values.len() == slice.len() => values,
+            // Only a peer with another model sends this; the sum would be wrong.
+            other => {
+                let own = (slice.len(), ElementFormat::Float32);
+                return Err(LinkError::unfit(&other, self.awaited(piece), own));
+            }
+        };
+        if gathers {
+            self.buffer.set(slice.start, &values);
+        } else {
+            self.buffer.add(slice.start, &values);
+        }
+        piece.round += 1;
+        if piece.round < self.rounds() {
+            self.active[at] = piece;
+            self.send(link, piece)?;
+        } else {
+            self.active.swap_remove(at);
+            self.fill(link)?;
+        }
+        Ok(self.active.is_empty())
+    }
+}
