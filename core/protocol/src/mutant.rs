@@ -346,6 +346,8 @@ mutants! {
     IgnoreDamagedEnd => unit_tests_and_seeds("f", 2_900),
     /// The last step's state is put again as often as it is found damaged.
     PutAnewForEver => UNIT_TESTS,
+    /// How often the last step's state was put again is forgotten with the coordinator that had it put.
+    ForgetPutsAnew => UNIT_TESTS,
     /// A source whose states arrive damaged is asked for ever.
     AskDamagedForEver => UNIT_TESTS,
     /// A worker that was left out for its speed is left out for ever.

@@ -28,11 +28,15 @@ pub struct Record {
     /// where it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
     pub waited_ms: u64,
+    /// How often the state of the last step was put anew because its checkpoint was found damaged, by all coordinators together. Left out
+    /// where it is 0, as in records of older versions.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub puts_anew: u32,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 /// A record as it is written, before its numbers are checked.
@@ -49,6 +53,8 @@ struct WrittenRecord {
     trust: Trust,
     #[serde(default)]
     waited_ms: u64,
+    #[serde(default)]
+    puts_anew: u32,
 }
 
 /// A record that no coordinator has written.
@@ -77,6 +83,7 @@ impl TryFrom<WrittenRecord> for Record {
             done,
             trust,
             waited_ms,
+            puts_anew,
         } = written;
         let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
         let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
@@ -106,6 +113,7 @@ impl TryFrom<WrittenRecord> for Record {
             done,
             trust,
             waited_ms,
+            puts_anew,
         })
     }
 }
@@ -178,6 +186,7 @@ mod tests {
         let with = Record {
             trust,
             waited_ms: 40,
+            puts_anew: 2,
             ..record
         };
         let written = serde_json::to_string(&with).unwrap();

@@ -145,7 +145,7 @@ structs! {
     Digests { id, saved, units },
     Rollback { to, generation },
     OddHolder { worker, name },
-    Record { version, term, highest, plan, next, done, trust, waited_ms },
+    Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },

@@ -117,7 +117,8 @@ impl Shared {
     /// The record with the plan of a recovery at this state. `stored`: its checkpoint is complete. If it is not, the plan's workers may
     /// put the state again, long after it was compared: what is in the store then proves nothing.
     pub(super) fn resume_at(&mut self, id: StateId, stored: bool, plan: Plan) -> Record {
-        let mut record = self.with_odd(self.record.with_plan(plan));
+        let record = self.with_odd(self.record.with_plan(plan));
+        let mut record = self.checkpoints.last.count_put(record);
         if !stored && !bug!(TrustStatePutAgain) {
             record.trust.give_up_compared(id);
             self.comparison.unwritten.take_if(|unwritten| *unwritten == id);

@@ -134,8 +134,8 @@ impl Coordinator {
                     return mode.write(shared.record.with_done(), shared, turn);
                 }
                 shared.checkpoints.listed(turn.now, list);
-                let last_step = shared.config.last_step;
-                shared.checkpoints.last.listed(&listing, last_step, turn);
+                let end = (shared.config.last_step, &shared.record.stored);
+                shared.checkpoints.last.listed(&listing, end, turn);
                 if let Some(collecting) = mode.collecting() {
                     collecting.take_listing(turn.now, listing);
                 }

@@ -83,6 +83,7 @@ impl RecordKeeper {
         let record = Record {
             term: self.term,
             version: expect + 1,
+            puts_anew: if bug!(ForgetPutsAnew) { 0 } else { read.puts_anew },
             ..read
         };
         attempt(expect, record, turn)

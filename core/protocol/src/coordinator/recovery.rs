@@ -6,6 +6,7 @@ use super::active::Active;
 use super::config::{CoordinatorEffect, Listing};
 use super::considered::Considered;
 use super::event::Event;
+use super::final_checkpoint::may_put_anew;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
@@ -245,11 +246,12 @@ impl Collecting {
     ) -> Step {
         let id = resume.id;
         if shared.checkpoints.last.is_damaged(id) {
-            if !shared.checkpoints.last.may_put_anew() {
+            let record = &shared.record.stored;
+            if !may_put_anew(record) {
                 return Step::GiveUp(shared.config.layout.all_units().collect());
             }
             let every = shared.config.timing.ask_again;
-            shared.checkpoints.last.discard(id, every, turn);
+            shared.checkpoints.last.discard(id, record, every, turn);
             return Step::Wait;
         }
         let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));

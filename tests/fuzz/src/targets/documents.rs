@@ -128,6 +128,7 @@ fn record_seeds() -> Seeds {
         done: false,
         trust: Trust::default(),
         waited_ms: 0,
+        puts_anew: 0,
     };
     let mut rolled_back = recorded().record;
     rolled_back.trust.compared.push(ID);
@@ -178,6 +179,7 @@ fn stored_record_seeds() -> Seeds {
         done: false,
         trust: Trust::default(),
         waited_ms: 0,
+        puts_anew: 0,
     };
     let stored = |record| record_format::encode(record).expect("a seed can be written");
     vec![

@@ -181,6 +181,35 @@ fn a_run_whose_store_damages_each_copy_of_the_last_state_ends_and_says_so() {
 }
 
 #[test]
+fn how_often_the_last_state_is_put_again_outlives_the_coordinators_that_have_it_put() {
+    let mut rig = at_a_damaged_end();
+    let last = state(1, 10);
+    for generation in 1..=3 {
+        again(&mut rig, generation);
+        assert_eq!(told_damaged(&rig), [true], "plan {generation}");
+        assert_eq!(u64::from(rig.store.puts_anew), generation);
+        // Another coordinator takes the record over, and finds the new copy damaged.
+        let stored = CoordinatorConfig {
+            final_checkpoint: true,
+            ..config()
+        };
+        let (now, record) = (rig.now, rig.store.clone());
+        rig = Rig::with(stored, record);
+        (rig.now, rig.damaged) = (now, vec![last]);
+        for worker in [A, B] {
+            rig.join(worker);
+            rig.status(worker, generation + 1, Phase::Running, last);
+        }
+        rig.wait(300);
+        assert_eq!(rig.finished, None);
+    }
+    again(&mut rig, 4);
+    let units = vec![Unit(0), Unit(1)];
+    assert_eq!(rig.finished, Some(Outcome::StateLost { units }));
+    assert_eq!(told_damaged(&rig), [false]);
+}
+
+#[test]
 fn a_checkpoint_is_not_deleted_by_an_old_list_nor_where_another_history_ended() {
     for (fresh, damaged) in [(false, state(1, 10)), (true, state(9, 10))] {
         let mut rig = at_a_damaged_end_of(fresh, damaged);
