@@ -3,11 +3,13 @@
 //! It holds copies of at most two states at a time: the one in upload and the newest that waits. A slow or failing store makes
 //! checkpoints rarer; it must never make training wait.
 
+mod backlog;
+
 use crate::background::Background;
 use crate::state::{UnitSnapshot, UnitState};
+use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -27,77 +29,6 @@ const READS: u32 = 3;
 
 /// Uploads at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
-
-/// Copies that wait for upload, by state.
-#[derive(Default)]
-struct Backlog {
-    waiting: BTreeMap<StateId, Vec<(Unit, UnitState)>>,
-    /// Copies of each state in upload.
-    uploading: BTreeMap<StateId, usize>,
-}
-
-impl Backlog {
-    /// Makes room for a state: older states that wait are dropped.
-    fn admit(&mut self, id: StateId) {
-        let uploading = &self.uploading;
-        self.waiting
-            .retain(|other, _| *other >= id || uploading.contains_key(other));
-        self.waiting.entry(id).or_default();
-    }
-
-    /// Adds a copy of an admitted state, unless that state was dropped meanwhile.
-    fn add(&mut self, id: StateId, unit: Unit, state: UnitState) {
-        if let Some(batch) = self.waiting.get_mut(&id) {
-            batch.push((unit, state));
-        }
-    }
-
-    /// The next copy to upload, of the oldest state.
-    fn next(&mut self) -> Option<(StateId, Unit, UnitState)> {
-        let found = self.waiting.iter_mut().find(|(_, batch)| !batch.is_empty());
-        let next = found.and_then(|(id, batch)| batch.pop().map(|(unit, state)| (*id, unit, state)));
-        if let Some((id, ..)) = next {
-            *self.uploading.entry(id).or_default() += 1;
-        }
-        next
-    }
-
-    /// The upload of a copy has ended, well or not.
-    fn uploaded(&mut self, id: StateId) {
-        if let Some(count) = self.uploading.get_mut(&id) {
-            *count -= 1;
-            if *count == 0 {
-                self.uploading.remove(&id);
-            }
-        }
-    }
-
-    /// No copy of this state waits or is in upload.
-    fn is_finished(&self, id: StateId) -> bool {
-        let waits = self.waiting.get(&id).is_some_and(|batch| !batch.is_empty());
-        !waits && !self.uploading.contains_key(&id)
-    }
-
-    /// Removes a finished state, unless another copy of it has come meanwhile.
-    fn forget(&mut self, id: StateId) {
-        if self.is_finished(id) {
-            self.waiting.remove(&id);
-        }
-    }
-
-    /// A state waits that is not in upload.
-    fn is_full(&self) -> bool {
-        self.waiting
-            .iter()
-            .any(|(id, batch)| !batch.is_empty() && !self.uploading.contains_key(id))
-    }
-
-    fn newer_waits(&self, id: StateId) -> bool {
-        self.waiting
-            .last_key_value()
-            .is_some_and(|(newest, _)| *newest > id)
-    }
-}
 
 struct Inner {
     store: Store,
@@ -225,14 +156,8 @@ impl Inner {
                 Ok(()) => backoff = BACKOFF.build(),
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
-                    {
-                        let mut backlog = self.backlog.lock();
-                        if error.is_final() || backlog.newer_waits(id) {
-                            backlog.waiting.remove(&id);
-                        } else {
-                            backlog.add(id, unit, Arc::unwrap_or_clone(state));
-                        }
-                    }
+                    let state = Arc::unwrap_or_clone(state);
+                    self.backlog.lock().failed(id, unit, state, error.is_final());
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
@@ -341,95 +266,4 @@ fn from_shard(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use varuna_model::gpt2;
-    use varuna_plan::state::Chain;
-    use varuna_plan::{Generation, ScaleFactor, Step};
-
-    fn id(step: u64) -> StateId {
-        StateId {
-            run_gen: Generation(1),
-            step: Step(step),
-            chain: Chain(step),
-        }
-    }
-
-    fn state(value: f32) -> UnitState {
-        UnitState {
-            progress: OptimizerProgress::START,
-            data: vec![value; 3],
-        }
-    }
-
-    #[test]
-    fn at_most_the_state_in_upload_and_the_newest_wait() {
-        let mut backlog = Backlog::default();
-        for step in 1..=5 {
-            backlog.admit(id(step));
-            backlog.add(id(step), Unit(0), state(1.0));
-            backlog.add(id(step), Unit(1), state(1.0));
-            assert!(backlog.is_full());
-            if step == 1 {
-                assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-                assert!(!backlog.is_full());
-            }
-        }
-        assert_eq!(
-            backlog.waiting.keys().copied().collect::<Vec<_>>(),
-            [id(1), id(5)]
-        );
-        assert!(!backlog.is_finished(id(1)), "one unit of it still waits");
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        assert!(!backlog.newer_waits(id(5)));
-        backlog.uploaded(id(1));
-        assert!(!backlog.is_finished(id(1)), "one is still on its way");
-        backlog.uploaded(id(1));
-        assert!(backlog.is_finished(id(1)));
-        // The manifest was not written: the unit is tried again.
-        backlog.add(id(1), Unit(0), state(1.0));
-        backlog.forget(id(1));
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        backlog.uploaded(id(1));
-        backlog.forget(id(1));
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
-        // A copy that was under way when its state gave way.
-        backlog.add(id(3), Unit(0), state(1.0));
-        assert_eq!(backlog.waiting.len(), 1);
-    }
-
-    #[test]
-    fn a_units_state_survives_its_shard_bit_for_bit() {
-        for tied_head in [true, false] {
-            let model = Model {
-                layers: 2,
-                hidden_size: 8,
-                heads: 2,
-                sequence_length: 4,
-                vocabulary_size: 11,
-                tied_head,
-                ..gpt2::SMALL
-            };
-            for unit in model.layout().all_units() {
-                let n = 3 * usize::try_from(model.unit_parameter_count(unit)).unwrap();
-                let scaling = LossScaling::Dynamic {
-                    initial: ScaleFactor::two_to(10),
-                    minimum: ScaleFactor::ONE,
-                    window: 9,
-                };
-                let counted = [false, false, true, false];
-                let progress = counted
-                    .iter()
-                    .fold(OptimizerProgress::initial(&scaling), |p, o| p.after(*o, &scaling));
-                let whole = UnitState {
-                    progress,
-                    data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
-                };
-                let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), &whole);
-                let file = shard.encode().unwrap();
-                let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
-                assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);
-            }
-        }
-    }
-}
+mod tests;

@@ -4,110 +4,26 @@
 //! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
 
 mod compute_copy;
+mod snapshot;
 
 use crate::backend::Backend;
 use compute_copy::ComputeCopy;
+pub use snapshot::{UnitSnapshot, UnitState};
 use std::ops::Range;
 use std::time::Duration;
 use tch::Tensor;
 use varuna_api::Adam;
-use varuna_frames::Digester;
 use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
 use varuna_torch::{
-    AdamStep, FlatBuffer, HeadTable, Kernels, LeaseError, Parameters, Share, TorchError, fill_normal,
-    set_grad,
+    AdamStep, FlatBuffer, HeadTable, Kernels, LeaseError, Parameters, TorchError, fill_normal, set_grad,
 };
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
 /// How often a change of the state checks whether a snapshot is still being copied.
 const SNAPSHOT_POLL: Duration = Duration::from_micros(100);
-
-/// Elements whose digest is computed at once: 64 KiB are still in the processor's cache when they have been copied, and are enough for its
-/// widest instructions.
-const DIGESTED_AT_ONCE: usize = 1 << 14;
-
-/// A copy of a unit's state, for a peer or a checkpoint.
-#[derive(Clone, Debug, PartialEq)]
-pub struct UnitState {
-    /// What the optimizer has counted.
-    pub progress: OptimizerProgress,
-    /// Parameters, first moments, second moments, each in the unit's order; three equal parts.
-    pub data: Vec<f32>,
-}
-
-/// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit
-/// waits until this is dropped.
-pub struct UnitSnapshot {
-    progress: OptimizerProgress,
-    parts: [Share; 3],
-}
-
-impl UnitSnapshot {
-    /// What the optimizer has counted.
-    #[must_use]
-    pub fn progress(&self) -> OptimizerProgress {
-        self.progress
-    }
-
-    /// Elements of the whole state.
-    #[must_use]
-    pub fn elements(&self) -> usize {
-        self.parts.iter().map(Share::len).sum()
-    }
-
-    /// Copies the elements of the state from `start` to `end` out, as far as there are some.
-    #[must_use]
-    pub fn range(&self, start: usize, end: usize) -> Vec<f32> {
-        let mut data = Vec::with_capacity(end.saturating_sub(start));
-        let mut first = 0;
-        for part in &self.parts {
-            let from = start.saturating_sub(first).min(part.len());
-            let to = end.saturating_sub(first).min(part.len());
-            part.append(from..to.max(from), &mut data);
-            first += part.len();
-        }
-        data
-    }
-
-    /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
-    #[must_use]
-    pub fn digest(&self) -> u64 {
-        let OptimizerProgress {
-            adam_steps,
-            loss_scale,
-            failed_in_a_row,
-        } = self.progress;
-        let numbers = [
-            adam_steps,
-            loss_scale.factor.value(),
-            loss_scale.clean_steps.into(),
-            failed_in_a_row.into(),
-        ];
-        let mut digester = Digester::new(&numbers.map(u64::to_le_bytes).concat());
-        let mut piece = Vec::with_capacity(DIGESTED_AT_ONCE);
-        for part in &self.parts {
-            for start in (0..part.len()).step_by(DIGESTED_AT_ONCE) {
-                piece.clear();
-                part.append(start..part.len().min(start + DIGESTED_AT_ONCE), &mut piece);
-                digester.add(&piece);
-            }
-        }
-        let [a, b, c, d, e, f, g, h, ..] = digester.digest();
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
-    }
-
-    /// Copies the state out.
-    #[must_use]
-    pub fn copy(self) -> UnitState {
-        UnitState {
-            progress: self.progress,
-            data: self.range(0, self.elements()),
-        }
-    }
-}
 
 /// The buffers of one unit.
 pub struct UnitBuffers {

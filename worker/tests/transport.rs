@@ -59,6 +59,19 @@ impl Peer {
     fn closed(&self, who: WorkerId) {
         self.wait(|e| matches!(e, PeerEvent::Closed { generation: G, peer } if peer == who).then_some(()));
     }
+    /// What is told up to the end of a peer's connection: whom damaged frames came from, and whose connection it was.
+    fn ends(&self) -> (Vec<WorkerId>, WorkerId) {
+        let mut damaged = Vec::new();
+        let peer = self.wait(|e| match e {
+            PeerEvent::Damaged { generation: G, from } => {
+                damaged.push(from);
+                None
+            }
+            PeerEvent::Closed { generation: G, peer } => Some(peer),
+            _ => None,
+        });
+        (damaged, peer)
+    }
     fn dial(&self, to: &Peer, generation: Generation) {
         self.mesh.dial(generation, to.id, &to.mesh.address().to_string());
     }
@@ -370,7 +383,7 @@ fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
     *bytes.last_mut().unwrap() ^= 0x40;
     socket.write_all(&bytes).unwrap();
     assert!(ended(socket));
-    b.closed(WorkerId(1));
+    assert_eq!(b.ends(), (vec![WorkerId(1)], WorkerId(1)));
     assert_eq!(
         b.link().recv(WorkerId(1), activation(0), later()),
         Err(LinkError::Closed(WorkerId(1)))
@@ -584,7 +597,7 @@ fn a_half_closed_connection_counts_as_closed() {
         Ok(vec![1.0].into())
     );
     socket.shutdown(Shutdown::Write).unwrap();
-    b.closed(WorkerId(1));
+    assert_eq!(b.ends(), (vec![], WorkerId(1)), "nothing was damaged");
 }
 
 /// Reduces units over sockets; each member begins them in its own rotation. Returns each member's results by unit.

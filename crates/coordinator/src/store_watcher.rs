@@ -314,3 +314,122 @@ impl Task {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+    use super::*;
+    use tempfile::TempDir;
+    use tokio::sync::mpsc::{Receiver, channel};
+    use varuna_checkpoint::{Claim, RateLimit, Store};
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, Step, Unit};
+
+    const LAST: StateId = StateId {
+        run_gen: Generation(1),
+        step: Step(9),
+        chain: Chain(7),
+    };
+
+    /// A store whose checkpoint of the last step was found damaged.
+    async fn damaged(folder: &TempDir) -> Checkpointing {
+        let text = format!(
+            "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: damaged}}
+spec:
+  model: {{layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}}
+  data: {{path: nowhere}}
+  training: {{globalBatchSize: 8, steps: 9, seed: 1, optimizer: {{learningRate: 0.001}}}}
+  checkpoint: {{uri: {}, intervalSteps: 9}}
+",
+            folder.path().display()
+        );
+        let job = varuna_api::parse_job(&text).unwrap();
+        let store = Store::of_job(&job, "").unwrap().unwrap();
+        let (limit, file) = (RateLimit::new(None), b"no shard".as_slice().into());
+        store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
+        store.location().refuse(LAST, "it is no shard").await.unwrap();
+        Checkpointing {
+            store,
+            keep: 3,
+            claim: Claim {
+                run: "mine".into(),
+                machine: String::new(),
+                process: 0,
+                started: 0,
+            },
+            ownership: None,
+        }
+    }
+
+    async fn in_store(store: &Store) -> Vec<StateId> {
+        let listed = store.location().list().await.unwrap();
+        listed.iter().map(|l| l.id).collect()
+    }
+
+    async fn next_damaged(inbox: &mut Receiver<Inbound>) -> Vec<StateId> {
+        loop {
+            match inbox.recv().await {
+                Some(Inbound::Checkpoints(listing)) if listing.answered => return listing.damaged,
+                Some(_) => {}
+                None => panic!("the watcher has ended"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before() {
+        let folder = TempDir::new().unwrap();
+        let given = damaged(&folder).await;
+        let store = given.store.clone();
+        let (inbound, mut inbox) = channel(4);
+        let watcher = StoreWatcher::start(given, inbound);
+        watcher.list_now();
+        assert_eq!(next_damaged(&mut inbox).await, [LAST]);
+        assert_eq!(in_store(&store).await, [LAST]);
+        watcher.discard(LAST);
+        // One listing may have been under way.
+        let first = next_damaged(&mut inbox).await;
+        assert!(first.is_empty() || next_damaged(&mut inbox).await.is_empty());
+        assert!(
+            in_store(&store).await.is_empty(),
+            "its shard and its mark are gone"
+        );
+        watcher.end().await;
+    }
+
+    #[tokio::test]
+    async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
+        let folder = TempDir::new().unwrap();
+        let given = damaged(&folder).await;
+        let store = given.store.clone();
+        let (_protected, protects) = watch::channel(Vec::new());
+        let (discarded, discards) = watch::channel(None);
+        let mut task = Task {
+            given,
+            protects,
+            discards,
+            verdicts: BTreeMap::from([(LAST, false)]),
+            listing: CheckpointListing::default(),
+            refused: None,
+            standing: None,
+        };
+        discarded.send(Some(LAST)).unwrap();
+        for standing in [None, Some(Standing::Taken("other".into()))] {
+            task.standing = standing;
+            task.discard().await.unwrap();
+            assert_eq!(in_store(&store).await, [LAST], "{:?}", task.standing);
+        }
+        task.standing = Some(Standing::Owner);
+        task.discard().await.unwrap();
+        assert!(in_store(&store).await.is_empty());
+        assert!(task.verdicts.is_empty());
+        // The order was carried out: a copy that is found damaged later is another matter.
+        store.location().refuse(LAST, "again").await.unwrap();
+        task.discard().await.unwrap();
+        assert_eq!(in_store(&store).await, [LAST]);
+    }
+}

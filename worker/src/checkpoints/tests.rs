@@ -1,0 +1,159 @@
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+use super::*;
+use varuna_model::gpt2;
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, ScaleFactor, Step};
+
+fn id(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(1),
+        step: Step(step),
+        chain: Chain(step),
+    }
+}
+
+const SMALL: Model = Model {
+    layers: 1,
+    hidden_size: 8,
+    heads: 2,
+    sequence_length: 4,
+    vocabulary_size: 11,
+    tied_head: false,
+    ..gpt2::SMALL
+};
+
+/// The checkpoints of a model in a folder.
+fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
+    let facts = varuna_checkpoint::Facts {
+        job: "small".into(),
+        model: serde_json::Value::Null,
+        training_hash: String::new(),
+        seed: 1,
+        global_batch_size: 1,
+        data_fingerprint: String::new(),
+    };
+    let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
+    let store = Store::new(location, SMALL.layout(), facts);
+    Checkpoints::start(store, SMALL, LossScaling::OFF, RateLimit::new(None)).unwrap()
+}
+
+fn whole(unit: Unit) -> Arc<UnitState> {
+    let elements = 3 * usize::try_from(SMALL.unit_parameter_count(unit)).unwrap();
+    Arc::new(UnitState {
+        progress: OptimizerProgress::START,
+        data: vec![0.5; elements],
+    })
+}
+
+/// A copy is on its way, as after `Backlog::next`.
+fn begin(inner: &Inner, id: StateId) {
+    let mut backlog = inner.backlog.lock();
+    backlog.admit(id);
+    backlog.add(id, Unit(0), (*whole(Unit(0))).clone());
+    assert!(backlog.next().is_some());
+}
+
+/// Puts all units of a state; the results in the units' order.
+async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<(), CheckpointError>> {
+    let mut results = Vec::new();
+    for unit in SMALL.layout().all_units() {
+        begin(inner, id);
+        results.push(Arc::clone(inner).upload_one(id, unit, whole(unit)).await);
+    }
+    results
+}
+
+async fn listed(inner: &Inner) -> varuna_checkpoint::Listed {
+    let mut all = inner.store.location().list().await.unwrap();
+    assert_eq!(all.len(), 1);
+    all.remove(0)
+}
+
+#[tokio::test]
+async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = of_folder(&folder).inner;
+    // Another worker's shard, of which the store has lost the end. It is looked at when those before it are there.
+    let (units, limit) = (SMALL.layout(), RateLimit::new(None));
+    let mut own: Vec<Unit> = units.all_units().collect();
+    let unit = own.pop().unwrap();
+    let last = own.pop().unwrap();
+    let shard = to_shard(&SMALL, &inner.scaling, units, (id(3), unit), &whole(unit));
+    let cut = shard.encode().unwrap();
+    let cut = cut.slice(..cut.len() - 4);
+    inner.store.put_shard(id(3), unit, cut, &limit).await.unwrap();
+    for unit in own {
+        begin(&inner, id(3));
+        Arc::clone(&inner)
+            .upload_one(id(3), unit, whole(unit))
+            .await
+            .unwrap();
+    }
+    assert!(!listed(&inner).await.refused, "not all shards are there");
+    begin(&inner, id(3));
+    let damaged = Arc::clone(&inner).upload_one(id(3), last, whole(last)).await;
+    assert!(
+        matches!(&damaged, Err(CheckpointError::Damaged { .. })),
+        "{damaged:?}"
+    );
+    let listed = listed(&inner).await;
+    assert!(listed.refused && !listed.manifest);
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sound() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = of_folder(&folder);
+    let inner = Arc::clone(&checkpoints.inner);
+    assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
+    let loaded = checkpoints.load(Unit(1), id(5), || {}).await.unwrap();
+    assert_eq!(loaded, *whole(Unit(1)));
+    assert!(listed(&inner).await.is_usable());
+    // One bit of the shard changes in the store.
+    let file = format!("{}.safetensors", unit_name(SMALL.layout(), Unit(1)));
+    let path = folder
+        .path()
+        .join("small")
+        .join(varuna_checkpoint::folder_name(id(5)));
+    let mut bytes = std::fs::read(path.join(&file)).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(path.join(&file), bytes).unwrap();
+    let damaged = checkpoints.load(Unit(1), id(5), || {}).await;
+    assert!(
+        matches!(&damaged, Err(CheckpointError::Damaged { .. })),
+        "{damaged:?}"
+    );
+    assert!(listed(&inner).await.refused);
+}
+
+#[test]
+fn a_units_state_survives_its_shard_bit_for_bit() {
+    for tied_head in [true, false] {
+        let model = Model {
+            layers: 2,
+            tied_head,
+            ..SMALL
+        };
+        for unit in model.layout().all_units() {
+            let n = 3 * usize::try_from(model.unit_parameter_count(unit)).unwrap();
+            let scaling = LossScaling::Dynamic {
+                initial: ScaleFactor::two_to(10),
+                minimum: ScaleFactor::ONE,
+                window: 9,
+            };
+            let counted = [false, false, true, false];
+            let progress = counted
+                .iter()
+                .fold(OptimizerProgress::initial(&scaling), |p, o| p.after(*o, &scaling));
+            let whole = UnitState {
+                progress,
+                data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
+            };
+            let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), &whole);
+            let file = shard.encode().unwrap();
+            let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
+            assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);
+        }
+    }
+}
