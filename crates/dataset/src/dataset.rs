@@ -9,6 +9,12 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+/// Pieces of a dataset without a description that go into its fingerprint, evenly spaced: all of it may be terabytes, and every worker reads
+/// them when it starts. Other data of the same size has other pieces.
+const PIECES: u64 = 64;
+/// Bytes of such a piece: what a disk reads at once.
+const PIECE_BYTES: u64 = 4096;
+
 /// A summary of a dataset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
@@ -62,6 +68,35 @@ fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
     Ok((index, sidecar, file))
 }
 
+/// A digest of the sizes and of pieces of the tokens, in a time that does not grow with them.
+fn fingerprint_of(file: &File, path: &Path, index: &Index) -> Result<String, DataError> {
+    let Index {
+        tokens,
+        sequences,
+        documents,
+        token_type,
+    } = *index;
+    let width = token_type.width() as u64;
+    let mut digest = Sha256::new();
+    digest.update(
+        [tokens, sequences, documents, width]
+            .map(u64::to_le_bytes)
+            .concat(),
+    );
+    let length = tokens.saturating_mul(width);
+    let last = length.saturating_sub(PIECE_BYTES);
+    let mut piece = vec![0; usize::try_from(length.min(PIECE_BYTES)).unwrap_or(0)];
+    let spaced = (0..PIECES).map(|i| u128::from(last) * u128::from(i) / u128::from(PIECES - 1));
+    let mut starts: Vec<u64> = spaced.filter_map(|at| u64::try_from(at).ok()).collect();
+    starts.dedup();
+    for start in starts {
+        file.read_exact_at(&mut piece, start)
+            .map_err(DataError::io("read", path))?;
+        digest.update(&piece);
+    }
+    Ok(hex::encode(digest.finalize()))
+}
+
 /// An open dataset. A sample is a window of `sequence_length` tokens of the concatenated stream and the token after it;
 /// windows do not overlap but for that token. The last windows are held out.
 pub struct TokenDataset {
@@ -69,6 +104,7 @@ pub struct TokenDataset {
     file: File,
     index: Index,
     sidecar: Option<Sidecar>,
+    fingerprint: String,
     sequence_length: u32,
     training: u64,
     held_out: u64,
@@ -107,11 +143,16 @@ impl TokenDataset {
                 sequence_length,
             });
         }
+        let fingerprint = match &sidecar {
+            Some(sidecar) => sidecar.sha256.clone(),
+            None => fingerprint_of(&file, &path, &index)?,
+        };
         Ok(TokenDataset {
             path,
             file,
             index,
             sidecar,
+            fingerprint,
             sequence_length,
             training,
             held_out,
@@ -152,22 +193,10 @@ impl TokenDataset {
         self.held_out
     }
 
-    /// Identity of the content: the builder's digest of the tokens; without a description, a digest of the sizes.
+    /// Identity of the content: the builder's digest of the tokens; without a description, a digest of the sizes and of pieces of the tokens.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        match &self.sidecar {
-            Some(s) => s.sha256.clone(),
-            None => {
-                let Index {
-                    tokens,
-                    sequences,
-                    documents,
-                    token_type,
-                } = self.index;
-                let parts = [tokens, sequences, documents, token_type.width() as u64];
-                hex::encode(Sha256::digest(parts.map(u64::to_le_bytes).concat()))
-            }
-        }
+        self.fingerprint.clone()
     }
 
     /// Reads the tokens of a training sample into `tokens`: `sequence_length + 1` ids. Every index is valid: after the last sample
@@ -281,6 +310,30 @@ mod tests {
         data.held_out(3, &mut last).unwrap();
         assert_eq!(last[16], 256, "the last window ends with the end of the document");
         assert!(data.held_out(4, &mut last).is_err());
+    }
+
+    #[test]
+    fn a_dataset_without_a_description_is_known_by_its_content() {
+        let fingerprint = |text: &str| {
+            let (_folder, prefix) = dataset(text);
+            std::fs::remove_file(with_suffix(&prefix, "json")).unwrap();
+            let opened = || TokenDataset::open(&prefix, 16, 0.1, 3).unwrap().fingerprint();
+            assert_eq!(opened(), opened());
+            opened()
+        };
+        // As short as one piece, and as long as many.
+        for words in [40, 60_000] {
+            let text = "word ".repeat(words);
+            let own = fingerprint(&text);
+            assert_eq!(own, fingerprint(&text));
+            for other in [
+                "Word ".repeat(words),
+                format!("{}wort ", "word ".repeat(words - 1)),
+            ] {
+                assert_ne!(own, fingerprint(&other), "of the same size");
+            }
+            assert_ne!(own, fingerprint(&"word ".repeat(words + 1)));
+        }
     }
 
     #[test]
