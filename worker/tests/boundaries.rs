@@ -5,7 +5,7 @@
 mod common;
 
 use common::{BATCH, Case, engine, later, plan, run, run_over, shape};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use varuna_worker::engine::EngineError;
 use varuna_worker::numerics::Numerics;
 use varuna_worker::transport::local::LocalMesh;
 use varuna_worker::transport::tcp::{Mesh, PeerEvent, of_job};
-use varuna_worker::transport::{ElementFormat, Link, LinkError, Packet, Tag};
+use varuna_worker::transport::{Address, ElementFormat, Link, LinkError, Packet, Tag};
 
 const STEPS: u64 = 3;
 const ONE: WorkerId = WorkerId(1);
@@ -58,9 +58,9 @@ impl Link for Metered {
     }
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.link.recv_any(wanted, deadline)
     }
     fn poke(&self) {

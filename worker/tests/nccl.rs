@@ -5,7 +5,7 @@
 mod common;
 
 use common::{BATCH, Case, Trained, engine, later, plan, run, run_over, shape, single};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use varuna_worker::transport::data_plane::DataPlane;
 use varuna_worker::transport::local::LocalMesh;
 use varuna_worker::transport::nccl::{Nccl, NcclLink, NcclPlane};
 use varuna_worker::transport::tcp::{Mesh, PeerEvent, of_job};
-use varuna_worker::transport::{ElementFormat, Link, LinkError, Packet, Tag};
+use varuna_worker::transport::{Address, ElementFormat, Link, LinkError, Packet, Tag};
 
 const STEPS: u64 = 6;
 
@@ -60,9 +60,9 @@ impl Link for Counted {
 
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.inner.recv_any(wanted, deadline)
     }
 

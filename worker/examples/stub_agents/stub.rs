@@ -1,5 +1,6 @@
 //! An engine that computes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::Job;
@@ -45,7 +46,7 @@ impl Compute for Stub {
     ) -> Result<StepReport, StepFailure> {
         let end = (Instant::now() + self.step).min(deadline);
         // Nothing comes: this ends with the time, or with a fence.
-        let waited = link.recv_any(&[], end);
+        let waited = link.recv_any(&BTreeSet::new(), end);
         waited.map_err(|error| StepFailure {
             error: error.into(),
             prepared: Vec::new(),

@@ -1,8 +1,8 @@
 //! Links between threads of one process: for tests of everything above the network.
 
 use super::mailbox::{Mailbox, PutError};
-use super::{Link, LinkError, Packet, Tag};
-use std::collections::BTreeMap;
+use super::{Address, Link, LinkError, Packet, Tag};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 use varuna_plan::WorkerId;
@@ -72,9 +72,9 @@ impl Link for LocalLink {
 
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.own()?.take_any(wanted, deadline)
     }
 

@@ -1,6 +1,6 @@
 //! Received messages that wait until the engine takes them: one mailbox for each worker and generation.
 
-use super::{LinkError, Packet, Tag};
+use super::{Address, LinkError, Packet, Tag};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -56,6 +56,18 @@ impl State {
             *bytes -= message.bytes().len() + OVERHEAD;
         }
         Some(message)
+    }
+
+    /// The greatest of these messages that has come. Hundreds may be wanted where one has come, or the other way round: only the fewer
+    /// are gone through.
+    fn remove_any(&mut self, wanted: &BTreeSet<Address>) -> Option<(Address, Packet)> {
+        let found = if self.messages.len() < wanted.len() {
+            self.messages.keys().rev().find(|key| wanted.contains(key))
+        } else {
+            wanted.iter().rev().find(|key| self.messages.contains_key(key))
+        };
+        let key = *found?;
+        self.remove(&key).map(|message| (key, message))
     }
 }
 
@@ -135,41 +147,37 @@ impl Mailbox {
     /// # Errors
     /// Aborted, the sender is closed, or the message did not arrive before the deadline.
     pub fn take(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
-        self.wait(&[(from, tag)], deadline, false)?
+        self.wait(&BTreeSet::from([(from, tag)]), deadline, false)?
             .map(|(_, m)| m)
             .ok_or(LinkError::Aborted)
     }
 
-    /// Waits for the first of several messages; see [`super::Link::recv_any`].
+    /// Waits for one of several messages; see [`super::Link::recv_any`].
     ///
     /// # Errors
     /// As for [`Mailbox::take`].
     pub fn take_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.wait(wanted, deadline, true)
     }
 
     fn wait(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
         pokable: bool,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         let mut state = self.state.lock();
         loop {
             if state.aborted {
                 return Err(LinkError::Aborted);
             }
-            let found = wanted
-                .iter()
-                .enumerate()
-                .find_map(|(i, key)| state.remove(key).map(|m| (i, m)));
-            if let Some((i, message)) = found {
+            if let Some(found) = state.remove_any(wanted) {
                 self.changed.notify_all();
-                return Ok(Some((i, message)));
+                return Ok(Some(found));
             }
             if pokable && std::mem::take(&mut state.poked) {
                 return Ok(None);
@@ -280,10 +288,34 @@ mod tests {
     }
 
     #[test]
+    fn one_of_the_wanted_messages_is_taken_whether_more_are_wanted_or_more_have_come() {
+        let a = WorkerId(1);
+        let wanted = |tags: std::ops::Range<u32>| tags.map(|t| (a, tag(t))).collect::<BTreeSet<_>>();
+        for wanted in [wanted(2..5), wanted(2..90)] {
+            let mailbox = Mailbox::default();
+            for t in [0, 1, 3, 4, 95, 96, 97] {
+                mailbox.put(a, tag(t), packet(&[t as f32]), None).unwrap();
+            }
+            for t in [4, 3] {
+                let taken = mailbox.take_any(&wanted, later());
+                assert_eq!(taken, Ok(Some(((a, tag(t)), packet(&[t as f32])))));
+            }
+            mailbox.poke();
+            assert_eq!(
+                mailbox.take_any(&wanted, later()),
+                Ok(None),
+                "the others are not wanted"
+            );
+            mailbox.close(a);
+            assert_eq!(mailbox.take_any(&wanted, later()), Err(LinkError::Closed(a)));
+        }
+    }
+
+    #[test]
     fn a_poke_wakes_a_wait_for_no_message() {
         let mailbox = Arc::new(Mailbox::default());
         let own = Arc::clone(&mailbox);
-        let waiter = std::thread::spawn(move || own.take_any(&[], later()));
+        let waiter = std::thread::spawn(move || own.take_any(&BTreeSet::new(), later()));
         mailbox.poke();
         assert_eq!(waiter.join().unwrap(), Ok(None));
     }

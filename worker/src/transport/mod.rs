@@ -11,6 +11,7 @@ pub mod ring;
 pub mod tcp;
 
 use nccl::Communicators;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use varuna_cuda::NcclError;
@@ -19,6 +20,9 @@ use varuna_plan::{Plan, WorkerId};
 
 /// First micro-batch index of evaluation; those of training are below it.
 pub const EVALUATION: u32 = 1 << 31;
+
+/// A message's sender, and what it is.
+pub type Address = (WorkerId, Tag);
 
 /// Why a message was not sent or received.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -95,16 +99,17 @@ pub trait Link: Send + Sync {
     /// See [`LinkError`].
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError>;
 
-    /// Waits for the first of several messages; returns its index in `wanted` and its packet. Returns `None` if [`Link::poke`] was
-    /// called since the last return, so that the caller can change `wanted`.
+    /// Waits for one of several messages; returns its sender and tag, and its packet. Where several have come, it is the one of the
+    /// greatest sender and tag: the units whose gradients are finished first have the greatest numbers. Returns `None` if [`Link::poke`]
+    /// was called since the last return, so that the caller can change `wanted`.
     ///
     /// # Errors
     /// See [`LinkError`]; a closed connection counts only while its peer is waited for.
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError>;
+    ) -> Result<Option<(Address, Packet)>, LinkError>;
 
     /// Wakes a thread that waits in [`Link::recv_any`].
     fn poke(&self);

@@ -8,7 +8,8 @@
 
 mod unit;
 
-use super::{Link, LinkError, Tag};
+use super::{Address, Link, LinkError, Tag};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -105,64 +106,70 @@ fn work<B: Summands>(
     inbox: &Receiver<Ring<B>>,
     outbox: &Sender<Result<(Unit, B), LinkError>>,
 ) {
-    let mut rings: Vec<Ring<B>> = Vec::new();
+    let mut rings = Rings {
+        by_unit: BTreeMap::new(),
+        awaited: BTreeSet::new(),
+    };
     let mut open = true;
-    while open || !rings.is_empty() {
-        match advance(link, inbox, outbox, &mut rings) {
+    while open || !rings.by_unit.is_empty() {
+        match rings.advance(link, inbox, outbox) {
             Ok(more) => open = more,
             Err(error) => {
                 let _ = outbox.send(Err(error));
                 return;
             }
         }
-        if !open && !rings.is_empty() {
+        if !open && !rings.by_unit.is_empty() {
             // The engine has stopped this step.
             return;
         }
     }
 }
 
-/// Starts new units, then handles one message. Returns whether more units may come.
-fn advance<B: Summands>(
-    link: &dyn Link,
-    inbox: &Receiver<Ring<B>>,
-    outbox: &Sender<Result<(Unit, B), LinkError>>,
-    rings: &mut Vec<Ring<B>>,
-) -> Result<bool, LinkError> {
-    loop {
-        match inbox.try_recv() {
-            Ok(mut ring) if ring.group.len() > 1 => {
-                ring.fill(link)?;
-                rings.push(ring);
+/// The reductions in progress, and what they wait for: kept from message to message, since hundreds of pieces may be on their way.
+struct Rings<B> {
+    by_unit: BTreeMap<Unit, Ring<B>>,
+    awaited: BTreeSet<Address>,
+}
+
+impl<B: Summands> Rings<B> {
+    /// Starts new units, then handles one message. Returns whether more units may come.
+    fn advance(
+        &mut self,
+        link: &dyn Link,
+        inbox: &Receiver<Ring<B>>,
+        outbox: &Sender<Result<(Unit, B), LinkError>>,
+    ) -> Result<bool, LinkError> {
+        loop {
+            match inbox.try_recv() {
+                Ok(mut ring) if ring.group.len() > 1 => {
+                    ring.fill(link, &mut self.awaited)?;
+                    self.by_unit.insert(ring.unit, ring);
+                }
+                Ok(ring) => drop(outbox.send(Ok((ring.unit, ring.buffer)))),
+                Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return Ok(false),
             }
-            Ok(ring) => drop(outbox.send(Ok((ring.unit, ring.buffer)))),
-            Err(std::sync::mpsc::TryRecvError::Empty) => break,
-            Err(std::sync::mpsc::TryRecvError::Disconnected) => return Ok(false),
         }
+        let deadlines = self.by_unit.values().map(|ring| ring.deadline);
+        let deadline = deadlines.min().unwrap_or_else(|| Instant::now() + IDLE);
+        let Some((address, packet)) = link.recv_any(&self.awaited, deadline)? else {
+            return Ok(true);
+        };
+        self.awaited.remove(&address);
+        let (_, Tag::Ring { unit, round, .. }) = address else {
+            return Ok(true);
+        };
+        let Some(ring) = self.by_unit.get_mut(&unit) else {
+            return Ok(true);
+        };
+        if ring.receive(link, round, packet, &mut self.awaited)?
+            && let Some(ring) = self.by_unit.remove(&unit)
+        {
+            let _ = outbox.send(Ok((ring.unit, ring.buffer)));
+        }
+        Ok(true)
     }
-    let awaited: Vec<(usize, usize)> = rings
-        .iter()
-        .enumerate()
-        .flat_map(|(r, ring)| (0..ring.active.len()).map(move |p| (r, p)))
-        .collect();
-    let wanted: Vec<(WorkerId, Tag)> = awaited
-        .iter()
-        .map(|(r, p)| rings[*r].awaited(rings[*r].active[*p]))
-        .collect();
-    let deadline = rings
-        .iter()
-        .map(|r| r.deadline)
-        .min()
-        .unwrap_or_else(|| Instant::now() + IDLE);
-    let Some((i, packet)) = link.recv_any(&wanted, deadline)? else {
-        return Ok(true);
-    };
-    let (r, piece) = awaited[i];
-    if rings[r].receive(link, piece, packet)? {
-        let ring = rings.swap_remove(r);
-        let _ = outbox.send(Ok((ring.unit, ring.buffer)));
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! A generation's link with communicators beside it.
 
-use super::super::{Link, LinkError, Packet, Tag};
+use super::super::{Address, Link, LinkError, Packet, Tag};
 use super::meeting::Meeting;
 use super::{Communicators, EDGE_BLOCKS, Nccl, Wanted, wanted};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -103,9 +104,9 @@ impl Link for NcclLink {
 
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.inner.recv_any(wanted, deadline)
     }
 

@@ -1,6 +1,7 @@
 //! The ring of one unit: which slice goes where in which round.
 
-use crate::transport::{ElementFormat, Link, LinkError, Packet, Tag};
+use crate::transport::{Address, ElementFormat, Link, LinkError, Packet, Tag};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Instant;
 use varuna_plan::{Step, Unit, WorkerId};
@@ -75,12 +76,13 @@ pub(super) struct Ring<B> {
     pieces: usize,
     /// The first piece that has not started. Pieces start in order, so the earliest unfinished one is in progress everywhere.
     next: usize,
-    pub(super) active: Vec<Piece>,
+    /// Those in progress, by their numbers.
+    active: BTreeMap<usize, Piece>,
 }
 
 /// A part of the buffer that is reduced independently.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
+struct Piece {
     index: usize,
     /// Rounds received so far, of 2(D-1).
     round: usize,
@@ -105,7 +107,7 @@ impl<B: Summands> Ring<B> {
             deadline,
             pieces,
             next: 0,
-            active: Vec::new(),
+            active: BTreeMap::new(),
         }
     }
 
@@ -117,16 +119,15 @@ impl<B: Summands> Ring<B> {
         2 * (self.size() - 1)
     }
 
-    /// Starts pieces up to the window.
-    pub(super) fn fill(&mut self, link: &dyn Link) -> Result<(), LinkError> {
+    /// Starts pieces up to the window, and notes what they wait for.
+    pub(super) fn fill(&mut self, link: &dyn Link, awaited: &mut BTreeSet<Address>) -> Result<(), LinkError> {
         while self.next < self.pieces && self.active.len() < WINDOW {
             let piece = Piece {
                 index: self.next,
                 round: 0,
             };
             self.next += 1;
-            self.send(link, piece)?;
-            self.active.push(piece);
+            self.go_on(link, piece, awaited)?;
         }
         Ok(())
     }
@@ -141,7 +142,7 @@ impl<B: Summands> Ring<B> {
         }
     }
 
-    pub(super) fn awaited(&self, piece: Piece) -> (WorkerId, Tag) {
+    fn awaited(&self, piece: Piece) -> Address {
         (
             self.group[(self.position + self.size() - 1) % self.size()],
             self.tag(piece),
@@ -158,16 +159,37 @@ impl<B: Summands> Ring<B> {
         start + index * length / size..start + (index + 1) * length / size
     }
 
-    fn send(&mut self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
+    /// Sends a round's slice, and notes what comes back.
+    fn go_on(
+        &mut self,
+        link: &dyn Link,
+        piece: Piece,
+        awaited: &mut BTreeSet<Address>,
+    ) -> Result<(), LinkError> {
+        self.send(link, piece)?;
+        awaited.insert(self.awaited(piece));
+        self.active.insert(piece.index, piece);
+        Ok(())
+    }
+
+    fn send(&self, link: &dyn Link, piece: Piece) -> Result<(), LinkError> {
         let slice = self.slice(piece, 0);
         let payload = self.buffer.copy(slice);
         let right = self.group[(self.position + 1) % self.size()];
         link.send(right, self.tag(piece), payload.into(), self.deadline)
     }
 
-    /// Handles one round's message for `active[at]` and sends the next. Returns whether the unit is complete.
-    pub(super) fn receive(&mut self, link: &dyn Link, at: usize, packet: Packet) -> Result<bool, LinkError> {
-        let mut piece = self.active[at];
+    /// Handles the message of a round, as tags number them, and sends the next. Returns whether the unit is complete.
+    pub(super) fn receive(
+        &mut self,
+        link: &dyn Link,
+        round: u32,
+        packet: Packet,
+        awaited: &mut BTreeSet<Address>,
+    ) -> Result<bool, LinkError> {
+        let Some(mut piece) = self.active.remove(&(round as usize / self.rounds())) else {
+            return Ok(self.active.is_empty());
+        };
         let slice = self.slice(piece, 1);
         let gathers = piece.round + 1 >= self.size();
         let values = match packet {
@@ -185,11 +207,9 @@ impl<B: Summands> Ring<B> {
         }
         piece.round += 1;
         if piece.round < self.rounds() {
-            self.active[at] = piece;
-            self.send(link, piece)?;
+            self.go_on(link, piece, awaited)?;
         } else {
-            self.active.swap_remove(at);
-            self.fill(link)?;
+            self.fill(link, awaited)?;
         }
         Ok(self.active.is_empty())
     }

@@ -12,7 +12,7 @@ mod queue;
 mod states;
 
 use super::mailbox::{BYTES_MAX, Mailbox};
-use super::{Link, LinkError, Packet, Tag};
+use super::{Address, Link, LinkError, Packet, Tag};
 use connection::{accept_loop, dial_loop};
 use greetings::Greetings;
 pub use limits::of_job;
@@ -376,9 +376,9 @@ impl Link for TcpLink {
 
     fn recv_any(
         &self,
-        wanted: &[(WorkerId, Tag)],
+        wanted: &BTreeSet<Address>,
         deadline: Instant,
-    ) -> Result<Option<(usize, Packet)>, LinkError> {
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.open.mailbox.take_any(wanted, deadline)
     }
 
