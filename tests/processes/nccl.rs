@@ -55,6 +55,21 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
 }
 
 #[test]
+fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_once() {
+    let without = ("VARUNA_APART_WITHOUT_NCCL".to_owned(), "w2".to_owned());
+    let mut run = Run::start_workers(&job("auto"), 4, "examples/worker_apart", &[without]);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let logs = run.report();
+    let said = |what: &str| logs.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(said("tensors go over TCP"), 1, "{logs}");
+    assert_eq!(said("NCCL is not here; tried"), 1, "{logs}");
+    // The pipeline that it has no part in, at least, is connected as before.
+    assert!(said("tensors go over NCCL") >= 2, "{logs}");
+    assert_eq!(said("training is stopped"), 0, "{logs}");
+    assert_curve_within(ROUNDING, &undisturbed_over_tcp(), &run.metrics(), STEPS);
+}
+
+#[test]
 fn a_profile_of_a_gpu_has_the_devices_times_the_estimated_memory_and_no_shared_cores() {
     let folder = tempfile::tempdir().unwrap();
     let path = varuna_fixtures::prepare(folder.path(), &job("auto"));

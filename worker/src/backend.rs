@@ -9,7 +9,7 @@ use varuna_torch::{Device, DeviceChoice, DeviceError, KernelChoice, KernelError,
 pub struct Platform {
     /// Opens a device.
     pub device: fn(DeviceChoice) -> Result<Device, DeviceError>,
-    /// Loads the driver of GPUs, and NCCL.
+    /// Loads the driver of GPUs, and NCCL where it is.
     pub libraries: fn() -> Result<Libraries, LoadError>,
 }
 
@@ -49,7 +49,7 @@ impl Backend {
     /// For an open device; also why a GPU has no kernels of our own, where they were asked for.
     ///
     /// # Errors
-    /// A GPU's driver or NCCL cannot be loaded, or the driver refuses.
+    /// A GPU's driver cannot be loaded, or refuses.
     pub fn open(
         platform: Platform,
         device: Device,

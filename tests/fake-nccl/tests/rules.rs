@@ -467,3 +467,25 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
         .err();
     assert_eq!(copied, Some(CudaError::Lengths { from: 9, to: 8 }));
 }
+
+#[test]
+fn a_driver_is_used_without_nccl_and_who_needs_nccl_learns_what_is_wrong_with_it() {
+    let driver = std::env::current_exe()
+        .unwrap()
+        .with_file_name("libvaruna_fake_nccl.so");
+    let open = |nccl: &str| Libraries::load_from_two(&driver, nccl.as_ref()).unwrap();
+    let why = |libraries: &Libraries| libraries.require_nccl().unwrap_err().to_string();
+    let absent = open("libvaruna-absent.so.2");
+    let expected = "NCCL is not here; tried libvaruna-absent.so.2 (";
+    assert!(why(&absent).starts_with(expected), "{}", why(&absent));
+    // The C library is on every machine, and lacks what an NCCL that is too old lacks.
+    let expected = "NCCL (libc.so.6) has no function ncclGetUniqueId; NCCL 2.28.9 or later is needed";
+    assert_eq!(why(&open("libc.so.6")), expected);
+    let context = Context::open(&absent, 0).unwrap();
+    assert!(
+        Stream::new(&context).unwrap().record().is_ok(),
+        "the driver works"
+    );
+    assert!(matches!(UniqueId::draw(&absent), Err(NcclError::Absent(_))));
+    assert_eq!(open(driver.to_str().unwrap()).require_nccl(), Ok(()));
+}

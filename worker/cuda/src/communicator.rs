@@ -2,7 +2,7 @@
 
 use crate::POLL;
 use crate::driver::Context;
-use crate::nccl::{NcclError, UniqueId, config};
+use crate::nccl::{Nccl, NcclError, UniqueId, config};
 use crate::operation::Flight;
 use crate::reaper::{Freeing, Reaper};
 use cudarc::nccl::sys::ncclComm_t;
@@ -55,6 +55,7 @@ pub(crate) struct State {
 pub(crate) struct Inner {
     number: u64,
     pub(crate) context: Arc<Context>,
+    pub(crate) nccl: Arc<Nccl>,
     pub(crate) raw: ncclComm_t,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
@@ -82,7 +83,7 @@ impl State {
 impl Inner {
     /// Whether what NCCL does in the background has ended. A failure marks the communicator.
     pub(crate) fn has_settled(&self, state: &mut State) -> Result<bool, NcclError> {
-        let settled = self.context.libraries.nccl.has_settled(self.raw);
+        let settled = self.nccl.has_settled(self.raw);
         if settled.is_err() && state.phase != Phase::Revoked {
             state.phase = Phase::Broken;
         }
@@ -97,7 +98,7 @@ impl Drop for Inner {
             Phase::Revoked => Freeing::Destroy,
             Phase::Joining | Phase::Broken => Freeing::Abort,
         };
-        self.reaper.take(&self.context, self.raw, way);
+        self.reaper.take((&self.context, &self.nccl), self.raw, way);
     }
 }
 
@@ -150,7 +151,7 @@ fn start(
             allowed: "at least 1".to_owned(),
         });
     }
-    let nccl = &context.libraries.nccl;
+    let nccl = context.libraries.nccl()?;
     let (mut raw, mut config) = (std::ptr::null_mut(), config(membership.blocks_max));
     #[expect(unsafe_code, reason = "a call of NCCL's function with places of its types")]
     // SAFETY: `raw` is a place for a handle, `config` one that is read within the call; the id is passed by value.
@@ -159,6 +160,7 @@ fn start(
     Ok(Communicator(Arc::new(Inner {
         number: NEXT.fetch_add(1, Ordering::Relaxed),
         context: Arc::clone(context),
+        nccl,
         raw,
         rank,
         ranks,
@@ -228,7 +230,7 @@ pub fn revoke(communicators: &[Communicator]) -> Result<(), NcclError> {
         if state.phase == Phase::Revoked {
             continue;
         }
-        let nccl = &inner.context.libraries.nccl;
+        let nccl = &inner.nccl;
         #[expect(unsafe_code, reason = "a call of NCCL's function with a handle that lives")]
         // SAFETY: the communicator lives; the flags must be 0.
         let revoked = inner

@@ -2,7 +2,7 @@
 //!
 //! This crate owns the rules of three C libraries: which handle lives how long, which memory the device may still touch, which call
 //! may follow which. It must never know of plans, workers or tensors. All libraries are loaded at run time, so that one program
-//! serves machines with and without GPUs; where one is absent, [`Libraries::load`] says which names were tried.
+//! serves machines with and without GPUs; where one is absent, its error says which names were tried. NCCL may be absent where the driver is not.
 //!
 //! * What the device works on is handed over ([`Pending`], [`Copying`]) and given back when the device has let go of it.
 //! * No call waits without a deadline. NCCL's communicators are made without blocking and polled.

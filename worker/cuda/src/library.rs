@@ -106,18 +106,18 @@ impl Loaded {
     }
 }
 
-/// The driver and NCCL.
+/// The driver, and NCCL where it is: a GPU computes without it.
 #[derive(Clone)]
 pub struct Libraries {
     pub(crate) driver: Arc<Driver>,
-    pub(crate) nccl: Arc<Nccl>,
+    nccl: Result<Arc<Nccl>, LoadError>,
 }
 
 impl Libraries {
     /// Loads both by their usual names.
     ///
     /// # Errors
-    /// One is absent or too old.
+    /// The driver is absent or too old.
     pub fn load() -> Result<Libraries, LoadError> {
         Libraries::of(&DRIVER, &NCCL)
     }
@@ -125,17 +125,41 @@ impl Libraries {
     /// Loads both from one file: a fake of them, for tests.
     ///
     /// # Errors
-    /// It cannot be loaded or lacks a function.
+    /// It cannot be loaded or lacks a function of the driver.
     pub fn load_from(path: &Path) -> Result<Libraries, LoadError> {
-        Libraries::of(&[path], &[path])
+        Libraries::load_from_two(path, path)
+    }
+
+    /// Loads the driver from one file and NCCL from another, for tests.
+    ///
+    /// # Errors
+    /// The driver's file cannot be loaded or lacks a function.
+    pub fn load_from_two(driver: &Path, nccl: &Path) -> Result<Libraries, LoadError> {
+        Libraries::of(&[driver], &[nccl])
+    }
+
+    /// Whether NCCL can be used: it is a worker's own choice to go without.
+    ///
+    /// # Errors
+    /// It is absent or too old.
+    pub fn require_nccl(&self) -> Result<(), LoadError> {
+        self.nccl.as_ref().map(|_| ()).map_err(LoadError::clone)
+    }
+
+    /// NCCL's functions.
+    ///
+    /// # Errors
+    /// It is absent or too old.
+    pub(crate) fn nccl(&self) -> Result<Arc<Nccl>, LoadError> {
+        self.nccl.clone()
     }
 
     fn of<D: AsRef<OsStr>, N: AsRef<OsStr>>(driver: &[D], nccl: &[N]) -> Result<Libraries, LoadError> {
         let driver = Driver::of(&Loaded::open("the CUDA driver", "CUDA 12 or later", driver)?)?;
-        let nccl = Nccl::of(&Loaded::open("NCCL", "NCCL 2.28.9 or later", nccl)?)?;
+        let nccl = Loaded::open("NCCL", "NCCL 2.28.9 or later", nccl).and_then(|found| Nccl::of(&found));
         Ok(Libraries {
             driver: Arc::new(driver),
-            nccl: Arc::new(nccl),
+            nccl: nccl.map(Arc::new),
         })
     }
 }

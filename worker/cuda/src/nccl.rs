@@ -1,7 +1,7 @@
 //! NCCL: its functions, its results, and how a communicator is configured.
 
 use crate::driver::CudaError;
-use crate::library::{Libraries, functions};
+use crate::library::{Libraries, LoadError, functions};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -73,6 +73,9 @@ pub enum NcclError {
     /// The communicator was revoked, or its making was stopped: its generation has ended on this worker.
     #[error("the communicator was revoked")]
     Revoked,
+    /// It cannot be loaded.
+    #[error(transparent)]
+    Absent(#[from] LoadError),
     /// The driver refuses.
     #[error(transparent)]
     Device(#[from] CudaError),
@@ -97,16 +100,15 @@ impl UniqueId {
     /// Draws one. The process that draws it must live until all ranks have joined.
     ///
     /// # Errors
-    /// NCCL finds no interface to listen on.
+    /// NCCL is absent, or finds no interface to listen on.
     pub fn draw(libraries: &Libraries) -> Result<UniqueId, NcclError> {
         let mut id = ncclUniqueId {
             internal: [0; UniqueId::BYTES],
         };
+        let nccl = libraries.nccl()?;
         // SAFETY: a place for an id.
-        let drawn = unsafe { (libraries.nccl.unique_id)(&raw mut id) };
-        libraries
-            .nccl
-            .checked("ncclGetUniqueId", drawn, std::ptr::null_mut())?;
+        let drawn = unsafe { (nccl.unique_id)(&raw mut id) };
+        nccl.checked("ncclGetUniqueId", drawn, std::ptr::null_mut())?;
         Ok(UniqueId(id.internal.map(c_char::cast_unsigned)))
     }
 

@@ -171,7 +171,7 @@ fn wrong<M: DeviceMemory>(operation: &Operation<'_, M>) -> Result<(), NcclError>
 )]
 fn call<M: DeviceMemory>(operation: &Operation<'_, M>) -> (&'static str, c_int) {
     let inner = &operation.communicator.0;
-    let nccl = &inner.context.libraries.nccl;
+    let nccl = &inner.nccl;
     let (pointer, stream) = (operation.memory.pointer(), operation.stream.raw());
     let count = operation.memory.bytes() / operation.element.bytes();
     let element = operation.element.raw();
@@ -203,7 +203,7 @@ fn hand_over<M: DeviceMemory>(operations: &[Operation<'_, M>]) -> Result<(), Ncc
         return Ok(());
     };
     let inner = &first.communicator.0;
-    let nccl = &inner.context.libraries.nccl;
+    let nccl = &inner.nccl;
     #[expect(unsafe_code, reason = "a call of NCCL's function without arguments")]
     // SAFETY: it takes nothing, and is followed by one end on this thread.
     let started = unsafe { (nccl.group_start)() };

@@ -27,6 +27,7 @@ pub(crate) enum Freeing {
 
 struct Job {
     context: Arc<Context>,
+    nccl: Arc<Nccl>,
     raw: ncclComm_t,
     way: Freeing,
 }
@@ -65,9 +66,10 @@ impl Reaper {
         Ok(reaper)
     }
 
-    pub(crate) fn take(&self, context: &Arc<Context>, raw: ncclComm_t, way: Freeing) {
+    pub(crate) fn take(&self, (context, nccl): (&Arc<Context>, &Arc<Nccl>), raw: ncclComm_t, way: Freeing) {
         let job = Job {
             context: Arc::clone(context),
+            nccl: Arc::clone(nccl),
             raw,
             way,
         };
@@ -118,7 +120,7 @@ fn free(job: &Job) {
     if job.context.bind().is_err() {
         return;
     }
-    let nccl = &job.context.libraries.nccl;
+    let nccl = &job.nccl;
     // SAFETY: the communicator lives and is used by nobody else; exactly one of destroy and abort ends it. What they return changes
     // nothing: there is nobody left to tell.
     unsafe {

@@ -60,7 +60,7 @@ impl FromStr for KernelChoice {
 /// Why a GPU has no kernels of our own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
-    /// The driver or NCCL cannot be loaded.
+    /// The driver or the compiler cannot be loaded.
     #[error(transparent)]
     Absent(#[from] LoadError),
     /// The compiler is not here, or refuses.

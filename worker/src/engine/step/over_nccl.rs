@@ -61,7 +61,9 @@ fn of_nccl(error: NcclError, late: LinkError) -> EngineError {
         NcclError::Revoked => LinkError::Aborted.into(),
         NcclError::Deadline { .. } => late.into(),
         NcclError::Device(error) => EngineError::Device(error.to_string()),
-        NcclError::Call { .. } | NcclError::Argument { .. } => LinkError::Nccl(error).into(),
+        NcclError::Call { .. } | NcclError::Argument { .. } | NcclError::Absent(_) => {
+            LinkError::Nccl(error).into()
+        }
     }
 }
 

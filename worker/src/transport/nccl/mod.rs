@@ -61,12 +61,13 @@ impl Nccl {
     /// NCCL for this device, which is not the processor.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// NCCL is absent or too old, or the driver refuses.
     pub fn open(libraries: &Libraries, device: Device) -> Result<Arc<Nccl>, NcclError> {
         let number = match device {
             Device::Cuda(number) => number,
             Device::Cpu | Device::Apart => 0,
         };
+        libraries.require_nccl()?;
         let context = Context::open(libraries, number)?;
         let computes = matches!(device, Device::Cuda(_));
         let no_thread = |_| NcclError::Deadline {
@@ -96,7 +97,9 @@ impl Nccl {
     fn note(&self, error: Option<&NcclError>) {
         match error {
             None => self.failures.store(0, Ordering::Relaxed),
-            Some(NcclError::Call { .. }) => self.failures.store(FAILURES_MAX, Ordering::Relaxed),
+            Some(NcclError::Call { .. } | NcclError::Absent(_)) => {
+                self.failures.store(FAILURES_MAX, Ordering::Relaxed)
+            }
             Some(_) => drop(self.failures.fetch_add(1, Ordering::Relaxed)),
         }
         if let Some(error) = error {
@@ -163,11 +166,10 @@ impl Communicators {
                 Wanted::Group(group) => own.groups.push((group, lane)),
             }
         }
-        tracing::info!(
-            edges = own.edges.len(),
-            groups = own.groups.len(),
-            "tensors go over NCCL"
-        );
+        let (edges, groups) = (own.edges.len(), own.groups.len());
+        if edges + groups > 0 {
+            tracing::info!(edges, groups, "tensors go over NCCL");
+        }
         Ok(own)
     }
 
