@@ -19,9 +19,13 @@ fn stand_in() -> PathBuf {
     program.with_file_name("libvaruna_fake_nccl.so")
 }
 
+fn streams_of(device: Device) -> Streams {
+    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0).unwrap()
+}
+
 /// Streams that are a GPU's: nothing in them is done when a call returns.
 fn late() -> Streams {
-    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), Device::Cuda(0), 0).unwrap()
+    streams_of(Device::Cuda(0))
 }
 
 fn trained(streams: Streams, precision: Precision, shape: &Shape) -> Trained {
@@ -54,7 +58,7 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
     ] {
         for precision in [Precision::Fp32, Precision::Bf16] {
             assert_eq!(
-                trained(late(), precision, &shape),
+                trained(streams_of(Device::Apart), precision, &shape),
                 trained(Streams::HOST, precision, &shape),
                 "{precision:?} {}",
                 shape.summary()
@@ -63,14 +67,19 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
     }
 }
 
-/// The weights after some steps of the optimizer: as the host sees them at once, and as they are fetched.
-fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
-    let on = (Kind::Float, tch::Device::Cpu);
-    let weight = Tensor::linspace(-1.0, 1.0, 40_000, on);
-    let [gradient, first, second] = [0.1, 0.01, 0.02].map(|v| Tensor::full([40_000i64], v, on));
+const ELEMENTS: usize = 40_000;
+
+fn filled(value: f32) -> Tensor {
+    let size = i64::try_from(ELEMENTS).unwrap();
+    Tensor::full([size], f64::from(value), (Kind::Float, tch::Device::Cpu))
+}
+
+/// Steps of the optimizer on these weights with this gradient. Also the moments, which must live until all is done.
+fn optimize(kernels: Kernels, weight: &Tensor, gradient: &Tensor, steps: u64) -> [Tensor; 2] {
+    let [first, second] = [0.01, 0.02].map(filled);
     let of = Parameters {
-        weight: &weight,
-        gradient: &gradient,
+        weight,
+        gradient,
         first: &first,
         second: &second,
         copy: None,
@@ -84,14 +93,27 @@ fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
         epsilon: 1e-8,
         factor: 0.5,
     };
-    // So many that a copy beside them, which is late by itself, would come before the last.
-    (1..=10).for_each(|count| kernels.adamw(&of, step(count)).unwrap());
-    let seen = || Vec::<f32>::try_from(&weight).unwrap();
-    let at_once = seen();
-    match streams.fetch(&weight).unwrap() {
-        Some(fetch) => [at_once, fetch.finish(later(), <[f32]>::to_vec).unwrap()],
-        None => [at_once, seen()],
+    (1..=steps).for_each(|count| kernels.adamw(&of, step(count)).unwrap());
+    [first, second]
+}
+
+/// A tensor's elements once all is done that was begun before.
+fn fetched(streams: Streams, tensor: &Tensor) -> Vec<f32> {
+    match streams.fetch(tensor).unwrap() {
+        Some(fetch) => fetch.finish(later(), <[f32]>::to_vec).unwrap(),
+        None => Vec::<f32>::try_from(tensor).unwrap(),
     }
+}
+
+/// So many that a copy beside them, which is late by itself, would come before the last.
+const MANY: u64 = 10;
+
+/// The weights after some steps of the optimizer: as the host sees them at once, and as they are fetched.
+fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
+    let (weight, gradient) = (filled(1.0), filled(0.1));
+    let _moments = optimize(kernels, &weight, &gradient, MANY);
+    let at_once = Vec::<f32>::try_from(&weight).unwrap();
+    [at_once, fetched(streams, &weight)]
 }
 
 #[test]
@@ -102,6 +124,67 @@ fn a_copy_to_the_host_comes_after_what_was_launched_and_who_does_not_wait_reads_
     let [expected, _] = step_on(Streams::HOST, Kernels::PROCESSOR);
     assert!(fetched == expected, "the copy waited for the kernel");
     assert!(at_once != expected, "the device is late indeed");
+}
+
+/// The weights after a step of the optimizer with a gradient that comes from the host.
+fn step_with(streams: Streams, kernels: Kernels, waits: bool) -> Vec<f32> {
+    let (weight, place) = (filled(1.0), filled(0.0));
+    // What comes first keeps the copy from being made before the kernel is launched.
+    let first = (0..20).map(|_| streams.bring(&[0.0f32; ELEMENTS], filled(0.0)));
+    let _first: Vec<_> = first.map(Result::unwrap).collect();
+    let coming = streams.bring(&[0.5f32; ELEMENTS], place.shallow_clone()).unwrap();
+    if waits {
+        drop(coming.arrive().unwrap());
+    }
+    let _moments = optimize(kernels, &weight, &place, 1);
+    fetched(streams, &weight)
+}
+
+/// The weights after steps whose gradient is overwritten by one from the host after that.
+fn step_before(streams: Streams, kernels: Kernels) -> Vec<f32> {
+    let (weight, place) = (filled(1.0), filled(0.1));
+    let _moments = optimize(kernels, &weight, &place, MANY);
+    let coming = streams
+        .bring(&[-5.0f32; ELEMENTS], place.shallow_clone())
+        .unwrap();
+    drop(coming.arrive().unwrap());
+    fetched(streams, &weight)
+}
+
+#[test]
+fn a_copy_to_the_device_lies_between_what_was_computed_before_it_and_what_comes_after() {
+    let streams = late();
+    let kernels = Kernels::compile(streams, &Compiler::load_from(&stand_in()).unwrap()).unwrap();
+    let expected = step_with(Streams::HOST, Kernels::PROCESSOR, true);
+    assert!(step_with(streams, kernels, true) == expected);
+    assert!(
+        step_with(streams, kernels, false) != expected,
+        "who does not wait computes with what was there"
+    );
+    let expected = step_before(Streams::HOST, Kernels::PROCESSOR);
+    assert!(step_before(streams, kernels) == expected);
+}
+
+#[test]
+fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is_made() {
+    let streams = late();
+    let brought = |value: f32| {
+        let place = Tensor::zeros([1000i64], (Kind::Float, tch::Device::Cpu));
+        streams.bring(&[value; 1000], place).unwrap()
+    };
+    // As many at once as a step has, all of one length.
+    let brought: Vec<_> = (1..=20u8).map(|n| brought(n.into())).collect();
+    let arrived = brought.into_iter().map(|b| b.arrive().unwrap());
+    let arrived: Vec<Tensor> = arrived.collect();
+    // The device has come to a mark behind all of it.
+    let (start, end) = (streams.mark().unwrap(), streams.mark().unwrap());
+    end.since(&start).unwrap();
+    for (n, tensor) in (1u8..).zip(arrived) {
+        assert_eq!(Vec::<f32>::try_from(&tensor).unwrap(), [f32::from(n); 1000]);
+    }
+    let place = Tensor::zeros([3i64], (Kind::Float, tch::Device::Cpu));
+    let why = streams.bring(&[1.0f32; 2], place).err().unwrap().to_string();
+    assert_eq!(why, "libtorch: 8 bytes for a tensor of 12");
 }
 
 #[test]

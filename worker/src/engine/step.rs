@@ -10,6 +10,7 @@ mod reduction;
 mod segments;
 
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
+use crate::backend::Backend;
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
 use exchange::{ENDING, Exchange, OverLink};
@@ -20,11 +21,11 @@ use segments::Marked;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
-use varuna_torch::{Mark, backward};
+use varuna_torch::{Mark, TorchError, backward};
 
 /// Tasks that the device may still have before it when the next is handed over: one runs, one waits, and it is never idle.
 const AHEAD: usize = 2;
@@ -224,10 +225,19 @@ impl Run<'_> {
             }?;
         }
         let length = i64::from(self.config.model.sequence_length);
-        let rows = Tensor::from_slice(&all)
-            .view([-1, length + 1])
-            .to_device(self.config.backend.device.tensors());
+        let rows = self.on_device(&all)?.view([-1, length + 1]);
         Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
+    }
+
+    fn on_device(&self, tokens: &[i64]) -> Result<Tensor, EngineError> {
+        let Backend { device, streams, .. } = self.config.backend;
+        if device.is_host() {
+            return Ok(Tensor::from_slice(tokens));
+        }
+        let count = i64::try_from(tokens.len()).unwrap_or(i64::MAX);
+        let place = Tensor::f_empty([count], (Kind::Int64, device.tensors()));
+        let place = place.map_err(|e| TorchError(e.to_string()))?;
+        Ok(streams.bring(tokens, place)?.arrive()?)
     }
 
     /// The stage's input: tokens on the first stage, else the previous stage's activation.

@@ -20,7 +20,7 @@ pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters, Unkn
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
 pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;
-pub use streams::{Fetch, Mark, Streams};
+pub use streams::{Bring, Fetch, Mark, Streams};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};

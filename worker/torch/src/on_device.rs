@@ -27,9 +27,10 @@ impl OnDevice {
         let element = match tensor.kind() {
             Kind::Float => 4,
             Kind::BFloat16 | Kind::Half => 2,
+            Kind::Int64 => 8,
             other => {
                 return Err(TorchError(format!(
-                    "a tensor of {other:?}, which no device sends"
+                    "a tensor of {other:?}; Float, BFloat16, Half and Int64 are copied between devices"
                 )));
             }
         };

@@ -1,12 +1,12 @@
-//! The order of a device's work as the host sees it: marks in what it computes, and copies to the host beside that.
+//! The order of a device's work as the host sees it: marks in what it computes, and copies to and from the host beside that.
 //!
 //! On the processor work is done when a call returns: a mark is a time, and nothing is copied. On a GPU a mark is an event in the stream
-//! where libtorch computes, and copies have a stream and pinned memory of their own.
+//! where libtorch computes, and copies have pinned memory of their own and a stream for each direction.
 
 use crate::{Device, OnDevice, TorchError};
 use bytemuck::Pod;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tch::Tensor;
 use varuna_cuda::{Context, Copying, CudaError, Event, Libraries, Pinned, Stream};
@@ -19,9 +19,14 @@ pub(crate) struct Gpu {
     pub(crate) compute: Stream,
     /// Whether libtorch computes on the processor after all, at once: what is in the stream has to be waited for then.
     pub(crate) host_computes: bool,
-    copies: Stream,
+    /// Copies to the host.
+    fetches: Stream,
+    /// Copies to the device: one stream for both would let them wait for each other.
+    brings: Stream,
     /// Pinned memory that no copy uses, by its bytes: to pin some takes longer than to copy it. There is as much as was ever on its way at once.
     free: Mutex<BTreeMap<usize, Vec<Pinned>>>,
+    /// Copies to the device that nobody has seen the end of: their pinned memory must not be written before.
+    coming: Mutex<VecDeque<Copying<(Pinned, OnDevice)>>>,
 }
 
 /// The streams of a device, by what they are for. They stay until the process ends.
@@ -40,6 +45,13 @@ enum Point {
 pub struct Fetch {
     copying: Copying<(Pinned, OnDevice)>,
     gpu: &'static Gpu,
+}
+
+/// A tensor whose elements are on their way from the host.
+pub struct Bring {
+    tensor: Tensor,
+    /// None: they have arrived.
+    arrival: Option<(Event, &'static Gpu)>,
 }
 
 fn refused(error: CudaError) -> TorchError {
@@ -61,13 +73,13 @@ impl Streams {
             false => Stream::default_of(&context),
             true => Stream::new(&context)?,
         };
-        let copies = Stream::new(&context)?;
-        let free = Mutex::default();
         Ok(Streams(Some(Box::leak(Box::new(Gpu {
             compute,
             host_computes,
-            copies,
-            free,
+            fetches: Stream::new(&context)?,
+            brings: Stream::new(&context)?,
+            free: Mutex::default(),
+            coming: Mutex::default(),
         })))))
     }
 
@@ -105,11 +117,37 @@ impl Streams {
         let bytes = varuna_cuda::DeviceMemory::bytes(&memory);
         let start = || {
             // What made the tensor lie in one piece comes before this, too.
-            gpu.copies.wait(&gpu.compute.record()?)?;
-            gpu.pinned(bytes)?.copy_from(memory, &gpu.copies)
+            gpu.fetches.wait(&gpu.compute.record()?)?;
+            gpu.pinned(bytes)?.copy_from(memory, &gpu.fetches)
         };
         let copying = start().map_err(refused)?;
         Ok(Some(Fetch { copying, gpu }))
+    }
+
+    /// Begins to copy elements, whose bits are the tensor's, to a tensor that lies in one piece, through pinned memory, after what was computed so far and
+    /// beside what comes next. Nobody uses the tensor but through what this returns. On the processor all is copied when this returns.
+    ///
+    /// # Errors
+    /// The bytes are not as many as the tensor's, there is no memory to pin, or the driver refuses.
+    pub fn bring<T: Pod>(self, elements: &[T], into: Tensor) -> Result<Bring, TorchError> {
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        let memory = OnDevice::over(&into)?;
+        let own = varuna_cuda::DeviceMemory::bytes(&memory);
+        if own != bytes.len() {
+            let given = bytes.len();
+            return Err(TorchError(format!("{given} bytes for a tensor of {own}")));
+        }
+        let arrival = match self.0 {
+            None => {
+                copy_bytes(&into, bytes)?;
+                None
+            }
+            Some(gpu) => Some((gpu.bring(bytes, memory).map_err(refused)?, gpu)),
+        };
+        Ok(Bring {
+            tensor: into,
+            arrival,
+        })
     }
 }
 
@@ -118,8 +156,39 @@ impl Gpu {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         match free.get_mut(&bytes).and_then(Vec::pop) {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(self.copies.context(), bytes.max(1)),
+            None => Pinned::new(self.fetches.context(), bytes.max(1)),
         }
+    }
+
+    /// The point behind the copy. The memory stays with the copy until the device has made it.
+    fn bring(&self, bytes: &[u8], memory: OnDevice) -> Result<Event, CudaError> {
+        self.reclaim()?;
+        let mut pinned = self.pinned(bytes.len())?;
+        pinned.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        // What was computed so far may still use what lay in the tensor's memory before.
+        self.brings.wait(&self.compute.record()?)?;
+        let copying = pinned.copy_to(memory, &self.brings)?;
+        let arrival = self.brings.record()?;
+        self.coming().push_back(copying);
+        Ok(arrival)
+    }
+
+    /// Takes the pinned memory back whose copies the device has made.
+    fn reclaim(&self) -> Result<(), CudaError> {
+        loop {
+            let mut coming = self.coming();
+            let Some(copying) = coming.pop_front_if(|first| first.has_ended()) else {
+                return Ok(());
+            };
+            drop(coming);
+            let (pinned, memory) = copying.finish(Instant::now())?;
+            drop(memory);
+            self.give_back(pinned);
+        }
+    }
+
+    fn coming(&self) -> MutexGuard<'_, VecDeque<Copying<(Pinned, OnDevice)>>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_back(&self, pinned: Pinned) {
@@ -153,6 +222,30 @@ impl Mark {
             Point::Host(_) => Ok(true),
             Point::Gpu(event) => event.is_done().map_err(refused),
         }
+    }
+}
+
+/// Copies bytes to a tensor's elements in their order, and waits for that.
+fn copy_bytes(into: &Tensor, bytes: &[u8]) -> Result<(), TorchError> {
+    let (size, kind) = (into.size(), into.kind());
+    let host = Tensor::f_from_data_size(bytes, &size, kind).map_err(|e| TorchError(e.to_string()))?;
+    crate::copy(into, &host)
+}
+
+impl Bring {
+    /// The tensor: what is computed with it from here on comes after the copy.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn arrive(self) -> Result<Tensor, TorchError> {
+        if let Some((arrival, gpu)) = self.arrival {
+            gpu.compute.wait(&arrival).map_err(refused)?;
+            if gpu.host_computes {
+                let waited = arrival.wait("a copy to the device", Instant::now() + MARKED);
+                waited.map_err(refused)?;
+            }
+        }
+        Ok(self.tensor)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use super::super::EngineError;
 use super::Run;
+use crate::backend::Backend;
 use crate::transport::{ElementFormat, Packet, Tag};
 use std::time::Instant;
 use tch::{Kind, Tensor};
 use varuna_plan::WorkerId;
-use varuna_torch::{Fetch, tensor_from_vec, vec_from_tensor};
+use varuna_torch::{Fetch, TorchError, tensor_from_vec, vec_from_tensor};
 
 impl Run<'_> {
     pub(super) fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
@@ -56,8 +57,18 @@ pub(super) fn fetched(fetch: Fetch, format: ElementFormat, deadline: Instant) ->
     })
 }
 
+/// A packet's elements on the device: where that is the host's, in the packet's own memory.
+pub(super) fn brought(packet: Packet, shape: &[i64], backend: &Backend) -> Result<Tensor, EngineError> {
+    if backend.device.is_host() {
+        return tensor_of(packet, shape);
+    }
+    let on = (kind_of(packet.format()), backend.device.tensors());
+    let place = Tensor::f_empty(shape, on).map_err(|e| TorchError(e.to_string()))?;
+    Ok(backend.streams.bring(packet.bytes(), place)?.arrive()?)
+}
+
 /// A tensor over a packet's memory.
-pub(super) fn tensor_of(packet: Packet, shape: &[i64]) -> Result<Tensor, EngineError> {
+fn tensor_of(packet: Packet, shape: &[i64]) -> Result<Tensor, EngineError> {
     Ok(match packet {
         Packet::Float32(values) => tensor_from_vec(values, Kind::Float, shape),
         Packet::BFloat16(bits) => tensor_from_vec(bits, Kind::BFloat16, shape),

@@ -1,7 +1,7 @@
 //! What a step asks of the network: boundaries to its neighbours' stages, and sums of gradients over the holders of each unit.
 
 use super::super::{EngineConfig, EngineError};
-use super::boundary::{fetched, kind_of, packet_of, tensor_of};
+use super::boundary::{brought, fetched, kind_of, packet_of};
 use crate::transport::ring::Reducer;
 use crate::transport::{Link, LinkError, Tag};
 use std::collections::VecDeque;
@@ -152,7 +152,7 @@ impl Exchange for OverLink<'_> {
             return Err(LinkError::unfit(&packet, (from, tag), own).into());
         }
         let shape_btd = shape_btd.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        Ok(tensor_of(packet, &shape_btd)?.to_device(self.config.backend.device.tensors()))
+        brought(packet, &shape_btd, &self.config.backend)
     }
 
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {

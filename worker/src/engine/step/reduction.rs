@@ -80,13 +80,15 @@ impl Run<'_> {
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let Summed { unit, lease, on_host } = summed;
-        drop(lease);
         let held = units.get(&unit).ok_or(EngineError::NotHeld(unit))?;
-        let memory = &held.gradient_memory;
-        if on_host {
-            memory.load()?;
+        let (memory, backend) = (&held.gradient_memory, &self.config.backend);
+        let is_host = backend.device.is_host();
+        if on_host && !is_host {
+            let coming = backend.streams.bring(lease.as_ref(), memory.tensor()?)?;
+            drop(coming.arrive()?);
         }
-        if self.config.backend.device.is_host() {
+        drop(lease);
+        if is_host {
             let found = memory.sum_of_squares();
             let found = found.map_err(|e| EngineError::of_buffer(unit, e))?;
             prepared.push((unit, self.norm(unit, found)));
