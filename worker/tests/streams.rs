@@ -4,13 +4,15 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, Trained, later, run, shape, single};
+use common::{Case, Trained, engine, later, plan, run, shape, single};
 use std::path::PathBuf;
 use tch::{Kind, Tensor};
 use varuna_api::Precision;
 use varuna_cuda::{Compiler, Libraries};
-use varuna_plan::{Recompute, ScheduleKind, Shape, WorkerId};
+use varuna_plan::{Recompute, ScheduleKind, Shape, Step, WorkerId};
+
 use varuna_torch::{AdamStep, Device, Kernels, Parameters, Streams};
+use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 5;
 
@@ -185,6 +187,28 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
     let place = Tensor::zeros([3i64], (Kind::Float, tch::Device::Cpu));
     let why = streams.bring(&[1.0f32; 2], place).err().unwrap().to_string();
     assert_eq!(why, "libtorch: 8 bytes for a tensor of 12");
+}
+
+#[test]
+fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further() {
+    let case = Case {
+        streams: streams_of(Device::Apart),
+        ..Case::default()
+    };
+    // Eight micro-batches: sixteen tasks.
+    let plan = plan(&case, &shape(&case, &[&[6]], &[8], 1));
+    let me = WorkerId(1);
+    let mut engine = engine(&case, me);
+    plan.units(me)
+        .into_iter()
+        .for_each(|u| engine.initialise(u).unwrap());
+    // The device has other work first, for longer than the host takes to hand over all tasks: at least 0.9 s.
+    for _ in 0..6000 {
+        case.streams.mark().unwrap();
+    }
+    let link = LocalMesh::new(&[me]).link(me);
+    let report = engine.run_step(&plan, Step(0), &link, later()).unwrap();
+    assert_eq!(report.tasks_ahead, 2);
 }
 
 #[test]

@@ -153,6 +153,8 @@ pub struct StepReport {
     pub timings: StepTimings,
     /// The same by segment and micro-batch, in the order of the work.
     pub laps: Vec<Lap>,
+    /// The most tasks that the device had before it when it was given another: a fence waits for them. 0 on the processor.
+    pub tasks_ahead: usize,
 }
 
 /// A step that ended early.
@@ -263,10 +265,11 @@ impl Engine {
         );
         prepared.sort_by_key(|(u, _)| *u);
         match result {
-            Ok((timings, laps)) => Ok(StepReport {
+            Ok(done) => Ok(StepReport {
                 prepared,
-                timings,
-                laps,
+                timings: done.timings,
+                laps: done.laps,
+                tasks_ahead: done.tasks_ahead,
             }),
             Err(error) => Err(StepFailure { error, prepared }),
         }

@@ -1,5 +1,6 @@
 //! One step on one worker: the interpreter of the schedule's list of tasks.
 
+mod ahead;
 mod boundary;
 mod evaluation;
 mod exchange;
@@ -13,25 +14,20 @@ use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
 use crate::backend::Backend;
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
-use exchange::{ENDING, Exchange, OverLink};
+use ahead::RunAhead;
+use exchange::{Exchange, OverLink};
 use loss::LossSum;
 use over_nccl::{OverNccl, of_link};
 use place::{Place, small};
 use segments::Marked;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tch::{Kind, Tensor};
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
-use varuna_torch::{Mark, TorchError, backward};
-
-/// Tasks that the device may still have before it when the next is handed over: one runs, one waits, and it is never idle.
-const AHEAD: usize = 2;
-/// Time between two looks at the device.
-const LOOK: Duration = Duration::from_micros(50);
-const LATE: &str = "it has not done its part of the step";
+use varuna_torch::{TorchError, backward};
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -68,8 +64,14 @@ struct Run<'a> {
     eval_loss: Option<LossSum>,
     timings: StepTimings,
     marked: Vec<Marked>,
-    /// Behind the tasks that the device may not have done yet.
-    ahead: VecDeque<Mark>,
+    ahead: RunAhead,
+}
+
+/// What a step took.
+pub(super) struct Done {
+    pub(super) timings: StepTimings,
+    pub(super) laps: Vec<Lap>,
+    pub(super) tasks_ahead: usize,
 }
 
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
@@ -81,7 +83,7 @@ pub(super) fn run(
     step: Step,
     link: &Arc<dyn Link>,
     deadline: Instant,
-) -> Result<(StepTimings, Vec<Lap>), EngineError> {
+) -> Result<Done, EngineError> {
     // Made once in a generation: no part of what a step takes.
     let communicators = link.communicators(plan, deadline).map_err(of_link)?;
     let start = Instant::now();
@@ -123,7 +125,7 @@ pub(super) fn run(
         eval_loss: None,
         timings: StepTimings::default(),
         marked: Vec::new(),
-        ahead: VecDeque::new(),
+        ahead: RunAhead::default(),
     };
     let micro_batches =
         u32::try_from(pipeline.micro_batches(plan.shape.micro_batch_size)).unwrap_or(u32::MAX);
@@ -138,7 +140,11 @@ pub(super) fn run(
     }
     run.timings.total = start.elapsed();
     let laps = run.laps()?;
-    Ok((run.timings, laps))
+    Ok(Done {
+        timings: run.timings,
+        laps,
+        tasks_ahead: run.ahead.most,
+    })
 }
 
 impl Run<'_> {
@@ -155,6 +161,7 @@ impl Run<'_> {
             .collect();
         for (position, task) in list.iter().enumerate() {
             let place = places[&task.stage];
+            self.before_task()?;
             match task.instruction {
                 Instruction::Forward(m) => self.forward(place, units, m, is_recomputed(list, position))?,
                 Instruction::Recompute(m) => self.recompute(place, units, m)?,
@@ -169,30 +176,7 @@ impl Run<'_> {
                     })?;
                 }
             }
-            self.bound_ahead()?;
-        }
-        Ok(())
-    }
-
-    /// Keeps the host from running ahead of the device by more than a few tasks, so that a fence need not wait for a whole step.
-    fn bound_ahead(&mut self) -> Result<(), EngineError> {
-        if !self.config.backend.streams.are_late() {
-            return Ok(());
-        }
-        let mark = self.mark()?;
-        self.ahead.push_back(mark);
-        while self.ahead.len() > AHEAD {
-            self.exchange.carry_on()?;
-            match self.ahead.front() {
-                Some(mark) if !mark.is_reached()? => {
-                    // A device that is merely slow is planned around; one that hangs ends the process.
-                    if Instant::now() >= self.deadline + ENDING {
-                        return Err(EngineError::Device(LATE.to_owned()));
-                    }
-                    std::thread::sleep(LOOK);
-                }
-                _ => drop(self.ahead.pop_front()),
-            }
+            self.after_task()?;
         }
         Ok(())
     }
