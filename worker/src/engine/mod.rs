@@ -4,6 +4,7 @@
 //! coordinator; peers only through [`Link`].
 
 mod compute;
+mod read_ahead;
 mod step;
 
 pub use compute::Compute;
@@ -11,6 +12,7 @@ pub use compute::Compute;
 use crate::backend::Backend;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
+use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,9 +90,9 @@ pub enum EngineError {
     /// The engine's thread panicked; this is a defect of this program.
     #[error("the engine's thread panicked: {0}")]
     Panicked(String),
-    /// The reduction's thread did not start.
-    #[error("cannot start the reduction's thread: {0}")]
-    Thread(String),
+    /// A thread did not start: which, and why.
+    #[error("cannot start the thread {0}: {1}")]
+    Thread(&'static str, String),
 }
 
 impl EngineError {
@@ -170,13 +172,16 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
+    reader: ReadAhead,
 }
 
 impl Engine {
     /// An engine without state.
     #[must_use]
     pub fn new(config: EngineConfig) -> Engine {
+        let row = config.model.sequence_length as usize + 1;
         Engine {
+            reader: ReadAhead::new(Arc::clone(&config.samples), row),
             config,
             units: BTreeMap::new(),
         }
@@ -256,7 +261,7 @@ impl Engine {
         let mut prepared = Vec::new();
         let result = step::run(
             &self.config,
-            &mut self.units,
+            (&mut self.units, &mut self.reader),
             &mut prepared,
             plan,
             step,

@@ -9,9 +9,10 @@ mod over_nccl;
 mod place;
 mod reduction;
 mod segments;
+mod tokens;
 
+use super::read_ahead::{ReadAhead, Split};
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
-use crate::backend::Backend;
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
 use ahead::RunAhead;
@@ -23,11 +24,12 @@ use segments::Marked;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use tch::{Kind, Tensor};
+use tch::Tensor;
+use tokens::Tokens;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{OptimizerProgress, Pipeline, Plan, Recompute, ScheduleSpec, Step, Unit};
-use varuna_torch::{TorchError, backward};
+use varuna_torch::backward;
 
 /// What a forward leaves for its backward.
 enum Stash {
@@ -53,6 +55,7 @@ struct Run<'a> {
     before: OptimizerProgress,
     deadline: Instant,
     exchange: Box<dyn Exchange + 'a>,
+    tokens: Tokens<'a>,
     /// This worker's stages, in the pipeline's order.
     places: Vec<Place>,
     /// This worker's.
@@ -77,7 +80,7 @@ pub(super) struct Done {
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
 pub(super) fn run(
     config: &EngineConfig,
-    units: &mut BTreeMap<Unit, UnitBuffers>,
+    (units, reader): (&mut BTreeMap<Unit, UnitBuffers>, &mut ReadAhead),
     prepared: &mut Vec<(Unit, UnitNorm)>,
     plan: &Plan,
     step: Step,
@@ -114,6 +117,7 @@ pub(super) fn run(
         before,
         deadline,
         exchange,
+        tokens: Tokens::new(reader),
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
         stash: BTreeMap::new(),
@@ -132,6 +136,8 @@ pub(super) fn run(
     let specs = pipeline.stages.iter().map(|s| plan.shape.schedule_of(s));
     let specs: Vec<ScheduleSpec> = specs.collect();
     let list = schedule::list(&specs, stages[0], micro_batches);
+    let reads = run.reads(step, &list);
+    run.tokens.reader.expect(reads)?;
     let result = run.evaluate(units).and_then(|()| run.interpret(units, &list));
     if let Err(error) = result.and_then(|()| run.collect(units, own.len(), prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
@@ -178,56 +184,15 @@ impl Run<'_> {
             }
             self.after_task()?;
         }
-        Ok(())
-    }
-
-    fn sample_count(&self, micro_batch: u32) -> usize {
-        self.sample_numbers(micro_batch).len()
-    }
-
-    /// The samples of a micro-batch, as numbers of the seeded order.
-    fn sample_numbers(&self, micro_batch: u32) -> Vec<u64> {
-        let size = u64::from(self.plan.shape.micro_batch_size);
-        let samples = self.pipeline.samples;
-        let start = samples.start + u64::from(micro_batch) * size;
-        let first = self.step.0 * self.config.training.global_batch_size;
-        (start..(start + size).min(samples.end))
-            .map(|offset| first + offset)
-            .collect()
-    }
-
-    /// Tokens of some samples: (inputs, targets), each (b, t).
-    fn tokens(&self, samples: &[u64], held_out: bool) -> Result<(Tensor, Tensor), EngineError> {
-        let t = self.config.model.sequence_length as usize;
-        let mut all = vec![0i64; samples.len() * (t + 1)];
-        for (row, sample) in all.chunks_exact_mut(t + 1).zip(samples) {
-            let of = &self.config.samples;
-            if held_out {
-                of.held_out(*sample, row)
-            } else {
-                of.train(*sample, row)
-            }?;
-        }
-        let length = i64::from(self.config.model.sequence_length);
-        let rows = self.on_device(&all)?.view([-1, length + 1]);
-        Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
-    }
-
-    fn on_device(&self, tokens: &[i64]) -> Result<Tensor, EngineError> {
-        let Backend { device, streams, .. } = self.config.backend;
-        if device.is_host() {
-            return Ok(Tensor::from_slice(tokens));
-        }
-        let count = i64::try_from(tokens.len()).unwrap_or(i64::MAX);
-        let place = Tensor::f_empty([count], (Kind::Int64, device.tensors()));
-        let place = place.map_err(|e| TorchError(e.to_string()))?;
-        Ok(streams.bring(tokens, place)?.arrive()?)
+        // While the gradients are reduced and applied. Another plan's steps may read other samples, which costs no more than a read.
+        let reads = self.reads(self.step.next(), list);
+        self.tokens.reader.expect(reads)
     }
 
     /// The stage's input: tokens on the first stage, else the previous stage's activation.
     fn input(&mut self, place: Place, micro_batch: u32) -> Result<Tensor, EngineError> {
         match place.previous {
-            None => Ok(self.tokens(&self.sample_numbers(micro_batch), false)?.0),
+            None => Ok(self.tokens(Split::Train, &self.sample_numbers(micro_batch))?.0),
             Some(worker) => self.receive(
                 worker,
                 Tag::Activation {

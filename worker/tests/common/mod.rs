@@ -103,7 +103,7 @@ impl Case {
 }
 
 /// Sequences that count upwards in strides: learnable, different for each sample.
-struct Counting;
+pub(crate) struct Counting;
 
 impl Counting {
     fn fill(seed: u64, tokens: &mut [i64]) {

@@ -1,5 +1,6 @@
 //! Evaluation on the held-out split, before the steps at which it is due.
 
+use super::super::read_ahead::Split;
 use super::super::{EngineConfig, EngineError};
 use super::loss::LossSum;
 use super::{Place, Run, small};
@@ -8,7 +9,7 @@ use crate::model::forward;
 use crate::state::UnitBuffers;
 use crate::transport::{EVALUATION, Tag};
 use std::collections::BTreeMap;
-use varuna_plan::schedule::{Instruction, evaluation_list};
+use varuna_plan::schedule::{Instruction, Task, evaluation_list};
 use varuna_plan::{Step, Unit};
 
 /// Held-out samples that all pipelines together evaluate before a step; 0 where none is due.
@@ -24,27 +25,28 @@ impl Run<'_> {
         evaluated(self.config, self.step) > 0
     }
 
+    /// This worker's part of an evaluation of these micro-batches.
+    pub(super) fn evaluation_tasks(&self, micro_batches: &[Vec<u64>]) -> Vec<Task> {
+        let (kind, stages) = (self.plan.shape.schedule.kind, self.pipeline.stages.len());
+        let count = u32::try_from(micro_batches.len()).unwrap_or(u32::MAX);
+        evaluation_list(kind, stages, self.places[0].stage, count)
+    }
+
     /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
     pub(super) fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
         let total = evaluated(self.config, self.step);
         if total == 0 {
             return Ok(());
         }
-        let batch = self.config.training.global_batch_size;
-        let numbers: Vec<u64> = self.pipeline.evaluation_samples(total, batch).collect();
+        let chunks = self.held_out_at(self.step);
         let _guard = tch::no_grad_guard();
         let sum = LossSum::new(self.config.backend.device, total, &self.config.model);
-        let chunks: Vec<&[u64]> = numbers
-            .chunks(self.plan.shape.micro_batch_size.max(1) as usize)
-            .collect();
-        let (kind, stages) = (self.plan.shape.schedule.kind, self.pipeline.stages.len());
-        let micro_batches = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        for task in evaluation_list(kind, stages, self.places[0].stage, micro_batches) {
+        for task in self.evaluation_tasks(&chunks) {
             let place = self.places.iter().find(|p| p.stage == task.stage).copied();
             let (Some(place), Instruction::Forward(m)) = (place, task.instruction) else {
                 continue;
             };
-            self.evaluate_on(place, units, EVALUATION + m, chunks[m as usize], &sum)?;
+            self.evaluate_on(place, units, EVALUATION + m, &chunks[m as usize], &sum)?;
         }
         self.eval_loss = Some(sum);
         Ok(())
@@ -66,7 +68,7 @@ impl Run<'_> {
         };
         let (here, next) = (tag(place.stage), tag(place.stage + 1));
         let mut x = match place.previous {
-            None => self.tokens(numbers, true)?.0,
+            None => self.tokens(Split::HeldOut, numbers)?.0,
             Some(worker) => self.receive(worker, here, numbers.len())?,
         };
         for segment in place.segments.start..place.segments.end {

@@ -82,8 +82,8 @@ impl<'a> OverLink<'a> {
         link: &'a Arc<dyn Link>,
         deadline: Instant,
     ) -> Result<Self, EngineError> {
-        let reducer =
-            Reducer::start(Arc::clone(link), config.me).map_err(|e| EngineError::Thread(e.to_string()))?;
+        let reducer = Reducer::start(Arc::clone(link), config.me)
+            .map_err(|e| EngineError::Thread("that sums gradients", e.to_string()))?;
         Ok(OverLink {
             config,
             plan,

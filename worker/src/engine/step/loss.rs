@@ -1,6 +1,7 @@
 //! The loss, as it is added up over micro-batches.
 
 use super::super::EngineError;
+use super::super::read_ahead::Split;
 use super::Run;
 use crate::model::{add_loss, add_loss_with_gradients};
 use crate::state::UnitBuffers;
@@ -49,12 +50,12 @@ impl Run<'_> {
     /// Adds the loss of a micro-batch of training; its gradient by the last segment's output. From here on gradients carry the loss
     /// scale, through all stages up to the optimizer.
     pub(super) fn loss_backward(
-        &self,
+        &mut self,
         units: &BTreeMap<Unit, UnitBuffers>,
         output: &Tensor,
         micro_batch: u32,
     ) -> Result<Tensor, EngineError> {
-        let (_, targets) = self.tokens(&self.sample_numbers(micro_batch), false)?;
+        let (_, targets) = self.tokens(Split::Train, &self.sample_numbers(micro_batch))?;
         let loss = self.loss.of(&targets);
         let scale = self.before.loss_scale.factor.as_f64();
         Ok(add_loss_with_gradients(
@@ -68,13 +69,13 @@ impl Run<'_> {
 
     /// Adds the loss of held-out samples.
     pub(super) fn evaluation_loss(
-        &self,
+        &mut self,
         units: &BTreeMap<Unit, UnitBuffers>,
         output: &Tensor,
         numbers: &[u64],
         into: &LossSum,
     ) -> Result<(), EngineError> {
-        let (_, targets) = self.tokens(numbers, true)?;
+        let (_, targets) = self.tokens(Split::HeldOut, numbers)?;
         Ok(add_loss(&self.config.model, units, output, &into.of(&targets))?)
     }
 }

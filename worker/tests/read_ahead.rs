@@ -1,0 +1,143 @@
+//! Samples are read beside the steps that need them.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{BATCH, Case, Counting, engine_with, later, plan, shape};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+use varuna_plan::{Decision, Plan, StateId, WorkerId};
+use varuna_torch::{Device, Streams};
+use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
+use varuna_worker::transport::local::LocalMesh;
+
+const ME: WorkerId = WorkerId(1);
+const AWAY: &str = "the store is away";
+
+#[derive(Default)]
+struct State {
+    /// Samples that were read, in order.
+    read: Vec<u64>,
+    /// The names of the threads that read.
+    threads: Vec<String>,
+    /// Samples from this one on cannot be read.
+    away_from: Option<u64>,
+}
+
+/// A store that the test watches and takes away.
+#[derive(Clone, Default)]
+struct Store(Arc<(Mutex<State>, Condvar)>);
+
+impl Store {
+    /// Waits until so many samples were read.
+    fn wait_for(&self, count: usize) {
+        let (state, changed) = &*self.0;
+        let state = state.lock().unwrap();
+        let limit = Duration::from_secs(60);
+        let waited = changed.wait_timeout_while(state, limit, |s| s.read.len() < count);
+        let (state, late) = waited.unwrap();
+        assert!(
+            !late.timed_out(),
+            "{} of {count} samples were read",
+            state.read.len()
+        );
+    }
+
+    fn take_away_from(&self, sample: u64) {
+        self.0.0.lock().unwrap().away_from = Some(sample);
+    }
+}
+
+impl Samples for Store {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        if state.away_from.is_some_and(|first| index >= first) {
+            let why = AWAY.to_owned();
+            return Err(SampleError { index, why });
+        }
+        state.read.push(index);
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        state.threads.push(thread);
+        changed.notify_all();
+        Counting.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        Counting.held_out(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        Counting.held_out_len()
+    }
+}
+
+/// An engine with its first state, and its plan: one stage, a micro-batch a step, which reads inputs and targets.
+fn start(case: &Case, store: &Store) -> (Engine, Plan) {
+    let plan = plan(case, &shape(case, &[&[6]], &[BATCH], 8));
+    let mut engine = engine_with(case, ME, store.clone());
+    plan.units(ME)
+        .into_iter()
+        .for_each(|u| engine.initialise(u).unwrap());
+    (engine, plan)
+}
+
+/// One step; its loss.
+fn step(engine: &mut Engine, plan: &Plan, at: &mut StateId) -> Result<f64, EngineError> {
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let report = engine
+        .run_step(plan, at.step, &link, later())
+        .map_err(|f| f.error)?;
+    let norms: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(*at, plan.generation, &norms, None);
+    engine.apply(&decision, &plan.units(ME))?;
+    *at = decision.id;
+    Ok(decision.loss)
+}
+
+fn cases() -> [Case; 2] {
+    let apart = Case {
+        device: Device::Apart,
+        streams: Streams::HOST,
+        ..Case::default()
+    };
+    [Case::default(), apart]
+}
+
+#[test]
+fn a_store_that_is_away_during_a_step_whose_samples_were_read_ahead_does_not_delay_it() {
+    let batch = usize::try_from(BATCH).unwrap();
+    for case in cases() {
+        let (undisturbed, store) = (Store::default(), Store::default());
+        let losses = {
+            let ((mut engine, plan), mut at) = (start(&case, &undisturbed), StateId::INITIAL);
+            [0, 1].map(|_| step(&mut engine, &plan, &mut at).unwrap())
+        };
+        let ((mut engine, plan), mut at) = (start(&case, &store), StateId::INITIAL);
+        assert_eq!(step(&mut engine, &plan, &mut at), Ok(losses[0]));
+        // Inputs and targets of the first step, and of the second.
+        store.wait_for(4 * batch);
+        store.take_away_from(0);
+        assert_eq!(step(&mut engine, &plan, &mut at), Ok(losses[1]));
+        let state = store.0.0.lock().unwrap();
+        let expected = [0, 0, 1, 1].map(|of| of * BATCH..(of + 1) * BATCH);
+        assert_eq!(state.read, expected.into_iter().flatten().collect::<Vec<_>>());
+        assert!(
+            state.threads.iter().all(|name| name == "read-ahead"),
+            "{:?}",
+            state.threads
+        );
+    }
+}
+
+#[test]
+fn a_sample_that_cannot_be_read_fails_the_step_that_needs_it_and_no_other() {
+    for case in cases() {
+        let store = Store::default();
+        store.take_away_from(BATCH + 3);
+        let ((mut engine, plan), mut at) = (start(&case, &store), StateId::INITIAL);
+        assert!(step(&mut engine, &plan, &mut at).is_ok());
+        let (index, why) = (BATCH + 3, AWAY.to_owned());
+        let expected = EngineError::Sample(SampleError { index, why });
+        assert_eq!(step(&mut engine, &plan, &mut at), Err(expected));
+    }
+}
