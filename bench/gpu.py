@@ -1,4 +1,4 @@
-"""`bench/gpu.py --part speed|elastic [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU.
+"""`bench/gpu.py --part speed|elastic|ablation [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU.
 
 Runs in the folder that `make gpu-bundle` makes, on a machine with a driver and a Python that has PyTorch with CUDA; needs no network.
 A phase that fails does not hide the others: it says why, and the exit code is 1. Each part ends in under 8 minutes.
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import recovery
@@ -257,27 +257,6 @@ def gpt2_large(bench):
         raise RuntimeError(f"no figures of {', '.join(errors)}")
 
 
-# What is switched off, by name: the environment of the workers. Each is a way that a worker computes, so that a program is enough.
-ABLATIONS = {"kernels": {"VARUNA_KERNELS": "libtorch"}}
-
-
-def ablation(bench):
-    """The step of GPT-2 large with one thing less at a time, as multiples of the whole."""
-    size, steps = size_of(bench, LARGE), steps_of(bench, 8)
-    times = {}
-    for name, settings in {"nothing": {}, **ABLATIONS}.items():
-        os.environ.update(settings)
-        try:
-            seconds, _ = varuna_steps(manifest(size, steps, bench.device, "bf16"), 1)
-        finally:
-            for variable in settings:
-                del os.environ[variable]
-        times[name] = median(seconds[WARM_UP - 2 :])
-        print(f"  without {name}: {times[name] * 1e3:.1f} ms", flush=True)
-    for name in ABLATIONS:
-        bench.result(f"without_{name}", f"{times[name] / times['nothing']:.3f}")
-
-
 def report_speed(bench, times, peaks):
     middle = {side: median(seconds) for side, seconds in times.items() if seconds}
     if "varuna" not in middle:
@@ -348,9 +327,58 @@ def checkpoint_stall(bench):
     bench.result("checkpoint_stall_pct", f"{(median(saved) / median(plain) - 1) * 100:.2f}")
 
 
+# Part `ablation`.
+
+# What a worker can leave out (`varuna-worker --without`), where one process shows its gain, and where it takes boundaries and gradients
+# that go through the host.
+OF_ONE = ("kernels", "ahead", "chunks", "padding", "read-ahead")
+OF_TWO = ("streams", "pinned")
+# GPT-2's own vocabulary, which is to be filled up.
+UNPADDED = replace(LARGE, vocabulary=50257)
+
+
+def without(name, made, workers):
+    """Median seconds of a job's steps whose workers leave this out."""
+    os.environ["VARUNA_WITHOUT"] = name
+    try:
+        seconds, _ = varuna_steps(made, workers)
+    finally:
+        del os.environ["VARUNA_WITHOUT"]
+    return median(seconds[WARM_UP - 2 :])
+
+
+def ablation(bench, names, made, workers):
+    """A job's step with one thing less at a time, by turns with the whole, as multiples of the whole."""
+    whole, times = [], {name: [] for name in names}
+    for _ in range(1 if bench.dry else 2):
+        whole.append(without("", made, workers))
+        for name in names:
+            times[name].append(without(name, made, workers))
+    print("  | without | step, ms | of the whole |\n  |---|---|---|")
+    print(f"  | nothing | {median(whole) * 1e3:.1f} | 1 |", flush=True)
+    for name in names:
+        # Each by the whole of its own turn.
+        of = median([part / all for part, all in zip(times[name], whole)])
+        print(f"  | {name} | {median(times[name]) * 1e3:.1f} | {of:.3f} |", flush=True)
+        bench.result(f"without_{name.replace('-', '_')}", f"{of:.3f}")
+
+
+def ablation_of_one(bench):
+    """GPT-2 large in one process."""
+    made = manifest(size_of(bench, UNPADDED), steps_of(bench, 8), bench.device, "bf16")
+    ablation(bench, OF_ONE, made, 1)
+
+
+def ablation_of_two(bench):
+    """Two stages on one GPU, over TCP."""
+    made = manifest(size_of(bench, ELASTIC), steps_of(bench, 20), bench.device, "bf16", depth=2, workers=2)
+    ablation(bench, OF_TWO, made, 2)
+
+
 PARTS = {
-    "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330), (ablation, 100)],
+    "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 390), (checkpoint_stall, 100)],
+    "ablation": [(ablation_of_one, 320), (ablation_of_two, 150)],
 }
 
 

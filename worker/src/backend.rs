@@ -1,8 +1,9 @@
-//! How a worker computes: on what, in which numbers, with whose code, in which streams. Four values, and one engine for all of them.
+//! How a worker computes: on what, in which numbers, with whose code, in which streams, without what. Values, and one engine for all of them.
 
+use crate::ablation::{Ablation, Ablations};
 use crate::numerics::Numerics;
 use varuna_cuda::{Libraries, LoadError};
-use varuna_torch::{Device, DeviceChoice, DeviceError, KernelChoice, KernelError, Kernels, Streams};
+use varuna_torch::{Copies, Device, DeviceChoice, DeviceError, KernelChoice, KernelError, Kernels, Streams};
 
 /// What a worker finds on its machine.
 #[derive(Clone, Copy)]
@@ -32,6 +33,8 @@ pub struct Backend {
     pub kernels: Kernels,
     /// In which order the device works, as the host sees it.
     pub streams: Streams,
+    /// What is left out, for a comparison.
+    pub without: Ablations,
 }
 
 impl Backend {
@@ -43,6 +46,7 @@ impl Backend {
             numerics,
             kernels: Kernels::PROCESSOR,
             streams: Streams::HOST,
+            without: Ablations::NONE,
         }
     }
 
@@ -54,12 +58,21 @@ impl Backend {
         platform: Platform,
         device: Device,
         numerics: Numerics,
-        choice: KernelChoice,
+        without: Ablations,
     ) -> Result<(Backend, Option<KernelError>), KernelError> {
+        let copies = match without {
+            _ if without.has(Ablation::Pinned) => Copies::Pageable,
+            _ if without.has(Ablation::Streams) => Copies::InTurn,
+            _ => Copies::Beside,
+        };
+        let choice = match without.has(Ablation::Kernels) {
+            true => KernelChoice::Libtorch,
+            false => KernelChoice::Auto,
+        };
         let streams = match device {
             Device::Cpu => Streams::HOST,
-            Device::Cuda(number) => Streams::open(&(platform.libraries)()?, device, number)?,
-            Device::Apart => Streams::open(&(platform.libraries)()?, device, 0)?,
+            Device::Cuda(number) => Streams::open(&(platform.libraries)()?, device, number, copies)?,
+            Device::Apart => Streams::open(&(platform.libraries)()?, device, 0, copies)?,
         };
         let (kernels, why) = Kernels::open(device, streams, choice);
         let backend = Backend {
@@ -67,6 +80,7 @@ impl Backend {
             numerics,
             kernels,
             streams,
+            without,
         };
         Ok((backend, why))
     }

@@ -2,6 +2,7 @@
 //!
 //! The worker knows nothing of Kubernetes and decides nothing: plans and orders come from the coordinator.
 
+pub mod ablation;
 pub mod agent;
 pub mod backend;
 mod background;

@@ -1,6 +1,7 @@
 //! The program `varuna-worker`: from its command line to the end of its agent. What it finds on its machine is a value, so that tests can run the
 //! same program on another.
 
+use crate::ablation::Ablations;
 use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::backend::{Backend, Platform};
@@ -23,7 +24,7 @@ use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
-use varuna_torch::{Device, DeviceChoice, KernelChoice};
+use varuna_torch::{Device, DeviceChoice};
 use varuna_wire::{Hello, Upward, Welcome};
 
 /// Peers may say so many things before the agent has looked at them.
@@ -69,9 +70,10 @@ struct Arguments {
     /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
     #[arg(long, env = "VARUNA_DEVICE")]
     device: Option<DeviceChoice>,
-    /// Whose code computes the optimizer, norms and GELU: auto (ours, where it can be compiled) or libtorch, as a comparison.
-    #[arg(long, env = "VARUNA_KERNELS", default_value = "auto")]
-    kernels: KernelChoice,
+    /// What to leave out, to measure what it gains: kernels, streams, pinned, ahead, chunks, padding, read-ahead; several with commas
+    /// between. What is trained stays the same.
+    #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
+    without: Ablations,
     /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
     /// of its control group. `varuna run` divides what is available by its workers.
     #[arg(long, value_name = "BYTES")]
@@ -344,12 +346,12 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenD
 
 /// How this worker computes.
 fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &Job) -> Result<Backend> {
-    let opened = Backend::open(platform, device, job.precision.into(), arguments.kernels);
+    let opened = Backend::open(platform, device, job.precision.into(), arguments.without);
     let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
-    tracing::info!(kernels = ?backend.kernels, "computing");
+    tracing::info!(kernels = ?backend.kernels, without = %backend.without, "computing");
     Ok(backend)
 }
 

@@ -6,6 +6,7 @@
 mod compute_copy;
 mod snapshot;
 
+use crate::ablation::Ablation;
 use crate::backend::Backend;
 use compute_copy::ComputeCopy;
 pub use snapshot::{UnitSnapshot, UnitState};
@@ -40,7 +41,7 @@ pub struct UnitBuffers {
     memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
-    kernels: Kernels,
+    backend: Backend,
     /// Elements of all parameters; those with weight decay come first.
     elements: i64,
     decaying: i64,
@@ -57,19 +58,14 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch fails (out of memory).
     pub fn new(model: &Model, unit: Unit, backend: Backend) -> Result<UnitBuffers, TorchError> {
-        let Backend {
-            device,
-            numerics,
-            kernels,
-            streams: _,
-        } = backend;
+        let Backend { device, numerics, .. } = backend;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device)?;
         let zeros = || FlatBuffer::zeros(total, device);
         let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let copy = || ComputeCopy::new(&list, numerics.compute(), device);
+        let copy = || ComputeCopy::new(&list, backend);
         let copy = numerics.has_copy().then(copy);
         let mut at = 0;
         let mut leaves = Vec::new();
@@ -94,7 +90,7 @@ impl UnitBuffers {
             gradients,
             memory,
             gradient_memory,
-            kernels,
+            backend,
             elements: at,
             decaying: size(decaying),
             progress: OptimizerProgress::START,
@@ -171,7 +167,12 @@ impl UnitBuffers {
             (Some(copy), Some(number)) => copy.padded(number),
             _ => self.parameter(name)?.detach(),
         };
-        Ok(HeadTable { rows, gradient })
+        let whole = self.backend.without.has(Ablation::Chunks);
+        Ok(HeadTable {
+            rows,
+            gradient,
+            whole,
+        })
     }
 
     /// A parameter that not every model has.
@@ -184,7 +185,7 @@ impl UnitBuffers {
     /// Whose code computes with these parameters.
     #[must_use]
     pub fn kernels(&self) -> Kernels {
-        self.kernels
+        self.backend.kernels
     }
 
     /// A copy of the state.
@@ -305,7 +306,7 @@ impl UnitBuffers {
                     second: &second,
                     copy: copy.as_ref(),
                 };
-                self.kernels.adamw(&parameters, step)?;
+                self.backend.kernels.adamw(&parameters, step)?;
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use common::{Case, Trained, assert_close, run, shape, single};
 use varuna_api::Precision;
 use varuna_cuda::{Compiler, Libraries};
 use varuna_plan::{Recompute, Shape};
-use varuna_torch::{Device, Kernels, Streams};
+use varuna_torch::{Copies, Device, Kernels, Streams};
 
 const STEPS: u64 = 6;
 
@@ -35,7 +35,7 @@ fn compiled() -> Kernels {
         .with_file_name("libvaruna_fake_nccl.so");
     let libraries = Libraries::load_from(&library).unwrap();
     let compiler = Compiler::load_from(&library).unwrap();
-    let streams = Streams::open(&libraries, Device::Apart, 0).unwrap();
+    let streams = Streams::open(&libraries, Device::Apart, 0, Copies::Beside).unwrap();
     Kernels::compile(streams, &compiler).unwrap()
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use varuna_plan::{Decision, Plan, StateId, WorkerId};
 use varuna_torch::{Device, Streams};
+use varuna_worker::ablation::{Ablation, Ablations};
 use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
 
@@ -127,6 +128,25 @@ fn a_store_that_is_away_during_a_step_whose_samples_were_read_ahead_does_not_del
             state.threads
         );
     }
+}
+
+#[test]
+fn where_reading_ahead_is_left_out_the_step_reads_what_it_needs_when_it_needs_it() {
+    let (store, without) = (Store::default(), Ablations::NONE.and(Ablation::ReadAhead));
+    let case = Case {
+        without,
+        ..Case::default()
+    };
+    let ((mut engine, plan), mut at) = (start(&case, &store), StateId::INITIAL);
+    step(&mut engine, &plan, &mut at).unwrap();
+    let state = store.0.0.lock().unwrap();
+    let expected: Vec<u64> = (0..BATCH).chain(0..BATCH).collect();
+    assert_eq!(state.read, expected);
+    assert!(
+        state.threads.iter().all(|name| name != "read-ahead"),
+        "{:?}",
+        state.threads
+    );
 }
 
 #[test]

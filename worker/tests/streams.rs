@@ -4,14 +4,16 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, Trained, engine, later, plan, run, shape, single};
+use common::{Case, Trained, assert_close, engine, later, plan, run, shape, single};
 use std::path::PathBuf;
 use tch::{Kind, Tensor};
 use varuna_api::Precision;
-use varuna_cuda::{Compiler, Libraries};
+use varuna_cuda::{Compiler, Libraries, LoadError};
 use varuna_plan::{Recompute, ScheduleKind, Shape, Step, WorkerId};
 
-use varuna_torch::{AdamStep, Device, Kernels, Parameters, Streams};
+use varuna_torch::{AdamStep, Copies, Device, DeviceChoice, DeviceError, Kernels, Parameters, Streams};
+use varuna_worker::ablation::{Ablation, Ablations};
+use varuna_worker::backend::{Backend, Platform};
 use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 5;
@@ -22,7 +24,11 @@ fn stand_in() -> PathBuf {
 }
 
 fn streams_of(device: Device) -> Streams {
-    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0).unwrap()
+    streams_with(device, Copies::Beside)
+}
+
+fn streams_with(device: Device, copies: Copies) -> Streams {
+    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()
 }
 
 /// Streams that are a GPU's: nothing in them is done when a call returns.
@@ -189,10 +195,11 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
     assert_eq!(why, "libtorch: 8 bytes for a tensor of 12");
 }
 
-#[test]
-fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further() {
+/// The most tasks that a step of sixteen had before a device that is far behind.
+fn tasks_ahead(without: Ablations) -> usize {
     let case = Case {
         streams: streams_of(Device::Apart),
+        without,
         ..Case::default()
     };
     // Eight micro-batches: sixteen tasks.
@@ -208,7 +215,61 @@ fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further() {
     }
     let link = LocalMesh::new(&[me]).link(me);
     let report = engine.run_step(&plan, Step(0), &link, later()).unwrap();
-    assert_eq!(report.tasks_ahead, 2);
+    report.tasks_ahead
+}
+
+#[test]
+fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further_or_none_where_that_is_left_out() {
+    assert_eq!(tasks_ahead(Ablations::NONE), 2);
+    assert_eq!(tasks_ahead(Ablations::NONE.and(Ablation::Ahead)), 0);
+}
+
+fn device(_: DeviceChoice) -> Result<Device, DeviceError> {
+    Ok(Device::Apart)
+}
+
+fn libraries() -> Result<Libraries, LoadError> {
+    Libraries::load_from(&stand_in())
+}
+
+#[test]
+fn whatever_is_left_out_the_same_is_trained() {
+    let opened = |without| {
+        let platform = Platform { device, libraries };
+        let precision = Precision::Bf16;
+        let backend = Backend::open(platform, Device::Apart, precision.into(), without);
+        let Backend { kernels, streams, .. } = backend.unwrap().0;
+        Case {
+            device: Device::Apart,
+            precision,
+            kernels,
+            streams,
+            without,
+            ..Case::default()
+        }
+    };
+    let trained = |case: &Case| run(case, &shape(case, &[&[2, 4], &[3, 3]], &[5, 3], 2), STEPS);
+    let whole = opened(Ablations::NONE);
+    let expected = trained(&whole);
+    for ablation in Ablation::ALL {
+        let case = opened(Ablations::NONE.and(ablation));
+        let name = ablation.name();
+        let is_same_bits = !matches!(ablation, Ablation::Kernels | Ablation::Padding);
+        match is_same_bits {
+            true => assert_eq!(trained(&case), expected, "{name}"),
+            false => assert_close(&trained(&case), &expected, 1e-2, name),
+        }
+        let told = |case: &Case| format!("{:?} {:?}", case.kernels, case.streams);
+        let has_another = matches!(ablation, Ablation::Kernels | Ablation::Streams | Ablation::Pinned);
+        assert_eq!(
+            told(&case) != told(&whole),
+            has_another,
+            "{name}: {}",
+            told(&case)
+        );
+        let pins = case.streams.fetch(&filled(0.0)).unwrap().is_some();
+        assert_eq!(pins, ablation != Ablation::Pinned, "{name}");
+    }
 }
 
 #[test]

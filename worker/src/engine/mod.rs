@@ -9,6 +9,7 @@ mod step;
 
 pub use compute::Compute;
 
+use crate::ablation::Ablation;
 use crate::backend::Backend;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
@@ -181,7 +182,10 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Engine {
         let row = config.model.sequence_length as usize + 1;
         Engine {
-            reader: ReadAhead::new(Arc::clone(&config.samples), row),
+            reader: match config.backend.without.has(Ablation::ReadAhead) {
+                true => ReadAhead::without(Arc::clone(&config.samples), row),
+                false => ReadAhead::new(Arc::clone(&config.samples), row),
+            },
             config,
             units: BTreeMap::new(),
         }

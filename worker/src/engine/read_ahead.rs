@@ -54,7 +54,15 @@ struct Shared {
 /// The thread's owner. The thread ends when this is dropped, and its read has ended.
 pub(super) struct ReadAhead {
     shared: Arc<Shared>,
-    started: bool,
+    thread: Thread,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Thread {
+    NotStarted,
+    Started,
+    /// Nothing is expected: who asks reads.
+    Never,
 }
 
 impl State {
@@ -113,8 +121,15 @@ impl ReadAhead {
                 state: Mutex::default(),
                 changed: Condvar::new(),
             }),
-            started: false,
+            thread: Thread::NotStarted,
         }
+    }
+
+    /// The same where nothing is read ahead.
+    pub(super) fn without(samples: Arc<dyn Samples>, row: usize) -> ReadAhead {
+        let mut reader = ReadAhead::new(samples, row);
+        reader.thread = Thread::Never;
+        reader
     }
 
     /// From now on these will be asked for, in this order. What was read for another order is forgotten.
@@ -122,12 +137,15 @@ impl ReadAhead {
     /// # Errors
     /// The thread does not start.
     pub(super) fn expect(&mut self, next: Vec<Rows>) -> Result<(), EngineError> {
-        if !self.started {
+        if self.thread == Thread::Never {
+            return Ok(());
+        }
+        if self.thread == Thread::NotStarted {
             let shared = Arc::clone(&self.shared);
             let thread = std::thread::Builder::new().name("read-ahead".into());
             let started = thread.spawn(move || shared.serve());
             started.map_err(|e| EngineError::Thread("that reads samples", e.to_string()))?;
-            self.started = true;
+            self.thread = Thread::Started;
         }
         let mut state = self.shared.state.lock();
         let begun = state.begun().count();

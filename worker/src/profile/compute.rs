@@ -314,7 +314,9 @@ mod tests {
         let device = varuna_torch::Device::Apart;
         let mut bench = bench_on(Backend {
             device,
-            streams: varuna_torch::Streams::open(&libraries, device, 0).unwrap(),
+            streams: varuna_torch::Streams::open(&libraries, device, 0, varuna_torch::Copies::Beside)
+                .unwrap(),
+            without: crate::ablation::Ablations::NONE,
             ..Backend::of_processor(Numerics::FP32)
         });
         let found = bench.measure(&[1, 2], 1).unwrap();

@@ -8,6 +8,7 @@ mod compute;
 mod memory;
 mod network;
 
+use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
@@ -18,7 +19,7 @@ use varuna_api::{Job, parse_job};
 use varuna_model::{Model, SegmentKind};
 use varuna_plan::cost::Host;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
-use varuna_torch::{Device, DeviceChoice, KernelChoice};
+use varuna_torch::{Device, DeviceChoice};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
@@ -102,7 +103,7 @@ impl Arguments {
             ..job.model.clone()
         };
         let device = (platform.device)(self.device).context("--device")?;
-        let opened = Backend::open(platform, device, job.precision.into(), KernelChoice::Auto);
+        let opened = Backend::open(platform, device, job.precision.into(), Ablations::NONE);
         let (backend, why) = opened.with_context(|| format!("cannot measure {device}"))?;
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");

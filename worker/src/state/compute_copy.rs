@@ -1,12 +1,13 @@
 //! The parameters of a unit in the narrower format that is computed in.
 
 use super::size;
+use crate::ablation::{Ablation, Ablations};
+use crate::backend::Backend;
 use std::ops::Range;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use varuna_model::Parameter;
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::TABLE;
-use varuna_torch::Device;
 
 /// A vocabulary's rows are filled up to a multiple of this. Products with 50,257 columns leave a GPU's fast kernels, which want rows of a
 /// multiple of 16 bytes and like whole tiles. Only the copy has them: no state, transfer or checkpoint does.
@@ -29,22 +30,23 @@ pub(super) struct ComputeCopy {
 }
 
 /// Rows that a parameter takes in the copy.
-fn rows(parameter: &Parameter) -> usize {
+fn rows(parameter: &Parameter, without: Ablations) -> usize {
     let own = parameter.shape.first().copied().unwrap_or(0);
     match parameter.name {
-        TOKENS | TABLE => own.next_multiple_of(ROWS),
+        TOKENS | TABLE if !without.has(Ablation::Padding) => own.next_multiple_of(ROWS),
         _ => own,
     }
 }
 
 impl ComputeCopy {
     /// Zeros for the parameters of a unit.
-    pub(super) fn new(list: &[Parameter], kind: Kind, device: Device) -> ComputeCopy {
+    pub(super) fn new(list: &[Parameter], backend: Backend) -> ComputeCopy {
+        let on = (backend.numerics.compute(), backend.device.tensors());
         let mut places = Vec::new();
         let mut runs: Vec<(Range<i64>, i64)> = Vec::new();
         let (mut master, mut start) = (0, 0);
         for parameter in list {
-            let (own, rows) = (size(parameter.elements()), size(rows(parameter)));
+            let (own, rows) = (size(parameter.elements()), size(rows(parameter, backend.without)));
             let shape: Vec<i64> = parameter.shape.iter().map(|s| size(*s)).collect();
             let width: i64 = shape.iter().skip(1).product();
             match runs.last_mut() {
@@ -56,7 +58,7 @@ impl ComputeCopy {
             start += rows * width;
         }
         ComputeCopy {
-            flat: Tensor::zeros([start], (kind, device.tensors())),
+            flat: Tensor::zeros([start], on),
             places,
             runs,
         }
@@ -103,11 +105,15 @@ impl ComputeCopy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tch::Kind;
+    use varuna_api::Precision;
     use varuna_model::{Model, gpt2};
 
     #[test]
     fn a_vocabulary_is_filled_up_with_rows_of_zeros_and_nothing_else_moves() {
-        for tied_head in [true, false] {
+        let (kept, left_out) = (Ablations::NONE, Ablations::NONE.and(Ablation::Padding));
+        for (tied_head, without) in [(true, kept), (false, kept), (true, left_out)] {
+            let rows = if without == kept { 256 } else { 130 };
             let model = Model {
                 layers: 1,
                 hidden_size: 8,
@@ -120,7 +126,11 @@ mod tests {
             for unit in model.layout().all_units() {
                 let list = model.parameters(unit);
                 let total: i64 = list.iter().map(|p| size(p.elements())).sum();
-                let copy = ComputeCopy::new(&list, Kind::BFloat16, Device::Cpu);
+                let backend = Backend {
+                    without,
+                    ..Backend::of_processor(Precision::Bf16.into())
+                };
+                let copy = ComputeCopy::new(&list, backend);
                 let masters = Tensor::arange(total, (Kind::Float, tch::Device::Cpu)).remainder(251.0) + 1.0;
                 copy.renew(&masters);
                 let mut at = 0;
@@ -131,11 +141,11 @@ mod tests {
                     assert_eq!(found.reshape([-1]), own, "{}", p.name);
                     if p.shape == [130, 8] {
                         let padded = copy.padded(number).to_kind(Kind::Float);
-                        assert_eq!(padded.size(), [256, 8]);
+                        assert_eq!(padded.size(), [rows, 8]);
                         assert_eq!(padded.narrow(0, 0, 130).reshape([-1]), own);
                         assert_eq!(
-                            padded.narrow(0, 130, 126),
-                            Tensor::zeros([126, 8], (Kind::Float, tch::Device::Cpu))
+                            padded.narrow(0, 130, rows - 130),
+                            Tensor::zeros([rows - 130, 8], (Kind::Float, tch::Device::Cpu))
                         );
                     }
                 }

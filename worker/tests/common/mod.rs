@@ -15,6 +15,7 @@ use varuna_plan::{
     ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_torch::{Device, Kernels, Streams};
+use varuna_worker::ablation::Ablations;
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
 use varuna_worker::transport::Link;
@@ -40,6 +41,7 @@ pub(crate) struct Case {
     pub(crate) device: Device,
     pub(crate) kernels: Kernels,
     pub(crate) streams: Streams,
+    pub(crate) without: Ablations,
     pub(crate) scaling: LossScaling,
 }
 
@@ -54,6 +56,7 @@ impl Default for Case {
             device: Device::Cpu,
             kernels: Kernels::PROCESSOR,
             streams: Streams::HOST,
+            without: Ablations::NONE,
             scaling: LossScaling::OFF,
         }
     }
@@ -211,6 +214,7 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
             numerics: case.precision.into(),
             kernels: case.kernels,
             streams: case.streams,
+            without: case.without,
         },
         samples: Arc::new(samples),
     })

@@ -10,7 +10,6 @@ pub use optimizer::{AdamStep, Parameters};
 use crate::streams::{Gpu, Streams};
 use crate::{Device, Handle, TorchError, checked, handle};
 use std::ffi::{c_char, c_int, c_void};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 use tch::Tensor;
 use varuna_cuda::{CompileError, Compiler, CudaError, Kernel, LoadError, Module, run_on_host};
@@ -38,23 +37,6 @@ pub enum KernelChoice {
     Auto,
     /// libtorch's operators for all, as a comparison.
     Libtorch,
-}
-
-/// Not the name of a choice.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kernels {0:?}; allowed are auto and libtorch")]
-pub struct UnknownKernels(String);
-
-impl FromStr for KernelChoice {
-    type Err = UnknownKernels;
-
-    fn from_str(name: &str) -> Result<KernelChoice, UnknownKernels> {
-        match name {
-            "auto" => Ok(KernelChoice::Auto),
-            "libtorch" => Ok(KernelChoice::Libtorch),
-            _ => Err(UnknownKernels(name.to_owned())),
-        }
-    }
 }
 
 /// Why a GPU has no kernels of our own.

@@ -106,6 +106,8 @@ pub struct HeadTable {
     pub rows: Tensor,
     /// (v, d): gradients are added to it.
     pub gradient: Tensor,
+    /// Whether all logits are made at once, as a comparison.
+    pub whole: bool,
 }
 
 /// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
@@ -133,7 +135,7 @@ impl HeadLoss<'_> {
     /// # Errors
     /// The shapes do not fit, or a target is not a row of the table.
     pub fn add(&self, x: &Tensor, table: &HeadTable) -> Result<(), TorchError> {
-        self.call(x, table, chunk_rows(&table.rows), 1.0, std::ptr::null_mut())
+        self.call(x, table, rows_at_once(table), 1.0, std::ptr::null_mut())
     }
 
     /// The same; adds `scale` times the gradient of the losses to that of the table, and returns `scale` times that of `x`, in the shape and
@@ -147,7 +149,7 @@ impl HeadLoss<'_> {
         table: &HeadTable,
         scale: f64,
     ) -> Result<Tensor, TorchError> {
-        self.gradients(x, table, chunk_rows(&table.rows), scale)
+        self.gradients(x, table, rows_at_once(table), scale)
     }
 
     fn gradients(&self, x: &Tensor, table: &HeadTable, chunk: i64, scale: f64) -> Result<Tensor, TorchError> {
@@ -193,6 +195,14 @@ impl HeadLoss<'_> {
                 out,
             )
         })
+    }
+}
+
+/// Rows whose logits are made at once.
+fn rows_at_once(table: &HeadTable) -> i64 {
+    match table.whole {
+        true => i64::MAX,
+        false => chunk_rows(&table.rows),
     }
 }
 

@@ -16,11 +16,11 @@ mod streams;
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
-pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters, UnknownKernels};
+pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters};
 pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
 pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;
-pub use streams::{Bring, Fetch, Mark, Streams};
+pub use streams::{Bring, Copies, Fetch, Mark, Streams};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -14,15 +14,28 @@ use varuna_cuda::{Context, Copying, CudaError, Event, Libraries, Pinned, Stream}
 /// How long the time between two marks is waited for: whoever asks has seen the device's later work.
 const MARKED: Duration = Duration::from_secs(10);
 
+/// How a GPU's copies from and to the host are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Copies {
+    /// Through pinned memory, beside what is computed.
+    #[default]
+    Beside,
+    /// Through pinned memory, in turn with what is computed: a comparison.
+    InTurn,
+    /// By libtorch, of pageable memory, and the host waits: a comparison.
+    Pageable,
+}
+
 pub(crate) struct Gpu {
     /// Where libtorch computes.
     pub(crate) compute: Stream,
     /// Whether libtorch computes on the processor after all, at once: what is in the stream has to be waited for then.
     pub(crate) host_computes: bool,
-    /// Copies to the host.
-    fetches: Stream,
+    copies: Copies,
+    /// Copies to the host; none where they are made in the stream that computes.
+    fetches: Option<Stream>,
     /// Copies to the device: one stream for both would let them wait for each other.
-    brings: Stream,
+    brings: Option<Stream>,
     /// Pinned memory that no copy uses, by its bytes: to pin some takes longer than to copy it. There is as much as was ever on its way at once.
     free: Mutex<BTreeMap<usize, Vec<Pinned>>>,
     /// Copies to the device that nobody has seen the end of: their pinned memory must not be written before.
@@ -66,18 +79,25 @@ impl Streams {
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn open(libraries: &Libraries, device: Device, number: usize) -> Result<Streams, CudaError> {
+    pub fn open(
+        libraries: &Libraries,
+        device: Device,
+        number: usize,
+        copies: Copies,
+    ) -> Result<Streams, CudaError> {
         let context: Arc<Context> = Context::open(libraries, number)?;
         let host_computes = !matches!(device, Device::Cuda(_));
         let compute = match host_computes {
             false => Stream::default_of(&context),
             true => Stream::new(&context)?,
         };
+        let of_its_own = || (copies == Copies::Beside).then(|| Stream::new(&context));
         Ok(Streams(Some(Box::leak(Box::new(Gpu {
             compute,
             host_computes,
-            fetches: Stream::new(&context)?,
-            brings: Stream::new(&context)?,
+            copies,
+            fetches: of_its_own().transpose()?,
+            brings: of_its_own().transpose()?,
             free: Mutex::default(),
             coming: Mutex::default(),
         })))))
@@ -85,6 +105,11 @@ impl Streams {
 
     pub(crate) fn gpu(self) -> Option<&'static Gpu> {
         self.0
+    }
+
+    /// The GPU, where copies go through pinned memory.
+    fn pinning(self) -> Option<&'static Gpu> {
+        self.0.filter(|gpu| gpu.copies != Copies::Pageable)
     }
 
     /// Whether work goes on after a call has returned.
@@ -105,27 +130,28 @@ impl Streams {
     }
 
     /// Begins to copy a tensor's elements, in their order, to pinned memory, after what was computed so far and beside what comes next. None on
-    /// the processor, whose memory is the host's. Nobody changes the tensor until the copy has ended.
+    /// the processor, whose memory is the host's, and with [`Copies::Pageable`]. Nobody changes the tensor until the copy has ended.
     ///
     /// # Errors
     /// There is no memory to pin, or the driver refuses.
     pub fn fetch(self, tensor: &Tensor) -> Result<Option<Fetch>, TorchError> {
-        let Some(gpu) = self.0 else {
+        let Some(gpu) = self.pinning() else {
             return Ok(None);
         };
         let memory = OnDevice::over(&tensor.detach().contiguous())?;
         let bytes = varuna_cuda::DeviceMemory::bytes(&memory);
         let start = || {
             // What made the tensor lie in one piece comes before this, too.
-            gpu.fetches.wait(&gpu.compute.record()?)?;
-            gpu.pinned(bytes)?.copy_from(memory, &gpu.fetches)
+            let stream = gpu.after_compute(gpu.fetches.as_ref())?;
+            gpu.pinned(bytes)?.copy_from(memory, stream)
         };
         let copying = start().map_err(refused)?;
         Ok(Some(Fetch { copying, gpu }))
     }
 
     /// Begins to copy elements, whose bits are the tensor's, to a tensor that lies in one piece, through pinned memory, after what was computed so far and
-    /// beside what comes next. Nobody uses the tensor but through what this returns. On the processor all is copied when this returns.
+    /// beside what comes next. Nobody uses the tensor but through what this returns. On the processor, and with [`Copies::Pageable`], all is
+    /// copied when this returns.
     ///
     /// # Errors
     /// The bytes are not as many as the tensor's, there is no memory to pin, or the driver refuses.
@@ -137,7 +163,7 @@ impl Streams {
             let given = bytes.len();
             return Err(TorchError(format!("{given} bytes for a tensor of {own}")));
         }
-        let arrival = match self.0 {
+        let arrival = match self.pinning() {
             None => {
                 copy_bytes(&into, bytes)?;
                 None
@@ -156,7 +182,7 @@ impl Gpu {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         match free.get_mut(&bytes).and_then(Vec::pop) {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(self.fetches.context(), bytes.max(1)),
+            None => Pinned::new(self.compute.context(), bytes.max(1)),
         }
     }
 
@@ -166,11 +192,20 @@ impl Gpu {
         let mut pinned = self.pinned(bytes.len())?;
         pinned.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         // What was computed so far may still use what lay in the tensor's memory before.
-        self.brings.wait(&self.compute.record()?)?;
-        let copying = pinned.copy_to(memory, &self.brings)?;
-        let arrival = self.brings.record()?;
+        let stream = self.after_compute(self.brings.as_ref())?;
+        let copying = pinned.copy_to(memory, stream)?;
+        let arrival = stream.record()?;
         self.coming().push_back(copying);
         Ok(arrival)
+    }
+
+    /// The stream of a copy that comes after what was computed so far.
+    fn after_compute<'a>(&'a self, own: Option<&'a Stream>) -> Result<&'a Stream, CudaError> {
+        let Some(stream) = own else {
+            return Ok(&self.compute);
+        };
+        stream.wait(&self.compute.record()?)?;
+        Ok(stream)
     }
 
     /// Takes the pinned memory back whose copies the device has made.
@@ -274,6 +309,9 @@ impl Fetch {
 
 impl std::fmt::Debug for Streams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.are_late() { "a GPU's" } else { "the host's" })
+        match self.0 {
+            None => f.write_str("the host's"),
+            Some(gpu) => write!(f, "a GPU's, copies {:?}", gpu.copies),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::super::EngineError;
 use super::Run;
 use super::exchange::ENDING;
+use crate::ablation::Ablation;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use varuna_torch::Mark;
@@ -38,7 +39,11 @@ impl RunAhead {
 impl Run<'_> {
     /// Waits until the device has few enough tasks before it for another, and notes how many it has.
     pub(super) fn before_task(&mut self) -> Result<(), EngineError> {
-        while self.ahead.count()? > AHEAD {
+        let bound = match self.config.backend.without.has(Ablation::Ahead) {
+            true => 0,
+            false => AHEAD,
+        };
+        while self.ahead.count()? > bound {
             self.exchange.carry_on()?;
             // A device that is merely slow is planned around; one that hangs ends the process.
             if Instant::now() >= self.deadline + ENDING {

@@ -192,7 +192,9 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
             let table = HeadTable {
                 rows: w.constant_pad_nd([0, 0, 0, rows - v]),
                 gradient: Tensor::ones([v, d], CPU),
+                whole: rows == v,
             };
+            assert_eq!(rows_at_once(&table) == i64::MAX, table.whole);
             let case = format!("{kind:?}, chunks of {chunk}, {rows} rows");
             let _ = sum.shallow_clone().fill_(3.0);
             let got = head.gradients(&x, &table, chunk, 8.0).unwrap();
@@ -226,6 +228,7 @@ fn a_loss_that_does_not_fit_is_refused() {
         let table = HeadTable {
             rows: Tensor::zeros([rows, 3], CPU),
             gradient: Tensor::zeros([own, 3], CPU),
+            whole: false,
         };
         head.add(x, &table)
     };

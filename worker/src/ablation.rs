@@ -1,0 +1,136 @@
+//! What makes a step fast and can be left out, so that its gain can be measured in the same program. Nothing of it changes what is trained:
+//! steps have the same bits without it, or differ by roundings.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One thing that can be left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ablation {
+    /// Kernels of our own; libtorch's operators compute.
+    Kernels,
+    /// Streams for copies; on a GPU they are made in the stream that computes.
+    Streams,
+    /// Pinned memory; on a GPU libtorch copies from and to pageable memory, and the host waits.
+    Pinned,
+    /// Tasks that a GPU has before it; the host waits for each before it hands over the next.
+    Ahead,
+    /// Chunks of the head and its loss; all logits of a micro-batch are there at once.
+    Chunks,
+    /// Rows that fill a vocabulary up in the 16-bit copy.
+    Padding,
+    /// Samples that are read beside the computing; the step reads them when it needs them.
+    ReadAhead,
+}
+
+impl Ablation {
+    /// All of them.
+    pub const ALL: [Ablation; 7] = [
+        Ablation::Kernels,
+        Ablation::Streams,
+        Ablation::Pinned,
+        Ablation::Ahead,
+        Ablation::Chunks,
+        Ablation::Padding,
+        Ablation::ReadAhead,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Ablation::Kernels => "kernels",
+            Ablation::Streams => "streams",
+            Ablation::Pinned => "pinned",
+            Ablation::Ahead => "ahead",
+            Ablation::Chunks => "chunks",
+            Ablation::Padding => "padding",
+            Ablation::ReadAhead => "read-ahead",
+        }
+    }
+}
+
+/// What a worker leaves out.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ablations([bool; Ablation::ALL.len()]);
+
+impl Ablations {
+    /// Nothing is left out.
+    pub const NONE: Ablations = Ablations([false; Ablation::ALL.len()]);
+
+    /// Also without this.
+    #[must_use]
+    pub fn and(mut self, ablation: Ablation) -> Ablations {
+        self.0[ablation as usize] = true;
+        self
+    }
+
+    /// Whether this is left out.
+    #[must_use]
+    pub fn has(self, ablation: Ablation) -> bool {
+        self.0[ablation as usize]
+    }
+}
+
+impl fmt::Display for Ablations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Ablation::ALL.into_iter().filter(|a| self.has(*a));
+        f.write_str(&names.map(Ablation::name).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl fmt::Debug for Ablations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{self}]")
+    }
+}
+
+/// Not the name of something that can be left out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--without names {name:?}; allowed are {}, several with commas between", Ablation::ALL.map(Ablation::name).join(", "))]
+pub struct UnknownAblation {
+    /// What was given.
+    pub name: String,
+}
+
+impl FromStr for Ablations {
+    type Err = UnknownAblation;
+
+    fn from_str(names: &str) -> Result<Ablations, UnknownAblation> {
+        let named = |name: &str| {
+            let found = Ablation::ALL.into_iter().find(|a| a.name() == name);
+            found.ok_or_else(|| UnknownAblation {
+                name: name.to_owned(),
+            })
+        };
+        let mut names = names.split(',').filter(|name| !name.is_empty());
+        names.try_fold(Ablations::NONE, |all, name| Ok(all.and(named(name)?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_name_of_its_own_and_a_place_of_its_own() {
+        for (place, ablation) in Ablation::ALL.into_iter().enumerate() {
+            assert_eq!(ablation as usize, place);
+            let alone: Ablations = ablation.name().parse().unwrap();
+            assert_eq!(alone, Ablations::NONE.and(ablation));
+            assert!(Ablation::ALL.into_iter().all(|a| alone.has(a) == (a == ablation)));
+            assert_eq!(alone.to_string(), ablation.name());
+        }
+        assert_eq!("".parse(), Ok(Ablations::NONE));
+        let two: Ablations = "padding,kernels".parse().unwrap();
+        assert_eq!(two.to_string(), "kernels,padding");
+    }
+
+    #[test]
+    fn another_name_is_refused_with_the_list() {
+        let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
+        let expected = "--without names \"speed\"; allowed are kernels, streams, pinned, ahead, chunks, padding, read-ahead, \
+                        several with commas between";
+        assert_eq!(why, expected);
+    }
+}
