@@ -333,52 +333,77 @@ def checkpoint_stall(bench):
 # that go through the host.
 OF_ONE = ("kernels", "ahead", "chunks", "padding", "read-ahead")
 OF_TWO = ("streams", "pinned")
+# Ways of libtorch to compute attention (`varuna-worker --attention`), each against the one that it prefers.
+ATTENTION = ("flash", "cudnn")
 # GPT-2's own vocabulary, which is to be filled up.
 UNPADDED = replace(LARGE, vocabulary=50257)
 
 
-def without(name, made, workers):
-    """Median seconds of a job's steps whose workers leave this out."""
-    os.environ["VARUNA_WITHOUT"] = name
+def step_with(settings, made, workers):
+    """Median seconds of a job's steps with these variables in the workers' environment."""
+    os.environ.update(settings)
     try:
         seconds, _ = varuna_steps(made, workers)
     finally:
-        del os.environ["VARUNA_WITHOUT"]
+        for name in settings:
+            del os.environ[name]
     return median(seconds[WARM_UP - 2 :])
 
 
-def ablation(bench, names, made, workers):
-    """A job's step with one thing less at a time, by turns with the whole, as multiples of the whole."""
-    whole, times = [], {name: [] for name in names}
-    for _ in range(1 if bench.dry else 2):
-        whole.append(without("", made, workers))
-        for name in names:
-            times[name].append(without(name, made, workers))
-    print("  | without | step, ms | of the whole |\n  |---|---|---|")
-    print(f"  | nothing | {median(whole) * 1e3:.1f} | 1 |", flush=True)
-    for name in names:
-        # Each by the whole of its own turn.
-        of = median([part / all for part, all in zip(times[name], whole)])
-        print(f"  | {name} | {median(times[name]) * 1e3:.1f} | {of:.3f} |", flush=True)
-        bench.result(f"without_{name.replace('-', '_')}", f"{of:.3f}")
+def ablation(bench, rows, made, workers):
+    """A job's step with other settings, by turns with the whole, as multiples of the whole. `rows` are settings by the results' names."""
+    whole, times = [], {name: [] for name in rows}
+    try:
+        for turn in range(1 if bench.dry else 2):
+            whole.append(step_with({}, made, workers))
+            print(f"  turn {turn + 1}, the whole: {whole[-1] * 1e3:.1f} ms", flush=True)
+            for name, settings in rows.items():
+                # A GPU need not have every way of attention: the worker then refuses it.
+                try:
+                    times[name].append((step_with(settings, made, workers), whole[-1]))
+                    print(f"  turn {turn + 1}, {name}: {times[name][-1][0] * 1e3:.1f} ms", flush=True)
+                except SystemExit as error:
+                    print(f"  {name}: no figure: {str(error)[-500:]}", flush=True)
+                    if "VARUNA_ATTENTION" not in settings:
+                        raise
+    finally:
+        # What was measured is told, whatever became of the rest.
+        report_ablation(bench, whole, times)
+
+
+def report_ablation(bench, whole, times):
+    if whole:
+        print("  | | step, ms | of the whole |\n  |---|---|---|")
+        print(f"  | the whole | {median(whole) * 1e3:.1f} | 1 |")
+    # Each by the whole of its own turn.
+    parts = {name: median([part / all for part, all in pairs]) for name, pairs in times.items() if pairs}
+    for name, part in parts.items():
+        print(f"  | {name} | {median([of for of, _ in times[name]]) * 1e3:.1f} | {part:.3f} |", flush=True)
+    for name, part in parts.items():
+        bench.result(name, f"{part:.3f}")
+
+
+def left_out(names):
+    return {f"without_{name.replace('-', '_')}": {"VARUNA_WITHOUT": name} for name in names}
 
 
 def ablation_of_one(bench):
     """GPT-2 large in one process."""
     made = manifest(size_of(bench, UNPADDED), steps_of(bench, 8), bench.device, "bf16")
-    ablation(bench, OF_ONE, made, 1)
+    ways = {f"attention_{way}": {"VARUNA_ATTENTION": way} for way in ATTENTION}
+    ablation(bench, left_out(OF_ONE) | ways, made, 1)
 
 
 def ablation_of_two(bench):
     """Two stages on one GPU, over TCP."""
     made = manifest(size_of(bench, ELASTIC), steps_of(bench, 20), bench.device, "bf16", depth=2, workers=2)
-    ablation(bench, OF_TWO, made, 2)
+    ablation(bench, left_out(OF_TWO), made, 2)
 
 
 PARTS = {
     "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 390), (checkpoint_stall, 100)],
-    "ablation": [(ablation_of_one, 320), (ablation_of_two, 150)],
+    "ablation": [(ablation_of_one, 340), (ablation_of_two, 100)],
 }
 
 

@@ -49,6 +49,7 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let logs = run.report();
     assert!(logs.contains("tensors go over NCCL"), "{logs}");
+    assert!(logs.contains("attention=flash"), "{logs}");
     assert_curve_within(ROUNDING, &undisturbed_over_tcp(), &run.metrics(), STEPS);
     let generations: std::collections::BTreeSet<u64> = run.metrics().iter().map(|m| m.generation.0).collect();
     assert!(generations.len() >= 3, "steps under each plan: {generations:?}");
@@ -93,7 +94,8 @@ fn a_profile_of_a_gpu_has_the_devices_times_the_estimated_memory_and_no_shared_c
     let profile: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(profile["device"], "cpu (memory apart)");
     assert_eq!(profile["host"], serde_json::Value::Null);
-    assert!(profile["measured"].as_str().unwrap().contains("memory estimated"));
+    let told = profile["measured"].as_str().unwrap();
+    assert!(told.contains("attention flash; memory estimated"), "{told}");
     for segment in profile["segments"].as_array().unwrap() {
         assert!(
             segment["rows"][0]["forwardMs"].as_f64().unwrap() > 0.0,

@@ -8,6 +8,7 @@ use crate::backend::{Backend, Platform};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineConfig};
 use crate::memory::{self, Equipment, Share};
+use crate::model::attention_shape;
 use crate::profile;
 use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
@@ -24,7 +25,7 @@ use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
-use varuna_torch::{Device, DeviceChoice};
+use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 use varuna_wire::{Hello, Upward, Welcome};
 
 /// Peers may say so many things before the agent has looked at them.
@@ -70,6 +71,9 @@ struct Arguments {
     /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
     #[arg(long, env = "VARUNA_DEVICE")]
     device: Option<DeviceChoice>,
+    /// How attention is computed: auto (what libtorch prefers), flash, cudnn, efficient or math, as a comparison.
+    #[arg(long, env = "VARUNA_ATTENTION", default_value = "auto")]
+    attention: AttentionChoice,
     /// What to leave out, to measure what it gains: kernels, streams, pinned, ahead, chunks, padding, read-ahead; several with commas
     /// between. What is trained stays the same.
     #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
@@ -351,7 +355,9 @@ fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
-    tracing::info!(kernels = ?backend.kernels, without = %backend.without, "computing");
+    let shape = attention_shape(&job.model, backend.numerics);
+    let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
+    tracing::info!(kernels = ?backend.kernels, %attention, without = %backend.without, "computing");
     Ok(backend)
 }
 

@@ -2,6 +2,8 @@
 // Every function that can fail returns 0, or < 0 on failure; vt_error() then gives the message. Nothing is thrown through extern "C".
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/grad_mode.h>
 #include <climits>
 #include <cstring>
@@ -308,6 +310,23 @@ int vt_load_cuda() {
       const char* why = dlerror();
       throw std::runtime_error(why ? why : "libtorch_cuda.so cannot be loaded");
     }
+  });
+}
+
+// Which way libtorch takes for causal attention of these: a number of at::SDPBackend.
+int vt_attention(Handle q, Handle k, Handle v, int64_t* way) {
+  return guarded([&] { *way = at::_fused_sdp_choice(*q, *k, *v, {}, 0.0, true); });
+}
+
+// Allows the ways whose numbers are set in the bits, and no others.
+int vt_allow_attention(int ways) {
+  return guarded([&] {
+    const auto allows = [&](at::SDPBackend way) { return (ways >> static_cast<int>(way) & 1) != 0; };
+    auto& context = at::globalContext();
+    context.setSDPUseMath(allows(at::SDPBackend::math));
+    context.setSDPUseFlash(allows(at::SDPBackend::flash_attention));
+    context.setSDPUseMemEfficient(allows(at::SDPBackend::efficient_attention));
+    context.setSDPUseCuDNN(allows(at::SDPBackend::cudnn_attention));
   });
 }
 

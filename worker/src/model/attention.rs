@@ -3,11 +3,23 @@
 use super::dropout::Dropout;
 use super::linear::linear;
 use super::norm::norm;
+use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 use tch::Tensor;
 use varuna_model::Model;
 use varuna_model::attention::{NORM, PROJECTION, QKV};
-use varuna_torch::TorchError;
+use varuna_torch::{AttentionShape, TorchError};
+
+/// What attention is computed of: libtorch is asked how, once.
+#[must_use]
+pub fn attention_shape(model: &Model, numerics: Numerics) -> AttentionShape {
+    AttentionShape {
+        heads: model.heads.into(),
+        sequence: model.sequence_length.into(),
+        width: i64::from(model.hidden_size / model.heads.max(1)),
+        kind: numerics.compute(),
+    }
+}
 
 /// `block` counts from 1 for the dropout's masks.
 pub(super) fn forward(

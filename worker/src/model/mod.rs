@@ -12,6 +12,7 @@ mod mlp;
 mod norm;
 
 use crate::state::UnitBuffers;
+pub use attention::attention_shape;
 use dropout::Dropout;
 pub use head::{add_loss, add_loss_with_gradients};
 use std::collections::BTreeMap;

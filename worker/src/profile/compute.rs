@@ -15,6 +15,7 @@ use varuna_plan::{
     Decision, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
     StateId, Unit, WorkerId,
 };
+use varuna_torch::Attention;
 
 const ME: WorkerId = WorkerId(1);
 /// A step that takes longer does not end any more.
@@ -44,6 +45,8 @@ impl crate::engine::Samples for Random {
 pub(super) struct Bench {
     pub(super) model: Model,
     pub(super) backend: Backend,
+    /// How it is computed.
+    pub(super) attention: Attention,
     engine: Engine,
     link: Arc<dyn Link>,
     at: StateId,
@@ -107,7 +110,12 @@ impl Samples {
 
 impl Bench {
     /// Makes the model's first state.
-    pub(super) fn new(model: Model, training: &Training, backend: Backend) -> Result<Bench, EngineError> {
+    pub(super) fn new(
+        model: Model,
+        training: &Training,
+        backend: Backend,
+        attention: Attention,
+    ) -> Result<Bench, EngineError> {
         let mut engine = Engine::new(EngineConfig {
             me: ME,
             model: model.clone(),
@@ -126,6 +134,7 @@ impl Bench {
         Ok(Bench {
             model,
             backend,
+            attention,
             engine,
             link: LocalMesh::new(&[ME]).link(ME),
             at: StateId::INITIAL,
@@ -282,7 +291,7 @@ mod tests {
             loss_scaling: varuna_plan::LossScaling::OFF,
             skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
         };
-        Bench::new(model, &training, backend).unwrap()
+        Bench::new(model, &training, backend, Attention::Flash).unwrap()
     }
 
     #[test]
@@ -316,7 +325,6 @@ mod tests {
             device,
             streams: varuna_torch::Streams::open(&libraries, device, 0, varuna_torch::Copies::Beside)
                 .unwrap(),
-            without: crate::ablation::Ablations::NONE,
             ..Backend::of_processor(Numerics::FP32)
         });
         let found = bench.measure(&[1, 2], 1).unwrap();

@@ -10,6 +10,7 @@ mod network;
 
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
+use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use varuna_api::{Job, parse_job};
 use varuna_model::{Model, SegmentKind};
 use varuna_plan::cost::Host;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
-use varuna_torch::{Device, DeviceChoice};
+use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
@@ -108,7 +109,9 @@ impl Arguments {
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");
         }
-        Ok(Bench::new(model, &job.training, backend)?)
+        let shape = attention_shape(&model, backend.numerics);
+        let attention = Attention::settle(AttentionChoice::Auto, device, shape)?;
+        Ok(Bench::new(model, &job.training, backend, attention)?)
     }
 }
 
@@ -246,7 +249,7 @@ fn assemble(
             threads,
             slowdown: network.slowdown,
         }),
-        measured: Some(told(arguments, &bench.model, model, threads)),
+        measured: Some(told(arguments, bench, model, threads)),
         calibration: None,
     }
 }
@@ -259,7 +262,8 @@ fn device_name(device: Device) -> Result<String> {
     }
 }
 
-fn told(arguments: &Arguments, measured: &Model, model: &Model, threads: u32) -> String {
+fn told(arguments: &Arguments, bench: &Bench, model: &Model, threads: u32) -> String {
+    let (measured, attention) = (&bench.model, bench.attention);
     let shared = if measured.layers < model.layers {
         format!(
             "{} of {} blocks measured, the others take their median",
@@ -273,7 +277,7 @@ fn told(arguments: &Arguments, measured: &Model, model: &Model, threads: u32) ->
         false => "estimated",
     };
     format!(
-        "engine steps on one stage, {threads} thread(s), random tokens; memory {memory}; {} steps of each micro-batch size after one of warm-up, \
+        "engine steps on one stage, {threads} thread(s), random tokens; attention {attention}; memory {memory}; {} steps of each micro-batch size after one of warm-up, \
          by turns; {shared}; optimizer: with zeroing and norms; links and rings: {} processes over tcp on this machine",
         arguments.repeats, arguments.workers
     )

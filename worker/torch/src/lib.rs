@@ -4,6 +4,7 @@
 //! memory; it must never know of models, plans or workers.
 #![expect(unsafe_code, reason = "calls into libtorch and memory shared with it")]
 
+mod attention;
 mod device;
 mod flat;
 mod gpu;
@@ -13,6 +14,7 @@ mod norm;
 mod on_device;
 mod streams;
 
+pub use attention::{Attention, AttentionChoice, AttentionShape, UnknownAttention};
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};

@@ -1,0 +1,211 @@
+//! Which of its ways libtorch computes attention. By itself it chooses at each call; here it is asked once, told to keep to that, and the
+//! answer is a value that can be reported.
+
+use crate::{Device, Handle, TorchError, checked, handle};
+use std::ffi::c_int;
+use std::fmt;
+use std::str::FromStr;
+use tch::{Kind, Tensor};
+
+unsafe extern "C" {
+    fn vt_attention(q: Handle, k: Handle, v: Handle, way: *mut i64) -> c_int;
+    fn vt_allow_attention(ways: c_int) -> c_int;
+}
+
+/// How libtorch computes attention. The numbers are those of its `SDPBackend`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attention {
+    /// By matrix products and a softmax, with all scores in memory.
+    Math = 0,
+    /// Flash attention (Dao 2023).
+    Flash = 1,
+    /// Memory-efficient attention (Rabe and Staats 2021, as in xFormers).
+    Efficient = 2,
+    /// cuDNN's.
+    CuDnn = 3,
+}
+
+/// Which one is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AttentionChoice {
+    /// The one that libtorch prefers.
+    #[default]
+    Auto,
+    /// This one, or none.
+    Only(Attention),
+}
+
+/// Not the name of a choice.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("attention {0:?}; allowed are auto, {all}", all = Attention::ALL.map(Attention::name).join(", "))]
+pub struct UnknownAttention(String);
+
+/// What attention is computed of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttentionShape {
+    /// Heads.
+    pub heads: i64,
+    /// Tokens of a sample.
+    pub sequence: i64,
+    /// Width of a head.
+    pub width: i64,
+    /// Of the elements.
+    pub kind: Kind,
+}
+
+impl Attention {
+    /// All of them.
+    pub const ALL: [Attention; 4] = [
+        Attention::Flash,
+        Attention::CuDnn,
+        Attention::Efficient,
+        Attention::Math,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Attention::Math => "math",
+            Attention::Flash => "flash",
+            Attention::Efficient => "efficient",
+            Attention::CuDnn => "cudnn",
+        }
+    }
+
+    /// Finds out how causal attention of this shape is computed on a device, and lets this process compute it so from now on. With
+    /// [`AttentionChoice::Auto`] shapes that it does not take are computed by [`Attention::Math`].
+    ///
+    /// # Errors
+    /// The way that was asked for does not take this shape here, or there is no memory for one sample.
+    pub fn settle(
+        choice: AttentionChoice,
+        device: Device,
+        shape: AttentionShape,
+    ) -> Result<Attention, TorchError> {
+        match choice {
+            AttentionChoice::Auto => {
+                allow(&Attention::ALL)?;
+                let way = preferred(device, shape)?;
+                let way = way.ok_or_else(|| refused("libtorch", device, shape))?;
+                allow(&[way, Attention::Math])?;
+                Ok(way)
+            }
+            AttentionChoice::Only(way) => {
+                allow(&[way])?;
+                match preferred(device, shape) {
+                    Ok(Some(found)) if found == way => Ok(way),
+                    _ => Err(refused(way.name(), device, shape)),
+                }
+            }
+        }
+    }
+}
+
+fn refused(what: &str, device: Device, shape: AttentionShape) -> TorchError {
+    let AttentionShape {
+        heads,
+        sequence,
+        width,
+        kind,
+    } = shape;
+    TorchError(format!(
+        "{what} has no attention on {device} of {heads} heads of width {width}, {sequence} tokens, in {kind:?}"
+    ))
+}
+
+/// Lets libtorch take these ways and no others, in the whole process.
+fn allow(ways: &[Attention]) -> Result<(), TorchError> {
+    let bits = ways.iter().fold(0, |bits, way| bits | 1 << *way as c_int);
+    // SAFETY: sets flags of libtorch's own; no pointer is involved.
+    checked(unsafe { vt_allow_attention(bits) })
+}
+
+/// The one that libtorch takes among those that are allowed; none where it takes none, or one that has no name here.
+fn preferred(device: Device, shape: AttentionShape) -> Result<Option<Attention>, TorchError> {
+    let AttentionShape {
+        heads,
+        sequence,
+        width,
+        kind,
+    } = shape;
+    // As the model has them: views of one product, whose gradients are wanted.
+    let qkv = Tensor::f_zeros([1, sequence, 3, heads, width], (kind, device.tensors()));
+    let qkv = qkv
+        .map_err(|e| TorchError(e.to_string()))?
+        .set_requires_grad(true);
+    let parts = qkv.permute([2, 0, 3, 1, 4]);
+    let [q, k, v] = [0, 1, 2].map(|part| parts.select(0, part));
+    let mut way = -1;
+    // SAFETY: three live handles, borrowed for the call, and a place for a number.
+    checked(unsafe { vt_attention(handle(&q), handle(&k), handle(&v), &raw mut way) })?;
+    Ok(Attention::ALL.into_iter().find(|known| *known as i64 == way))
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for AttentionChoice {
+    type Err = UnknownAttention;
+
+    fn from_str(name: &str) -> Result<AttentionChoice, UnknownAttention> {
+        if name == "auto" {
+            return Ok(AttentionChoice::Auto);
+        }
+        let found = Attention::ALL.into_iter().find(|way| way.name() == name);
+        let found = found.ok_or_else(|| UnknownAttention(name.to_owned()));
+        found.map(AttentionChoice::Only)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: AttentionShape = AttentionShape {
+        heads: 2,
+        sequence: 16,
+        width: 8,
+        kind: Kind::Float,
+    };
+
+    fn settle(choice: AttentionChoice) -> Result<Attention, TorchError> {
+        Attention::settle(choice, Device::Cpu, SHAPE)
+    }
+
+    /// One test, since what is allowed belongs to the process.
+    #[test]
+    fn what_is_settled_is_what_libtorch_takes_and_what_it_cannot_take_is_refused_by_name() {
+        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+        let only_math = AttentionChoice::Only(Attention::Math);
+        assert_eq!(settle(only_math), Ok(Attention::Math));
+        assert_eq!(
+            preferred(Device::Cpu, SHAPE),
+            Ok(Some(Attention::Math)),
+            "it stays so"
+        );
+        let why = settle(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
+        assert_eq!(
+            why.0,
+            "cudnn has no attention on cpu of 2 heads of width 8, 16 tokens, in Float"
+        );
+        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+        assert_eq!(preferred(Device::Cpu, SHAPE), Ok(Some(Attention::Flash)));
+    }
+
+    #[test]
+    fn ways_have_names_and_other_names_are_refused_with_the_list() {
+        for way in Attention::ALL {
+            assert_eq!(way.name().parse(), Ok(AttentionChoice::Only(way)));
+        }
+        assert_eq!("auto".parse(), Ok(AttentionChoice::Auto));
+        let why = "fast".parse::<AttentionChoice>().unwrap_err().to_string();
+        assert_eq!(
+            why,
+            "attention \"fast\"; allowed are auto, flash, cudnn, efficient, math"
+        );
+    }
+}
