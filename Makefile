@@ -153,9 +153,9 @@ replay: ## Replay the spot traces: goodput, and what is lost to what (needs no l
 gpu-bundle: data ## Make .gpu: a folder that checks and times Varuna on a GPU machine, without network (docs/guides/gpu.md)
 	scripts/gpu-bundle.sh
 
-gpu-dry-run: gpu-bundle ## What the bundle does on a GPU, on the processor with tiny models, to try the script (three minutes)
+gpu-dry-run: gpu-bundle ## What the bundle does on a GPU, on the processor with tiny models, to try the script (four minutes)
 	@python=$$(scripts/setup-peers.sh | tail -n 1); result=0; \
-	for part in speed elastic ablation; do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
+	for part in speed elastic nccl ablation; do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

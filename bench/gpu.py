@@ -1,4 +1,4 @@
-"""`bench/gpu.py --part speed|elastic|ablation [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU.
+"""`bench/gpu.py --part speed|elastic|nccl|ablation [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU.
 
 Runs in the folder that `make gpu-bundle` makes, on a machine with a driver and a Python that has PyTorch with CUDA; needs no network.
 A phase that fails does not hide the others: it says why, and the exit code is 1. Each part ends in under 8 minutes.
@@ -278,17 +278,23 @@ def elastic_manifest(bench):
 def kills(bench):
     """Kills of random workers, then the same job undisturbed for as many steps as time allows."""
     wanted, seconds = (3, 60) if bench.dry else (20, 290)
-    spans, events, metrics = recovery.disturbed(elastic_manifest(bench), wanted, 1, seconds)
+    spans, metrics = killed(bench, "recovery", elastic_manifest(bench), wanted, seconds)
+    undisturbed(bench, spans, metrics)
+    if len(spans) < wanted:
+        raise RuntimeError(f"{len(spans)} kills in {seconds} s; {wanted} are needed")
+
+
+def killed(bench, name, made, wanted, seconds, options=()):
+    """Kills of random workers; each recovery in its parts."""
+    spans, events, metrics = recovery.disturbed(made, wanted, 1, seconds, options)
     parts = [recovery.recovery(events, metrics, at, back) for at, back, _ in spans]
     print("  ms of", ", ".join(recovery.PARTS), "and the whole:")
     for row in parts:
         print("   ", *(f"{value:.0f}" for value in row), flush=True)
     if parts:
-        bench.result("recovery_max_ms", f"{max(row[-1] for row in parts):.0f}")
-        bench.result("recovery_kills", len(parts))
-    undisturbed(bench, spans, metrics)
-    if len(parts) < wanted:
-        raise RuntimeError(f"{len(parts)} kills in {seconds} s; {wanted} are needed")
+        bench.result(f"{name}_max_ms", f"{max(row[-1] for row in parts):.0f}")
+        bench.result(f"{name}_kills", len(parts))
+    return spans, metrics
 
 
 def undisturbed(bench, spans, metrics):
@@ -325,6 +331,55 @@ def checkpoint_stall(bench):
         saved.append(sum(seconds))
         print(f"  {plain[-1]:.3f} s, with checkpoints {saved[-1]:.3f} s", flush=True)
     bench.result("checkpoint_stall_pct", f"{(median(saved) / median(plain) - 1) * 100:.2f}")
+
+
+# Part `nccl`.
+
+
+def over_nccl(bench):
+    """The elastic job over NCCL, and what `varuna run` needs for that. NCCL refuses two ranks of one host on one GPU, so each worker says that
+    it is a host of its own: sockets carry everything, which is right to see that it works and says nothing of its speed."""
+    worker = bench.scratch / "worker-of-its-own-host"
+    worker.write_text(
+        "#!/bin/sh\nexport NCCL_HOSTID=$$ NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1\n"
+        f'exec "{VARUNA.with_name("varuna-worker")}" "$@"\n'
+    )
+    worker.chmod(0o755)
+    made = elastic_manifest(bench)
+    # The processor has no NCCL: the dry run tries the script.
+    made["spec"]["workers"]["transport"] = "tcp" if bench.dry else "nccl"
+    return made, ("--worker-binary", worker)
+
+
+def nccl_losses(bench):
+    """Two pipelines of two stages over NCCL against the same over TCP; and whether NCCL was used at all."""
+    steps = steps_of(bench, 20)
+    made, options = over_nccl(bench)
+    made["spec"]["training"]["steps"] = steps
+    with Run(made, recovery.WORKERS, options) as run:
+        run.wait()
+        losses = [m["loss"] for m in run.lines("metrics.jsonl")]
+        logs = [log.read_text(errors="replace") for log in sorted((run.folder / "workers").glob("*.log"))]
+    said = [line for log in logs for line in log.splitlines() if "over NCCL" in line or "no communicators" in line]
+    for line in sorted({line.split("Z ", 1)[-1] for line in said})[:8]:
+        print(f"  {line}", flush=True)
+    if not bench.dry and not all("tensors go over NCCL" in log for log in logs):
+        raise RuntimeError("not all workers had communicators: no figure over NCCL on this machine")
+    made["spec"]["workers"]["transport"] = "tcp"
+    with Run(made, recovery.WORKERS, options) as run:
+        run.wait()
+        reference = [m["loss"] for m in run.lines("metrics.jsonl")]
+    bench.judge("loss_difference_nccl", difference(losses, reference, steps), 5e-2)
+
+
+def nccl_kills(bench):
+    if "nccl_losses" in bench.failed:
+        raise RuntimeError("nothing goes over NCCL here")
+    wanted, seconds = (2, 40) if bench.dry else (20, 270)
+    made, options = over_nccl(bench)
+    spans, _ = killed(bench, "recovery_nccl", made, wanted, seconds, options)
+    if len(spans) < wanted:
+        raise RuntimeError(f"{len(spans)} kills in {seconds} s; {wanted} are needed")
 
 
 # Part `ablation`.
@@ -403,6 +458,7 @@ def ablation_of_two(bench):
 PARTS = {
     "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 390), (checkpoint_stall, 100)],
+    "nccl": [(nccl_losses, 130), (nccl_kills, 310)],
     "ablation": [(ablation_of_one, 340), (ablation_of_two, 100)],
 }
 

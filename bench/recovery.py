@@ -68,13 +68,13 @@ def growth(events, metrics, joined, until):
     return (max(around) - median(before)) / median(before) if before and around else None
 
 
-def disturbed(manifest, kills, seed, seconds=float("inf")):
+def disturbed(manifest, kills, seed, seconds=float("inf"), options=()):
     """Kills one of four workers, lets a new one grow the plan again, and so on, while there is time. When (kill, growth asked for,
     growth seen) of each, and the run's events and metrics."""
     rng = random.Random(seed)
     spans = []
     end = time.time() + seconds
-    with Run(manifest, WORKERS) as run:
+    with Run(manifest, WORKERS, options) as run:
         generation = 0
         for number in range(kills):
             if time.time() > end:
