@@ -63,6 +63,8 @@ pub struct Status {
     pub at: StateId,
     /// The worker had notice: plan around it.
     pub draining: bool,
+    /// The last step of the run, as far as the worker knows.
+    pub last_step: Step,
 }
 
 /// A unit whose gradient of one step is completely reduced on this worker, not yet applied.
@@ -189,6 +191,11 @@ pub enum Order {
     Tell {
         /// The last step that it knows.
         after: Step,
+    },
+    /// The run ends with this step. The greatest that was ever ordered counts, so that repeated and late orders do no harm.
+    LastStep {
+        /// It is in the record.
+        step: Step,
     },
     /// End of the run, or of a drained worker: exit with success.
     Release,

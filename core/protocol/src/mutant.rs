@@ -52,6 +52,14 @@ macro_rules! mutants {
 }
 
 mutants! {
+    /// A smaller number of steps takes the place of a greater one.
+    TakeSmallerLastStep => UNIT_TESTS,
+    /// The steps that were ordered are not in the record.
+    ForgetOrderedLastStep => UNIT_TESTS,
+    /// The run ends although more steps were ordered.
+    EndBeforeOrderedLastStep => UNIT_TESTS,
+    /// Members do not hear of more steps.
+    TellNobodyLastStep => UNIT_TESTS,
     /// Messages of any generation are taken from peers.
     SkipFenceCheck => seeds("eb", 0),
     /// A member goes on committing after it answered a fence.

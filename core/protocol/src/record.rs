@@ -3,7 +3,7 @@
 use crate::trust::Trust;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use varuna_plan::{Generation, Plan, StateId};
+use varuna_plan::{Generation, Plan, StateId, Step};
 
 /// The one persisted document, written only by compare-and-swap on `version`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -24,6 +24,10 @@ pub struct Record {
     /// What comparisons between holders have shown. Left out while there were none, as in records of older versions.
     #[serde(skip_serializing_if = "Trust::is_empty")]
     pub trust: Trust,
+    /// The run's last step, where more steps were ordered than its job's text says; else 0, which is left out, as in records of older
+    /// versions. It never falls.
+    #[serde(skip_serializing_if = "is_first_step")]
+    pub last_step: Step,
     /// How long the recovery under way has waited for holders that do not answer, by all coordinators together, milliseconds. Left out
     /// where it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
@@ -39,6 +43,11 @@ fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
     *number == T::default()
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_first_step(step: &Step) -> bool {
+    step.0 == 0
+}
+
 /// A record as it is written, before its numbers are checked.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -51,6 +60,8 @@ struct WrittenRecord {
     done: bool,
     #[serde(default)]
     trust: Trust,
+    #[serde(default)]
+    last_step: Step,
     #[serde(default)]
     waited_ms: u64,
     #[serde(default)]
@@ -82,6 +93,7 @@ impl TryFrom<WrittenRecord> for Record {
             next,
             done,
             trust,
+            last_step,
             waited_ms,
             puts_anew,
         } = written;
@@ -92,6 +104,7 @@ impl TryFrom<WrittenRecord> for Record {
             ("version", version, 0, most),
             ("term", term, 0, most),
             ("highest", highest.0, 0, most),
+            ("lastStep", last_step.0, 0, most),
             ("plan.generation", number(&plan), 1, most_persisted.max(1)),
             ("next.generation", number(&next), 1, most_persisted.max(1)),
         ] {
@@ -112,6 +125,7 @@ impl TryFrom<WrittenRecord> for Record {
             next,
             done,
             trust,
+            last_step,
             waited_ms,
             puts_anew,
         })
@@ -122,8 +136,8 @@ impl TryFrom<WrittenRecord> for Record {
 mod tests {
     use super::*;
     use crate::trust::{OddHolder, Rollback};
+    use varuna_plan::WorkerId;
     use varuna_plan::state::Chain;
-    use varuna_plan::{Step, WorkerId};
 
     #[test]
     fn a_record_whose_numbers_have_no_next_one_is_refused() {
@@ -185,6 +199,7 @@ mod tests {
         });
         let with = Record {
             trust,
+            last_step: Step(120),
             waited_ms: 40,
             puts_anew: 2,
             ..record
@@ -195,6 +210,9 @@ mod tests {
         // As the release before wrote it.
         let earlier = text.replace("false}", r#"false,"trust":{"compared":[],"rollbacks":[]}}"#);
         let read: Record = serde_json::from_str(&earlier).unwrap();
-        assert_eq!((read.trust, read.waited_ms), (Trust::default(), 0));
+        assert_eq!(
+            (read.trust, read.last_step, read.waited_ms),
+            (Trust::default(), Step(0), 0)
+        );
     }
 }

@@ -145,8 +145,8 @@ structs! {
     Digests { id, saved, units },
     Rollback { to, generation },
     OddHolder { worker, name },
-    Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew },
-    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining },
+    Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step },
+    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining; last_step },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },
@@ -255,6 +255,7 @@ enums! {
         5 Go { generation },
         6 Release,
         7 Tell { after },
+        8 LastStep { step },
     }
     Report {
         1 Status(status),

@@ -75,6 +75,7 @@ fn status(generation: u64, phase: Phase, step: u64) -> Status {
             },
         },
         draining: false,
+        last_step: Step(0),
     }
 }
 

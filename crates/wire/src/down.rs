@@ -6,7 +6,7 @@ use crate::{encoded_plans, plan, v1};
 use prost::Message as _;
 use std::sync::Arc;
 use v1::down::Order as Wire;
-use varuna_plan::{Generation, Plan, Step};
+use varuna_plan::{Generation, Plan, StateId, Step};
 use varuna_protocol::Order;
 
 /// The answer to a hello that was accepted.
@@ -103,10 +103,20 @@ impl Downward {
             }),
             Wire::Save(s) => Downward::Order(Order::Save { after: Step(s.after) }),
             Wire::Tell(t) => Downward::Order(Order::Tell { after: Step(t.after) }),
+            Wire::LastStep(l) => Downward::Order(Order::LastStep {
+                step: last_step(l.step)?,
+            }),
             Wire::Release(v1::Release {}) => Downward::Order(Order::Release),
         };
         Ok((down.term, meaning))
     }
+}
+
+fn last_step(step: u64) -> Result<Step, WireError> {
+    if (1..=StateId::NUMBER_MAX).contains(&step) {
+        return Ok(Step(step));
+    }
+    Err(WireError::value("LastStep", "step", step, "1 to 281474976710656"))
 }
 
 fn read_plan(bytes: &[u8]) -> Result<Plan, WireError> {
@@ -134,6 +144,7 @@ fn order_to_wire(order: &Order) -> Wire {
         }),
         Order::Save { after } => Wire::Save(v1::Save { after: after.0 }),
         Order::Tell { after } => Wire::Tell(v1::Tell { after: after.0 }),
+        Order::LastStep { step } => Wire::LastStep(v1::LastStep { step: step.0 }),
         Order::Release => Wire::Release(v1::Release {}),
     }
 }

@@ -150,6 +150,7 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         next_connected: status.next_connected,
         at: Some(id_to_wire(status.at)),
         draining: status.draining,
+        last_step: status.last_step.0,
     }
 }
 
@@ -167,6 +168,7 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
         next_connected: status.next_connected,
         at: read_id(need(status.at, M, "at")?)?,
         draining: status.draining,
+        last_step: Step(status.last_step),
     })
 }
 

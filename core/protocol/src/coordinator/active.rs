@@ -102,6 +102,7 @@ impl Active {
         let broken = broken.or_else(|| broken_off(shared, turn, &target));
         let broken = broken.or_else(|| shared.why_distrusted());
         fence_older_generations(shared, turn, &target);
+        shared.tell_last_step(turn);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);
         }
@@ -111,6 +112,9 @@ impl Active {
         let stalled = !bug!(NoStallDetection) && turn.now > shared.progress.at.after(patience);
         if running && !finished && stalled {
             return Next::Recover("no step was committed for four deadlines".into());
+        }
+        if !shared.is_last_step_written() {
+            return Next::Write(shared.record.stored.clone());
         }
         let untold = shared.ask_for_commits(turn);
         if finished && !untold {
@@ -150,7 +154,7 @@ impl Active {
     /// The generation trains, nobody came, went or announced it, and everyone was looked at a moment ago: what is known of
     /// thousands of workers need not be looked at with every tick. A worker that says something is looked at when it does.
     fn is_quiet(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan) -> bool {
-        if turn.scope != Scope::Everyone {
+        if turn.scope != Scope::Everyone || !shared.is_last_step_written() {
             return false;
         }
         let trains = self.is_running(plan.generation) && self.suspicion.is_none();
@@ -168,11 +172,11 @@ impl Active {
     /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
     /// tells the state that it had before.
     fn has_finished(&mut self, shared: &Shared, scope: Scope, target: &Plan) -> bool {
-        let generation = target.generation;
+        let (generation, last_step) = (target.generation, shared.last_step());
         let finished = |s: Status| {
             (s.generation == generation || bug!(FinishedInAnyGeneration))
                 && (s.phase == Phase::Running || bug!(FinishedInAnyPhase))
-                && s.at.step >= shared.config.last_step
+                && s.at.step >= last_step
         };
         let finished = |w| shared.roster.status(w).is_some_and(finished);
         self.all_finished

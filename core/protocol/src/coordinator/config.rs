@@ -124,7 +124,7 @@ pub struct CoordinatorConfig {
     pub layout: Layout,
     /// Samples in a step.
     pub global_batch_size: u64,
-    /// The run ends when this many steps are committed.
+    /// The run ends when this many steps are committed, as its job's text says. More may be ordered, see [`CoordinatorInput::LastStep`].
     pub last_step: Step,
     /// Fewest workers that may train.
     pub min_workers: usize,
@@ -271,6 +271,9 @@ pub enum CoordinatorInput {
     Save,
     /// The most workers to use; none = no limit.
     MaxWorkers(Option<usize>),
+    /// The run's last step, where it is to be greater than what is known; a smaller one changes nothing. A run that has ended goes on where
+    /// its coordinator is told so before it reads the record, and there is a store, which has the state.
+    LastStep(Step),
     /// The user wants the run to end here: workers are stopped and released.
     Stop,
 }

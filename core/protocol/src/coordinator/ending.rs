@@ -31,7 +31,7 @@ impl Ending {
             let Some(status) = shared.roster.status(*to) else {
                 continue;
             };
-            let finished = status.at.step >= shared.config.last_step && self.is_done();
+            let finished = status.at.step >= shared.last_step() && self.is_done();
             let busy = matches!(status.phase, Phase::Loading | Phase::Ready | Phase::Running);
             let order = if busy && !finished {
                 Order::Fence { upto }

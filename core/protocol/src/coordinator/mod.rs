@@ -18,6 +18,7 @@ mod distrust;
 mod ending;
 mod event;
 mod final_checkpoint;
+mod last_step;
 mod mode;
 mod observed_costs;
 mod outbox;
@@ -129,12 +130,13 @@ impl Coordinator {
                 let trust = &shared.record.stored.trust;
                 listing.complete.retain(|id| !trust.is_void(*id));
                 let list = &listing.complete;
-                let last = |c: &varuna_plan::StateId| c.step >= shared.config.last_step;
+                let last_step = shared.last_step();
+                let last = |c: &varuna_plan::StateId| c.step >= last_step;
                 if mode.is_open() && !bug!(IgnoreFinalCheckpoint) && list.iter().any(last) {
                     return mode.write(shared.record.with_done(), shared, turn);
                 }
                 shared.checkpoints.listed(turn.now, list);
-                let end = (shared.config.last_step, &shared.record.stored);
+                let end = (last_step, &shared.record.stored);
                 shared.checkpoints.last.listed(&listing, end, turn);
                 if let Some(collecting) = mode.collecting() {
                     collecting.take_listing(turn.now, listing);
@@ -163,6 +165,7 @@ impl Coordinator {
             }
             CoordinatorInput::Save => shared.want_checkpoint(),
             CoordinatorInput::MaxWorkers(most) => shared.max_workers = most,
+            CoordinatorInput::LastStep(step) => shared.order_last_step(step, turn.now),
             CoordinatorInput::Stop => {
                 if !mode.is_done() {
                     mode = Mode::Ending(Ending::new(Outcome::Stopped, turn.now));

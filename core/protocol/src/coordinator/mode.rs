@@ -118,7 +118,7 @@ impl Mode {
             return self; // an old answer: the store is asked again
         }
         match self {
-            Mode::Starting(_) if record.done => {
+            Mode::Starting(_) if record.done && !shared.goes_on_after(&record) => {
                 // the run had ended before; its workers still have to be told
                 shared.record.term = record.term;
                 shared.record.stored = record;
@@ -371,7 +371,7 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
 fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     if shared.record.stored.done {
         turn.event(Event::Done {
-            step: shared.config.last_step,
+            step: shared.last_step(),
         });
         return Mode::Ending(Ending::new(Outcome::Done, turn.now));
     }

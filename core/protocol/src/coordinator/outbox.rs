@@ -14,6 +14,7 @@ pub(super) enum OrderKind {
     Save,
     Tell,
     Go,
+    LastStep,
     Fence,
     Release,
 }
@@ -43,6 +44,7 @@ impl Outbox {
             Order::Tell { after } => (OrderKind::Tell, after.0),
             Order::Go { generation } => (OrderKind::Go, generation.0),
             Order::Fence { upto } => (OrderKind::Fence, upto.0),
+            Order::LastStep { step } => (OrderKind::LastStep, step.0),
             Order::Release => (OrderKind::Release, 0),
         };
         let sent = self.sent.get(&(to, kind));

@@ -7,7 +7,7 @@ use crate::record::Record;
 use crate::trust::Rollback;
 use std::sync::Arc;
 use std::time::Duration;
-use varuna_plan::{Base, Decision, Generation, Plan, StateId};
+use varuna_plan::{Base, Decision, Generation, Plan, StateId, Step};
 
 /// The delay before another write doubles so often.
 const WRITE_DELAY_DOUBLINGS: u32 = 3;
@@ -23,6 +23,8 @@ pub(super) struct RecordKeeper {
     failures: u32,
     /// Nothing is written before.
     write_at: Time,
+    /// The greatest last step that was ordered of this coordinator; every write carries it.
+    pub(super) ordered_last_step: Step,
 }
 
 fn number(plan: &Option<Arc<Plan>>) -> Option<Generation> {
@@ -80,12 +82,14 @@ impl RecordKeeper {
     pub(super) fn take_over(&mut self, read: Record, turn: &mut Turn<'_>) -> WriteAttempt {
         self.term = read.term + 1;
         let expect = read.version;
-        let record = Record {
+        let mut record = Record {
             term: self.term,
             version: expect + 1,
             puts_anew: if bug!(ForgetPutsAnew) { 0 } else { read.puts_anew },
+            done: false,
             ..read
         };
+        self.put_last_step(&mut record);
         attempt(expect, record, turn)
     }
 
@@ -94,7 +98,15 @@ impl RecordKeeper {
         if !bug!(WriteWithoutOwnTerm) {
             record.term = self.term;
         }
+        self.put_last_step(&mut record);
         attempt(self.stored.version, record, turn)
+    }
+
+    /// The number of steps never falls, whoever writes.
+    fn put_last_step(&self, record: &mut Record) {
+        if !bug!(ForgetOrderedLastStep) {
+            record.last_step = record.last_step.max(self.ordered_last_step);
+        }
     }
 
     /// The answer to a write that a Stop overtook: the record stays true to the store.
@@ -210,7 +222,7 @@ impl WriteAttempt {
     pub(super) fn wrote(&self, record: &Record) -> bool {
         let numbers = |r: &Record| {
             let plans = (number(&r.plan), number(&r.next));
-            (r.version, r.term, r.highest, plans, r.done)
+            (r.version, r.term, r.highest, plans, r.done, r.last_step)
         };
         bug!(AnyRecordIsMine) || numbers(&self.record) == numbers(record)
     }

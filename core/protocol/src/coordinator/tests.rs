@@ -4,6 +4,7 @@ mod comparing;
 mod divergence;
 mod estimates;
 mod guards;
+mod last_step;
 mod resuming;
 mod reviewed;
 mod waiting;
@@ -262,6 +263,7 @@ fn idle() -> Status {
         next_connected: false,
         at: StateId::INITIAL,
         draining: false,
+        last_step: config().last_step,
     }
 }
 

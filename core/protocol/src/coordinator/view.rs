@@ -33,7 +33,7 @@ impl Coordinator {
             generation: shared.record.generation(),
             next: record.next.as_ref().map(|p| p.generation),
             step: shared.progress.step(),
-            last_step: shared.config.last_step,
+            last_step: shared.last_step(),
             plan: plan.map(|p| p.shape.summary()),
             predicted_ms: plan.map(|p| p.shape.predicted.step_ms),
             observed_ms: mean.map(|m| m.as_secs_f64() * 1e3),

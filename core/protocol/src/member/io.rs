@@ -44,7 +44,7 @@ pub struct MemberConfig {
     pub id: WorkerId,
     /// The model's units.
     pub layout: Layout,
-    /// The run ends when this many steps are committed.
+    /// The run ends when this many steps are committed, unless more are ordered.
     pub last_step: Step,
     /// Steps between regular checkpoints; one is also made when it is ordered, and at the end. None = there is no store.
     pub checkpoint_every: Option<u64>,

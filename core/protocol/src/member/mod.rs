@@ -60,6 +60,8 @@ pub struct Member {
     holdings: Holdings,
     /// The state reached.
     at: StateId,
+    /// The run ends when this step is committed: the greatest that is known.
+    last_step: Step,
     /// Highest fence obeyed.
     fenced: Generation,
     /// Greatest term seen.
@@ -90,6 +92,7 @@ impl Member {
     #[must_use]
     pub fn new(config: MemberConfig) -> Self {
         Member {
+            last_step: config.last_step,
             config,
             holdings: Holdings::default(),
             at: StateId::INITIAL,
@@ -151,6 +154,7 @@ impl Member {
             next_connected: change.is_some_and(|c| c.is_connected(me)),
             at: self.at,
             draining: self.draining,
+            last_step: self.last_step,
         }
     }
 
@@ -212,7 +216,7 @@ impl Member {
     }
 
     fn finished(&self) -> bool {
-        self.at.step >= self.config.last_step
+        self.at.step >= self.last_step
     }
 
     /// Takes one input; what must follow is appended to `effects`.

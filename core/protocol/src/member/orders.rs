@@ -5,7 +5,7 @@ use super::in_plan::{PlannedChange, Stage};
 use super::{Engine, ExitReason, Member, MemberEffect};
 use crate::message::{Order, Phase, Report, Time};
 use std::sync::Arc;
-use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit};
+use varuna_plan::{Base, Decision, Generation, Plan, StateId, Step, Unit};
 
 impl Member {
     pub(super) fn order(&mut self, now: Time, order: Order, effects: &mut Vec<MemberEffect>) {
@@ -21,12 +21,29 @@ impl Member {
             Order::Save { after } => self.checkpoints.want(after),
             Order::Go { generation } => self.go(now, generation, effects),
             Order::Tell { after } => effects.push(MemberEffect::Report(self.history.after(after))),
+            Order::LastStep { step } => self.train_to(now, step, effects),
             Order::Release => {
                 if matches!(self.phase(), Phase::Idle | Phase::Source) || self.finished() {
                     self.exit(ExitReason::Released, effects);
                 }
             }
         }
+    }
+
+    /// Takes up training again where it stood at what was the last step. The number never falls: members learn of it one after the other,
+    /// and one that has trained beyond a smaller one could not go back.
+    fn train_to(&mut self, now: Time, step: Step, effects: &mut Vec<MemberEffect>) {
+        if step <= self.last_step && !bug!(TakeSmallerLastStep) {
+            return;
+        }
+        let waited = self.finished();
+        self.last_step = step;
+        if waited {
+            // Nobody was late while there was nothing to do.
+            self.note_progress(now);
+            self.run(effects);
+        }
+        self.tell(effects);
     }
 
     pub(super) fn exit(&mut self, reason: ExitReason, effects: &mut Vec<MemberEffect>) {

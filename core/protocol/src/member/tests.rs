@@ -3,6 +3,7 @@ mod comparing;
 mod connections;
 mod deadlines;
 mod guards;
+mod last_step;
 mod norm_tree;
 mod reviewed;
 

@@ -5,7 +5,7 @@ use super::network::Ms;
 use super::{Result, Schedule, Timer};
 use crate::host::{Event, Host, Process};
 use varuna_plan::state::mix;
-use varuna_plan::{Unit, WorkerId};
+use varuna_plan::{Step, Unit, WorkerId};
 use varuna_protocol::CoordinatorInput;
 
 /// So many workers live at most.
@@ -86,6 +86,15 @@ impl Host<Schedule> {
         self.crash(w);
         let notice = CoordinatorInput::Notice { worker: w };
         self.after_random(1, 400, Event::Coordinator(c, notice));
+    }
+
+    /// The user raises the number of steps.
+    pub(super) fn order_more_steps(&mut self, c: usize) -> Result {
+        let more = self.env.rng.range(1, 8);
+        let known = self.env.last_step().max(self.env.job.ordered_last_step);
+        let step = Step(known.0 + more);
+        self.env.job.ordered_last_step = step;
+        self.coordinator(c, CoordinatorInput::LastStep(step))
     }
 
     /// A bit of what a worker holds is another one from now on.

@@ -92,6 +92,7 @@ impl Host<Schedule> {
         self.env.faults.first_hit = self.env.faults.take_numbers(HITS_MAX);
         self.env.faults.lasting_cut = self.env.faults.take_numbers(1);
         self.draw_bit_flips(seed, span);
+        self.draw_more_steps(seed, span);
         self.at(span + 1, Timer::EndFaults);
     }
 
@@ -131,6 +132,18 @@ impl Host<Schedule> {
             let at = own.range(20, span);
             let number = self.schedule_fault(at, Fault::FlipBits, own.draw());
             self.env.faults.flips.insert(number);
+        }
+    }
+
+    /// In one schedule of eight the user raises the number of steps, once or more often. That is no fault: all else goes on.
+    fn draw_more_steps(&mut self, seed: u64, span: Ms) {
+        let mut own = Rng(mix(seed, 6163));
+        if !own.chance(12) {
+            return;
+        }
+        for _ in 0..own.range(1, 3) {
+            let at = own.range(20, span);
+            self.schedule_fault(at, Fault::MoreSteps, own.draw());
         }
     }
 

@@ -69,6 +69,8 @@ pub enum Fault {
     LateNotice,
     /// A worker's copy of a unit changes, and nobody notices.
     FlipBits,
+    /// The user raises the number of steps.
+    MoreSteps,
     /// A link stays cut when the faults have ended.
     LastingCut,
     /// All through: writes of the record are reported as failed, and half of them happen all the same, at once or later.

@@ -181,6 +181,7 @@ impl Host<Schedule> {
             Fault::StoreFull => self.env.outage.full_until = long,
             Fault::LateNotice => self.notice_late(w, c),
             Fault::FlipBits => self.flip_bits(w),
+            Fault::MoreSteps => return self.order_more_steps(c),
             _ => {} // not drawn in advance
         }
         Ok(())

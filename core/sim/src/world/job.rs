@@ -10,7 +10,12 @@ pub(super) struct Job {
     pub(super) layout: Layout,
     /// Most segments that one worker can hold.
     pub(super) worker_segments: u32,
+    /// As the job's text says.
     pub(super) last_step: Step,
+    /// The greatest last step that the user has ordered; 0 = none.
+    pub(super) ordered_last_step: Step,
+    /// The user raises the number of steps once the job has ended.
+    pub(super) goes_on_after_end: bool,
     pub(super) checkpoint_every: u64,
     /// Checkpoints are also made by the clock.
     pub(super) save_every: Option<Duration>,
@@ -56,6 +61,8 @@ impl Job {
                 interval_steps: rng.range(2, 6),
                 batches: small(rng.range(1, 4)),
             }),
+            ordered_last_step: Step(0),
+            goes_on_after_end: Rng(mix(seed, 86)).chance(5),
             may_begin_anew: rng.chance(50),
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,

@@ -14,8 +14,8 @@ use crate::host::Host;
 use crate::rng::Rng;
 use crate::timeline::{Kind, Timeline};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use varuna_plan::StateId;
 use varuna_plan::state::mix;
+use varuna_plan::{StateId, Step};
 use varuna_protocol::{Mutant, Record};
 
 /// After the faults stop the job must end within so many milliseconds of the world.
@@ -36,7 +36,23 @@ impl Schedule {
     /// How long the job may take from the end of the faults, or since they became rarer.
     fn patience(&self) -> Ms {
         let times = if self.faults.become_rarer { RARER } else { 1 };
-        times * (PATIENCE + self.job.last_step.0 * STEP_MAX)
+        times * (PATIENCE + self.last_step().0 * STEP_MAX)
+    }
+
+    /// The last step of the run, as the record has it.
+    pub(super) fn last_step(&self) -> Step {
+        self.job.last_step.max(self.store.record.last_step)
+    }
+
+    /// The user raises the number of steps of a job that has ended, once: other coordinators and workers take it up again.
+    fn goes_on(&mut self) -> bool {
+        let last = self.last_step();
+        if self.job.goes_on_after_end && self.job.final_checkpoint && !self.faults.only_joins {
+            self.job.goes_on_after_end = false;
+            self.job.ordered_last_step = Step(last.0 + 3);
+            self.stats.reach("end: goes on with more steps");
+        }
+        self.job.ordered_last_step > last && self.job.final_checkpoint
     }
 
     fn events_max(&self) -> u64 {
@@ -127,7 +143,7 @@ impl World {
             self.host.step(event)?;
             self.host.watch_looks();
             let env = &mut self.host.env;
-            if env.store.record.done {
+            if env.store.record.done && !env.goes_on() {
                 env.stats.done = 1;
                 return self.finish();
             }
@@ -228,7 +244,7 @@ impl World {
         let (Some(every), Some(plan)) = (env.job.compare_every, &env.store.record.plan) else {
             return 0;
         };
-        let late = |step: u64| step + 2 * every + 2 >= env.job.last_step.0;
+        let late = |step: u64| step + 2 * every + 2 >= env.last_step().0;
         env.checker.unnoticed(plan, late)
     }
 
@@ -246,12 +262,15 @@ impl World {
     fn finish(&mut self) -> Result {
         let now = self.host.now();
         let env = &mut self.host.env;
-        let last = env.job.last_step;
+        let last = env.last_step();
         let saved = env.store.manifests.iter().rev().find(|m| m.step == last).copied();
         let reported = env.checker.newest_at(last).filter(|_| !env.job.final_checkpoint);
         let Some(reached) = saved.or(reported) else {
             return broken('c', "done without the last step".into());
         };
+        if last > env.job.last_step {
+            env.stats.reach("end: of more steps than the job's text says");
+        }
         env.stats.reach(if saved.is_some() {
             "end: checkpoint of the last step"
         } else {

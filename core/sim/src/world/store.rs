@@ -72,6 +72,11 @@ impl Host<Schedule> {
             machine = machine.may_begin_anew();
         }
         let c = self.add_coordinator(machine);
+        let ordered = self.env.job.ordered_last_step;
+        // Whoever starts it need not know what an earlier one was told: the record does. That of a run that has ended may lack it.
+        if ordered.0 > 0 && (self.env.store.record.done || self.env.rng.chance(50)) {
+            self.after_random(0, 0, Event::Coordinator(c, CoordinatorInput::LastStep(ordered)));
+        }
         self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
     }
 
@@ -191,7 +196,7 @@ impl Host<Schedule> {
         if self.env.outage.is_down(self.now()) {
             return Ok(()); // it is asked again
         }
-        let last = id.step >= self.env.job.last_step;
+        let last = id.step >= self.env.last_step();
         let may_be = !last || self.env.store.damaged_ends < DAMAGED_ENDS_MAX;
         if id != StateId::INITIAL && may_be && self.env.rng.chance(self.env.unreliable.shards) {
             self.env.store.damaged_ends += u32::from(last);
@@ -246,7 +251,7 @@ impl Host<Schedule> {
             return;
         }
         // Of most checkpoints that is found by who reads them; the last one is looked at before the run ends.
-        let last = id.step >= self.env.job.last_step && !self.env.store.manifests.contains(&id);
+        let last = id.step >= self.env.last_step() && !self.env.store.manifests.contains(&id);
         let again = self.env.store.damaged_ends < DAMAGED_ENDS_MAX;
         if last && again && self.env.rng.chance(self.env.unreliable.shards) {
             self.env.store.damaged_ends += 1;
@@ -264,6 +269,9 @@ impl Host<Schedule> {
         if ok {
             self.check_persisted(record)?;
             let before = std::mem::replace(&mut self.env.store.record, record.clone());
+            if before.done && !record.done {
+                self.start_missing_workers();
+            }
             self.env.store.older_records.push_back(before);
             if self.env.store.older_records.len() > OLDER_RECORDS {
                 self.env.store.older_records.pop_front();
@@ -360,6 +368,13 @@ impl Host<Schedule> {
     }
 
     fn check_persisted(&mut self, record: &Record) -> Result {
+        let known = self.env.store.record.last_step;
+        if record.last_step < known {
+            return broken(
+                'c',
+                format!("the last step falls from {known} to {}", record.last_step),
+            );
+        }
         for plan in [&record.plan, &record.next].into_iter().flatten() {
             if self.env.checker.persisted(plan)? {
                 self.env.stats.generations += 1;

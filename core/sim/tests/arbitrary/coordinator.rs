@@ -119,6 +119,7 @@ impl Draw {
             }
             19 => CoordinatorInput::TimeSkipped(Duration::from_secs(self.below(100))),
             20 if self.chance(30) => CoordinatorInput::Stop,
+            21 => CoordinatorInput::LastStep(Step(self.number())),
             _ => CoordinatorInput::Observed {
                 from: self.worker(),
                 observed: Observed {
@@ -155,6 +156,7 @@ impl Draw {
                     next_connected: self.chance(80),
                     at: self.state(),
                     draining: self.chance(3),
+                    last_step: Step(self.number()),
                 })
             }
             7 => Report::Suspect {

@@ -154,6 +154,9 @@ impl Draw {
             10 if self.chance(30) => Order::Tell {
                 after: Step(self.number()),
             },
+            11 if self.chance(20) => Order::LastStep {
+                step: Step(self.number()),
+            },
             _ => Order::Prepare(Arc::new(self.plan(member))),
         }
     }

@@ -90,10 +90,15 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
         any::<(u64, u64, u64)>(),
         phase,
         any::<(bool, bool, bool, bool)>(),
-        state_id(),
+        (state_id(), any::<u64>()),
     )
         .prop_map(
-            |((generation, fenced, next), phase, (based, connected, next_connected, draining), at)| Status {
+            |(
+                (generation, fenced, next),
+                phase,
+                (based, connected, next_connected, draining),
+                (at, last_step),
+            )| Status {
                 generation: Generation(generation),
                 fenced: Generation(fenced),
                 phase,
@@ -103,6 +108,7 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 next_connected,
                 at,
                 draining,
+                last_step: Step(last_step),
             },
         )
 }
@@ -407,6 +413,7 @@ pub(crate) fn order() -> impl Strategy<Value = Order> {
         generation().prop_map(|generation| Order::Go { generation }),
         any::<u64>().prop_map(|after| Order::Save { after: Step(after) }),
         any::<u64>().prop_map(|after| Order::Tell { after: Step(after) }),
+        (1..=StateId::NUMBER_MAX).prop_map(|step| Order::LastStep { step: Step(step) }),
         Just(Order::Release),
     ]
 }

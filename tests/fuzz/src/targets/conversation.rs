@@ -63,6 +63,7 @@ pub(super) fn status(phase: Phase) -> Status {
         next_connected: false,
         at: ID,
         draining: false,
+        last_step: Step(20),
     }
 }
 

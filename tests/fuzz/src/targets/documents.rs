@@ -127,6 +127,7 @@ fn record_seeds() -> Seeds {
         ),
         done: false,
         trust: Trust::default(),
+        last_step: Step(0),
         waited_ms: 0,
         puts_anew: 0,
     };
@@ -178,6 +179,7 @@ fn stored_record_seeds() -> Seeds {
         next: None,
         done: false,
         trust: Trust::default(),
+        last_step: Step(40),
         waited_ms: 0,
         puts_anew: 0,
     };

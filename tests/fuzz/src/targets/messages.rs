@@ -116,6 +116,7 @@ fn down_seeds() -> Seeds {
         ("go", order(Order::Go { generation })),
         ("save", order(Order::Save { after: Step(4) })),
         ("tell", order(Order::Tell { after: Step(4) })),
+        ("last-step", order(Order::LastStep { step: Step(40) })),
         ("release", order(Order::Release)),
     ]
 }

@@ -7,7 +7,7 @@ use prost::Message;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use varuna_checkpoint::parse_folder;
-use varuna_plan::WorkerId;
+use varuna_plan::{Step, WorkerId};
 use varuna_protocol::coordinator::Observed;
 use varuna_protocol::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, Order, Record, Time,
@@ -131,6 +131,7 @@ impl CoordinatorRun {
             7 => CoordinatorInput::Save,
             8 => CoordinatorInput::MaxWorkers(Some(usize::from(item.argument))),
             9 => CoordinatorInput::ProcessEnded { worker: from },
+            10 => CoordinatorInput::LastStep(Step(u64::from(item.argument))),
             _ => {
                 self.now_ms += 10 * u64::from(item.argument);
                 CoordinatorInput::Tick

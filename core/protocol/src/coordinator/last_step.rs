@@ -1,0 +1,54 @@
+//! The number of steps: what the job's text says, and what was ordered since. It only grows, so that nobody has to agree on it: a member
+//! that hears of it late has stopped where the others wait for it.
+
+use super::shared::Shared;
+use super::turn::Turn;
+use crate::message::{Order, Time};
+use crate::record::Record;
+use varuna_plan::Step;
+
+impl Shared {
+    /// The run ends with this step. One that was ordered counts before it is written: the run must not end in between.
+    pub(super) fn last_step(&self) -> Step {
+        let known = self.config.last_step.max(self.record.stored.last_step);
+        if bug!(EndBeforeOrderedLastStep) {
+            return known;
+        }
+        known.max(self.record.ordered_last_step)
+    }
+
+    /// Takes an order; a step that is not greater changes nothing.
+    pub(super) fn order_last_step(&mut self, step: Step, now: Time) {
+        if step <= self.last_step() {
+            return;
+        }
+        self.record.ordered_last_step = step;
+        // Where all were at the last step, nobody is late.
+        self.progress.at = now;
+    }
+
+    /// What was ordered is in the record, as far as it goes beyond the job's text.
+    pub(super) fn is_last_step_written(&self) -> bool {
+        let known = self.config.last_step.max(self.record.stored.last_step);
+        self.record.ordered_last_step <= known
+    }
+
+    /// Tells what is in the record to those that do not know it: a coordinator that follows must not end the run before them.
+    pub(super) fn tell_last_step(&mut self, turn: &mut Turn<'_>) {
+        let step = self.record.stored.last_step;
+        if step <= self.config.last_step || bug!(TellNobodyLastStep) {
+            return;
+        }
+        for (to, status) in self.roster.statuses(turn.scope) {
+            if status.last_step < step {
+                self.outbox.order(turn, to, Order::LastStep { step });
+            }
+        }
+    }
+
+    /// A run that has ended goes on: more steps are ordered than it had, and the store holds the state of its last one.
+    pub(super) fn goes_on_after(&self, ended: &Record) -> bool {
+        let had = self.config.last_step.max(ended.last_step);
+        self.record.ordered_last_step > had && self.config.final_checkpoint
+    }
+}
