@@ -82,10 +82,11 @@ pub(crate) async fn start(
     let run = RunFolder::open(folder, &file.text)?;
     let identity = security.identity(folder)?;
     let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
-    let JobFile { job, text } = file;
+    let JobFile { job, text, steps } = file;
     let timing = Timing::default();
     let options = Options {
         job,
+        steps,
         // A folder is of one text, as it was written when its run began.
         run: varuna_api::run_identity("", &text),
         job_text: text,
@@ -119,9 +120,9 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let file = job::read(&arguments.job)?;
+    let file = job::of_run(job::read(&arguments.job)?, &arguments.run_dir)?;
     let layout = file.job.model.layout();
-    let steps = file.job.training.steps;
+    let steps = file.steps;
     // The data may lie with the workers only; they compare fingerprints among each other where it is known here.
     let fingerprint = job::check_data(&file.job).unwrap_or_default();
     let costs = measured(arguments.profile.as_deref(), &file.job)?;

@@ -70,7 +70,10 @@ impl From<CoordinatorError> for Failure {
             CoordinatorError::Listen { ref source, .. } if source.kind() == ErrorKind::AddrInUse => {
                 Failure::Busy(error.to_string())
             }
-            CoordinatorError::Listen { .. } | CoordinatorError::Store(_) => Failure::Input(error.to_string()),
+            CoordinatorError::Listen { .. }
+            | CoordinatorError::Store(_)
+            | CoordinatorError::FewerSteps { .. }
+            | CoordinatorError::NothingToGoOnFrom { .. } => Failure::Input(error.to_string()),
             CoordinatorError::Folder(error) => error.into(),
             taken @ CoordinatorError::CheckpointsTaken { .. } => Failure::Busy(taken.to_string()),
             other => Failure::Internal(other.to_string()),

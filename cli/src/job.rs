@@ -4,11 +4,12 @@ use crate::failure::Failure;
 use crate::io;
 use std::path::Path;
 use std::time::Duration;
-use varuna_api::{Job, parse_job};
+use varuna_api::{Job, parse_job, parse_job_of_any_release, steps_of_run};
 use varuna_checkpoint::{CheckpointError, Store};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::TokenDataset;
+use varuna_run_folder::RunFiles;
 
 /// How long a checkpoint store may take to answer at the start.
 const STORE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -17,13 +18,34 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) struct JobFile {
     pub(crate) job: Job,
     pub(crate) text: String,
+    /// Steps to train: of a run that has begun they may be more than its job's.
+    pub(crate) steps: u64,
 }
 
 /// Reads and checks a job file.
 pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
     let text = io::read(path)?;
     let job = parse_job(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-    Ok(JobFile { job, text })
+    let steps = job.training.steps;
+    Ok(JobFile { job, text, steps })
+}
+
+/// The job as its run in `folder` began, and the steps that `file` asks for; `file` itself where no run has begun there.
+pub(crate) fn of_run(file: JobFile, folder: &Path) -> Result<JobFile, Failure> {
+    let path = RunFiles::new(folder).job_path();
+    if !path.exists() {
+        return Ok(file);
+    }
+    let text = io::read(&path)?;
+    let other = |error: String| {
+        let folder = folder.display();
+        Failure::Input(format!(
+            "the run folder {folder} holds another job's run; choose another --run-dir: {error}"
+        ))
+    };
+    let steps = steps_of_run(&text, &file.text).map_err(|e| other(e.to_string()))?;
+    let job = parse_job_of_any_release(&text).map_err(|e| other(e.to_string()))?;
+    Ok(JobFile { job, text, steps })
 }
 
 /// Opens the job's dataset and checks that its tokens fit the model's vocabulary. Returns its fingerprint.

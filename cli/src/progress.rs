@@ -42,6 +42,9 @@ impl Progress {
             self.printed_message = *number;
             self.print(text);
         }
+        if let Some(snapshot) = &view.snapshot {
+            self.last_step = snapshot.run.last_step.0;
+        }
         let Some(metric) = &view.metric else { return };
         self.remember(metric.time_ms, metric.step.0);
         let step = metric.step.0;

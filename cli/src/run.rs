@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// Number of worker processes to start.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// The run folder [default: runs/NAME-TIME].
+    /// The run folder [default: runs/NAME-TIME]. A run that has begun there goes on; the job file may then have more steps.
     #[arg(long)]
     run_dir: Option<PathBuf>,
     /// Plan with this profile of the model on this machine (see varuna profile).
@@ -44,7 +44,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let file = job::read(&arguments.job)?;
+    let mut file = job::read(&arguments.job)?;
+    if let Some(folder) = &arguments.run_dir {
+        file = job::of_run(file, folder)?;
+    }
     let fingerprint = job::check_data(&file.job)?;
     let least = file.job.elasticity.min_workers.max(file.job.pipeline.min_depth) as usize;
     if arguments.workers == 0 {
@@ -65,7 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let token = token()?;
     let outcome = runtime()?.block_on(async {
         let (scale, requests) = channel(1);
-        let steps = file.job.training.steps;
+        let steps = file.steps;
         let control = start(
             file,
             &folder,

@@ -131,6 +131,7 @@ mod tests {
             goal,
             coordinator,
             newest_coordinator: coordinator,
+            steps: 0,
             leaving: vec![],
             ended: vec![],
         })

@@ -153,7 +153,11 @@ impl Lead {
 
     /// Runs until the run has ended. Returns the last view and how it ended; none where another coordinator has taken over.
     async fn run(&mut self, client: &Client, configuration: &Configuration) -> Option<(View, RunEnd)> {
-        let (control, job) = match start(client, configuration).await {
+        let steps = match &*self.orders.borrow() {
+            Orders::Given(spec) => spec.steps,
+            Orders::Unknown | Orders::Gone => 0,
+        };
+        let (control, job) = match start(client, configuration, steps).await {
             Ok(started) => started,
             Err(error) => return Some((View::default(), RunEnd::Failed(error.to_string()))),
         };
@@ -213,6 +217,7 @@ impl Lead {
 #[derive(Default)]
 struct Told {
     goal: Option<RunGoal>,
+    steps: u64,
     leaving: BTreeSet<String>,
     ended: BTreeSet<String>,
 }
@@ -228,6 +233,10 @@ impl Told {
                 RunGoal::Run | RunGoal::None => {}
             }
             self.goal = Some(spec.goal);
+        }
+        // If the channel is full, the next orders tell it again.
+        if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
+            self.steps = spec.steps;
         }
         let notices = [
             (
@@ -288,7 +297,7 @@ impl Measurements {
 }
 
 /// Starts the coordinator's server and state machine, with the job as its run began.
-async fn start(client: &Client, configuration: &Configuration) -> Result<(Control, Job), Error> {
+async fn start(client: &Client, configuration: &Configuration, steps: u64) -> Result<(Control, Job), Error> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &configuration.namespace);
     let begun = read_record(&records, &configuration.run).await?;
     let document = |why: String| Error::Document {
@@ -305,7 +314,7 @@ async fn start(client: &Client, configuration: &Configuration) -> Result<(Contro
         begun.uid.clone(),
         tokio::runtime::Handle::current(),
     );
-    let options = options(&job, begun, configuration)?;
+    let options = options(&job, begun, steps, configuration)?;
     let control = serve_with(options, folder, Box::new(record)).await?;
     tracing::info!(address = %control.address, "listens for workers");
     Ok((control, job))
@@ -325,7 +334,7 @@ async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSp
     }
 }
 
-fn options(job: &Job, begun: RecordSpec, configuration: &Configuration) -> Result<Options, Error> {
+fn options(job: &Job, begun: RecordSpec, steps: u64, configuration: &Configuration) -> Result<Options, Error> {
     let store = Store::of_job(job, "").map_err(|e| Error::Store(e.to_string()))?;
     // Without a process: another coordinator takes the location over for the same job.
     let claim = Claim {
@@ -337,6 +346,7 @@ fn options(job: &Job, begun: RecordSpec, configuration: &Configuration) -> Resul
     let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
     Ok(Options {
         job: job.clone(),
+        steps,
         run: run_identity(&begun.uid, &begun.job),
         job_text: begun.job,
         data_fingerprint: String::new(),

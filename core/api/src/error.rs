@@ -24,6 +24,15 @@ impl JobErrors {
     pub fn all(&self) -> &[JobError] {
         &self.0
     }
+
+    /// The one that was found first.
+    pub(crate) fn first(self) -> JobError {
+        self.0.into_iter().next().unwrap_or_else(|| JobError {
+            path: "job file".to_owned(),
+            value: "unreadable".to_owned(),
+            allowed: "a VarunaJob".to_owned(),
+        })
+    }
 }
 
 impl fmt::Display for JobErrors {

@@ -19,6 +19,7 @@ mod read;
 mod resolve;
 #[cfg(feature = "kubernetes")]
 mod schema;
+pub mod steps;
 pub mod training;
 
 pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
@@ -30,4 +31,5 @@ pub use job::{
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};
+pub use steps::{steps_of_run, with_steps_of};
 pub use training::{Adam, Evaluation, LearningRate, Training};

@@ -40,6 +40,8 @@ pub(crate) struct Driver {
     plans: EncodedPlans,
     checkpoints: Checkpoints,
     publisher: Publisher,
+    /// The steps that were ordered at the start.
+    steps: Step,
     outcome: Option<Outcome>,
 }
 
@@ -64,6 +66,7 @@ impl Driver {
             start: Instant::now(),
             welcome,
             scale: options.scale,
+            steps: Step(options.steps),
             record,
             streams: Streams::default(),
             plans: EncodedPlans::default(),
@@ -75,6 +78,8 @@ impl Driver {
     }
 
     pub(crate) async fn run(&mut self, mut inbox: Receiver<Inbound>) -> Result<Outcome, CoordinatorError> {
+        // Before the record is read: a run that has ended goes on only where it is known that more is to be trained.
+        self.feed(CoordinatorInput::LastStep(self.steps));
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -118,6 +123,7 @@ impl Driver {
                     drop(answer.send(saved));
                 }
             }
+            Inbound::LastStep(step) => self.feed(CoordinatorInput::LastStep(step)),
             Inbound::Stop => self.feed(CoordinatorInput::Stop),
             Inbound::Record(answer) => self.feed(answer),
             Inbound::Checkpoints(listing) => self.take_listing(listing),

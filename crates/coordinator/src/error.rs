@@ -20,6 +20,26 @@ pub enum CoordinatorError {
     /// The record cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The run had more steps ordered before.
+    #[error(
+        "spec.training.steps: {asked} — at least {ordered}: more were ordered before, and steps can be added, not taken away"
+    )]
+    FewerSteps {
+        /// The steps asked for.
+        asked: u64,
+        /// Those that the record has.
+        ordered: u64,
+    },
+    /// The run has ended, and nobody holds its state.
+    #[error(
+        "spec.training.steps: {asked} — {had}, as the run is complete and saved no checkpoints (spec.checkpoint) from which it could go on"
+    )]
+    NothingToGoOnFrom {
+        /// The steps asked for.
+        asked: u64,
+        /// Those that it had.
+        had: u64,
+    },
     /// The server ended by itself.
     #[error("the gRPC server failed: {0}")]
     Server(#[from] tonic::transport::Error),

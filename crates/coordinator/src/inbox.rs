@@ -3,7 +3,7 @@
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tonic::Status;
-use varuna_plan::{StateId, WorkerId};
+use varuna_plan::{StateId, Step, WorkerId};
 use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_run_folder::RunStatus;
 use varuna_wire::v1::Down;
@@ -38,6 +38,8 @@ pub(crate) enum Inbound {
     Scale(u32, oneshot::Sender<Result<String, String>>),
     /// A request for a checkpoint; answered with the steps done, where an answer is wanted.
     Save(Option<oneshot::Sender<Result<u64, String>>>),
+    /// The run's last step is to be this one, where that is more than is known.
+    LastStep(Step),
     /// A request to end the run.
     Stop,
     /// The thread that asks the record's store has an answer.

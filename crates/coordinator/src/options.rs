@@ -9,8 +9,10 @@ use varuna_protocol::coordinator::Timing;
 
 /// What a coordinator is started with.
 pub struct Options {
-    /// The job.
+    /// The job, as its run began.
     pub job: Job,
+    /// The steps that are to be trained, where they are more than those that the run began with; fewer change nothing.
+    pub steps: u64,
     /// The job file's text, which workers get.
     pub job_text: String,
     /// The run's identity (see [`varuna_api::run_identity`]): a worker of another run is refused.

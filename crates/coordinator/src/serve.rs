@@ -16,6 +16,8 @@ use tokio::sync::watch;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Server, ServerTlsConfig};
 use tracing::Instrument as _;
+use varuna_plan::Step;
+use varuna_protocol::Record;
 use varuna_protocol::coordinator::Outcome;
 use varuna_run_folder::{Contact, RunFolder};
 use varuna_wire::MESSAGE_BYTES_MAX;
@@ -38,6 +40,8 @@ pub struct Control {
     pub stop: Sender<()>,
     /// Orders a checkpoint of the next step.
     pub save: Sender<()>,
+    /// Orders more steps: the number of all. A smaller one changes nothing.
+    pub steps: Sender<u64>,
     /// Takes ids of processes of this host that have ended for certain.
     pub process_ended: Sender<u32>,
     /// Takes what the caller knows of workers, by their names.
@@ -49,11 +53,29 @@ pub struct Control {
 /// Starts a coordinator on a run folder, with its record in that folder.
 ///
 /// # Errors
-/// It cannot listen, or the folder's record cannot be read.
+/// It cannot listen, the folder's record cannot be read, or the run cannot have this number of steps.
 pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, CoordinatorError> {
     let mut store = FileStore::new(folder.files().record_path());
-    store.read()?;
+    check_steps(&options, &store.read()?)?;
     start(options, folder, |_| RecordClient::Direct(Box::new(store))).await
+}
+
+/// Steps that a run cannot have any more, or not without a checkpoint.
+fn check_steps(options: &Options, record: &Record) -> Result<(), CoordinatorError> {
+    let had = record.last_step.0.max(options.job.training.steps);
+    if options.steps < record.last_step.0 {
+        return Err(CoordinatorError::FewerSteps {
+            asked: options.steps,
+            ordered: record.last_step.0,
+        });
+    }
+    if record.done && options.steps > had && options.checkpoints.is_none() {
+        return Err(CoordinatorError::NothingToGoOnFrom {
+            asked: options.steps,
+            had,
+        });
+    }
+    Ok(())
 }
 
 /// Starts a coordinator whose record is kept elsewhere, where it may be slow to reach: a thread asks the store. The run folder
@@ -135,6 +157,7 @@ async fn start(
         view,
         stop: forward(&inbound, 1, |()| Inbound::Stop),
         save: forward(&inbound, 1, |()| Inbound::Save(None)),
+        steps: forward(&inbound, 1, |steps| Inbound::LastStep(Step(steps))),
         process_ended: forward(&inbound, 64, move |id| {
             Inbound::ProcessEnded(Process {
                 host: host.clone(),

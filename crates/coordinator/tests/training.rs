@@ -49,6 +49,7 @@ fn options(bind: String) -> Options {
     let ms = Duration::from_millis;
     Options {
         job: job(),
+        steps: STEPS,
         job_text: JOB.into(),
         run: RUN.into(),
         data_fingerprint: String::new(),
@@ -117,6 +118,10 @@ impl Run {
 
     /// Waits for the end; every worker must be released, every step published once, with the loss of an undisturbed run.
     async fn finish(self) -> TempDir {
+        self.finish_at(STEPS).await
+    }
+
+    async fn finish_at(self, last: u64) -> TempDir {
         let outcome = tokio::time::timeout(PATIENCE, self.control.outcome)
             .await
             .expect("the run ends");
@@ -130,7 +135,7 @@ impl Run {
         let steps: Vec<u64> = metrics.iter().map(|m| m.step.0).collect();
         assert_eq!(
             steps,
-            (1..=STEPS).collect::<Vec<_>>(),
+            (1..=last).collect::<Vec<_>>(),
             "every step is published once, in order"
         );
         for metric in metrics {
@@ -146,8 +151,16 @@ impl Run {
 }
 
 async fn coordinate(folder: &Path, bind: String) -> Control {
+    coordinate_to(folder, bind, STEPS).await
+}
+
+async fn coordinate_to(folder: &Path, bind: String, steps: u64) -> Control {
     let folder = RunFolder::open(folder, JOB).unwrap();
-    serve(options(bind), folder).await.unwrap()
+    let options = Options {
+        steps,
+        ..options(bind)
+    };
+    serve(options, folder).await.unwrap()
 }
 
 /// The event log as tools read it.
@@ -521,6 +534,52 @@ async fn stopping_releases_the_workers_and_says_so() {
             .await
             .expect("every worker is released");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_trains_on_when_more_steps_are_ordered_and_under_the_coordinator_that_follows() {
+    let mut run = Run::start(2).await;
+    run.wait_for_step(5).await;
+    let more = STEPS + 40;
+    run.control.steps.send(more).await.unwrap();
+    run.control.steps.send(more - 10).await.unwrap();
+    run.wait_for("the order is shown", |v| {
+        v.snapshot.as_ref().is_some_and(|s| s.run.last_step == Step(more))
+    })
+    .await;
+    let address = run.address();
+    run.control.outcome.abort();
+    let _ = (&mut run.control.outcome).await;
+    run.control = coordinate_to(run.temp.path(), address, more).await;
+    run.finish_at(more).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_that_a_run_cannot_have_are_refused_with_what_it_can() {
+    let run = Run::start(2).await;
+    let temp = run.finish().await;
+    let error = async |steps: u64| {
+        let folder = RunFolder::open(temp.path(), JOB).unwrap();
+        let given = Options {
+            steps,
+            ..options("127.0.0.1:0".into())
+        };
+        serve(given, folder).await.err().map(|e| e.to_string())
+    };
+    let without_checkpoint = error(STEPS + 1).await.unwrap();
+    let expected = format!(
+        "spec.training.steps: {} — {STEPS}, as the run is complete",
+        STEPS + 1
+    );
+    assert!(without_checkpoint.starts_with(&expected), "{without_checkpoint}");
+    let record = RunFiles::new(temp.path()).record_path();
+    let text = std::fs::read_to_string(&record).unwrap();
+    let more = text.replacen("\"done\"", &format!("\"lastStep\":{},\"done\"", STEPS + 5), 1);
+    assert_ne!(text, more);
+    std::fs::write(&record, more).unwrap();
+    let fewer = error(STEPS + 4).await.unwrap();
+    let expected = format!("spec.training.steps: {} — at least {}", STEPS + 4, STEPS + 5);
+    assert!(fewer.starts_with(&expected), "{fewer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

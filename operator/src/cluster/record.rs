@@ -7,6 +7,7 @@ use crate::error::Error;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
+use varuna_api::with_steps_of;
 
 /// Makes sure that the job has a record, and returns the job's text that its run goes by: `text` where the run begins, or where
 /// `takes_text` says that no worker holds another one; else the one that the run began with.
@@ -43,12 +44,41 @@ pub async fn begin_run(
         return Ok(text.to_owned());
     };
     verify("VarunaRecord", &record.metadata, job)?;
+    let text = continued(&record.spec.job, text);
     if takes_text && record.spec.job != text {
-        text.clone_into(&mut record.spec.job);
+        record.spec.job = text;
         record = records
             .replace(&name, &params, &record)
             .await
             .map_err(Error::refused(JobPart::Coordinator))?;
     }
     Ok(record.spec.job)
+}
+
+/// The text of a run that is taken up again: the number of steps stays what the run began with, or the learning rate's curve would bend and
+/// its checkpoints would be another job's.
+fn continued(begun: &str, now: &str) -> String {
+    match (serde_json::from_str(begun), serde_json::from_str(now)) {
+        (Ok(begun), Ok(now)) => with_steps_of(&begun, now).to_string(),
+        _ => now.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::continued;
+
+    #[test]
+    fn a_run_that_is_taken_up_again_keeps_the_steps_that_it_began_with() {
+        let begun = r#"{"spec":{"checkpoint":{"uri":"a"},"training":{"seed":1,"steps":10}}}"#;
+        let now = r#"{"spec":{"checkpoint":{"uri":"b"},"training":{"seed":1,"steps":25}}}"#;
+        let expected = now.replace("25", "10");
+        assert_eq!(continued(begun, now), expected);
+        assert_eq!(
+            continued(begun, begun),
+            begun,
+            "byte for byte: the run's identity hangs on it"
+        );
+        assert_eq!(continued("no document", now), now);
+    }
 }

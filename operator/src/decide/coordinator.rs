@@ -110,6 +110,10 @@ pub(super) fn plan_coordinator(
         goal,
         coordinator: number,
         newest_coordinator: newest.max(next.unwrap_or(number)),
+        steps: match &observed.job.spec {
+            Ok(job) => job.training.steps,
+            Err(_) => known.map_or(0, |o| o.steps),
+        },
         leaving: notices.leaving,
         ended: notices.ended,
     };

@@ -40,6 +40,10 @@ pub struct RunSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub newest_coordinator: i64,
+    /// Steps that are to be trained in all, where they are more than the run began with; fewer change nothing.
+    #[serde(default)]
+    #[schemars(range(min = 0))]
+    pub steps: u64,
     /// Workers that will end soon, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]

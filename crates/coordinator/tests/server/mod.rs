@@ -12,6 +12,7 @@ pub(crate) const TOKEN: &str = "a-token";
 pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Identity>) -> (Control, String) {
     let options = Options {
         job: parse_job(JOB).unwrap(),
+        steps: 10,
         job_text: JOB.into(),
         run: "a-run".into(),
         data_fingerprint: String::new(),

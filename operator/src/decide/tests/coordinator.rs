@@ -10,6 +10,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         goal,
         coordinator,
         newest_coordinator: coordinator,
+        steps: 10,
         leaving: vec![],
         ended: vec![],
     }
@@ -261,6 +262,15 @@ fn without_a_spec_that_can_be_read_a_coordinator_goes_on_and_none_is_started() {
         desired.orders.is_none() && desired.starts.is_none(),
         "{desired:?}"
     );
+}
+
+#[test]
+fn more_steps_are_ordered_as_the_spec_asks_for_them() {
+    let mut observed = served();
+    observed.job.spec.as_mut().unwrap().training.steps = 25;
+    assert_eq!(decide(&observed).orders.unwrap().steps, 25);
+    observed.job.spec = Err("unknown preset".into());
+    assert_eq!(decide(&observed).orders, None);
 }
 
 #[test]

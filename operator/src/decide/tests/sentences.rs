@@ -207,6 +207,7 @@ fn coordinator_waits(unschedulable: &str, image: Option<&str>) -> Observed {
             goal: RunGoal::Run,
             coordinator: 1,
             newest_coordinator: 1,
+            steps: 10,
             leaving: vec![],
             ended: vec![],
         }),
