@@ -14,6 +14,55 @@ fn job(folder: &Path) -> JobFile {
     }
 }
 
+/// `varuna run` once more in the run's folder, with another number of steps in its job file: exit code and standard error.
+fn run_again(run: &Run, from: u64, to: u64) -> (Option<i32>, String) {
+    let file = run.folder().with_file_name("job.yaml");
+    let text = std::fs::read_to_string(&file).expect("the job file");
+    let (from, to) = (format!("steps: {from}\n"), format!("steps: {to}\n"));
+    assert!(text.contains(&from), "{text}");
+    std::fs::write(&file, text.replace(&from, &to)).expect("a writable folder");
+    let file = file.to_str().expect("temporary folders are UTF-8");
+    let output = run.varuna(&["run", file, "--workers", "2", "--run-dir", "RUN"]);
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    )
+}
+
+#[test]
+fn a_complete_run_goes_on_with_more_steps_and_its_curve_does_not_bend() {
+    let store = TempDir::new().unwrap();
+    let begun = JobFile {
+        steps: 20,
+        ..job(store.path())
+    };
+    let mut run = Run::start(&begun, 2);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let (code, said) = run_again(&run, 20, 40);
+    assert_eq!(code, Some(0), "{said}");
+    let mut whole = Run::start(
+        &JobFile {
+            steps: 40,
+            decay_steps: Some(20),
+            ..JobFile::default()
+        },
+        1,
+    );
+    assert_eq!(whole.exit_code(), 0, "{}", whole.report());
+    assert_same_curve(&whole.metrics(), &last_of_each(&run.metrics()), 40);
+    let resumed = event(&run, "resumed").unwrap();
+    assert_eq!(resumed["base"]["step"], 20, "{resumed}");
+    let (code, said) = run_again(&run, 40, 30);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("spec.training.steps: 30 — at least 40"), "{said}");
+    let (code, said) = run_again(&run, 30, 10);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("spec.training.steps: 10 — at least 20, as the run began"),
+        "{said}"
+    );
+}
+
 fn undisturbed() -> Vec<Metric> {
     let mut run = Run::start(&JobFile::default(), 1);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
