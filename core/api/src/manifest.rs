@@ -85,8 +85,10 @@ pub struct Metadata {
             "model cannot change: make a new job"),
         validation = ("self.data == oldSelf.data",
             "data cannot change: make a new job"),
-        validation = ("self.training == oldSelf.training",
-            "training cannot change, the global batch and the steps included: make a new job"),
+        validation = ("self.training.globalBatchSize == oldSelf.training.globalBatchSize && self.training.optimizer == oldSelf.training.optimizer && has(self.training.microBatchSize) == has(oldSelf.training.microBatchSize) && (!has(self.training.microBatchSize) || self.training.microBatchSize == oldSelf.training.microBatchSize) && has(self.training.seed) == has(oldSelf.training.seed) && (!has(self.training.seed) || self.training.seed == oldSelf.training.seed) && has(self.training.precision) == has(oldSelf.training.precision) && (!has(self.training.precision) || self.training.precision == oldSelf.training.precision) && has(self.training.lossScale) == has(oldSelf.training.lossScale) && (!has(self.training.lossScale) || self.training.lossScale == oldSelf.training.lossScale) && has(self.training.skipLimit) == has(oldSelf.training.skipLimit) && (!has(self.training.skipLimit) || self.training.skipLimit == oldSelf.training.skipLimit) && has(self.training.evaluation) == has(oldSelf.training.evaluation) && (!has(self.training.evaluation) || self.training.evaluation == oldSelf.training.evaluation)",
+            "training cannot change, but for training.steps, which can grow: make a new job"),
+        validation = ("self.training.steps >= oldSelf.training.steps",
+            "training.steps can grow, not shrink: suspend the job or delete it to end it sooner"),
         validation = ("has(self.pipeline) == has(oldSelf.pipeline) && (!has(self.pipeline) || self.pipeline == oldSelf.pipeline)",
             "pipeline cannot change: make a new job"),
         validation = ("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)",
@@ -236,7 +238,7 @@ pub struct TrainingSpec {
     /// Samples in a micro-batch; divides `globalBatchSize`. Chosen by the planner where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MICRO_BATCH)))]
     pub micro_batch_size: Option<u32>,
-    /// Optimizer steps. Required.
+    /// Optimizer steps. They may be raised while the job runs, and after it is complete where it has checkpoints; never lowered. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub steps: Option<u64>,
     /// Seed of weights, sample order and dropout; 0 where left out.
@@ -278,7 +280,7 @@ pub struct OptimizerSpec {
     pub min_learning_rate: Option<f64>,
     /// Steps of linear warm-up; 0 where left out.
     pub warmup_steps: Option<u64>,
-    /// Step at which the decay ends; `steps` where left out.
+    /// Step at which the decay ends. Where left out, the `steps` that the run began with: more steps later do not bend the curve.
     pub decay_steps: Option<u64>,
     /// Decay of the first moment; 0.9 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]

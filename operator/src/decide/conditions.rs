@@ -1,6 +1,7 @@
 //! The conditions of a job.
 
 use super::decision::{JobOutcome, time};
+use super::job_outcome::asks_for_more;
 use super::observed::{Observed, ObservedRun};
 use super::suspend::would_lose_state;
 use varuna_api::crd::{Condition, Status};
@@ -41,6 +42,19 @@ pub(super) fn conditions(
         ),
     };
     let complete = match outcome {
+        JobOutcome::Complete
+            if observed
+                .job
+                .spec
+                .as_ref()
+                .is_ok_and(|job| asks_for_more(observed, job)) =>
+        {
+            (
+                true,
+                Reason::LastStep,
+                "the last step is committed; spec.training.steps asks for more, but no checkpoint holds the job's state: make a new job",
+            )
+        }
         JobOutcome::Complete => (true, Reason::LastStep, "the last step is committed"),
         _ => (false, Reason::StepsLeft, "steps are left to train"),
     };

@@ -2,12 +2,12 @@
 
 use super::checkpoint_location::taken_by_another_run;
 use super::decision::{JobOutcome, Progress};
-use super::observed::{ContainerEnd, Observed, RunEnd};
+use super::observed::{ContainerEnd, Observed, ObservedRun, RunEnd};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::suspend::{waits_for_checkpoint, would_lose_state};
 use super::time_limits::seconds_left;
 use varuna_api::crd::Condition;
-use varuna_api::{ConditionType, Reason};
+use varuna_api::{ConditionType, Job, Reason};
 
 /// Characters of a crashed worker's last output that are shown.
 const LAST_OUTPUT_MAX: usize = 1000;
@@ -38,6 +38,23 @@ pub(super) fn progress(observed: &Observed) -> Progress {
     }
 }
 
+/// The steps of a run that has ended; none where an earlier release did not note them.
+fn steps_at_end(observed: &Observed) -> Option<i64> {
+    let run = observed.run.as_ref().and_then(ObservedRun::last_step);
+    run.or(observed.job.status.steps)
+}
+
+/// The spec asks for more steps than a run that has ended had.
+pub(super) fn asks_for_more(observed: &Observed, job: &Job) -> bool {
+    let wanted = i64::try_from(job.training.steps).unwrap_or(i64::MAX);
+    steps_at_end(observed).is_some_and(|had| wanted > had)
+}
+
+/// A run that has ended goes on: from its last checkpoint, or not at all.
+fn goes_on(observed: &Observed, job: &Job) -> bool {
+    job.checkpoint.is_some() && asks_for_more(observed, job)
+}
+
 /// The condition `Failed`, if it is true of the present spec.
 fn failed(observed: &Observed) -> Option<&Condition> {
     let found = observed.job.status.if_true(ConditionType::Failed)?;
@@ -52,7 +69,7 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
     };
     let complete = observed.job.status.if_true(ConditionType::Complete).is_some();
     let ended = observed.run.as_ref().and_then(|r| r.ended.as_ref());
-    if complete || ended == Some(&RunEnd::Done) {
+    if (complete || ended == Some(&RunEnd::Done)) && !goes_on(observed, job) {
         return JobOutcome::Complete;
     }
     // A job that failed is tried again when its spec is changed.

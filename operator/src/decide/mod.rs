@@ -14,6 +14,7 @@ mod disruption_budget;
 mod events;
 mod failures;
 mod job_outcome;
+mod job_progress;
 pub mod objects;
 mod observed;
 mod pod_template;

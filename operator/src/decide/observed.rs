@@ -190,6 +190,12 @@ impl ObservedRun {
         self.snapshot.as_ref().map_or(0, |s| whole(s.run.step.0))
     }
 
+    /// The run's last step; none before it is known.
+    #[must_use]
+    pub fn last_step(&self) -> Option<i64> {
+        self.snapshot.as_ref().map(|s| whole(s.run.last_step.0))
+    }
+
     /// Number of the plan in force; 0 = none.
     #[must_use]
     pub fn generation(&self) -> i64 {

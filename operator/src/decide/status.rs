@@ -4,6 +4,7 @@ use super::conditions::conditions;
 use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
+use super::job_progress::{note_history, note_progress, stage_to_rank_map};
 use super::objects;
 use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
 use super::pod_verdicts::PodVerdict;
@@ -50,10 +51,13 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
     let per_pod = job.map_or(1, |j| i64::from(j.workers.gpus_per_pod));
     status.workers = whole(running.count()) * per_pod;
     if let Some(run) = run {
+        status.steps = run.last_step().or(status.steps);
         plan(run, &mut status);
         checkpoint(run, &mut status);
     }
     note_times(observed, &decision.outcome, &mut status);
+    let lost = steps_lost(observed, decision);
+    note_progress(observed, lost, &mut status);
     status.conditions = conditions(observed, &decision.outcome, phase, problem, &status);
     let retries = failures.iter().map(|f| f.retry_in);
     let runs = matches!(decision.outcome, JobOutcome::Run | JobOutcome::SaveThenSuspend);
@@ -62,8 +66,10 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         .filter(|_| runs)
         .and_then(|job| seconds_left(observed, job));
     let deletion = deleted_in(observed, &decision.outcome, &status);
+    let events = events(observed, decision, failures, &status);
+    note_history(observed, decision, &events, lost, &mut status);
     Report {
-        events: events(observed, decision, failures, &status),
+        events,
         status,
         reconcile_in: retries
             .chain(decision.replace_in)
@@ -76,11 +82,6 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
 /// The last status with what is counted from one reconciliation to the next.
 fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Status {
     let before = &observed.job.status;
-    let step = decision.progress.step;
-    let fell = before
-        .step
-        .zip(step)
-        .map_or(0, |(before, now)| (before - now).max(0));
     let parts = [
         JobPart::Objects,
         JobPart::Pods,
@@ -88,8 +89,8 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         JobPart::Names,
     ];
     Status {
-        steps_lost: Some(before.steps_lost.unwrap_or(0) + fell),
-        step,
+        steps_lost: Some(before.steps_lost.unwrap_or(0) + steps_lost(observed, decision)),
+        step: decision.progress.step,
         progressed_at: decision.progress.at.map(time),
         recent_failures: decision.recent_failures.clone(),
         suspending: match decision.outcome {
@@ -106,6 +107,12 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         },
         ..before.clone()
     }
+}
+
+/// Steps that the job has gone back since the last report.
+fn steps_lost(observed: &Observed, decision: &Decision<'_>) -> i64 {
+    let steps = observed.job.status.step.zip(decision.progress.step);
+    steps.map_or(0, |(before, now)| (before - now).max(0))
 }
 
 /// The phase of a job that runs, by its coordinator.
@@ -143,6 +150,7 @@ fn plan(run: &ObservedRun, status: &mut Status) {
     status.plan = Some(PlanStatus {
         generation: run.generation(),
         shape: snapshot.run.plan.clone().unwrap_or_default(),
+        rank_map: stage_to_rank_map(snapshot),
         workers: whole(snapshot.run.members),
         idle: whole(attached.saturating_sub(snapshot.run.members)),
         predicted_step_ms: snapshot.run.predicted_ms.map(|ms| ms.round() as i64),

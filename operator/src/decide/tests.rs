@@ -10,6 +10,7 @@ mod checkpoints;
 mod coordinator;
 mod disruption_budget;
 mod failures;
+mod job_progress;
 mod pod_template;
 mod pod_verdicts;
 mod properties;

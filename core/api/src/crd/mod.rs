@@ -6,11 +6,13 @@
 //! `crds/`, and a test holds the two equal. The resolver also checks what no rule can: the operator parses each job
 //! with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
 
+mod progress;
 mod record;
 mod run;
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use progress::{HISTORY_MAX, HistoryEntry, TimeSpent};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
     MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus, VarunaRun,
@@ -42,15 +44,17 @@ use serde::{Deserialize, Serialize};
     ),
     // What `kubectl get vj` answers: is it training, how fast, what did it lose.
     printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string", description = "What the job is doing."),
-    printcolumn(name = "Step", json_path = ".status.step", type_ = "integer", description = "Steps committed."),
-    printcolumn(name = "Of", json_path = ".spec.training.steps", type_ = "integer", description = "Steps of the run."),
-    printcolumn(name = "Workers", json_path = ".status.workers", type_ = "integer", description = "Workers that run."),
-    printcolumn(name = "Plan", json_path = ".status.plan.shape", type_ = "string", description = "Shape of the plan in force."),
-    printcolumn(name = "Step-ms", json_path = ".status.plan.observedStepMs", type_ = "integer", description = "Observed time of a step."),
+    printcolumn(name = "Step", json_path = ".status.progress", type_ = "string", description = "Steps committed, of all."),
     printcolumn(name = "Loss", json_path = ".status.loss", type_ = "string", description = "Training loss of the last step."),
-    printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", description = "Steps that had to be trained again."),
+    printcolumn(name = "Tok/s", json_path = ".status.tokensPerSecond", type_ = "integer", description = "Tokens trained in a second."),
+    printcolumn(name = "Goodput", json_path = ".status.goodput", type_ = "string", description = "Share of the time in which steps were trained that stayed."),
+    printcolumn(name = "Workers", json_path = ".status.workers", type_ = "integer", description = "Workers that run."),
+    printcolumn(name = "ETA", json_path = ".status.eta", type_ = "string", description = "Until the last step, at the present speed."),
     printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Since the job was made."),
+    printcolumn(name = "Plan", json_path = ".status.plan.shape", type_ = "string", priority = 1, description = "Shape of the plan in force."),
     printcolumn(name = "Generation", json_path = ".status.plan.generation", type_ = "integer", priority = 1, description = "Number of the plan in force."),
+    printcolumn(name = "Step-ms", json_path = ".status.plan.observedStepMs", type_ = "integer", priority = 1, description = "Observed time of a step."),
+    printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", priority = 1, description = "Steps that had to be trained again."),
     printcolumn(name = "Checkpoint", json_path = ".status.checkpoint.newestStep", type_ = "integer", priority = 1, description = "Step of the newest checkpoint."),
     printcolumn(name = "Message", json_path = ".status.message", type_ = "string", priority = 1, description = "What the job waits for, or why it failed."),
     // Pods and services are named after the job; 63 is the limit of theirs.

@@ -1,5 +1,6 @@
 //! The status of a `VarunaJob`: what the operator reports. Whole numbers have 64 signed bits, as everywhere in Kubernetes.
 
+use super::progress::{HistoryEntry, TimeSpent};
 use crate::conditions::{ConditionType, JobPhase, listed};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -36,6 +37,24 @@ pub struct Status {
     /// Steps committed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<i64>,
+    /// Last step of the run, as its coordinator knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<i64>,
+    /// Steps committed, of all: `176/600`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
+    /// Tokens trained in a second, while the job trains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<i64>,
+    /// Time until the last step at the present speed, while the job trains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta: Option<String>,
+    /// Share of the time since the job first trained in which steps were trained that stayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<String>,
+    /// How that time was spent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeSpent>,
     /// When the step last grew.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
@@ -73,6 +92,10 @@ pub struct Status {
     /// Number of the last message of a coordinator that was recorded as an Event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_message: Option<i64>,
+    /// What happened to the job last, oldest first: the newest twenty entries.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub history: Vec<HistoryEntry>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
 }
@@ -127,6 +150,9 @@ pub struct PlanStatus {
     pub generation: i64,
     /// Its shape: stages by pipelines where it is a plain grid.
     pub shape: String,
+    /// Which ranks run each stage: of two pipelines of four stages `0,4;1,5;2,6;3,7;`. Left out where it is very long.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank_map: Option<String>,
     /// Workers that it uses.
     pub workers: i64,
     /// Workers that are there and not used.

@@ -103,3 +103,54 @@ fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
         assert_eq!(desired.status.checkpoint.as_ref().unwrap().newest_step, Some(10));
     }
 }
+
+/// A job of ten steps that is complete, whose spec asks for `steps`.
+fn complete(steps: u64, more: &str) -> Observed {
+    let mut observed = observed(2);
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..run(RunMode::Done, 1, 10)
+    });
+    observed.job.spec = Ok(spec(2, more));
+    observed.job.status = decide(&observed).status;
+    assert_eq!(observed.job.status.steps, Some(10));
+    let mut job = spec(2, more);
+    job.training.steps = steps;
+    observed.job.spec = Ok(job);
+    observed
+}
+
+const SAVES: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+
+#[test]
+fn a_complete_job_goes_on_from_its_checkpoint_when_its_steps_are_raised() {
+    // Its coordinator has just ended, or another process leads now.
+    for run in [complete(25, SAVES).run, None] {
+        let observed = Observed {
+            run,
+            ..complete(25, SAVES)
+        };
+        let desired = decide(&observed);
+        assert_eq!(desired.coordinator, CoordinatorGoal::Run);
+        assert!(!desired.create.is_empty());
+        assert_eq!(condition(&desired, ConditionType::Complete).status, "False");
+        assert_eq!(desired.status.completion_time, None);
+    }
+}
+
+#[test]
+fn a_complete_job_stays_complete_without_more_steps_or_without_a_checkpoint() {
+    for observed in [complete(10, SAVES), complete(25, "")] {
+        let desired = decide(&observed);
+        assert_eq!(desired.status.phase, Some(JobPhase::Complete));
+        assert_eq!(desired.coordinator, CoordinatorGoal::Absent);
+    }
+    let desired = decide(&complete(25, ""));
+    let message = &condition(&desired, ConditionType::Complete).message;
+    assert!(message.contains("asks for more"), "{message}");
+    // One that an earlier release completed has no number to compare with.
+    let mut earlier = complete(25, SAVES);
+    earlier.job.status.steps = None;
+    earlier.run = None;
+    assert_eq!(decide(&earlier).status.phase, Some(JobPhase::Complete));
+}

@@ -220,6 +220,15 @@ fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
             "training cannot change",
         ),
         (
+            json!({ "training": { "optimizer": { "decaySteps": 3 } } }),
+            "training cannot change",
+        ),
+        (json!({ "training": { "seed": 3 } }), "training cannot change"),
+        (
+            json!({ "training": { "steps": 1 } }),
+            "training.steps can grow, not shrink",
+        ),
+        (
             json!({ "model": { "preset": "gpt2-small" } }),
             "model cannot change",
         ),

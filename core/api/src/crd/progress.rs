@@ -1,0 +1,71 @@
+//! How far a job has come, how its time was spent, and what has happened to it: the parts of its status that are kept from one report to the
+//! next.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Entries of a job's history; the oldest go first.
+pub const HISTORY_MAX: usize = 20;
+
+/// How the job's time was spent since it first trained, in whole seconds. Time in which it was suspended, complete or failed is not counted.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TimeSpent {
+    /// Until when it is counted.
+    #[schemars(with = "String")]
+    pub until: Time,
+    /// Steps were committed, those that were trained again included.
+    #[serde(default)]
+    pub training_seconds: i64,
+    /// Workers stood while a plan was made and came into force.
+    #[serde(default)]
+    pub recovering_seconds: i64,
+    /// There were too few workers.
+    #[serde(default)]
+    pub waiting_seconds: i64,
+    /// Pods or the coordinator were starting.
+    #[serde(default)]
+    pub starting_seconds: i64,
+    /// Of the training: what was trained a second time, because no worker held its state any more.
+    #[serde(default)]
+    pub repeated_seconds: i64,
+}
+
+impl TimeSpent {
+    /// Nothing is counted yet.
+    #[must_use]
+    pub fn since(until: Time) -> TimeSpent {
+        TimeSpent {
+            until,
+            training_seconds: 0,
+            recovering_seconds: 0,
+            waiting_seconds: 0,
+            starting_seconds: 0,
+            repeated_seconds: 0,
+        }
+    }
+
+    /// The share of the time in which steps were trained that stayed, 0 to 1; none before any time has passed.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+    pub fn goodput(&self) -> Option<f64> {
+        let lost = self.recovering_seconds + self.waiting_seconds + self.starting_seconds;
+        let all = self.training_seconds + lost;
+        let good = (self.training_seconds - self.repeated_seconds).max(0);
+        (all > 0).then(|| good as f64 / all as f64)
+    }
+}
+
+/// Something that happened to the job.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HistoryEntry {
+    /// When.
+    #[schemars(with = "String")]
+    pub at: Time,
+    /// In one word, as in the Event.
+    pub reason: String,
+    /// In a sentence.
+    pub text: String,
+}

@@ -1,0 +1,165 @@
+//! Speed, time left, goodput, history, rank map.
+
+use super::super::job_progress::stage_to_rank_map;
+use super::*;
+use varuna_api::crd::HISTORY_MAX;
+
+/// A job whose coordinator says this, `seconds` after the last report.
+fn later(mut before: Observed, seconds: i64, run: ObservedRun) -> Observed {
+    before.job.status = decide(&before).status;
+    before.now += seconds;
+    before.run = Some(run);
+    before
+}
+
+fn at(mode: RunMode, generation: u64, step: u64, step_ms: f64) -> ObservedRun {
+    let mut run = run(mode, generation, step);
+    if let Some(snapshot) = &mut run.snapshot {
+        snapshot.run.observed_ms = Some(step_ms);
+        snapshot.run.last_step = Step(1_000);
+    }
+    run
+}
+
+fn long() -> Observed {
+    let mut observed = observed(2);
+    if let Ok(job) = &mut observed.job.spec {
+        job.training.steps = 1_000;
+    }
+    observed
+}
+
+#[test]
+fn speed_and_time_left_follow_the_step_also_back() {
+    let trains = later(long(), 5, at(RunMode::Training, 1, 900, 2_000.0));
+    let status = decide(&trains).status;
+    assert_eq!(status.progress.as_deref(), Some("900/1000"));
+    let job = spec(2, "");
+    let tokens = i64::from(job.model.sequence_length) * 8;
+    assert_eq!(status.tokens_per_second, Some(tokens / 2));
+    assert_eq!(status.eta.as_deref(), Some("3m20s"));
+    let back = later(trains, 60, at(RunMode::Training, 2, 500, 4_000.0));
+    let status = decide(&back).status;
+    assert_eq!(status.progress.as_deref(), Some("500/1000"));
+    assert_eq!(status.tokens_per_second, Some(tokens / 4));
+    assert_eq!(status.eta.as_deref(), Some("33m20s"));
+    let stands = later(back, 1, at(RunMode::Waiting, 2, 500, 4_000.0));
+    let status = decide(&stands).status;
+    assert_eq!(
+        (status.tokens_per_second, status.eta),
+        (None, None),
+        "nothing is trained"
+    );
+    assert_eq!(status.progress.as_deref(), Some("500/1000"));
+}
+
+#[test]
+fn the_time_since_the_first_step_is_told_apart_by_what_it_was_spent_on() {
+    let starts = later(long(), 100, at(RunMode::Launching, 1, 0, 1_000.0));
+    assert_eq!(decide(&starts).status.time, None, "it has not trained yet");
+    let trains = later(starts, 0, at(RunMode::Training, 1, 1, 1_000.0));
+    let recovers = later(trains, 80, at(RunMode::Recovering, 1, 81, 1_000.0));
+    let waits = later(recovers, 4, at(RunMode::Waiting, 1, 81, 1_000.0));
+    let again = later(waits, 16, at(RunMode::Training, 2, 71, 1_000.0));
+    let last = later(again, 60, at(RunMode::Training, 2, 131, 1_000.0));
+    let status = decide(&last).status;
+    let time = status.time.unwrap();
+    let spent = (
+        time.training_seconds,
+        time.recovering_seconds,
+        time.waiting_seconds,
+        time.starting_seconds,
+        time.repeated_seconds,
+    );
+    assert_eq!(spent, (140, 4, 16, 0, 10));
+    assert_eq!(status.goodput.as_deref(), Some("81.2%"), "130 of 160 seconds");
+}
+
+#[test]
+fn a_suspension_is_not_counted_and_another_leader_counts_on() {
+    let trains = later(long(), 0, at(RunMode::Training, 1, 1, 1_000.0));
+    let mut suspended = later(trains, 10, at(RunMode::Training, 1, 11, 1_000.0));
+    suspended.job.spec = Ok(spec(2, "  suspend: true\n  allowStateLoss: true\n"));
+    suspended.run = None;
+    let mut later_on = suspended.clone();
+    later_on.job.status = decide(&suspended).status;
+    later_on.now += 5_000;
+    later_on.job.spec = long().job.spec;
+    later_on.job.status = decide(&later_on).status;
+    let time = later_on.job.status.time.clone().unwrap();
+    assert_eq!((time.training_seconds, time.starting_seconds), (10, 0));
+    assert_eq!(later_on.job.status.goodput.as_deref(), Some("100.0%"));
+}
+
+#[test]
+fn the_history_keeps_the_newest_of_what_happened() {
+    let mut job = later(long(), 5, at(RunMode::Training, 1, 900, 1_000.0));
+    for generation in 2..40 {
+        job = later(
+            job,
+            5,
+            at(RunMode::Training, generation, 900 - generation, 1_000.0),
+        );
+    }
+    let history = decide(&job).status.history;
+    assert_eq!(history.len(), HISTORY_MAX);
+    let last: Vec<(&str, &str)> = history
+        .iter()
+        .rev()
+        .take(2)
+        .map(|e| (e.reason.as_str(), e.text.as_str()))
+        .collect();
+    assert_eq!(
+        last,
+        [
+            (
+                "Resumed",
+                "1 steps are trained again: no worker held their state any more"
+            ),
+            ("Planned", "plan 39: P2xD1 with 2 workers"),
+        ]
+    );
+    assert_eq!(history.last().unwrap().at.0.as_second(), job.now);
+    job.job.status = decide(&job).status;
+    assert_eq!(
+        decide(&job).status.history,
+        job.job.status.history,
+        "nothing new happened"
+    );
+}
+
+/// Workers of pipelines of these depths; each has one segment a stage.
+fn pipelines(depths: &[u32]) -> Snapshot {
+    let mut snapshot = at(RunMode::Training, 1, 1, 1.0).snapshot.unwrap();
+    let template = worker("a", true);
+    snapshot.workers = vec![];
+    for (pipeline, depth) in depths.iter().enumerate() {
+        // In any order: a snapshot lists workers by their ids.
+        for stage in (0..*depth).rev() {
+            snapshot.workers.push(WorkerView {
+                pipeline: Some(pipeline),
+                segments: vec![varuna_plan::SegmentRange {
+                    start: stage,
+                    end: stage + 1,
+                }],
+                ..template.clone()
+            });
+        }
+    }
+    snapshot.workers.push(WorkerView {
+        pipeline: None,
+        segments: vec![],
+        ..template
+    });
+    snapshot
+}
+
+#[test]
+fn the_rank_map_has_varunas_form() {
+    let map = |depths: &[u32]| stage_to_rank_map(&pipelines(depths));
+    assert_eq!(map(&[4, 4]).as_deref(), Some("0,4;1,5;2,6;3,7;"));
+    assert_eq!(map(&[3, 2, 2]).as_deref(), Some("0,3,5;1,4,6;2;"));
+    assert_eq!(map(&[1]).as_deref(), Some("0;"));
+    assert_eq!(map(&[]), None, "nobody trains");
+    assert_eq!(map(&[2_000]), None, "too long for a status");
+}
