@@ -385,6 +385,34 @@ fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
     }
 }
 
+#[test]
+fn the_dashboard_is_rendered_as_it_is_where_it_is_asked_for() {
+    let render = |set: &str| {
+        let rendered = cluster()
+            .helm(&["template", "v", &chart(), "--set", set])
+            .unwrap();
+        let documents = rendered.split("\n---\n").map(str::to_owned).collect::<Vec<_>>();
+        let parsed = documents
+            .iter()
+            .filter_map(|text| serde_saphyr::from_str::<serde_json::Value>(text).ok());
+        parsed.filter(|d| d["kind"] == "ConfigMap").collect::<Vec<_>>()
+    };
+    assert_eq!(
+        render("metrics.dashboard.enabled=false"),
+        Vec::<serde_json::Value>::new()
+    );
+    let made = render("metrics.dashboard.enabled=true,metrics.dashboard.labels.release=p");
+    let [map] = made.as_slice() else {
+        panic!("{made:?}")
+    };
+    assert_eq!(map["metadata"]["labels"]["grafana_dashboard"], "1");
+    assert_eq!(map["metadata"]["labels"]["release"], "p");
+    let text = map["data"]["varuna.json"].as_str().unwrap();
+    let written = std::fs::read_to_string(root().join("charts/varuna/dashboard.json")).unwrap();
+    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+    assert_eq!(json(text), json(&written));
+}
+
 /// What the chart renders, by values: a change of a template shows in the review as what it does to a cluster.
 /// `VARUNA_WRITE_GOLDEN=1` writes the files anew.
 #[test]

@@ -1,0 +1,79 @@
+//! Everything that is written about metrics names metrics that the operator has: the dashboard, the alert rules, the reference.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+use varuna_operator::metrics::{Cause, Measured, Metrics, Phase};
+
+const DASHBOARD: &str = include_str!("../../charts/varuna/dashboard.json");
+const RULES: &str = include_str!("../../charts/varuna/rules.yaml");
+const REFERENCE: &str = include_str!("../../docs/reference/observability.md");
+
+/// Names of the families that the operator's page describes; of histograms also those of their series.
+fn published() -> BTreeSet<String> {
+    let metrics = Metrics::default();
+    metrics.reconciled(Duration::ZERO, Some("api"));
+    metrics.event("dropped");
+    metrics.recovered(&Measured {
+        phase: Phase::Total,
+        cause: Cause::Lost,
+        took: Duration::ZERO,
+    });
+    let text = metrics.render();
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let names = families.flat_map(|family| {
+        let (name, kind) = family.split_once(' ').unwrap_or((family, ""));
+        let endings: &[&str] = match kind {
+            "histogram" => &["", "_bucket", "_sum", "_count"],
+            "counter" => &["_total"],
+            _ => &[""],
+        };
+        let all = endings.iter().map(|ending| format!("{name}{ending}"));
+        all.collect::<Vec<_>>()
+    });
+    names.collect()
+}
+
+/// Words of a text that name metrics.
+fn named(text: &str) -> BTreeSet<&str> {
+    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|word| word.starts_with("varuna_"))
+        .collect()
+}
+
+fn assert_published(of: &str, text: &str, least: usize) {
+    let (known, named) = (published(), named(text));
+    assert!(named.len() >= least, "{of} names {named:?}");
+    let unknown: Vec<&&str> = named.iter().filter(|name| !known.contains(**name)).collect();
+    assert!(unknown.is_empty(), "{of} names {unknown:?}; there are {known:?}");
+}
+
+#[test]
+fn the_dashboard_the_alerts_and_the_reference_name_metrics_that_there_are() {
+    assert_published("charts/varuna/dashboard.json", DASHBOARD, 15);
+    assert_published("charts/varuna/rules.yaml", RULES, 6);
+    assert_published("docs/reference/observability.md", REFERENCE, 15);
+}
+
+#[test]
+fn the_dashboard_is_one_that_grafana_loads() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<u64> = panels.iter().filter_map(|p| p["id"].as_u64()).collect();
+    assert_eq!(ids.len(), panels.len(), "each panel has a number of its own");
+    for panel in panels {
+        let title = panel["title"].as_str().unwrap();
+        let place = &panel["gridPos"];
+        let end = place["x"].as_u64().unwrap() + place["w"].as_u64().unwrap();
+        assert!(end <= 24, "{title} is wider than the page");
+        for target in panel["targets"].as_array().unwrap() {
+            let expression = target["expr"].as_str().unwrap();
+            assert!(!named(expression).is_empty(), "{title}: {expression}");
+            let brackets = |open, close| {
+                let count = |c: char| expression.chars().filter(|x| *x == c).count();
+                count(open) == count(close)
+            };
+            let closed = brackets('(', ')') && brackets('{', '}') && brackets('[', ']');
+            assert!(closed, "{title}: {expression}");
+        }
+    }
+}
