@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     /// The job file.
     #[arg(long)]
     job: PathBuf,
-    /// Address on which to listen, host:port; port 0 is any free one.
+    /// Address on which to listen, host:port, an IPv6 address in brackets; port 0 is any free one.
     #[arg(long, default_value = "127.0.0.1:7070")]
     bind: String,
     /// The run folder; a folder with an earlier coordinator's record is taken over.

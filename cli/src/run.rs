@@ -8,6 +8,7 @@ use crate::job;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
 use rand::TryRngCore as _;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -33,9 +34,10 @@ pub(crate) struct Arguments {
     /// Plan with this profile of the model on this machine (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Address on which to listen for workers, host:port; port 0 is any free one.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    bind: String,
+    /// Address on which to listen for workers, host:port, an IPv6 address in brackets; port 0 is any free one [default: 127.0.0.1:0, or [::1]:0
+    /// on a machine without IPv4].
+    #[arg(long)]
+    bind: Option<String>,
     /// The worker program [default: varuna-worker in the folder of this program].
     #[arg(long, env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
@@ -73,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             file,
             &folder,
             Endpoint {
-                bind: arguments.bind.clone(),
+                bind: arguments.bind.clone().unwrap_or_else(loopback),
                 token: token.clone(),
                 security: &arguments.security,
             },
@@ -108,6 +110,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         run.supervise(arguments.workers, requests).await
     })?;
     Failure::of_outcome(&outcome, &layout)
+}
+
+/// The loopback address that this machine has.
+fn loopback() -> String {
+    let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let has_v4 = std::net::TcpListener::bind(v4).is_ok();
+    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
+    if has_v4 { v4 } else { v6 }.to_string()
 }
 
 fn default_folder(name: &str) -> PathBuf {

@@ -271,3 +271,35 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
     );
     finish(run);
 }
+
+/// Every address of the run's plans is of IPv6.
+fn assert_on_ipv6(run: &Run) {
+    let addresses: Vec<String> = run
+        .plans()
+        .iter()
+        .flat_map(|plan| plan.addresses.values().cloned().collect::<Vec<_>>())
+        .collect();
+    assert!(addresses.len() >= 2);
+    assert!(addresses.iter().all(|a| a.starts_with("[::1]:")), "{addresses:?}");
+}
+
+#[test]
+fn a_run_on_ipv6_survives_the_loss_of_a_worker_and_answers_commands() {
+    let mut run = Run::start_on(&two_stages(), 4, "[::1]:0");
+    let workers = run.wait_for_workers(4);
+    run.wait_for_step(10);
+    let status = run.varuna(&["status", "RUN"]);
+    assert!(status.status.success(), "{}", run.report());
+    signal(workers[0].pid, Signal::SIGKILL);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_on_ipv6(&run);
+}
+
+#[test]
+fn a_run_needs_no_option_on_a_machine_without_ipv4() {
+    let mut run = Run::start_without_ipv4(&JobFile::default(), 2);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    assert_on_ipv6(&run);
+}

@@ -16,8 +16,9 @@ use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
@@ -26,6 +27,7 @@ use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
+use varuna_wire::address::{any_beside, host_port, loopback_beside};
 use varuna_wire::{Hello, Upward, Welcome};
 
 /// Peers may say so many things before the agent has looked at them.
@@ -50,10 +52,11 @@ struct Arguments {
     /// Name for people.
     #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
     name: String,
-    /// Where to listen for peers; port 0 = any free one.
-    #[arg(long, default_value = "127.0.0.1:0")]
-    bind: String,
-    /// Host under which peers reach this worker, where it is not the one of --bind.
+    /// Where to listen for peers, host:port, an IPv6 address in brackets; port 0 = any free one [default: with --advertise all addresses of that
+    /// family, else the loopback address of the coordinator's; port 0].
+    #[arg(long)]
+    bind: Option<String>,
+    /// Host under which peers reach this worker, where it is not the one of --bind; an IPv6 address with or without brackets.
     #[arg(long)]
     advertise: Option<String>,
     /// The run's token.
@@ -135,12 +138,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let named = named.context("--device")?;
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
-    let from_peers = events.clone();
-    let mesh = Mesh::listen(me, arguments.bind.as_str(), move |event| {
-        // If this fails the agent has ended; so will these connections.
-        let _ = from_peers.blocking_send(AgentEvent::Peer(event));
-    })
-    .with_context(|| format!("cannot listen on {} (--bind)", arguments.bind))?;
+    let mesh = listen(arguments, me, coordinator, events.clone())?;
     let hello = hello(arguments, me, &mesh);
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
@@ -288,13 +286,41 @@ fn equipped(hello: Hello, arguments: &Arguments, device: Device) -> Result<Hello
     })
 }
 
+/// Listens for peers; what comes from them goes to `events`.
+fn listen(
+    arguments: &Arguments,
+    me: WorkerId,
+    coordinator: &str,
+    events: Sender<AgentEvent>,
+) -> Result<Mesh> {
+    let bind = bind_address(
+        arguments.bind.as_deref(),
+        arguments.advertise.as_deref(),
+        coordinator,
+    );
+    let mesh = Mesh::listen(me, bind.as_str(), move |event| {
+        // If this fails the agent has ended; so will these connections.
+        let _ = events.blocking_send(AgentEvent::Peer(event));
+    });
+    mesh.with_context(|| format!("cannot listen on {bind} (--bind)"))
+}
+
+/// Where to listen for peers.
+fn bind_address(named: Option<&str>, advertised: Option<&str>, coordinator: &str) -> String {
+    match (named, advertised) {
+        (Some(address), _) => address.to_owned(),
+        (None, Some(host)) => SocketAddr::new(any_beside(host), 0).to_string(),
+        (None, None) => SocketAddr::new(loopback_beside(coordinator), 0).to_string(),
+    }
+}
+
 fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
         .trim()
         .to_owned();
     let address = match &arguments.advertise {
-        Some(host) => format!("{host}:{}", mesh.address().port()),
+        Some(host) => host_port(host, mesh.address().port()),
         None => mesh.address().to_string(),
     };
     Hello {
@@ -376,4 +402,25 @@ fn engine(
         backend,
         samples: Arc::new(DatasetSamples(data)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bind_address;
+
+    #[test]
+    fn a_worker_listens_where_its_peers_and_its_coordinator_are() {
+        assert_eq!(bind_address(None, None, "[::1]:7070"), "[::1]:0");
+        assert_eq!(bind_address(None, None, "127.0.0.1:7070"), "127.0.0.1:0");
+        assert_eq!(bind_address(None, None, "job-coordinator:7070"), "127.0.0.1:0");
+        assert_eq!(
+            bind_address(None, Some("fd00::5"), "job-coordinator:7070"),
+            "[::]:0"
+        );
+        assert_eq!(
+            bind_address(None, Some("10.0.0.5"), "job-coordinator:7070"),
+            "0.0.0.0:0"
+        );
+        assert_eq!(bind_address(Some("[::1]:9"), Some("10.0.0.5"), "c:1"), "[::1]:9");
+    }
 }

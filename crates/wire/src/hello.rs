@@ -1,5 +1,6 @@
 //! What a worker says of itself.
 
+use crate::address;
 use crate::error::{WireError, need};
 use crate::version::Versions;
 use crate::{TEXT_BYTES_MAX, v1};
@@ -77,16 +78,13 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
     for (field, text, least) in texts {
         check_text(M, field, text, least)?;
     }
-    let port = hello
-        .address
-        .rsplit_once(':')
-        .and_then(|(_, port)| port.parse::<u16>().ok());
+    let port = address::split(&hello.address).map(|(_, port)| port);
     if port.is_none_or(|port| port == 0) {
         return Err(WireError::value(
             M,
             "address",
             format!("{:?}", hello.address),
-            "host:port",
+            "host:port, an IPv6 address in brackets",
         ));
     }
     if !(hello.speed.is_finite() && hello.speed > 0.0) {

@@ -5,6 +5,7 @@
 //! other crates use only the service's client and server, and requests. This crate decides nothing.
 //! What both kinds of listeners do about peers that have proven nothing is here too ([`Strangers`]).
 
+pub mod address;
 pub mod client;
 pub mod down;
 mod encoded_plans;

@@ -12,6 +12,7 @@ use crate::transport::{Link, Tag};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -169,11 +170,16 @@ pub(super) fn follow((arguments, platform): (&Arguments, Platform), job: &Job, p
 
 fn listen(place: usize) -> Result<(Mesh, Receiver<PeerEvent>)> {
     let (tell, events) = channel();
-    let mesh = Mesh::listen(id(place), "127.0.0.1:0", move |event| {
+    // The second where this machine has no IPv4.
+    let loopback = [
+        SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
+    ];
+    let mesh = Mesh::listen(id(place), &loopback[..], move |event| {
         // Nobody listens at the end.
         let _ = tell.send(event);
     })
-    .context("cannot listen on 127.0.0.1")?;
+    .context("cannot listen on 127.0.0.1 or ::1")?;
     Ok((mesh, events))
 }
 
