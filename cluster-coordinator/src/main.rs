@@ -7,6 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use varuna_cluster_coordinator::run::{Configuration, run};
 use varuna_coordinator::Identity;
+use varuna_wire::address::any_beside;
+
+/// Where workers and the operator expect it.
+const PORT: u16 = 7070;
+const HEALTH_PORT: u16 = 8081;
 
 /// The coordinator of one VarunaJob.
 ///
@@ -33,12 +38,12 @@ struct Arguments {
     /// IP address at which workers reach this process.
     #[arg(long, env = "VARUNA_POD_IP")]
     address: IpAddr,
-    /// Where to listen for workers, ip:port.
-    #[arg(long, default_value = "[::]:7070")]
-    bind: SocketAddr,
-    /// Where to answer probes and scrapes, ip:port.
-    #[arg(long, default_value = "[::]:8081")]
-    health: SocketAddr,
+    /// Where to listen for workers, ip:port; port 7070 of all addresses of the family of --address by default.
+    #[arg(long)]
+    bind: Option<SocketAddr>,
+    /// Where to answer probes and scrapes, ip:port; port 8081 likewise.
+    #[arg(long)]
+    health: Option<SocketAddr>,
     /// The run folder; it need not outlive the process.
     #[arg(long, default_value = "/tmp/varuna")]
     run_dir: PathBuf,
@@ -59,6 +64,7 @@ async fn main() -> Result<()> {
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    let any = any_beside(arguments.address);
     let configuration = Configuration {
         namespace: arguments.namespace,
         job: arguments.job,
@@ -70,8 +76,8 @@ async fn main() -> Result<()> {
             key: read(&arguments.credentials, "tls.key")?,
         }),
         address: arguments.address,
-        bind: arguments.bind,
-        health: arguments.health,
+        bind: arguments.bind.unwrap_or(SocketAddr::new(any, PORT)),
+        health: arguments.health.unwrap_or(SocketAddr::new(any, HEALTH_PORT)),
         folder: arguments.run_dir,
     };
     let health = configuration.health;

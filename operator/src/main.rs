@@ -3,11 +3,16 @@
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use kube::{Api, Client, Config};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::{self, Health};
+use varuna_wire::address::any_beside;
+
+/// Where probes and scrapes are answered, as the chart expects it.
+const HEALTH_PORT: u16 = 8081;
 
 /// The Varuna operator.
 #[derive(Parser)]
@@ -40,9 +45,12 @@ struct Arguments {
     /// Name of the Lease.
     #[arg(long, default_value = "varuna-operator")]
     lease_name: String,
-    /// Address on which probes and scrapes are answered.
-    #[arg(long, default_value = "[::]:8081")]
-    health: String,
+    /// IP address of this process.
+    #[arg(long, env = "VARUNA_POD_IP")]
+    address: IpAddr,
+    /// Address on which probes and scrapes are answered, ip:port; port 8081 of all addresses of the family of --address by default.
+    #[arg(long)]
+    health: Option<SocketAddr>,
 }
 
 #[tokio::main]
@@ -60,9 +68,12 @@ async fn main() -> Result<()> {
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
     let health = Arc::new(Health::new(Arc::default()));
-    let listener = tokio::net::TcpListener::bind(&arguments.health)
+    let probes = arguments
+        .health
+        .unwrap_or(SocketAddr::new(any_beside(arguments.address), HEALTH_PORT));
+    let listener = tokio::net::TcpListener::bind(probes)
         .await
-        .with_context(|| format!("cannot listen on {} (--health)", arguments.health))?;
+        .with_context(|| format!("cannot listen on {probes} (--health)"))?;
     let probes = health::serve(listener, Arc::clone(&health));
     tokio::spawn(async move {
         if let Err(error) = probes.await {

@@ -277,7 +277,7 @@ fn resources(given: &Value, job: &Job, settings: &Settings) -> Value {
 /// What the container runs: a worker, or the launcher of as many workers as the pod has GPUs. All of them are in one container: GPUs of different
 /// containers do not reach each other's memory.
 fn command(job: &Job) -> (&'static str, Vec<String>) {
-    let worker = ["--bind", "0.0.0.0:0", "--advertise", "$(VARUNA_POD_IP)"].map(str::to_owned);
+    let worker = ["--advertise", "$(VARUNA_POD_IP)"].map(str::to_owned);
     if job.workers.gpus_per_pod == 1 {
         return ("varuna-worker", worker.to_vec());
     }

@@ -184,3 +184,20 @@ fn the_template_is_completed_and_its_own_fields_stand() {
     assert_eq!(env.iter().filter(|e| e["name"] == "VARUNA_NODE").count(), 1);
     assert_eq!(pod["spec"]["containers"][1]["name"], "sidecar");
 }
+
+#[test]
+fn workers_listen_in_the_family_of_their_pod() {
+    for (workers, last) in [("gpusPerPod: 1", 2), ("gpusPerPod: 4", 8)] {
+        let pod = made(workers);
+        let arguments = worker_of(&pod)["args"].as_array().unwrap().clone();
+        assert_eq!(arguments.len(), last, "{arguments:?}");
+        assert_eq!(
+            arguments[last - 2..],
+            [json!("--advertise"), json!("$(VARUNA_POD_IP)")]
+        );
+        assert!(
+            !arguments.contains(&json!("--bind")),
+            "the worker follows --advertise: {arguments:?}"
+        );
+    }
+}
