@@ -64,7 +64,7 @@ async fn main() -> Result<()> {
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
-    let any = any_beside(arguments.address);
+    let any = any_beside(&arguments.address.to_string());
     let configuration = Configuration {
         namespace: arguments.namespace,
         job: arguments.job,

@@ -334,7 +334,12 @@ async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSp
     }
 }
 
-fn options(job: &Job, begun: RecordSpec, steps: u64, configuration: &Configuration) -> Result<Options, Error> {
+fn options(
+    job: &Job,
+    begun: RecordSpec,
+    steps: u64,
+    configuration: &Configuration,
+) -> Result<Options, Error> {
     let store = Store::of_job(job, "").map_err(|e| Error::Store(e.to_string()))?;
     // Without a process: another coordinator takes the location over for the same job.
     let claim = Claim {

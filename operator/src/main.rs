@@ -68,9 +68,10 @@ async fn main() -> Result<()> {
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
     let health = Arc::new(Health::new(Arc::default()));
-    let probes = arguments
-        .health
-        .unwrap_or(SocketAddr::new(any_beside(arguments.address), HEALTH_PORT));
+    let probes = arguments.health.unwrap_or(SocketAddr::new(
+        any_beside(&arguments.address.to_string()),
+        HEALTH_PORT,
+    ));
     let listener = tokio::net::TcpListener::bind(probes)
         .await
         .with_context(|| format!("cannot listen on {probes} (--health)"))?;

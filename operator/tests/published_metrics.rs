@@ -1,24 +1,28 @@
-//! Everything that is written about metrics names metrics that the operator has: the dashboard, the alert rules, the reference.
+//! Everything that is written about metrics names metrics that the operator or a coordinator has: the dashboard, the alert rules, the reference.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-use varuna_operator::metrics::{Cause, Measured, Metrics, Phase};
+use varuna_cluster_coordinator::metrics::{self as of_runs, Cause, Measured, Phase};
+use varuna_operator::metrics::Metrics;
 
 const DASHBOARD: &str = include_str!("../../charts/varuna/dashboard.json");
 const RULES: &str = include_str!("../../charts/varuna/rules.yaml");
 const REFERENCE: &str = include_str!("../../docs/reference/observability.md");
 
-/// Names of the families that the operator's page describes; of histograms also those of their series.
+/// Names of the families that the pages of the operator and of a coordinator describe; of histograms also those of their series.
 fn published() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.reconciled(Duration::ZERO, Some("api"));
     metrics.event("dropped");
-    metrics.recovered(&Measured {
-        phase: Phase::Total,
-        cause: Cause::Lost,
-        took: Duration::ZERO,
-    });
-    let text = metrics.render();
+    let run = of_runs::Metrics::new("ns", "j");
+    for phase in [Phase::Plan, Phase::Total] {
+        run.recovered(&Measured {
+            phase,
+            cause: Cause::Lost,
+            took: Duration::ZERO,
+        });
+    }
+    let text = metrics.render() + &run.render();
     let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let names = families.flat_map(|family| {
         let (name, kind) = family.split_once(' ').unwrap_or((family, ""));

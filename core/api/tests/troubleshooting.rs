@@ -7,20 +7,30 @@ const PAGE: &str = include_str!("../../../docs/kubernetes/troubleshooting.md");
 /// Words of the first column of the page's tables.
 fn entries() -> Vec<&'static str> {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
-    rows.filter_map(|row| row.split_once('`').map(|(word, _)| word)).collect()
+    rows.filter_map(|row| row.split_once('`').map(|(word, _)| word))
+        .collect()
 }
 
 #[test]
 fn every_phase_condition_and_reason_has_an_entry() {
     let entries = entries();
     for phase in JobPhase::ALL {
-        assert!(entries.contains(&phase.as_str()), "no entry for the phase {phase}");
+        assert!(
+            entries.contains(&phase.as_str()),
+            "no entry for the phase {phase}"
+        );
     }
     for reason in Reason::ALL {
-        assert!(entries.contains(&reason.as_str()), "no entry for the reason {reason}");
+        assert!(
+            entries.contains(&reason.as_str()),
+            "no entry for the reason {reason}"
+        );
     }
     for kind in ConditionType::ALL {
-        assert!(PAGE.contains(&format!("\n### {kind}\n")), "no section for the condition {kind}");
+        assert!(
+            PAGE.contains(&format!("\n### {kind}\n")),
+            "no section for the condition {kind}"
+        );
     }
 }
 

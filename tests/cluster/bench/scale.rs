@@ -41,7 +41,8 @@ impl Operator {
         let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = std::fs::File::create(folder.join(format!("operator-{health}.log")))?;
         let process = Command::new(binary)
-            .args(["--namespace", namespace, "--coordinator-image", "c:1"])
+            .args(["--namespace", namespace, "--address", "127.0.0.1"])
+            .args(["--coordinator-image", "c:1"])
             .args([
                 "--identity",
                 &format!("bench-{health}"),

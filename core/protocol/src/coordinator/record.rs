@@ -105,6 +105,10 @@ impl RecordKeeper {
     /// The number of steps never falls, whoever writes.
     fn put_last_step(&self, record: &mut Record) {
         if !bug!(ForgetOrderedLastStep) {
+            if self.ordered_last_step > record.last_step {
+                // The state that was put anew is not the run's last one any more.
+                record.puts_anew = 0;
+            }
             record.last_step = record.last_step.max(self.ordered_last_step);
         }
     }

@@ -6,7 +6,7 @@ use super::mode::Mode;
 use super::roster::Worker;
 use super::run_mode::RunMode;
 use super::shared::Shared;
-use varuna_plan::{Generation, Step, WorkerId};
+use varuna_plan::{Base, Generation, Step, WorkerId};
 
 impl Coordinator {
     /// The present state for people and for `status`.
@@ -32,7 +32,7 @@ impl Coordinator {
             term: shared.record.term,
             generation: shared.record.generation(),
             next: record.next.as_ref().map(|p| p.generation),
-            step: shared.progress.step(),
+            step: step(shared),
             last_step: shared.last_step(),
             plan: plan.map(|p| p.shape.summary()),
             predicted_ms: plan.map(|p| p.shape.predicted.step_ms),
@@ -43,6 +43,17 @@ impl Coordinator {
             max_workers: shared.max_workers,
         }
     }
+}
+
+/// Steps committed, as far as known. A plan that starts from a state says that much before anybody has reported it.
+fn step(shared: &Shared) -> Step {
+    let plan = shared.record.stored.plan.as_ref();
+    let base = plan.and_then(|plan| match &plan.base {
+        Base::Fixed { id, .. } => Some(*id),
+        Base::AtSwitch { .. } => None,
+    });
+    let best = shared.progress.best;
+    base.map_or(best, |base| base.max(best)).step
 }
 
 fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {

@@ -144,6 +144,8 @@ fn a_run_that_has_ended_goes_on_from_its_last_checkpoint_where_more_steps_are_or
     let plan = rig.plan();
     assert!(plan.generation > highest);
     assert!(matches!(plan.base, Base::Fixed { id, checkpoint: true, .. } if id == state(1, 10)));
+    let shown = rig.machine.snapshot().run.step;
+    assert_eq!(shown, Step(10), "before anybody has reported it");
     assert_eq!(told(&rig), BTreeSet::from([B]));
 }
 
