@@ -129,3 +129,86 @@ impl Checkpoints {
         self.taken_by.take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, StateId};
+
+    /// Of a job that saves every ten steps, or every so many seconds.
+    fn checkpoints(interval: &str) -> Checkpoints {
+        let text = format!(
+            "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: stale}}
+spec:
+  model: {{layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}}
+  data: {{path: nowhere}}
+  training: {{globalBatchSize: 8, steps: 900, seed: 1, optimizer: {{learningRate: 0.001}}}}
+  checkpoint: {{uri: nowhere, {interval}}}
+"
+        );
+        let job = varuna_api::parse_job(&text).unwrap();
+        let (inbound, _) = tokio::sync::mpsc::channel(1);
+        Checkpoints::start(job.checkpoint, None, &inbound)
+    }
+
+    fn listed(steps: &[u64], failing: Option<&str>) -> CheckpointListing {
+        let state = |step: &u64| StateId {
+            run_gen: Generation(1),
+            step: Step(*step),
+            chain: Chain(*step),
+        };
+        CheckpointListing {
+            answered: true,
+            usable: steps.iter().map(state).collect(),
+            damaged: vec![],
+            failing: failing.map(str::to_owned),
+        }
+    }
+
+    fn said(events: &[CheckpointEvent]) -> Vec<String> {
+        let word = |event: &CheckpointEvent| match event {
+            CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of {step}"),
+            CheckpointEvent::CheckpointsFail { why, .. } => format!("fails: {why}"),
+            CheckpointEvent::CheckpointStale { steps_behind, .. } => format!("{steps_behind} behind"),
+            CheckpointEvent::CheckpointsTaken { by } => format!("taken by {by}"),
+        };
+        events.iter().map(word).collect()
+    }
+
+    #[test]
+    fn each_change_of_the_store_is_said_once() {
+        let mut own = checkpoints("intervalSteps: 10");
+        assert!(own.usable().is_none(), "nothing is known yet");
+        let mut update = |steps: &[u64], failing, at| said(&own.update(listed(steps, failing), Step(at)));
+        assert_eq!(update(&[0, 10], None, 12), ["checkpoint of 10"]);
+        assert!(update(&[0, 10], None, 40).is_empty(), "three intervals behind");
+        assert_eq!(update(&[0, 10], None, 41), ["31 behind"]);
+        assert!(update(&[0, 10], None, 60).is_empty(), "said once");
+        assert_eq!(update(&[10], Some("full"), 61), ["fails: full"]);
+        assert!(update(&[10], Some("full"), 62).is_empty());
+        assert_eq!(update(&[10, 60], None, 63), ["checkpoint of 60"]);
+        assert_eq!(update(&[10, 60], None, 91), ["31 behind"], "stale anew");
+        assert!(own.usable().is_some_and(|listing| listing.fresh));
+        assert_eq!(
+            own.taken("other".into()).map(|e| said(&[e])),
+            Some(vec!["taken by other".into()])
+        );
+        assert!(own.taken("third".into()).is_none());
+    }
+
+    #[test]
+    fn by_the_clock_a_checkpoint_is_stale_after_three_intervals() {
+        let mut own = checkpoints("intervalSeconds: 60");
+        own.update(listed(&[10], None), Step(10));
+        for (seconds, behind) in [(170, vec![]), (190, vec!["1 behind".to_owned()])] {
+            let since = Instant::now().checked_sub(Duration::from_secs(seconds));
+            own.newest_since = since.expect("the machine has run for so long");
+            assert_eq!(said(&own.update(listed(&[10], None), Step(11))), behind);
+        }
+    }
+}

@@ -229,15 +229,8 @@ impl Driver {
 
     fn take_notice(&mut self, notice: &WorkerNotice) {
         for worker in self.machine.snapshot().workers {
-            match notice {
-                WorkerNotice::Leaving(name) if worker.up && worker.name == *name => {
-                    self.feed(CoordinatorInput::Notice { worker: worker.id });
-                }
-                // One that is attached has not ended, whoever says so.
-                WorkerNotice::Ended(name) if !worker.up && worker.name == *name => {
-                    self.feed(CoordinatorInput::ProcessEnded { worker: worker.id });
-                }
-                _ => {}
+            if let Some(input) = notice.meaning(worker.id, &worker.name, worker.up) {
+                self.feed(input);
             }
         }
     }

@@ -72,6 +72,22 @@ pub enum WorkerNotice {
     Ended(String),
 }
 
+impl WorkerNotice {
+    /// What it means for a worker of this name that is attached or not.
+    pub(crate) fn meaning(&self, worker: WorkerId, own: &str, attached: bool) -> Option<CoordinatorInput> {
+        match self {
+            WorkerNotice::Leaving(name) if attached && own == name => {
+                Some(CoordinatorInput::Notice { worker })
+            }
+            // One that is attached has not ended, whoever says so.
+            WorkerNotice::Ended(name) if !attached && own == name => {
+                Some(CoordinatorInput::ProcessEnded { worker })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// What is known of the checkpoints in the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckpointListing {
@@ -89,5 +105,31 @@ impl CheckpointListing {
     /// The newest that can be resumed from.
     pub(crate) fn newest(&self) -> Option<StateId> {
         self.usable.iter().max().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_for_the_workers_of_its_name_and_who_is_attached_has_not_ended() {
+        let (leaving, ended) = (
+            WorkerNotice::Leaving("w1".into()),
+            WorkerNotice::Ended("w1".into()),
+        );
+        let of = |notice: &WorkerNotice, name, attached| {
+            let meaning = notice.meaning(WorkerId(7), name, attached);
+            match meaning {
+                Some(CoordinatorInput::Notice { worker }) => Some(("leaves", worker.0)),
+                Some(CoordinatorInput::ProcessEnded { worker }) => Some(("has ended", worker.0)),
+                _ => None,
+            }
+        };
+        assert_eq!(of(&leaving, "w1", true), Some(("leaves", 7)));
+        assert_eq!(of(&leaving, "w1", false), None);
+        assert_eq!(of(&ended, "w1", false), Some(("has ended", 7)));
+        assert_eq!(of(&ended, "w1", true), None, "its name is used again");
+        assert_eq!((of(&leaving, "w2", true), of(&ended, "w2", false)), (None, None));
     }
 }

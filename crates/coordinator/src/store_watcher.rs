@@ -401,22 +401,51 @@ spec:
         watcher.end().await;
     }
 
+    /// The task's state, and what tells it to delete.
+    fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
+        let (_, protects) = watch::channel(Vec::new());
+        let (discarded, discards) = watch::channel(None);
+        let task = Task {
+            given,
+            protects,
+            discards,
+            verdicts: BTreeMap::new(),
+            listing: CheckpointListing::default(),
+            refused: None,
+            standing: None,
+        };
+        (task, discarded)
+    }
+
+    #[tokio::test]
+    async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
+        let folder = TempDir::new().unwrap();
+        let given = damaged(&folder).await;
+        let other = Claim {
+            run: "other".into(),
+            ..given.claim.clone()
+        };
+        let location = given.store.location().clone();
+        let lease = location.claim(other, |_| false).await.unwrap();
+        let (mut task, _discarded) = task(given);
+        assert_eq!(task.own().await, None);
+        assert_eq!(task.other_owner(), Some("other"));
+        // It renews its lease, so it lives.
+        let since = Instant::now().checked_sub(varuna_checkpoint::LEASE + 2 * INTERVAL);
+        task.refused = Some((since.unwrap(), "other".into()));
+        assert_eq!(task.own().await, Some(Standing::Taken("other".into())));
+        lease.release().await.unwrap();
+        assert_eq!(task.own().await, Some(Standing::Owner));
+        assert_eq!(task.other_owner(), None);
+    }
+
     #[tokio::test]
     async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
         let folder = TempDir::new().unwrap();
         let given = damaged(&folder).await;
         let store = given.store.clone();
-        let (_protected, protects) = watch::channel(Vec::new());
-        let (discarded, discards) = watch::channel(None);
-        let mut task = Task {
-            given,
-            protects,
-            discards,
-            verdicts: BTreeMap::from([(LAST, false)]),
-            listing: CheckpointListing::default(),
-            refused: None,
-            standing: None,
-        };
+        let (mut task, discarded) = task(given);
+        task.verdicts.insert(LAST, false);
         discarded.send(Some(LAST)).unwrap();
         for standing in [None, Some(Standing::Taken("other".into()))] {
             task.standing = standing;

@@ -1,6 +1,7 @@
 //! Turns events of the engine, the peers, the store and the coordinator into inputs of the member.
 
 use super::engine_thread::Event;
+use super::store_reads::ReadStep;
 use super::uplink::UplinkEvent;
 use super::{Agent, AgentError, StoreEvent};
 use crate::checkpoints::Checkpoints;
@@ -206,37 +207,31 @@ impl Agent {
     }
 
     pub(super) fn on_store_event(&mut self, event: StoreEvent) -> Result<(), AgentError> {
-        // The read was begun once, but may have been asked for again by a later generation: what it brings is for that one.
-        let key = match &event {
-            StoreEvent::Progress(unit, id)
-            | StoreEvent::Failed(unit, id, _)
-            | StoreEvent::Loaded(unit, id, _) => (*id, *unit),
+        let (unit, id, step) = match &event {
+            StoreEvent::Progress(unit, id) => (*unit, *id, ReadStep::Progress),
+            StoreEvent::Loaded(unit, id, _) => (*unit, *id, ReadStep::Loaded),
+            StoreEvent::Failed(unit, id, false) => (*unit, *id, ReadStep::Failed),
+            StoreEvent::Failed(unit, id, true) => (*unit, *id, ReadStep::Refused),
         };
-        let Some(generation) = self.loading.get(&key).copied() else {
+        let Some(generation) = self.loading.step(id, unit, step) else {
             return Ok(());
         };
+        let from = self.me;
         match event {
-            StoreEvent::Progress(unit, _) => self.feed(MemberInput::FetchProgress {
+            StoreEvent::Progress(..) => self.feed(MemberInput::FetchProgress {
                 generation,
-                from: self.me,
+                from,
                 unit,
             }),
-            StoreEvent::Failed(unit, _, refused) => {
-                self.loading.remove(&key);
-                if !refused {
-                    return Ok(());
-                }
-                self.feed(MemberInput::FetchFailed {
-                    generation,
-                    from: self.me,
-                    unit,
-                })
-            }
-            StoreEvent::Loaded(unit, id, state) => {
-                self.loading.remove(&key);
+            StoreEvent::Failed(..) => self.feed(MemberInput::FetchFailed {
+                generation,
+                from,
+                unit,
+            }),
+            StoreEvent::Loaded(_, _, state) => {
                 let fetched = MemberInput::Fetched {
                     generation,
-                    from: self.me,
+                    from,
                     unit,
                     id,
                     decision: None,

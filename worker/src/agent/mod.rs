@@ -5,6 +5,7 @@
 
 pub mod engine_thread;
 mod inputs;
+mod store_reads;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
@@ -14,10 +15,11 @@ use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
 use engine_thread::{Command, Event};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
+use store_reads::StoreReads;
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_frames::RunKey;
@@ -115,8 +117,7 @@ struct Agent {
     engine: SyncSender<Command>,
     mesh: Box<dyn DataPlane>,
     checkpoints: Option<Checkpoints>,
-    /// Units that are being read from the store, and the generation that asked for them last.
-    loading: BTreeMap<(StateId, Unit), Generation>,
+    loading: StoreReads,
     events: Sender<AgentEvent>,
     reports: Sender<Upward>,
     attached: bool,
@@ -156,7 +157,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         engine,
         mesh: parts.mesh,
         checkpoints: parts.checkpoints,
-        loading: BTreeMap::new(),
+        loading: StoreReads::default(),
         events,
         reports,
         attached: true,
@@ -320,7 +321,7 @@ impl Agent {
             tracing::error!(%id, %unit, "cannot read a unit from a checkpoint: the job has no spec.checkpoint");
             return;
         };
-        if self.loading.insert((id, unit), generation).is_some() {
+        if !self.loading.ask(id, unit, generation) {
             return;
         }
         let events = self.events.clone();
