@@ -3,11 +3,12 @@
 use crate::MEMORY;
 use nix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::Duration;
 use varuna_coordinator::record_format;
 use varuna_frames::Frame;
-use varuna_plan::WorkerId;
 use varuna_plan::state::mix;
+use varuna_plan::{Plan, WorkerId};
 use varuna_protocol::{Order, PeerMessage, Record, Report};
 use varuna_sim::scale::Meter;
 use varuna_wire::{Downward, EncodedPlans, Upward};
@@ -19,6 +20,8 @@ const GRPC_PREFIX: usize = 5;
 pub(crate) struct RealMeter {
     /// As in the coordinator's driver: a plan is encoded once for all workers.
     plans: RefCell<EncodedPlans>,
+    /// The newest plan, and the same with drawn ids.
+    drawn: RefCell<Option<[Arc<Plan>; 2]>>,
     /// The longest record, as text.
     pub(crate) text_bytes: Cell<u64>,
 }
@@ -38,6 +41,22 @@ fn with_drawn_ids(text: &str) -> String {
     drawn.join("\"")
 }
 
+impl RealMeter {
+    /// The plan with ids as real workers draw them.
+    fn drawn(&self, plan: &Arc<Plan>) -> Arc<Plan> {
+        let known = self.drawn.borrow().clone();
+        if let Some([_, drawn]) = known.filter(|[own, _]| Arc::ptr_eq(own, plan)) {
+            return drawn;
+        }
+        let text = serde_json::to_string(plan).unwrap_or_default();
+        let drawn = serde_json::from_str(&with_drawn_ids(&text));
+        debug_assert!(drawn.is_ok(), "a plan is read as it was written");
+        let drawn = Arc::new(drawn.unwrap_or_else(|_| Plan::clone(plan)));
+        *self.drawn.borrow_mut() = Some([Arc::clone(plan), Arc::clone(&drawn)]);
+        drawn
+    }
+}
+
 fn with_prefix(message: &impl prost::Message) -> u64 {
     (message.encoded_len() + GRPC_PREFIX) as u64
 }
@@ -54,7 +73,10 @@ impl Meter for RealMeter {
 
     fn order_bytes(&self, term: u64, order: &Order) -> u64 {
         match order {
-            Order::Prepare(plan) => with_prefix(&self.plans.borrow_mut().prepare(plan, term).0),
+            Order::Prepare(plan) => {
+                let drawn = self.drawn(plan);
+                with_prefix(&self.plans.borrow_mut().prepare(&drawn, term).0)
+            }
             other => with_prefix(&Downward::Order(other.clone()).to_wire(term)),
         }
     }

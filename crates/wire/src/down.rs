@@ -2,11 +2,10 @@
 
 use crate::error::{WireError, need};
 use crate::version::Versions;
-use crate::{encoded_plans, plan, v1};
-use prost::Message as _;
+use crate::{encoded_plans, v1};
 use std::sync::Arc;
 use v1::down::Order as Wire;
-use varuna_plan::{Generation, Plan, StateId, Step};
+use varuna_plan::{Generation, StateId, Step};
 use varuna_protocol::Order;
 
 /// The answer to a hello that was accepted.
@@ -94,7 +93,7 @@ impl Downward {
             Wire::Fence(f) => Downward::Order(Order::Fence {
                 upto: Generation(f.upto),
             }),
-            Wire::Prepare(p) => Downward::Order(Order::Prepare(Arc::new(read_plan(&p.plan)?))),
+            Wire::Prepare(p) => Downward::Order(Order::Prepare(Arc::new(encoded_plans::decode(&p.plan)?))),
             Wire::Arm(a) => Downward::Order(Order::Arm {
                 generation: generation(a.generation, "Arm")?,
             }),
@@ -117,17 +116,6 @@ fn last_step(step: u64) -> Result<Step, WireError> {
         return Ok(Step(step));
     }
     Err(WireError::value("LastStep", "step", step, "1 to 281474976710656"))
-}
-
-fn read_plan(bytes: &[u8]) -> Result<Plan, WireError> {
-    if bytes.is_empty() {
-        return need(None, "Prepare", "plan");
-    }
-    let wire = v1::Plan::decode(bytes).map_err(|error| {
-        let found = format!("{} bytes ({error})", bytes.len());
-        WireError::value("Prepare", "plan", found, "an encoded Plan")
-    })?;
-    plan::read(wire)
 }
 
 fn order_to_wire(order: &Order) -> Wire {

@@ -2,15 +2,19 @@
 
 mod strategies;
 
+use flate2::Compression;
+use flate2::read::GzEncoder;
 use proptest::prelude::*;
 use prost::Message as _;
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::sync::Arc;
 use strategies::{order, run_status, upward};
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
-    Base, Decision, Generation, Layout, Plan, Prediction, ScheduleSpec, Shape, StateId, Step, Unit,
+    Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
+    Shape, Stage, StateId, Step, Unit, WorkerId,
 };
 use varuna_protocol::{Inventory, Order, Prepared, Report};
 use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, Versions, Welcome, WireError, v1};
@@ -327,6 +331,69 @@ fn a_plan_is_encoded_once_for_all_workers_that_it_is_sent_to() {
     assert!(!is_new);
     assert_eq!(second.term, 8);
     assert_eq!(bytes(&first).as_ptr(), bytes(&second).as_ptr(), "the same bytes");
+}
+
+/// A plan of this many workers in pipelines of eight, with ids as they are drawn and addresses as pods have them.
+fn plan_of(workers: u64) -> Plan {
+    let id = |i: u64| WorkerId((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (i << 40));
+    let mut plan = small_plan();
+    let stage = |i: u64, segment: u32| Stage {
+        worker: id(i),
+        segments: SegmentRange {
+            start: segment,
+            end: segment + 1,
+        },
+        recompute: None,
+    };
+    let pipeline = |p: u64| Pipeline {
+        stages: (0..8).map(|s| stage(p * 8 + u64::from(s), s)).collect(),
+        samples: SampleRange {
+            start: p * 16,
+            end: p * 16 + 16,
+        },
+    };
+    plan.shape.pipelines = (0..workers / 8).map(pipeline).collect();
+    plan.evidence = (0..workers).map(id).collect();
+    let address = |i: u64| format!("10.{}.{}.{}:7070", i % 7, i / 250, i % 250);
+    plan.addresses = (0..workers).map(|i| (id(i), address(i))).collect();
+    plan
+}
+
+fn prepared(plan: Vec<u8>) -> v1::Down {
+    let prepare = v1::Prepare { plan: plan.into() };
+    v1::Down {
+        term: 1,
+        order: Some(v1::down::Order::Prepare(prepare)),
+    }
+}
+
+#[test]
+fn a_long_plan_is_compressed_and_read_back_and_what_unpacks_to_too_much_is_refused() {
+    let bytes = |plan: &Plan| {
+        let down = Downward::Order(Order::Prepare(Arc::new(plan.clone()))).to_wire(1);
+        match down.order {
+            Some(v1::down::Order::Prepare(v1::Prepare { plan })) => plan,
+            other => panic!("{other:?}"),
+        }
+    };
+    let long = plan_of(1_000);
+    let packed = bytes(&long);
+    assert!(packed.starts_with(&[0x1f, 0x8b]) && packed.len() < 24_000);
+    assert!(!bytes(&small_plan()).starts_with(&[0x1f, 0x8b]));
+    let (_, read) = Downward::from_wire(prepared(packed.to_vec())).unwrap();
+    assert_eq!(read, Downward::Order(Order::Prepare(Arc::new(long))));
+    // Zeros come to a thousandth.
+    let mut bomb = Vec::new();
+    let zeros = std::io::repeat(0).take(1 << 20);
+    GzEncoder::new(zeros, Compression::best())
+        .read_to_end(&mut bomb)
+        .unwrap();
+    let expected = format!("compressed from more than {} bytes", bomb.len() * 64);
+    let refused = Downward::from_wire(prepared(bomb)).unwrap_err().to_string();
+    assert!(refused.contains(&expected), "{refused}");
+    let cut = packed[..packed.len() / 2].to_vec();
+    let refused = Downward::from_wire(prepared(cut)).unwrap_err().to_string();
+    assert!(refused.contains("Prepare: field plan is"), "{refused}");
 }
 
 #[test]
