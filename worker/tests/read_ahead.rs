@@ -7,7 +7,7 @@ mod common;
 use common::{BATCH, Case, Counting, engine_with, later, plan, shape};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use varuna_plan::{Decision, Plan, StateId, WorkerId};
+use varuna_plan::{Decision, Plan, Recompute, ScheduleKind, StateId, Step, WorkerId};
 use varuna_torch::{Device, Streams};
 use varuna_worker::ablation::{Ablation, Ablations};
 use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
@@ -50,6 +50,10 @@ impl Store {
     }
 }
 
+fn thread() -> String {
+    std::thread::current().name().unwrap_or_default().to_owned()
+}
+
 impl Samples for Store {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         let (state, changed) = &*self.0;
@@ -59,12 +63,12 @@ impl Samples for Store {
             return Err(SampleError { index, why });
         }
         state.read.push(index);
-        let thread = std::thread::current().name().unwrap_or_default().to_owned();
-        state.threads.push(thread);
+        state.threads.push(thread());
         changed.notify_all();
         Counting.train(index, tokens)
     }
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.0.0.lock().unwrap().threads.push(thread());
         Counting.held_out(index, tokens)
     }
     fn held_out_len(&self) -> u64 {
@@ -127,6 +131,45 @@ fn a_store_that_is_away_during_a_step_whose_samples_were_read_ahead_does_not_del
             "{:?}",
             state.threads
         );
+    }
+}
+
+#[test]
+fn whatever_the_schedule_all_that_a_step_reads_was_expected() {
+    let case = Case {
+        evaluate: true,
+        ..Case::default()
+    };
+    let mut interleaved = shape(&case, &[&[1, 1, 2, 2]], &[8], 2);
+    interleaved.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
+    for (stage, worker) in interleaved.pipelines[0].stages.iter_mut().zip([1, 2, 1, 2]) {
+        stage.worker = WorkerId(worker);
+    }
+    let mut recomputed = shape(&case, &[&[2, 4], &[6]], &[5, 3], 2);
+    recomputed.schedule.recompute = Recompute::Full;
+    let mut one_after_the_other = shape(&case, &[&[1, 3, 2]], &[8], 1);
+    one_after_the_other.schedule.kind = ScheduleKind::Gpipe;
+    for shape in [interleaved, recomputed, one_after_the_other] {
+        let mesh = LocalMesh::new(&shape.members());
+        let plan = plan(&case, &shape);
+        let workers = shape.members().into_iter().map(|me| {
+            let store = Store::default();
+            let mut engine = engine_with(&case, me, store.clone());
+            let (plan, link) = (plan.clone(), mesh.link(me));
+            let running = std::thread::spawn(move || {
+                plan.units(me)
+                    .into_iter()
+                    .for_each(|u| engine.initialise(u).unwrap());
+                engine.run_step(&plan, Step(0), &link, later()).unwrap();
+            });
+            (me, store, running)
+        });
+        for (me, store, running) in workers.collect::<Vec<_>>() {
+            running.join().unwrap();
+            let state = store.0.0.lock().unwrap();
+            let others = state.threads.iter().filter(|name| *name != "read-ahead").count();
+            assert_eq!(others, 0, "{me} of {}: {:?}", shape.summary(), state.threads);
+        }
     }
 }
 
