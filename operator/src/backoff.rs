@@ -136,6 +136,7 @@ mod tests {
             uid: "u".into(),
             generation,
             spec: Err(String::new()),
+            save_at: None,
             status: varuna_api::crd::Status::default(),
             deleting: false,
         }

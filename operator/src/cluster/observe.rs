@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use varuna_api::crd::{RunGoal, RunSpec, RunStatus, Status};
+use varuna_api::crd::{RunGoal, RunSpec, RunStatus, SAVE_AT, Status};
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::{Job, parse_job_of_any_release};
 
@@ -52,6 +52,9 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     document(name, namespace, &spec)
 }
 
+/// Characters of the annotation that asks for a checkpoint: a time has fewer.
+const SAVE_AT_MAX: usize = 64;
+
 /// A job's object.
 #[must_use]
 pub fn job(object: &DynamicObject) -> ObservedJob {
@@ -66,6 +69,10 @@ pub fn job(object: &DynamicObject) -> ObservedJob {
         uid: object.uid().unwrap_or_default(),
         generation: object.metadata.generation.unwrap_or(0),
         spec: parsed,
+        save_at: object
+            .annotations()
+            .get(SAVE_AT)
+            .map(|text| text.chars().take(SAVE_AT_MAX).collect()),
         status: status(object.data.get("status").cloned().unwrap_or_default()),
         deleting: object.metadata.deletion_timestamp.is_some(),
     }

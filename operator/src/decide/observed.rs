@@ -55,6 +55,8 @@ pub struct ObservedJob {
     pub generation: i64,
     /// Its spec, or everything that is wrong with it.
     pub spec: Result<Job, String>,
+    /// When a checkpoint was last asked for, as its annotation says.
+    pub save_at: Option<String>,
     /// The status that was last written.
     pub status: Status,
     /// It has a deletion timestamp.

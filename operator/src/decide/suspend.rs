@@ -1,3 +1,5 @@
+//! Checkpoints out of turn: one that a user asks for, and the one of a suspension.
+//!
 //! A suspension waits for a checkpoint, so that few steps are trained again; but not for ever.
 
 use super::decision::time;
@@ -7,6 +9,22 @@ use varuna_api::crd::Suspending;
 
 /// The longest wait for the checkpoint.
 pub(super) const WAIT_MAX_SECONDS: i64 = 300;
+
+/// Whether the job's annotation asks for a checkpoint that was not ordered yet. It waits until the job trains: before there is nothing new to
+/// save.
+pub(super) fn is_checkpoint_asked_for(observed: &Observed) -> bool {
+    let saves = observed
+        .job
+        .spec
+        .as_ref()
+        .is_ok_and(|job| job.checkpoint.is_some());
+    let trains = observed
+        .run
+        .as_ref()
+        .is_some_and(|run| run.ended.is_none() && run.is_training());
+    let asked = &observed.job.save_at;
+    saves && trains && asked.is_some() && *asked != observed.job.status.save_ordered
+}
 
 /// Since when a suspension waits for a checkpoint, and of which step.
 pub(super) fn suspending(observed: &Observed) -> Suspending {

@@ -33,6 +33,7 @@ fn observed(max: u32) -> Observed {
             uid: "u".into(),
             generation: 1,
             spec: Ok(spec(max, "")),
+            save_at: None,
             status: Status::default(),
             deleting: false,
         },

@@ -63,6 +63,9 @@ use serde::{Deserialize, Serialize};
 )]
 struct JobSpec(Spec);
 
+/// The annotation of a job that asks for a checkpoint: any text that it did not have before, by custom the time.
+pub const SAVE_AT: &str = "varuna.dev/save-at";
+
 /// The resource, as clients of an API server name it.
 #[must_use]
 pub fn api_resource() -> ApiResource {

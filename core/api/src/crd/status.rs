@@ -77,6 +77,9 @@ pub struct Status {
     /// Since when a suspended job still runs, until a checkpoint holds what it has trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspending: Option<Suspending>,
+    /// The annotation `varuna.dev/save-at` for which a checkpoint was ordered last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub save_ordered: Option<String>,
     /// Checkpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
