@@ -14,10 +14,10 @@ setup: ## Install what is missing (as root, on Debian) and fetch the pinned libt
 	@scripts/setup.sh
 
 build: setup ## Build everything, quickly (dev profile)
-	$(CARGO) build --workspace --locked
+	$(CARGO) build --workspace --locked --features varuna/kubernetes
 
 release: setup ## Build everything, optimised
-	$(CARGO) build --workspace --locked --release
+	$(CARGO) build --workspace --locked --release --features varuna/kubernetes
 
 # The compiler for kernels: a test compiles them with it where it can be had.
 nvrtc:
@@ -28,7 +28,7 @@ stores: setup
 
 test: build stores test-data nvrtc ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
 	$(MAKE) e2e-quick
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
@@ -66,7 +66,7 @@ chaos: build ## Real processes under faults, judged by the run folder (DURATION=
 
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked --features varuna/kubernetes -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/cargo-deny.sh
 
@@ -134,7 +134,7 @@ bench-operator: release data ## The operator: from a signal to the plan and the 
 
 test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster --test chart --test examples --test operator --test training
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test chart --test examples --test operator --test plugin --test training
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
 	$(CARGO) run --release --locked -p varuna-bench-protocol

@@ -10,6 +10,8 @@ mod data;
 mod failure;
 mod io;
 mod job;
+#[cfg(feature = "kubernetes")]
+mod kubectl;
 mod plan;
 mod profile;
 mod progress;
@@ -19,7 +21,13 @@ mod run;
 mod signals;
 
 use clap::{Parser, Subcommand};
+use failure::Failure;
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
+
+/// The name under which kubectl finds a plugin that is called by `kubectl varuna`.
+const PLUGIN: &str = "kubectl-varuna";
 
 /// Elastic pipeline-parallel training that continues when workers come and go.
 ///
@@ -52,14 +60,38 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    log();
+    if is_plugin(std::env::args_os().next()) {
+        return report("kubectl varuna", plugin());
+    }
+    report("varuna", run(Arguments::parse()))
+}
+
+/// Whether this process was called as kubectl's plugin, by the name of its program.
+fn is_plugin(program: Option<OsString>) -> bool {
+    program.is_some_and(|path| Path::new(&path).file_stem().is_some_and(|name| name == PLUGIN))
+}
+
+#[cfg(feature = "kubernetes")]
+use kubectl::run as plugin;
+
+#[cfg(not(feature = "kubernetes"))]
+fn plugin() -> Result<(), Failure> {
+    let how = "this build of varuna is no plugin of kubectl: make release builds one that is (cargo feature kubernetes)";
+    Err(Failure::Input(how.to_owned()))
+}
+
+fn log() {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "warn".into()),
         )
         .init();
-    let result = match arguments.command {
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Scale(arguments) => remote::scale(&arguments),
         Command::Status(arguments) => remote::status(&arguments),
@@ -70,12 +102,33 @@ fn main() -> ExitCode {
         Command::Data(arguments) => data::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::WithParent(arguments) => children::with_parent(&arguments),
-    };
+    }
+}
+
+fn report(program: &str, result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("varuna: {failure}");
+            eprintln!("{program}: {failure}");
             failure.exit_code()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_plugin;
+
+    #[test]
+    fn the_plugin_is_told_by_the_name_of_its_program() {
+        for (program, is) in [
+            ("kubectl-varuna", true),
+            ("/usr/local/bin/kubectl-varuna", true),
+            ("varuna", false),
+            ("/opt/kubectl-varuna/varuna", false),
+        ] {
+            assert_eq!(is_plugin(Some(program.into())), is, "{program}");
+        }
+        assert!(!is_plugin(None));
     }
 }

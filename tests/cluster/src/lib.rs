@@ -179,6 +179,12 @@ impl Cluster {
         self.output(command, input)
     }
 
+    /// How to reach it, for programs that read a kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Runs helm; returns what it printed.
     ///
     /// # Errors

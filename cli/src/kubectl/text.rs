@@ -1,0 +1,184 @@
+//! What `kubectl varuna` prints. Pure.
+
+use crate::failure::Failure;
+use k8s_openapi::jiff::Timestamp;
+use std::fmt::Write as _;
+use varuna_api::crd::Status;
+use varuna_api::{ConditionType, Reason};
+
+/// Recoveries and changes of plan that `status` shows.
+const RECENT: usize = 5;
+
+/// A job as its API server has it.
+pub(super) struct JobView {
+    pub(super) name: String,
+    pub(super) namespace: String,
+    pub(super) uid: String,
+    /// `spec.elasticity.maxWorkers`.
+    pub(super) most_workers: Option<i64>,
+    /// It names a location for checkpoints.
+    pub(super) saves: bool,
+    pub(super) status: Status,
+}
+
+/// Something that happened to a job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Happened {
+    pub(super) at: Timestamp,
+    pub(super) reason: String,
+    pub(super) text: String,
+}
+
+/// Events and history together, oldest first. What is in both is there once: the operator writes both within the same seconds.
+pub(super) fn merged(status: &Status, events: impl Iterator<Item = Happened>) -> Vec<Happened> {
+    let mut all: Vec<Happened> = events.collect();
+    for entry in &status.history {
+        let known = |event: &Happened| {
+            event.text == entry.text && (event.at.as_second() - entry.at.0.as_second()).abs() <= 10
+        };
+        if !all.iter().any(known) {
+            all.push(Happened {
+                at: entry.at.0,
+                reason: entry.reason.clone(),
+                text: entry.text.clone(),
+            });
+        }
+    }
+    all.sort_by_key(|happened| happened.at);
+    all
+}
+
+fn or_dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| "-".to_owned(), |text| text.to_string())
+}
+
+/// Phase, progress, time, plan, checkpoint, what is wrong, latest recoveries.
+pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
+    let status = &job.status;
+    let mut text = format!("{}/{}: {}", job.namespace, job.name, or_dash(status.phase));
+    let _ = writeln!(
+        text,
+        "  step {}  loss {}  {} tok/s  ETA {}",
+        or_dash(status.progress.as_ref()),
+        or_dash(status.loss.as_ref()),
+        or_dash(status.tokens_per_second),
+        or_dash(status.eta.as_ref())
+    );
+    if let Some(message) = &status.message {
+        let _ = writeln!(text, "{message}");
+    }
+    let most = job
+        .most_workers
+        .map_or(String::new(), |most| format!(" of {most}"));
+    let _ = writeln!(text, "workers     {}{most}", status.workers);
+    let _ = writeln!(text, "goodput     {}", goodput(status));
+    let _ = writeln!(text, "plan        {}", plan_line(status));
+    let _ = writeln!(text, "checkpoint  {}", checkpoint(status));
+    for kind in [
+        ConditionType::Degraded,
+        ConditionType::CheckpointStale,
+        ConditionType::Failed,
+    ] {
+        if let Some(condition) = status.if_true(kind) {
+            let _ = writeln!(text, "{kind}: {}: {}", condition.reason, condition.message);
+        }
+    }
+    let recoveries = |h: &&Happened| {
+        [Reason::Resumed, Reason::Planned]
+            .iter()
+            .any(|reason| h.reason == reason.as_str())
+    };
+    let recent: Vec<&Happened> = happened.iter().rev().filter(recoveries).take(RECENT).collect();
+    if !recent.is_empty() {
+        let _ = writeln!(text, "recently");
+    }
+    for happened in recent.into_iter().rev() {
+        let _ = writeln!(text, "  {}", line(happened));
+    }
+    text
+}
+
+fn goodput(status: &Status) -> String {
+    let Some(time) = &status.time else {
+        return "-".to_owned();
+    };
+    let lost: Vec<String> = [
+        (time.repeated_seconds, "trained again"),
+        (time.recovering_seconds, "recovering"),
+        (time.waiting_seconds, "waiting for workers"),
+        (time.starting_seconds, "starting"),
+    ]
+    .iter()
+    .filter(|(seconds, _)| *seconds > 0)
+    .map(|(seconds, cause)| format!("{seconds} s {cause}"))
+    .collect();
+    let lost = if lost.is_empty() {
+        "nothing lost".to_owned()
+    } else {
+        lost.join(", ")
+    };
+    let share = or_dash(status.goodput.as_ref());
+    format!("{share}  ({} s training; {lost})", time.training_seconds)
+}
+
+fn plan_line(status: &Status) -> String {
+    let Some(plan) = &status.plan else {
+        return "none yet".to_owned();
+    };
+    let ms = |ms: Option<i64>| or_dash(ms.map(|ms| format!("{ms} ms")));
+    format!(
+        "{} ({}) with {} workers, {} idle; a step takes {}, predicted {}",
+        plan.generation,
+        plan.shape,
+        plan.workers,
+        plan.idle,
+        ms(plan.observed_step_ms),
+        ms(plan.predicted_step_ms)
+    )
+}
+
+fn checkpoint(status: &Status) -> String {
+    let Some(checkpoint) = &status.checkpoint else {
+        return "-".to_owned();
+    };
+    let newest = checkpoint
+        .newest_step
+        .map_or("none yet".to_owned(), |s| format!("of step {s}"));
+    let behind = or_dash(checkpoint.steps_behind);
+    let failing = checkpoint.failing.as_ref();
+    let failing = failing.map_or(String::new(), |why| format!("; the store fails: {why}"));
+    format!("{newest}, {behind} steps behind{failing}")
+}
+
+/// The plan in force, and the ranks of each stage.
+///
+/// # Errors
+/// There is none yet.
+pub(super) fn plan(job: &JobView) -> Result<String, Failure> {
+    let Some(plan) = &job.status.plan else {
+        return Err(Failure::Input(format!("{} has no plan yet", job.name)));
+    };
+    let mut text = format!("plan {}\n", plan_line(&job.status));
+    if let Some(map) = &plan.rank_map {
+        let _ = writeln!(text, "rank map {map}");
+        for (stage, ranks) in map.split_terminator(';').enumerate() {
+            let _ = writeln!(text, "  stage {stage:<3} ranks {}", ranks.replace(',', ", "));
+        }
+    }
+    Ok(text)
+}
+
+/// A line for each.
+pub(super) fn events(happened: &[Happened]) -> String {
+    happened
+        .iter()
+        .fold(String::new(), |text, happened| text + &line(happened) + "\n")
+}
+
+fn line(happened: &Happened) -> String {
+    let at = happened.at.strftime("%Y-%m-%d %H:%M:%SZ");
+    format!("{at}  {:<16} {}", happened.reason, happened.text)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+use super::*;
+use serde_json::json;
+
+fn job(status: serde_json::Value) -> JobView {
+    JobView {
+        name: "demo".into(),
+        namespace: "team".into(),
+        uid: "u".into(),
+        most_workers: Some(8),
+        saves: true,
+        status: serde_json::from_value(status).unwrap(),
+    }
+}
+
+fn happened(at: i64, reason: &str, text: &str) -> Happened {
+    Happened {
+        at: Timestamp::from_second(at).unwrap(),
+        reason: reason.into(),
+        text: text.into(),
+    }
+}
+
+fn trains() -> JobView {
+    job(json!({
+        "phase": "Training", "step": 176, "steps": 600, "progress": "176/600", "loss": "2.2631",
+        "tokensPerSecond": 3732, "eta": "58s", "goodput": "93.0%", "workers": 4, "newestPod": 5, "conditions": [],
+        "time": { "until": "2026-11-23T12:00:00Z", "trainingSeconds": 200, "repeatedSeconds": 0, "recoveringSeconds": 5,
+            "waitingSeconds": 10, "startingSeconds": 0 },
+        "plan": { "generation": 3, "shape": "P4xD2", "rankMap": "0,4;1,5;2,6;3,7;", "workers": 8, "idle": 0,
+            "observedStepMs": 270, "predictedStepMs": 293 },
+        "checkpoint": { "newestStep": 170, "stepsBehind": 6 },
+        "history": [{ "at": "2026-11-23T11:00:00Z", "reason": "Planned", "text": "plan 3: P4xD2 with 8 workers" }],
+    }))
+}
+
+#[test]
+fn the_status_tells_where_the_time_went_and_what_was_recovered_from() {
+    let at = 1_795_431_600; // 2026-11-23 11:00:00
+    let seen = [
+        happened(at, "Planned", "plan 3: P4xD2 with 8 workers"),
+        happened(at + 1, "Run", "lost worker w3"),
+        happened(
+            at + 2,
+            "Resumed",
+            "training goes on 1.32 s after the loss of a worker",
+        ),
+    ];
+    assert_eq!(
+        status(&trains(), &seen),
+        "team/demo: Training  step 176/600  loss 2.2631  3732 tok/s  ETA 58s\n\
+         workers     4 of 8\n\
+         goodput     93.0%  (200 s training; 5 s recovering, 10 s waiting for workers)\n\
+         plan        3 (P4xD2) with 8 workers, 0 idle; a step takes 270 ms, predicted 293 ms\n\
+         checkpoint  of step 170, 6 steps behind\n\
+         recently\n  2026-11-23 11:00:00Z  Planned          plan 3: P4xD2 with 8 workers\n  \
+         2026-11-23 11:00:02Z  Resumed          training goes on 1.32 s after the loss of a worker\n"
+    );
+}
+
+#[test]
+fn a_job_that_waits_says_for_what_and_what_is_wrong() {
+    let waits = job(json!({
+        "phase": "Waiting", "message": "1 workers of at least 2 are there", "workers": 1, "newestPod": 1,
+        "conditions": [{ "type": "Degraded", "status": "True", "reason": "PodsRefused", "message": "exceeded quota",
+            "lastTransitionTime": "2026-11-23T12:00:00Z" }],
+    }));
+    let text = status(&waits, &[]);
+    for part in [
+        "Waiting  step -",
+        "1 workers of at least 2 are there",
+        "plan        none yet",
+        "Degraded: PodsRefused: exceeded quota",
+    ] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    assert!(!text.contains("recently"), "{text}");
+    assert!(plan(&waits).is_err());
+    let empty = job(json!({}));
+    assert!(status(&empty, &[]).starts_with("team/demo: -  step -"));
+}
+
+#[test]
+fn the_plan_shows_the_ranks_of_each_stage() {
+    let text = plan(&trains()).unwrap();
+    assert!(text.starts_with("plan 3 (P4xD2)"), "{text}");
+    assert!(text.contains("rank map 0,4;1,5;2,6;3,7;\n"), "{text}");
+    assert!(
+        text.contains("  stage 0   ranks 0, 4\n") && text.contains("  stage 3   ranks 3, 7\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_in_the_history_and_among_the_events_is_told_once_and_in_order() {
+    let at = 1_795_431_600; // as in the history
+    let events = [
+        happened(at + 60, "Resumed", "training goes on"),
+        happened(at + 3, "Planned", "plan 3: P4xD2 with 8 workers"),
+    ];
+    let all = merged(&trains().status, events.into_iter());
+    assert_eq!(all.len(), 2, "{all:?}");
+    assert!(all[0].at < all[1].at);
+    let gone = merged(&trains().status, std::iter::empty());
+    assert_eq!(
+        gone[0].text, "plan 3: P4xD2 with 8 workers",
+        "the history outlives Events"
+    );
+    assert_eq!(
+        events_of(&gone),
+        "2026-11-23 11:00:00Z  Planned          plan 3: P4xD2 with 8 workers\n"
+    );
+}
+
+fn events_of(happened: &[Happened]) -> String {
+    events(happened)
+}
