@@ -132,6 +132,7 @@ mod tests {
             coordinator,
             newest_coordinator: coordinator,
             steps: 0,
+            save_at: None,
             leaving: vec![],
             ended: vec![],
         })

@@ -217,6 +217,7 @@ impl Lead {
 #[derive(Default)]
 struct Told {
     goal: Option<RunGoal>,
+    save_at: Option<String>,
     steps: u64,
     leaving: BTreeSet<String>,
     ended: BTreeSet<String>,
@@ -234,6 +235,11 @@ impl Told {
             }
             self.goal = Some(spec.goal);
         }
+        if spec.save_at.is_some() && spec.save_at != self.save_at {
+            // If the channel is full, one is ordered already.
+            let _ = control.save.try_send(());
+        }
+        self.save_at.clone_from(&spec.save_at);
         // If the channel is full, the next orders tell it again.
         if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
             self.steps = spec.steps;

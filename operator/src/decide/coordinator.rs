@@ -6,6 +6,7 @@
 use super::decision::{CoordinatorGoal, PodDeletion};
 use super::observed::{Observed, ObservedPod, PodPhase};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
+use super::suspend;
 use super::worker_notices::WorkerNotices;
 use varuna_api::Reason;
 use varuna_api::crd::{RunEnd, RunGoal, RunSpec};
@@ -114,6 +115,7 @@ pub(super) fn plan_coordinator(
             Ok(job) => job.training.steps,
             Err(_) => known.map_or(0, |o| o.steps),
         },
+        save_at: suspend::asked_checkpoint(observed),
         leaving: notices.leaving,
         ended: notices.ended,
     };

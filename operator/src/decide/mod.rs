@@ -133,7 +133,6 @@ fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoa
         {
             CoordinatorGoal::Absent
         }
-        JobOutcome::Run if suspend::is_checkpoint_asked_for(observed) => CoordinatorGoal::RunAndSave,
         JobOutcome::Run => CoordinatorGoal::Run,
         // A spec that this release cannot read ends no run that another one has begun.
         JobOutcome::Refuse(Reason::InvalidSpec, _) if runs => CoordinatorGoal::Run,

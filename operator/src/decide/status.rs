@@ -99,10 +99,11 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
             _ => None,
         },
         last_message: newest_message(observed).max(before.last_message),
-        save_ordered: match (&decision.outcome, decision.coordinator) {
-            (JobOutcome::Run, CoordinatorGoal::RunAndSave) => observed.job.save_at.clone(),
-            _ => before.save_ordered.clone(),
-        },
+        save_ordered: observed
+            .orders
+            .as_ref()
+            .and_then(|o| o.save_at.clone())
+            .or_else(|| before.save_ordered.clone()),
         // Numbers of pods that were not created are used later; those of pods that were are seen on the pods.
         newest_pod: if postponed(failures, &parts) {
             newest_pod(observed)

@@ -10,20 +10,11 @@ use varuna_api::crd::Suspending;
 /// The longest wait for the checkpoint.
 pub(super) const WAIT_MAX_SECONDS: i64 = 300;
 
-/// Whether the job's annotation asks for a checkpoint that was not ordered yet. It waits until the job trains: before there is nothing new to
-/// save.
-pub(super) fn is_checkpoint_asked_for(observed: &Observed) -> bool {
-    let saves = observed
-        .job
-        .spec
-        .as_ref()
-        .is_ok_and(|job| job.checkpoint.is_some());
-    let trains = observed
-        .run
-        .as_ref()
-        .is_some_and(|run| run.ended.is_none() && run.is_training());
-    let asked = &observed.job.save_at;
-    saves && trains && asked.is_some() && *asked != observed.job.status.save_ordered
+/// The checkpoint that a user asks for, where the job saves any.
+pub(super) fn asked_checkpoint(observed: &Observed) -> Option<String> {
+    let saves = |job: &Job| job.checkpoint.is_some();
+    let saves = observed.job.spec.as_ref().is_ok_and(saves);
+    observed.job.save_at.clone().filter(|_| saves)
 }
 
 /// Since when a suspension waits for a checkpoint, and of which step.

@@ -44,6 +44,10 @@ pub struct RunSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub steps: u64,
+    /// A checkpoint is made for each new value, at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub save_at: Option<String>,
     /// Workers that will end soon, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]

@@ -156,31 +156,23 @@ fn a_complete_job_stays_complete_without_more_steps_or_without_a_checkpoint() {
 }
 
 #[test]
-fn a_checkpoint_is_ordered_once_for_each_time_that_it_is_asked_for() {
+fn a_checkpoint_that_is_asked_for_is_ordered_and_the_order_stays() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, SAVES));
-    observed.job.save_at = Some("2026-11-23T12:00:00Z".into());
-    observed.run = Some(run(RunMode::Launching, 1, 0));
-    assert_eq!(
-        decide(&observed).coordinator,
-        CoordinatorGoal::Run,
-        "it does not train yet"
-    );
     observed.run = Some(training(4));
     for at in ["2026-11-23T12:00:00Z", "2026-11-23T13:00:00Z"] {
         observed.job.save_at = Some(at.into());
         let asked = decide(&observed);
-        assert_eq!(asked.coordinator, CoordinatorGoal::RunAndSave);
-        observed.job.status = asked.status;
+        assert_eq!(asked.orders.as_ref().unwrap().save_at.as_deref(), Some(at));
+        observed = carried_out(&observed, &asked);
         let after = decide(&observed);
-        assert_eq!(after.coordinator, CoordinatorGoal::Run);
+        assert_eq!(after.orders, None, "a coordinator that was away finds it");
         assert_eq!(after.status.save_ordered.as_deref(), Some(at));
     }
-    observed.job.save_at = Some("later".into());
     observed.job.spec = Ok(spec(2, ""));
     assert_eq!(
-        decide(&observed).coordinator,
-        CoordinatorGoal::Run,
+        decide(&observed).orders.unwrap().save_at,
+        None,
         "the job saves nothing"
     );
 }

@@ -11,6 +11,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         coordinator,
         newest_coordinator: coordinator,
         steps: 10,
+        save_at: None,
         leaving: vec![],
         ended: vec![],
     }

@@ -208,6 +208,7 @@ fn coordinator_waits(unschedulable: &str, image: Option<&str>) -> Observed {
             coordinator: 1,
             newest_coordinator: 1,
             steps: 10,
+            save_at: None,
             leaving: vec![],
             ended: vec![],
         }),
