@@ -38,7 +38,6 @@ pub struct Record {
     pub puts_anew: u32,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
     *number == T::default()
 }
