@@ -106,11 +106,17 @@ fn down_seeds() -> Seeds {
         is_final: true,
     };
     let prepare = Order::Prepare(Arc::new(conversation::plan()));
+    // Long enough to be compressed.
+    let mut long = conversation::plan();
+    let addresses = (1..=300).map(|w| (WorkerId(w), format!("host-{w}:1")));
+    long.addresses.extend(addresses);
+    let compressed = Order::Prepare(Arc::new(long));
     let generation = Generation(2);
     vec![
         ("welcome", encode(&welcome)),
         ("refused", encode(&refused)),
         ("prepare", order(prepare)),
+        ("prepare-compressed", order(compressed)),
         ("fence", order(Order::Fence { upto: generation })),
         ("arm", order(Order::Arm { generation })),
         ("go", order(Order::Go { generation })),
