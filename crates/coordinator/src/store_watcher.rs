@@ -317,8 +317,6 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
-
     use super::*;
     use tempfile::TempDir;
     use tokio::sync::mpsc::{Receiver, channel};

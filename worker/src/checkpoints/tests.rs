@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
-
 use super::*;
 use varuna_model::gpt2;
 use varuna_plan::state::Chain;
