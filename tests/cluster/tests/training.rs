@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DynamicObject, EvictParams, ListParams, PostParams};
+use kube::api::{DynamicObject, EvictParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -14,6 +14,8 @@ use varuna_cluster_tests::{
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, worker_selector};
 
 const STEPS: i64 = 200;
+/// Steps that are added while the job trains.
+const MORE: i64 = 40;
 
 /// The worker binary: `VARUNA_WORKER`, else as `make test-kube` builds it.
 fn worker() -> PathBuf {
@@ -141,6 +143,13 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     .unwrap();
     assert_ne!(moved["phase"], "Complete", "too quick for this test: {moved}");
 
+    // More steps, while it trains.
+    let more = json!({ "spec": { "training": { "steps": STEPS + MORE } } });
+    jobs(&client, &namespace)
+        .patch("j", &PatchParams::default(), &Patch::Merge(&more))
+        .await
+        .unwrap();
+
     // Another operator takes over: no step is lost.
     first.abort();
     let _second = operator(client.clone(), &namespace);
@@ -164,7 +173,14 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     })
     .await
     .unwrap();
-    assert_eq!(done["step"], STEPS);
+    assert_eq!(
+        (&done["step"], &done["steps"]),
+        (&json!(STEPS + MORE), &json!(STEPS + MORE))
+    );
+    assert_eq!(done["progress"], format!("{0}/{0}", STEPS + MORE));
+    let spent = &done["time"];
+    assert!(spent["trainingSeconds"].as_i64().unwrap() > 0, "{done}");
+    assert!(done["history"].as_array().is_some_and(|h| h.len() >= 3), "{done}");
     let loss: f64 = done["loss"].as_str().context("a loss").unwrap().parse().unwrap();
     assert!(loss < 4.5, "5.77 is what an untrained model says; {loss}");
     assert_eq!(done["stepsLost"].as_i64().unwrap_or(0), 0, "{done}");

@@ -258,11 +258,15 @@ fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
         .unwrap_err()
         .to_string();
     assert!(said.contains("make maxWorkers at least minWorkers"), "{said}");
+    patch(json!({ "training": { "steps": 150 } })).expect("steps may grow");
     let table = kubectl(&["get", "vj"]).unwrap();
-    assert!(
-        table.contains("PHASE") && table.contains("STEP-MS") && table.contains("LOST"),
-        "{table}"
-    );
+    let columns = [
+        "PHASE", "STEP", "LOSS", "TOK/S", "GOODPUT", "WORKERS", "ETA", "AGE",
+    ];
+    assert!(columns.iter().all(|column| table.contains(column)), "{table}");
+    let wide = kubectl(&["get", "vj", "-o", "wide"]).unwrap();
+    let columns = ["PLAN", "STEP-MS", "LOST", "CHECKPOINT", "MESSAGE"];
+    assert!(columns.iter().all(|column| wide.contains(column)), "{wide}");
 }
 
 async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
