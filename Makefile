@@ -101,10 +101,10 @@ bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and
 bench-precision: data ## Curves in bf16 and fp16 against fp32, and a loss scale at work, on the processor (a minute)
 	python3 bench/precision.py
 
-crds: ## Write the custom resource definitions and docs/reference/job-file.md from the types of core/api
+crds: ## Write the custom resource definitions, docs/reference/job-file.md and status.md from the types of core/api
 	@set -e; crds="$(CARGO) run --quiet --locked -p varuna-api --features kubernetes --example crds"; for name in $$($$crds); do \
 		$$crds -- $$name > crds/$$name.yaml.partial; mv crds/$$name.yaml.partial crds/$$name.yaml; cp crds/$$name.yaml charts/varuna/crd/; done
-	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file
+	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file --test status
 
 images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
 	images/build.sh

@@ -280,7 +280,7 @@ pub struct OptimizerSpec {
     pub min_learning_rate: Option<f64>,
     /// Steps of linear warm-up; 0 where left out.
     pub warmup_steps: Option<u64>,
-    /// Step at which the decay ends. Where left out, the `steps` that the run began with: more steps later do not bend the curve.
+    /// Step at which the decay ends; the steps that the run began with where left out. More steps later do not bend the curve.
     pub decay_steps: Option<u64>,
     /// Decay of the first moment; 0.9 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
