@@ -228,17 +228,29 @@ mod tests {
             .collect();
         assert_eq!(
             last,
-            [("entry 100", false), ("training goes on", true), ("entry 99", false)]
+            [
+                ("entry 100", false),
+                ("training goes on", true),
+                ("entry 99", false)
+            ]
         );
         let mut next = Messages::new(3);
         next.resumed("first".into());
         let first = report(&by(3), &view(1), &next, None).messages[0].number;
-        assert!(first > *numbers.last().unwrap(), "a later coordinator's are greater");
+        assert!(
+            first > *numbers.last().unwrap(),
+            "a later coordinator's are greater"
+        );
     }
 
     #[test]
     fn a_report_reads_back_as_it_was_written() {
-        let status = report(&by(1), &view(7), &Messages::new(1), Some(RunEnd::StateLost("segments 2..4".into())));
+        let status = report(
+            &by(1),
+            &view(7),
+            &Messages::new(1),
+            Some(RunEnd::StateLost("segments 2..4".into())),
+        );
         let text = serde_json::to_string(&status).unwrap();
         assert_eq!(serde_json::from_str::<RunStatus>(&text).unwrap(), status);
         assert_eq!(status.checkpoints.unwrap().newest_step, Some(5));
@@ -253,7 +265,8 @@ mod tests {
     #[test]
     fn steps_may_wait_and_everything_that_is_acted_on_may_not() {
         let messages = Messages::new(1);
-        let part = |view: &View, messages: &Messages, end| UrgentPart::of(&report(&by(1), view, messages, end));
+        let part =
+            |view: &View, messages: &Messages, end| UrgentPart::of(&report(&by(1), view, messages, end));
         let before = part(&view(7), &messages, None);
         assert_eq!(part(&view(8), &messages, None), before);
         let mut detached = view(7);
@@ -278,7 +291,9 @@ mod tests {
         assert_eq!(end(Outcome::Deposed), None);
         assert_eq!(end(Outcome::Done), Some(RunEnd::Done));
         let units = vec![varuna_plan::Unit(0)];
-        assert!(matches!(end(Outcome::StateLost { units }), Some(RunEnd::StateLost(what)) if !what.is_empty()));
+        assert!(
+            matches!(end(Outcome::StateLost { units }), Some(RunEnd::StateLost(what)) if !what.is_empty())
+        );
         let taken = CoordinatorError::CheckpointsTaken { run: "other".into() };
         let end = run_end(Err(taken), &model.layout());
         assert_eq!(end, Some(RunEnd::CheckpointsTaken("other".into())));

@@ -4,7 +4,7 @@
 //! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
-use crate::{Device, TorchError, copy, from_memory, norm, scalar_type};
+use crate::{Bring, Device, Streams, TorchError, copy, from_memory, norm, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -290,6 +290,16 @@ impl Lease {
     pub fn copy(&self, range: Range<usize>) -> Vec<f32> {
         // SAFETY: this lease is out, and the reference ends here.
         unsafe { self.memory.elements()[range].to_vec() }
+    }
+
+    /// Begins to copy the elements to a tensor on a device, as [`Streams::bring`] does. They are read before this returns.
+    ///
+    /// # Errors
+    /// As those of [`Streams::bring`].
+    pub fn bring(&self, streams: Streams, into: Tensor) -> Result<Bring, TorchError> {
+        // SAFETY: this lease is out, and the reference ends here.
+        let elements = unsafe { self.memory.elements() };
+        streams.bring(elements, into)
     }
 
     /// Replaces the elements from `start` on.

@@ -84,7 +84,7 @@ impl Run<'_> {
         let (memory, backend) = (&held.gradient_memory, &self.config.backend);
         let is_host = backend.device.is_host();
         if on_host && !is_host {
-            let coming = backend.streams.bring(lease.as_ref(), memory.tensor()?)?;
+            let coming = lease.bring(backend.streams, memory.tensor()?)?;
             drop(coming.arrive()?);
         }
         drop(lease);
