@@ -304,7 +304,7 @@ fn a_port_in_use_and_a_held_run_folder_have_their_own_exit_code() {
     place.refuses(&second, 3, &[&held, "held"]);
     run.kill().unwrap();
     run.wait().unwrap();
-    let other = place.job("other.yaml", |t| t.replace("steps: 5", "steps: 6"));
+    let other = place.job("other.yaml", |t| t.replace("seed: 1", "seed: 2"));
     let over = [
         "coordinator",
         "--job",
@@ -314,7 +314,9 @@ fn a_port_in_use_and_a_held_run_folder_have_their_own_exit_code() {
         "--bind",
         "127.0.0.1:0",
     ];
-    place.refuses(&over, 2, &[&held, "another job"]);
+    place.refuses(&over, 2, &[&held, "another job", "spec.training.seed: 2 — 1"]);
+    place.job("other.yaml", |t| t.replace("steps: 5", "steps: 4"));
+    place.refuses(&over, 2, &[&held, "spec.training.steps: 4 — at least 5"]);
 }
 
 #[test]
