@@ -1,5 +1,6 @@
 //! The checker's world: what happens next, and to whom.
 
+mod coordinators;
 mod disturbances;
 mod drawing;
 mod fault_list;

@@ -1,21 +1,17 @@
-//! Coordinators, the record and the store.
+//! What coordinators ask for, the record and the store.
 
 use super::network::Node;
 use super::uploads::SLOW_STORE_MAX;
-use super::{BATCH, Result, Schedule, Timer};
+use super::{Result, Schedule, Timer};
 use crate::check::{Violation, broken};
-use crate::engine::{SCALING, UnitState};
+use crate::engine::UnitState;
 use crate::host::{Event, Host, Process};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 use varuna_plan::state::Chain;
 use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
 use varuna_protocol::Listing;
-use varuna_protocol::{
-    Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, MemberInput, Mutant, Outcome,
-    Record, Timing,
-};
+use varuna_protocol::{CoordinatorEffect, CoordinatorInput, MemberInput, Mutant, Outcome, Record};
 
 /// Who could be reached for so many milliseconds has been asked, and has answered.
 const REACHED: u64 = 400;
@@ -49,41 +45,6 @@ pub(super) struct Store {
 }
 
 impl Host<Schedule> {
-    pub(super) fn add_coordinator_process(&mut self) {
-        let seed = self.env.rng.draw();
-        let mut timing = Timing::model();
-        if self.env.job.shipped_planner {
-            timing.prepare_plans_every = Duration::from_millis(30);
-        }
-        let job = &self.env.job;
-        let config = CoordinatorConfig {
-            min_workers: job.min_workers(),
-            timing,
-            evaluation: job.evaluation,
-            final_checkpoint: job.final_checkpoint,
-            save_every: job.save_every,
-            tree_fan_out: 2,
-            loss_scaling: SCALING,
-            ..CoordinatorConfig::new(job.layout, BATCH, job.last_step)
-        };
-        let planner = self.env.job.planner(seed);
-        let mut machine = Coordinator::new(config, planner);
-        if self.env.job.may_begin_anew {
-            machine = machine.may_begin_anew();
-        }
-        let c = self.add_coordinator(machine);
-        let ordered = self.env.job.ordered_last_step;
-        // Whoever starts it need not know what an earlier one was told: the record does. That of a run that has ended may lack it.
-        if ordered.0 > 0 && (self.env.store.record.done || self.env.rng.chance(50)) {
-            self.after_random(0, 0, Event::Coordinator(c, CoordinatorInput::LastStep(ordered)));
-        }
-        self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
-    }
-
-    pub(super) fn newest_coordinator(&self) -> Option<usize> {
-        self.coordinators.iter().rposition(|c| c.alive)
-    }
-
     pub(super) fn carry_out_for_coordinator(&mut self, c: usize, effect: CoordinatorEffect) -> Result {
         match effect {
             CoordinatorEffect::Write { expect, record } => {

@@ -1,0 +1,44 @@
+//! Coordinators that start, and what they are told.
+
+use super::{BATCH, Schedule};
+use crate::engine::SCALING;
+use crate::host::{Event, Host, Process};
+use std::time::Duration;
+use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorInput, Timing};
+
+impl Host<Schedule> {
+    pub(super) fn add_coordinator_process(&mut self) {
+        let seed = self.env.rng.draw();
+        let mut timing = Timing::model();
+        if self.env.job.shipped_planner {
+            timing.prepare_plans_every = Duration::from_millis(30);
+        }
+        let job = &self.env.job;
+        let config = CoordinatorConfig {
+            min_workers: job.min_workers(),
+            timing,
+            evaluation: job.evaluation,
+            final_checkpoint: job.final_checkpoint,
+            save_every: job.save_every,
+            tree_fan_out: 2,
+            loss_scaling: SCALING,
+            ..CoordinatorConfig::new(job.layout, BATCH, job.last_step)
+        };
+        let planner = self.env.job.planner(seed);
+        let mut machine = Coordinator::new(config, planner);
+        if self.env.job.may_begin_anew {
+            machine = machine.may_begin_anew();
+        }
+        let c = self.add_coordinator(machine);
+        let ordered = self.env.job.ordered_last_step;
+        // Whoever starts it need not know what an earlier one was told: the record does. That of a run that has ended may lack it.
+        if ordered.0 > 0 && (self.env.store.record.done || self.env.rng.chance(50)) {
+            self.after_random(0, 0, Event::Coordinator(c, CoordinatorInput::LastStep(ordered)));
+        }
+        self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
+    }
+
+    pub(super) fn newest_coordinator(&self) -> Option<usize> {
+        self.coordinators.iter().rposition(|c| c.alive)
+    }
+}
