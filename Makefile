@@ -106,7 +106,7 @@ crds: ## Write the custom resource definitions, docs/reference/job-file.md and s
 		$$crds -- $$name > crds/$$name.yaml.partial; mv crds/$$name.yaml.partial crds/$$name.yaml; cp crds/$$name.yaml charts/varuna/crd/; done
 	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file --test status
 
-images: release ## Build the images of operator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
+images: release ## Build the images of operator, coordinator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
 	images/build.sh
 
 images-cuda: release ## Build the worker's image for nodes with GPUs likewise (4 GB on disk, 2.3 GB to fetch)

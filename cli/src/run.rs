@@ -34,8 +34,8 @@ pub(crate) struct Arguments {
     /// Plan with this profile of the model on this machine (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Address on which to listen for workers, host:port, an IPv6 address in brackets; port 0 is any free one [default: 127.0.0.1:0, or [::1]:0
-    /// on a machine without IPv4].
+    /// Address on which to listen for workers, host:port, an IPv6 address in brackets; port 0 is any free one [default: any free
+    /// port of 127.0.0.1, of ::1 on a machine without IPv4].
     #[arg(long)]
     bind: Option<String>,
     /// The worker program [default: varuna-worker in the folder of this program].

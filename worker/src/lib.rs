@@ -4,6 +4,7 @@
 
 pub mod ablation;
 pub mod agent;
+mod arguments;
 pub mod backend;
 mod background;
 pub mod checkpoints;

@@ -1,9 +1,9 @@
 //! The program `varuna-worker`: from its command line to the end of its agent. What it finds on its machine is a value, so that tests can run the
 //! same program on another.
 
-use crate::ablation::Ablations;
 use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
+use crate::arguments::{Arguments, Measure, bind_address};
 use crate::backend::{Backend, Platform};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineConfig};
@@ -16,7 +16,6 @@ use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
@@ -26,81 +25,12 @@ use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
-use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
-use varuna_wire::address::{any_beside, host_port, loopback_beside};
+use varuna_torch::{Attention, Device, DeviceChoice};
+use varuna_wire::address::host_port;
 use varuna_wire::{Hello, Upward, Welcome};
 
 /// Peers may say so many things before the agent has looked at them.
 const EVENTS: usize = 4096;
-
-/// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
-///
-/// SIGTERM is a notice: the worker is planned around and released, then ends. Exit codes: 0 released, 1 failed or refused,
-/// 2 wrong arguments.
-#[derive(Parser)]
-#[command(
-    version,
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true
-)]
-struct Arguments {
-    #[command(subcommand)]
-    measure: Option<Measure>,
-    /// Where the coordinator listens (host:port).
-    #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
-    coordinator: Option<String>,
-    /// Name for people.
-    #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
-    name: String,
-    /// Where to listen for peers, host:port, an IPv6 address in brackets; port 0 = any free one [default: with --advertise all addresses of that
-    /// family, else the loopback address of the coordinator's; port 0].
-    #[arg(long)]
-    bind: Option<String>,
-    /// Host under which peers reach this worker, where it is not the one of --bind; an IPv6 address with or without brackets.
-    #[arg(long)]
-    advertise: Option<String>,
-    /// The run's token.
-    #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
-    token: String,
-    /// The certificate (PEM) that the coordinator must show, for a stream over TLS; in the clear without it.
-    #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
-    certificate: Option<String>,
-    /// Dataset (path without .bin / .idx), where it lies elsewhere than the job file says.
-    #[arg(long)]
-    data: Option<String>,
-    /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
-    #[arg(long)]
-    threads: Option<u32>,
-    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
-    #[arg(long, env = "VARUNA_DEVICE")]
-    device: Option<DeviceChoice>,
-    /// How attention is computed: auto (what libtorch prefers), flash, cudnn, efficient or math, as a comparison.
-    #[arg(long, env = "VARUNA_ATTENTION", default_value = "auto")]
-    attention: AttentionChoice,
-    /// What to leave out, to measure what it gains: kernels, streams, pinned, ahead, chunks, padding, read-ahead; several with commas
-    /// between. What is trained stays the same.
-    #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
-    without: Ablations,
-    /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
-    /// of its control group. `varuna run` divides what is available by its workers.
-    #[arg(long, value_name = "BYTES")]
-    host_memory: Option<u64>,
-    /// Workers that share this worker's GPU, itself included: each may use its part of the GPU's memory.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    workers_on_gpu: u32,
-    /// Node name: workers of one node tend to die together.
-    #[arg(long, env = "VARUNA_NODE")]
-    node: Option<String>,
-}
-
-/// What this program does beside training.
-#[derive(clap::Subcommand)]
-enum Measure {
-    /// Measure a job's model on this machine; prints a profile (see `varuna profile`).
-    Profile(profile::Arguments),
-    #[command(hide = true)]
-    ProfilePeer(profile::PeerArguments),
-}
 
 /// Runs the program with this process's command line.
 ///
@@ -305,15 +235,6 @@ fn listen(
     mesh.with_context(|| format!("cannot listen on {bind} (--bind)"))
 }
 
-/// Where to listen for peers.
-fn bind_address(named: Option<&str>, advertised: Option<&str>, coordinator: &str) -> String {
-    match (named, advertised) {
-        (Some(address), _) => address.to_owned(),
-        (None, Some(host)) => SocketAddr::new(any_beside(host), 0).to_string(),
-        (None, None) => SocketAddr::new(loopback_beside(coordinator), 0).to_string(),
-    }
-}
-
 fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .unwrap_or_default()
@@ -402,25 +323,4 @@ fn engine(
         backend,
         samples: Arc::new(DatasetSamples(data)),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::bind_address;
-
-    #[test]
-    fn a_worker_listens_where_its_peers_and_its_coordinator_are() {
-        assert_eq!(bind_address(None, None, "[::1]:7070"), "[::1]:0");
-        assert_eq!(bind_address(None, None, "127.0.0.1:7070"), "127.0.0.1:0");
-        assert_eq!(bind_address(None, None, "job-coordinator:7070"), "127.0.0.1:0");
-        assert_eq!(
-            bind_address(None, Some("fd00::5"), "job-coordinator:7070"),
-            "[::]:0"
-        );
-        assert_eq!(
-            bind_address(None, Some("10.0.0.5"), "job-coordinator:7070"),
-            "0.0.0.0:0"
-        );
-        assert_eq!(bind_address(Some("[::1]:9"), Some("10.0.0.5"), "c:1"), "[::1]:9");
-    }
 }

@@ -3,6 +3,7 @@
 //! Coordinators are numbered, and a number is never used again. The `VarunaRun` names the one in charge. One that is about to go stays in
 //! charge until its successor runs, so that nothing that happens meanwhile goes unheard; one that is gone is replaced at once.
 
+use super::coordinator_pod;
 use super::decision::{CoordinatorGoal, PodDeletion};
 use super::observed::{Observed, ObservedPod, PodPhase};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
@@ -49,9 +50,15 @@ fn standing(observed: &Observed, pod: &ObservedPod) -> Standing {
         PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
         PodVerdict::Pending(_) => Standing::Starts,
         // Another image may start.
-        PodVerdict::CannotStart(..) if pod.image == observed.settings.coordinator_image => Standing::Starts,
+        PodVerdict::CannotStart(..) if is_of_present_image(observed, pod) => Standing::Starts,
         _ => Standing::Gone,
     }
+}
+
+/// Whether another pod would be made from the same image.
+fn is_of_present_image(observed: &Observed, pod: &ObservedPod) -> bool {
+    let spec = observed.job.spec.as_ref();
+    spec.is_ok_and(|job| pod.image == coordinator_pod::image(job, &observed.settings)) || spec.is_err()
 }
 
 fn is_up(pod: &ObservedPod) -> bool {

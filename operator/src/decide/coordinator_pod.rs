@@ -32,6 +32,15 @@ const AS_WORKERS: &[&str] = &[
     "schedulerName",
 ];
 
+/// The image of the coordinator's pods.
+pub(super) fn image(job: &Job, settings: &Settings) -> Option<String> {
+    let template = job.coordinator.template.clone().unwrap_or_else(|| json!({}));
+    let mut spec = template["spec"].as_object().cloned().unwrap_or_default();
+    let (own, _) = take_container(&mut spec, COORDINATOR);
+    let given = own["image"].as_str().map(str::to_owned);
+    given.or_else(|| settings.coordinator_image.clone())
+}
+
 /// The coordinator's pod of a number.
 pub(super) fn pod(
     observed: &ObservedJob,
@@ -69,7 +78,10 @@ pub(super) fn pod(
         &mut workers["spec"].as_object().cloned().unwrap_or_default(),
         WORKER,
     );
-    containers.insert(0, container(observed, number, base, &worker, settings));
+    containers.insert(
+        0,
+        container(observed, number, base, &worker, image(job, settings)),
+    );
     spec.insert("containers".into(), containers.into());
     complete(&mut spec, observed, job, settings);
     avoid_nodes(&mut spec, avoid);
@@ -106,14 +118,20 @@ fn complete(spec: &mut Map<String, Value>, observed: &ObservedJob, job: &Job, se
     tolerate(spec, job);
 }
 
-fn container(observed: &ObservedJob, number: i64, base: Value, worker: &Value, settings: &Settings) -> Value {
+fn container(
+    observed: &ObservedJob,
+    number: i64,
+    base: Value,
+    worker: &Value,
+    image: Option<String>,
+) -> Value {
     let mut container = base;
     container["name"] = COORDINATOR.into();
     let run = record_name(observed);
     fill_in(
         &mut container,
         &json!({
-            "image": settings.coordinator_image,
+            "image": image,
             "command": ["varuna-coordinator"],
             "args": ["--job", observed.name, "--run", run, "--number", number.to_string(), "--run-dir", "/tmp/varuna"],
             "terminationMessagePolicy": "FallbackToLogsOnError",

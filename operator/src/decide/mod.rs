@@ -101,11 +101,18 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
     let notices = worker_notices::worker_notices(observed, &decision.delete);
     let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices);
     decision.delete.extend(plan.delete);
+    let refused = postponed(
+        &observed.failures,
+        &[JobPart::Objects, JobPart::Pods, JobPart::Names],
+    );
     match (plan.start, &observed.job.spec) {
+        // Another number for each try would be tried again at once.
+        (Some(_), Ok(_)) if refused => {}
         (Some(number), Ok(job)) => {
             decision.starts_coordinator = true;
             let pod = coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
-            decision.create.push(pod);
+            // Before the workers: what a quota leaves is the coordinator's.
+            decision.create.insert(0, pod);
             decision.orders = plan.orders;
         }
         // Without a spec that can be read no coordinator can be started; training goes on without.

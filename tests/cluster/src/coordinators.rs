@@ -66,7 +66,7 @@ struct Kubelet {
 
 /// One coordinator; ends when dropped.
 struct Running {
-    task: JoinHandle<std::io::Result<()>>,
+    task: JoinHandle<Result<(), varuna_cluster_coordinator::error::Error>>,
     /// Looks since it was deleted.
     deleted: u32,
 }

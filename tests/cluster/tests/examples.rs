@@ -9,6 +9,7 @@ use varuna_operator::cluster::observe;
 use varuna_operator::decide::{Observed, Settings, decide};
 
 /// What the operator makes of a new job: the pods of its workers, that of its coordinator, and other objects.
+#[expect(clippy::unwrap_used, reason = "a test's helper")]
 fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>) {
     let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
     object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
@@ -35,7 +36,7 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
     };
     let decision = decide(&observed);
     let mut pods = decision.create;
-    let coordinator = pods.pop().unwrap();
+    let coordinator = pods.remove(0);
     (pods, coordinator, decision.objects)
 }
 

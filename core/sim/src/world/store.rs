@@ -336,6 +336,10 @@ impl Host<Schedule> {
                 format!("the last step falls from {known} to {}", record.last_step),
             );
         }
+        if self.env.store.record.done && !record.done {
+            // More steps were ordered as the run ended: its workers are released, and others go on from its last state.
+            self.env.faults.only_joins = false;
+        }
         for plan in [&record.plan, &record.next].into_iter().flatten() {
             if self.env.checker.persisted(plan)? {
                 self.env.stats.generations += 1;

@@ -17,6 +17,9 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
     }
 }
 
+/// Something that happens to a job.
+type Change = Box<dyn Fn(&mut Observed)>;
+
 /// A job that trains under coordinator 1.
 fn served() -> Observed {
     let mut observed = observed(1);
@@ -65,7 +68,7 @@ fn a_new_job_gets_a_coordinator_and_it_is_left_alone_while_all_is_well() {
 
 #[test]
 fn a_coordinator_that_is_gone_is_replaced_at_once() {
-    let cases: Vec<(&str, Box<dyn Fn(&mut Observed)>)> = vec![
+    let cases: Vec<(&str, Change)> = vec![
         ("its pod was deleted", Box::new(|o| o.coordinators.clear())),
         (
             "its process was killed",
@@ -106,6 +109,34 @@ fn a_coordinator_that_is_gone_is_replaced_at_once() {
         let lives = observed.coordinators.iter().filter(|p| !p.has_ended()).count();
         assert_eq!(deleted, lives, "{what}");
     }
+}
+
+#[test]
+fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
+    let mut observed = served();
+    observed.coordinators.clear();
+    observed.failures = vec![Failure {
+        part: JobPart::Pods,
+        message: "exceeded quota: q".into(),
+        retry_in: 4,
+    }];
+    let desired = decide(&observed);
+    assert!(
+        desired.starts.is_none() && desired.orders.is_none(),
+        "{desired:?}"
+    );
+    observed.failures[0].retry_in = 0;
+    assert_eq!(decided(&observed), (2, Some(2), vec![]));
+    // An image of the job's own that is not there.
+    let own = "  coordinator: {template: {spec: {containers: [{name: coordinator, image: mine}]}}}\n";
+    let mut waits = served();
+    waits.job.spec = Ok(spec(1, own));
+    waits.coordinators[0].phase = PodPhase::Pending;
+    waits.coordinators[0].waiting = Some(("ErrImagePull".into(), "m".into()));
+    waits.coordinators[0].image = Some("mine".into());
+    assert_eq!(decided(&waits), (1, None, vec![]), "it waits for the image");
+    waits.job.spec = Ok(spec(1, &own.replace("mine", "corrected")));
+    assert_eq!(decided(&waits), (2, Some(2), vec![1]));
 }
 
 #[test]

@@ -343,9 +343,6 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let a = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 2)
         .await
         .unwrap();
-    let b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 8)
-        .await
-        .unwrap();
     let _operator = operator(client.clone(), &namespace);
     let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
@@ -414,6 +411,21 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
             .0,
         "1"
     );
+
+    // Two are on the first node before there is another.
+    eventually("the first node is full", || async {
+        let pods = pods(&client, &namespace).await?;
+        let bound = pods
+            .iter()
+            .filter(|p| p.spec.as_ref().unwrap().node_name.is_some());
+        ensure!(bound.count() == 2, "not yet");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 8)
+        .await
+        .unwrap();
 
     // All are scheduled; a node announces its end: its pods are deleted and replaced before it goes.
     let on = |node: String| {
@@ -702,7 +714,8 @@ async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
     let _operator = operator(client.clone(), &namespace);
     eventually("each job has its pod", || async {
         let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-        let pods = pods.list(&ListParams::default()).await?.items;
+        let workers = ListParams::default().labels(NUMBER_LABEL);
+        let pods = pods.list(&workers).await?.items;
         ensure!(pods.len() == 8, "{} pods", pods.len());
         Ok(())
     })

@@ -80,10 +80,7 @@ async fn main() -> Result<()> {
         health: arguments.health.unwrap_or(SocketAddr::new(any, HEALTH_PORT)),
         folder: arguments.run_dir,
     };
-    let health = configuration.health;
-    run(client, configuration)
-        .await
-        .with_context(|| format!("cannot listen on {health} (--health)"))
+    Ok(run(client, configuration).await?)
 }
 
 fn read(folder: &Path, name: &str) -> Result<String> {

@@ -33,6 +33,8 @@ const LOST: Duration = Duration::from_secs(600);
 const WATCH: Duration = Duration::from_secs(300);
 /// The API server is asked again after this time for what the start needs.
 const RETRY: Duration = Duration::from_secs(2);
+/// A coordinator that cannot read its orders for this time ends: another one may have the right to.
+const ORDERS: Duration = Duration::from_secs(300);
 /// How long the last report is tried.
 const LAST_REPORT: Duration = Duration::from_secs(300);
 
@@ -64,10 +66,15 @@ pub struct Configuration {
 /// Runs the coordinator until its run has ended, another one is in charge, or the job is gone.
 ///
 /// # Errors
-/// It cannot listen for probes.
-pub async fn run(client: Client, configuration: Configuration) -> std::io::Result<()> {
-    let listener = TcpListener::bind(configuration.health).await?;
-    let health_address = SocketAddr::new(configuration.address, listener.local_addr()?.port());
+/// It cannot listen for probes, or its orders cannot be read.
+pub async fn run(client: Client, configuration: Configuration) -> Result<(), Error> {
+    let listen = |source| Error::Listen {
+        address: configuration.health,
+        source,
+    };
+    let listener = TcpListener::bind(configuration.health).await.map_err(listen)?;
+    let port = listener.local_addr().map_err(listen)?.port();
+    let health_address = SocketAddr::new(configuration.address, port);
     let metrics = Arc::new(Metrics::new(&configuration.namespace, &configuration.job));
     let (told, mut orders) = watch::channel(Orders::Unknown);
     let runs = orders::runs(&client, &configuration.namespace);
@@ -83,6 +90,11 @@ pub async fn run(client: Client, configuration: Configuration) -> std::io::Resul
         }),
     ]);
     let number = configuration.number;
+    let read = tokio::time::timeout(ORDERS, orders.wait_for(|o| *o != Orders::Unknown));
+    let is_silent = read.await.is_err();
+    if is_silent {
+        return Err(Error::NoOrders(configuration.run));
+    }
     let turn = orders.wait_for(|o| o.turn(number) != Turn::Wait).await;
     if !turn.is_ok_and(|orders| orders.turn(number) == Turn::Lead) {
         tracing::info!(number, "another coordinator is in charge, or none is wanted");

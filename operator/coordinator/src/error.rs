@@ -1,5 +1,6 @@
 //! Why a coordinator could not do its work.
 
+use std::net::SocketAddr;
 use varuna_coordinator::CoordinatorError;
 
 /// Why a coordinator could not do its work. Another one is started.
@@ -18,6 +19,17 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// Probes and scrapes cannot be answered.
+    #[error("cannot listen on {address} (--health): {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The orders were not read for minutes.
+    #[error("VarunaRun {0} cannot be read: the log says why")]
+    NoOrders(String),
     /// The job's checkpoint location cannot be used.
     #[error("spec.checkpoint.uri: {0}")]
     Store(String),
