@@ -4,7 +4,7 @@
 //! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
 //! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
 //!
-//! This file owns the thread; what one unit's reduction sends and awaits is in [`unit`].
+//! This file owns the thread; what one unit's reduction sends and awaits is in `unit`.
 
 mod unit;
 
