@@ -8,16 +8,15 @@ use axum::{Router, routing};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 
-/// Serves probes and scrapes.
-///
-/// # Errors
-/// The listener is of no use any more.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> std::io::Result<()> {
+/// Serves probes and scrapes, until the listener is of no use any more: the operator then puts another coordinator in charge.
+pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
     let router = Router::new()
         .route("/healthz", routing::get(|| async { "alive" }))
         .route("/metrics", routing::get(scrape))
         .with_state(metrics);
-    axum::serve(listener, router).await
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "probes and scrapes are not answered any more");
+    }
 }
 
 async fn scrape(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use varuna_api::crd::{RecordSpec, RunEnd, RunGoal, RunSpec, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
@@ -78,17 +78,10 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let metrics = Arc::new(Metrics::new(&configuration.namespace, &configuration.job));
     let (told, mut orders) = watch::channel(Orders::Unknown);
     let runs = orders::runs(&client, &configuration.namespace);
-    let _tasks = AbortOnDrop(vec![
-        tokio::spawn(orders::follow(runs.clone(), configuration.run.clone(), told)),
-        tokio::spawn({
-            let metrics = Arc::clone(&metrics);
-            async move {
-                if let Err(error) = health::serve(listener, metrics).await {
-                    tracing::error!(%error, "probes and scrapes are not answered any more");
-                }
-            }
-        }),
-    ]);
+    let follow = orders::follow(runs.clone(), configuration.run.clone(), told);
+    let _following = AbortOnDrop(tokio::spawn(follow).abort_handle());
+    let answering = health::serve(listener, Arc::clone(&metrics));
+    let _answering = AbortOnDrop(tokio::spawn(answering).abort_handle());
     let number = configuration.number;
     let read = tokio::time::timeout(ORDERS, orders.wait_for(|o| *o != Orders::Unknown));
     let is_silent = read.await.is_err();
@@ -119,6 +112,7 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         orders,
     };
     let mut writing = tokio::spawn(writer.write(reports));
+    let _writing = AbortOnDrop(writing.abort_handle());
     let ended = tokio::select! {
         end = lead.run(&client, &configuration) => Some(end),
         // It was deposed: workers go to the other coordinator, and this one's connections close with it.
@@ -137,14 +131,12 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     Ok(())
 }
 
-/// Aborts tasks when dropped.
-struct AbortOnDrop(Vec<JoinHandle<()>>);
+/// Aborts a task when dropped.
+struct AbortOnDrop(AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
-        for task in &self.0 {
-            task.abort();
-        }
+        self.0.abort();
     }
 }
 
@@ -184,6 +176,8 @@ impl Lead {
 
     /// Passes orders on and reports until the coordinator has ended. None where another one is in charge.
     async fn follow(&mut self, mut control: Control, layout: &Layout) -> Option<RunEnd> {
+        // Dropped where reporting finds that another one is in charge.
+        let _serving = AbortOnDrop(control.outcome.abort_handle());
         let began = Instant::now();
         let mut measured = Measurements::default();
         let mut told = Told::default();
@@ -191,7 +185,6 @@ impl Lead {
         loop {
             let orders = self.orders.borrow_and_update().clone();
             if orders.turn(self.by.number) == Turn::Leave {
-                control.outcome.abort();
                 return None;
             }
             if let Orders::Given(spec) = &orders {
