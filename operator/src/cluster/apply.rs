@@ -84,7 +84,9 @@ impl Applier {
         }
         let resource = ApiResource::erase::<Pod>(&());
         let documents = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
-        for pods in decision.create.chunks(CREATED_CONCURRENTLY) {
+        // The coordinator's is the first: what a quota leaves is for it.
+        let (coordinator, workers) = decision.create.split_at(usize::from(decision.starts_coordinator));
+        for pods in coordinator.chunks(1).chain(workers.chunks(CREATED_CONCURRENTLY)) {
             try_join_all(pods.iter().map(|pod| create(&documents, job, pod))).await?;
         }
         Ok(())

@@ -89,7 +89,7 @@ pub struct Decision<'a> {
     pub takes_present_spec: bool,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,
-    /// Pods to create. They are never changed afterwards.
+    /// Pods to create, a coordinator's first. They are never changed afterwards.
     pub create: Vec<Value>,
     /// Pods to delete.
     pub delete: Vec<PodDeletion>,

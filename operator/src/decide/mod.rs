@@ -111,7 +111,6 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
         (Some(number), Ok(job)) => {
             decision.starts_coordinator = true;
             let pod = coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
-            // Before the workers: what a quota leaves is the coordinator's.
             decision.create.insert(0, pod);
             decision.orders = plan.orders;
         }

@@ -21,7 +21,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
     let namespace = cluster().namespace("quota").unwrap();
     let client = cluster().client().await.unwrap();
     let quota = json!({
-        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q" }, "spec": { "hard": { "pods": "1" } },
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q" }, "spec": { "hard": { "pods": "2" } },
     });
     let apply = ["-n", &namespace, "apply", "-f", "-"];
     cluster().kubectl(&apply, &quota.to_string()).unwrap();
@@ -39,12 +39,16 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
         &client,
         &namespace,
         "PodsRefused",
-        "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1; raise the quota or lower spec.elasticity.maxWorkers",
+        "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2; raise the quota or lower spec.elasticity.maxWorkers",
     )
     .await
     .unwrap();
     let there = live(&client, &namespace).await.unwrap();
-    assert_eq!(there.len(), 1, "{there:?}");
+    assert_eq!(
+        there.len(),
+        1,
+        "beside the coordinator, which comes first: {there:?}"
+    );
     cluster()
         .kubectl(&["-n", &namespace, "delete", "resourcequota", "q"], "")
         .unwrap();
