@@ -159,7 +159,8 @@ impl CaseRun<'_> {
         let back = self
             .job
             .until("the status follows again", |l| {
-                l.at > resumed && l.phase() == "Training" && l.members() == 4
+                // What it said before the outage is not what it says now.
+                l.at > resumed && l.step() > before.step() && l.phase() == "Training" && l.members() == 4
             })
             .await?;
         let trained = back.step() - before.step();
