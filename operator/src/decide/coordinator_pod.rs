@@ -2,11 +2,13 @@
 
 use super::decision::AvoidedNodes;
 use super::objects::{
-    AVOIDS_ANNOTATION, CERTIFICATE_KEY, COORDINATOR, COORDINATOR_LABEL, HEALTH_PORT, PORT, PRIVATE_KEY,
-    TOKEN_KEY, WORKER, coordinator_account, coordinator_pod_name, metadata, record_name, token_name,
+    CERTIFICATE_KEY, COORDINATOR, COORDINATOR_LABEL, HEALTH_PORT, PORT, PRIVATE_KEY, TOKEN_KEY, WORKER,
+    coordinator_account, coordinator_pod_name, metadata, record_name, token_name,
 };
 use super::observed::{ObservedJob, Settings};
-use super::pod_template::{append, avoid_nodes, fill_in, security_context, take_container, tolerate};
+use super::pod_template::{
+    append, avoid_nodes, fill_in, note_avoided, security_context, take_container, tolerate,
+};
 use serde_json::{Map, Value, json};
 use varuna_api::Job;
 
@@ -56,10 +58,7 @@ pub(super) fn pod(
     );
     let mut meta = metadata(observed, &coordinator_pod_name(observed, number));
     meta["labels"][COORDINATOR_LABEL] = number.to_string().into();
-    if !avoid.never.is_empty() {
-        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
-        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
-    }
+    note_avoided(&mut meta, avoid);
     for from in [&own, &workers] {
         for field in ["labels", "annotations"] {
             fill_in(&mut meta[field], &from["metadata"][field]);

@@ -42,10 +42,7 @@ pub(super) fn pod(
     let mut meta = metadata(observed, &pod_name(&observed.name, number));
     meta["labels"][NUMBER_LABEL] = number.to_string().into();
     meta["annotations"] = json!({ MADE_FROM_ANNOTATION: job.workers.pods_hash() });
-    if !avoid.never.is_empty() {
-        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
-        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
-    }
+    note_avoided(&mut meta, avoid);
     for field in ["labels", "annotations"] {
         fill_in(&mut meta[field], &template["metadata"][field]);
     }
@@ -145,6 +142,14 @@ pub(super) fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
             toleration["value"] = value.into();
         }
         add(key, toleration);
+    }
+}
+
+/// Notes on a pod which nodes it must not go to: once they may be used again, it is made anew.
+pub(super) fn note_avoided(meta: &mut Value, avoid: &AvoidedNodes) {
+    if !avoid.never.is_empty() {
+        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
+        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
     }
 }
 
