@@ -1,7 +1,7 @@
 //! Whether coordinators answer. Asked over HTTP, because Kubernetes takes 40 s to notice that a node is cut off: a coordinator that answered
 //! and then is silent for some seconds is replaced elsewhere. A false alarm costs a change of coordinators, during which training goes on.
 
-use crate::decide::CoordinatorProbe;
+use crate::decide::{CoordinatorProbe, ProbeAnswer};
 use crate::resource::JobRef;
 use axum::body::Body;
 use axum::http::StatusCode;
@@ -32,6 +32,8 @@ struct Target {
     job: JobRef,
     number: i64,
     address: SocketAddr,
+    /// Since when it is asked.
+    since: Instant,
     /// When it answered last; none before its first answer.
     answered: Option<Instant>,
     /// Its silence was reported.
@@ -40,10 +42,16 @@ struct Target {
 
 impl Target {
     fn probe(&self, now: Instant) -> Option<CoordinatorProbe> {
-        let answered = self.answered?;
+        let is_silent = now.duration_since(self.answered.unwrap_or(self.since)) >= SILENCE_MAX;
+        let answer = match (self.answered, is_silent) {
+            (Some(_), false) => ProbeAnswer::Answers,
+            (Some(_), true) => ProbeAnswer::Silent,
+            (None, true) => ProbeAnswer::NeverAnswered,
+            (None, false) => return None,
+        };
         Some(CoordinatorProbe {
             number: self.number,
-            answers: now.duration_since(answered) < SILENCE_MAX,
+            answer,
         })
     }
 }
@@ -55,6 +63,10 @@ pub struct Probes(Mutex<BTreeMap<String, Target>>);
 impl Probes {
     /// Asks a job's coordinator from now on, at this address; another one than before begins anew. None = nobody.
     pub fn follow(&self, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
+        self.follow_at(Instant::now(), uid, job, coordinator);
+    }
+
+    fn follow_at(&self, now: Instant, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
         let mut targets = self.0.lock();
         let Some((number, address)) = coordinator else {
             targets.remove(uid);
@@ -66,6 +78,7 @@ impl Probes {
                 job: job.clone(),
                 number,
                 address,
+                since: now,
                 answered: None,
                 silent: false,
             };
@@ -73,7 +86,7 @@ impl Probes {
         }
     }
 
-    /// Whether a job's coordinator answers; none before it has.
+    /// Whether a job's coordinator answers; none before that is known.
     #[must_use]
     pub fn probe(&self, uid: &str) -> Option<CoordinatorProbe> {
         self.0.lock().get(uid)?.probe(Instant::now())
@@ -115,7 +128,8 @@ impl Probes {
             target.answered = Some(now);
             target.silent = false;
         }
-        let is_silent = target.probe(now).is_some_and(|probe| !probe.answers);
+        let answer = target.probe(now).map(|probe| probe.answer);
+        let is_silent = matches!(answer, Some(ProbeAnswer::Silent | ProbeAnswer::NeverAnswered));
         (is_silent && !std::mem::replace(&mut target.silent, is_silent)).then(|| target.job.clone())
     }
 }
@@ -140,33 +154,31 @@ mod tests {
     const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
     #[test]
-    fn a_coordinator_is_silent_only_if_it_has_answered_and_is_reported_once() {
+    fn a_silence_is_known_after_some_seconds_and_reported_once() {
         let (probes, job, start) = (Probes::default(), job_ref("n", "j"), Instant::now());
-        probes.follow("u", &job, Some((3, ADDRESS)));
-        assert_eq!(probes.take("u", ADDRESS, false, start + 10 * SILENCE_MAX), None);
-        assert_eq!(probes.probe("u"), None, "it has never answered");
-        assert_eq!(probes.take("u", ADDRESS, true, start), None);
-        assert_eq!(
-            probes.take("u", ADDRESS, false, start + SILENCE_MAX - INTERVAL),
-            None
-        );
+        let answer = |now| probes.0.lock()["u"].probe(now).map(|p| (p.number, p.answer));
+        probes.follow_at(start, "u", &job, Some((3, ADDRESS)));
+        assert_eq!(probes.take("u", ADDRESS, false, start + INTERVAL), None);
+        assert_eq!(answer(start + INTERVAL), None, "it may answer yet");
         let late = start + SILENCE_MAX;
         assert_eq!(probes.take("u", ADDRESS, false, late), Some(job.clone()));
+        assert_eq!(answer(late), Some((3, ProbeAnswer::NeverAnswered)));
+        assert_eq!(probes.take("u", ADDRESS, true, late), None);
+        assert_eq!(answer(late + INTERVAL), Some((3, ProbeAnswer::Answers)));
+        let silent = late + SILENCE_MAX;
+        assert_eq!(probes.take("u", ADDRESS, false, silent - INTERVAL), None);
+        assert_eq!(probes.take("u", ADDRESS, false, silent), Some(job.clone()));
+        assert_eq!(answer(silent), Some((3, ProbeAnswer::Silent)));
         assert_eq!(
-            probes.take("u", ADDRESS, false, late + INTERVAL),
+            probes.take("u", ADDRESS, false, silent + INTERVAL),
             None,
             "reported before"
         );
-        assert_eq!(probes.take("u", ADDRESS, true, late + INTERVAL), None);
-        assert_eq!(
-            probes.take("u", ADDRESS, false, late + INTERVAL + SILENCE_MAX),
-            Some(job.clone())
-        );
         // Another coordinator has not answered yet, whatever the one before it did.
-        probes.follow("u", &job, Some((4, ADDRESS)));
-        assert_eq!(probes.probe("u"), None);
-        probes.follow("u", &job, None);
-        assert_eq!(probes.take("u", ADDRESS, true, late), None);
+        probes.follow_at(silent, "u", &job, Some((4, ADDRESS)));
+        assert_eq!(answer(silent + INTERVAL), None);
+        probes.follow_at(silent, "u", &job, None);
+        assert_eq!(probes.take("u", ADDRESS, true, silent), None);
     }
 
     #[tokio::test]

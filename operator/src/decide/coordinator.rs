@@ -5,7 +5,7 @@
 
 use super::coordinator_pod;
 use super::decision::{CoordinatorGoal, PodDeletion};
-use super::observed::{Observed, ObservedPod, PodPhase};
+use super::observed::{Observed, ObservedPod, PodPhase, ProbeAnswer};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
 use super::worker_notices::WorkerNotices;
@@ -39,10 +39,18 @@ enum Standing {
 fn standing(observed: &Observed, pod: &ObservedPod) -> Standing {
     let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
     let node_answers = node.is_none_or(|node| node.is_some_and(|n| n.ready));
-    let answers = match &observed.coordinator_probe {
-        Some(probe) if probe.number == pod.number => probe.answers,
-        // Nobody has asked it yet.
-        _ => node_answers,
+    let probe = observed.coordinator_probe.as_ref();
+    let reports = observed.run.as_ref().is_some_and(|r| r.health_address.is_some());
+    let is_in_charge = observed
+        .orders
+        .as_ref()
+        .is_some_and(|o| o.coordinator == pod.number);
+    let answers = match probe.filter(|p| p.number == pod.number).map(|p| p.answer) {
+        Some(ProbeAnswer::Answers) => true,
+        Some(ProbeAnswer::Silent) => false,
+        // It is being asked: after an outage of the API server no node seems to answer for a moment.
+        None if is_in_charge && reports => true,
+        Some(ProbeAnswer::NeverAnswered) | None => node_answers,
     };
     match judge_pod(pod, &observed.nodes, &node_signals(observed), None) {
         _ if !answers => Standing::Gone,

@@ -34,7 +34,7 @@ pub use decision::{
 pub use events::deletion_events;
 pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
-    ObservedPod, ObservedRun, PodPhase, Rejection, RunEnd, Settings,
+    ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, judge_pod};
 pub use status::report;

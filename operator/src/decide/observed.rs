@@ -23,7 +23,7 @@ pub struct Observed {
     pub orders: Option<RunSpec>,
     /// What its coordinator reports; none where none is wanted.
     pub run: Option<ObservedRun>,
-    /// Whether its coordinator answers; none before it has.
+    /// Whether its coordinator answers; none before that is known.
     pub coordinator_probe: Option<CoordinatorProbe>,
     /// What could not be carried out for the present spec.
     pub failures: Vec<Failure>,
@@ -76,13 +76,24 @@ pub enum PodPhase {
     Failed,
 }
 
-/// Whether a coordinator answers.
+/// What is known of a coordinator by its probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CoordinatorProbe {
     /// Its number.
     pub number: i64,
+    /// Whether it answers.
+    pub answer: ProbeAnswer,
+}
+
+/// Whether a coordinator answers its probes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProbeAnswer {
     /// It answers, or was silent for a moment only.
-    pub answers: bool,
+    Answers,
+    /// It has answered, and is silent for some seconds.
+    Silent,
+    /// It has not answered for some seconds, nor ever before: there may be no way to it from here.
+    NeverAnswered,
 }
 
 /// A pod of a worker or of a coordinator.

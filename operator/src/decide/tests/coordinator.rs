@@ -83,7 +83,7 @@ fn a_coordinator_that_is_gone_is_replaced_at_once() {
             Box::new(|o| {
                 o.coordinator_probe = Some(CoordinatorProbe {
                     number: 1,
-                    answers: false,
+                    answer: ProbeAnswer::Silent,
                 });
             }),
         ),
@@ -145,14 +145,28 @@ fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
     observed.nodes.get_mut("good").unwrap().ready = false;
     observed.coordinator_probe = Some(CoordinatorProbe {
         number: 1,
-        answers: true,
+        answer: ProbeAnswer::Answers,
     });
     assert_eq!(decided(&observed), (1, None, vec![]));
-    // What was known of an earlier one says nothing of this one.
+    // Nobody has asked it yet: another operator has just taken over, and no node seems to answer after an outage.
+    observed.coordinator_probe = None;
+    observed.run.as_mut().unwrap().health_address = Some("10.0.0.1:8081".parse().unwrap());
+    assert_eq!(decided(&observed), (1, None, vec![]));
+    observed.coordinator_probe = Some(CoordinatorProbe {
+        number: 1,
+        answer: ProbeAnswer::NeverAnswered,
+    });
+    assert_eq!(decided(&observed), (2, Some(2), vec![1]));
     observed.nodes.get_mut("good").unwrap().ready = true;
+    assert_eq!(
+        decided(&observed),
+        (1, None, vec![]),
+        "there is no way to it from here"
+    );
+    // What was known of an earlier one says nothing of this one.
     observed.coordinator_probe = Some(CoordinatorProbe {
         number: 0,
-        answers: false,
+        answer: ProbeAnswer::Silent,
     });
     assert_eq!(decided(&observed), (1, None, vec![]));
 }
@@ -424,7 +438,7 @@ fn happen(observed: &mut Observed, what: Happening, which: usize) {
         Happening::IsSilent => {
             observed.coordinator_probe = Some(CoordinatorProbe {
                 number: pod.number,
-                answers: false,
+                answer: ProbeAnswer::Silent,
             });
         }
         _ => {}
