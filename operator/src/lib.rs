@@ -11,6 +11,7 @@
 //! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
 //! | [`health`] | `/healthz`, `/readyz`, `/metrics` | serves HTTP |
+//! | [`installation`] | whether an installation is whole | API calls |
 //! | [`context`], [`reconcile`], [`controller`] | what all reconciliations share; one reconciliation; what triggers it | API watches |
 
 pub mod backoff;
@@ -20,6 +21,7 @@ pub mod controller;
 pub mod decide;
 pub mod error;
 pub mod health;
+pub mod installation;
 pub mod metrics;
 pub mod probes;
 pub mod reconcile;

@@ -9,6 +9,7 @@ use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::{self, Health};
+use varuna_operator::installation::{self, Installation};
 use varuna_wire::address::any_beside;
 
 /// Where probes and scrapes are answered, as the chart expects it.
@@ -48,6 +49,9 @@ struct Arguments {
     /// IP address of this process.
     #[arg(long, env = "VARUNA_POD_IP")]
     address: IpAddr,
+    /// Check the installation with the rights of this process, and end: definitions, rights, whether a replica leads.
+    #[arg(long)]
+    check: bool,
     /// Address on which probes and scrapes are answered, ip:port; port 8081 of all addresses of the family of --address by default.
     #[arg(long)]
     health: Option<SocketAddr>,
@@ -67,6 +71,9 @@ async fn main() -> Result<()> {
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
     let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    if arguments.check {
+        return check(&client, arguments).await;
+    }
     let health = Arc::new(Health::new(Arc::default()));
     let probes = arguments.health.unwrap_or(SocketAddr::new(
         any_beside(&arguments.address.to_string()),
@@ -108,6 +115,26 @@ async fn main() -> Result<()> {
         result = controller::run(client, scope, settings, &arguments.identity, health) => result?,
     }
     candidate.release().await;
+    Ok(())
+}
+
+/// Says what is wrong with the installation.
+async fn check(client: &Client, arguments: Arguments) -> Result<()> {
+    let installation = Installation {
+        namespace: arguments.namespace,
+        lease_namespace: arguments.lease_namespace,
+        lease_name: arguments.lease_name,
+    };
+    let faults = installation::faults(client, &installation)
+        .await
+        .context("the API server does not answer")?;
+    for fault in &faults {
+        println!("{fault}");
+    }
+    if !faults.is_empty() {
+        bail!("the installation is not whole: {} faults", faults.len());
+    }
+    println!("definitions, rights and leadership are as they should be");
     Ok(())
 }
 

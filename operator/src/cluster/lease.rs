@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 /// A leader that has not renewed its lease for this time may be replaced.
 const LENGTH_SECONDS: i32 = 10;
 /// The leader renews, and a follower reads the lease, at this interval.
-const INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
 /// A leader that could not renew for this time gives up: before another may take over, with room for a slow call.
 const GIVE_UP: Duration = Duration::from_secs(7);
 /// The deadline of one call.

@@ -139,10 +139,19 @@ impl World {
         for value in &set {
             arguments.extend(["--set-string", value.as_str()]);
         }
-        self.cluster.helm(&arguments).map(|_| ()).map_err(|error| {
+        let said = self.cluster.helm(&arguments).and_then(|_| {
+            let test = ["test", "v", "-n", OPERATOR, "--logs", "--timeout", "60s"];
+            self.cluster.helm(&test)
+        });
+        let said = said.map_err(|error| {
             let all = self.cluster.kubectl(&["-n", OPERATOR, "describe", "pods"], "");
             error.context(all.unwrap_or_default())
-        })
+        })?;
+        ensure!(
+            said.contains("definitions, rights and leadership are as they should be"),
+            "{said}"
+        );
+        Ok(())
     }
 
     fn environment(&self) -> Vec<(&'static str, String)> {

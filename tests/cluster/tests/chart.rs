@@ -4,14 +4,19 @@ use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use varuna_api::crd::VarunaRecord;
 use varuna_cluster_coordinator::metrics::{Cause, Measured, Phase};
 use varuna_cluster_tests::{
     cluster, coordinators, documents, eventually, job, jobs, observed, operator, record, root,
 };
+use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::decide::objects::{
     COORDINATOR_LABEL, coordinator_name, record_name, token_name, worker_selector,
 };
+use varuna_operator::health::Health;
+use varuna_operator::installation::{Installation, JOB_RIGHTS, faults};
 
 fn chart() -> String {
     root().join("charts/varuna").to_string_lossy().into_owned()
@@ -30,6 +35,7 @@ fn the_chart_is_without_fault_and_refuses_values_that_it_does_not_know() {
         ("nonsense=1", "nonsense"),
         ("replicas=two", "replicas"),
         ("worker.gpus=1", "gpus"),
+        ("image.digest=0.1.0", "digest"),
     ] {
         let said = cluster().helm(&["template", "v", &chart(), "--set", value]);
         let said = said.expect_err(value).to_string();
@@ -42,7 +48,17 @@ fn what_the_chart_renders_is_taken_by_the_api_server_without_a_warning() {
     let namespace = cluster().namespace("rendered").unwrap();
     for mode in ["namespaced=false", "namespaced=true"] {
         let chart = chart();
-        let arguments = [&["template", "v", &chart, "-n", &namespace, "--set", mode], ALL].concat();
+        let template = [
+            "template",
+            "v",
+            &chart,
+            "-n",
+            &namespace,
+            "--no-hooks",
+            "--set",
+            mode,
+        ];
+        let arguments = [&template, ALL].concat();
         let rendered = cluster().helm(&arguments).unwrap();
         for kind in [
             "Deployment",
@@ -73,30 +89,29 @@ fn what_the_chart_renders_is_taken_by_the_api_server_without_a_warning() {
 }
 
 #[test]
-fn the_operators_pod_keeps_to_the_restricted_pod_security_standard() {
+fn the_charts_pods_keep_to_the_restricted_pod_security_standard() {
     let namespace = cluster().namespace("restricted").unwrap();
     let label = "pod-security.kubernetes.io/enforce=restricted";
     cluster()
         .kubectl(&["label", "namespace", &namespace, label], "")
         .unwrap();
-    let rendered = cluster()
-        .helm(&[
-            "template",
-            "v",
-            &chart(),
-            "--show-only",
-            "templates/deployment.yaml",
-        ])
-        .unwrap();
+    let render = |file: &str| -> serde_json::Value {
+        let rendered = cluster()
+            .helm(&["template", "v", &chart(), "--show-only", file])
+            .unwrap();
+        serde_saphyr::from_str(&rendered).unwrap()
+    };
     // A namespace's standard holds for pods: of the Deployment it would only warn.
-    let deployment: serde_json::Value = serde_saphyr::from_str(&rendered).unwrap();
-    let mut pod = deployment["spec"]["template"].clone();
-    pod["apiVersion"] = "v1".into();
-    pod["kind"] = "Pod".into();
-    pod["metadata"]["name"] = "operator".into();
-    pod["spec"]["serviceAccountName"] = "default".into();
-    let apply = ["-n", &namespace, "create", "--dry-run=server", "-f", "-"];
-    cluster().kubectl(&apply, &pod.to_string()).unwrap();
+    let mut operator = render("templates/deployment.yaml")["spec"]["template"].clone();
+    operator["apiVersion"] = "v1".into();
+    operator["kind"] = "Pod".into();
+    operator["metadata"]["name"] = "operator".into();
+    for mut pod in [operator, render("templates/tests/installation.yaml")] {
+        pod["metadata"]["namespace"] = namespace.clone().into();
+        pod["spec"]["serviceAccountName"] = "default".into();
+        let apply = ["-n", &namespace, "create", "--dry-run=server", "-f", "-"];
+        cluster().kubectl(&apply, &pod.to_string()).unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,6 +231,104 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
     // The definition stays, and the job with it.
     jobs(&admin, &namespace).get("j").await.unwrap();
+}
+
+#[test]
+fn the_role_of_the_chart_has_the_rights_that_the_operator_checks_and_no_others() {
+    let rendered = cluster()
+        .helm(&["template", "v", &chart(), "--show-only", "templates/rbac.yaml"])
+        .unwrap();
+    let role: serde_json::Value = rendered
+        .split("\n---\n")
+        .filter_map(|text| serde_saphyr::from_str(text).ok())
+        .find(|d: &serde_json::Value| d["kind"] == "ClusterRole" && d["metadata"]["name"] == "v-varuna-jobs")
+        .unwrap();
+    let strings = |value: &serde_json::Value| -> Vec<String> {
+        let all = value.as_array().unwrap().iter();
+        all.map(|v| v.as_str().unwrap().to_owned()).collect()
+    };
+    let granted: BTreeSet<(String, String, String)> = role["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|rule| {
+            let group = strings(&rule["apiGroups"]).remove(0);
+            let verbs = strings(&rule["verbs"]);
+            let of = move |resource: String| {
+                let (group, verbs) = (group.clone(), verbs.clone());
+                verbs
+                    .into_iter()
+                    .map(move |verb| (group.clone(), resource.clone(), verb))
+            };
+            strings(&rule["resources"]).into_iter().flat_map(of)
+        })
+        .collect();
+    let checked: BTreeSet<(String, String, String)> = JOB_RIGHTS
+        .iter()
+        .flat_map(|(group, resource, verbs)| {
+            verbs
+                .iter()
+                .map(move |verb| ((*group).to_owned(), (*resource).to_owned(), (*verb).to_owned()))
+        })
+        .collect();
+    assert_eq!(granted, checked);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_check_of_an_installation_names_every_fault() {
+    let namespace = cluster().namespace("installation").unwrap();
+    let chart = chart();
+    let install = [
+        "upgrade",
+        "--install",
+        "v",
+        &chart,
+        "-n",
+        &namespace,
+        "--take-ownership",
+        "--force-conflicts",
+        "--set",
+        "namespaced=true,replicas=0",
+    ];
+    cluster().helm(&install).unwrap();
+    let installation = Installation {
+        namespace: Some(namespace.clone()),
+        lease_namespace: namespace.clone(),
+        lease_name: "v-varuna-operator".into(),
+    };
+    let client = cluster()
+        .client_as(&namespace, "v-varuna-operator")
+        .await
+        .unwrap();
+    // Nobody leads, as no replica runs.
+    let found = faults(&client, &installation).await.unwrap();
+    assert!(
+        matches!(&found[..], [fault] if fault.starts_with("no replica leads: Lease v-varuna-operator")),
+        "{found:?}"
+    );
+    let leases = Api::namespaced(client.clone(), &namespace);
+    let health = Arc::new(Health::new(Arc::default()));
+    let mut candidate = Candidate::new(leases, "v-varuna-operator".into(), "test".into(), health);
+    let leader = tokio::spawn(async move {
+        candidate.acquire().await;
+        candidate.hold().await
+    });
+    assert_eq!(
+        faults(&client, &installation).await.unwrap(),
+        Vec::<String>::new()
+    );
+    leader.abort();
+    // An account without any right.
+    let client = cluster().client_as(&namespace, "default").await.unwrap();
+    let found = faults(&client, &installation).await.unwrap();
+    for want in [
+        format!("the operator may not create pods of the core group in namespace {namespace}"),
+        format!("the operator may not update varunaruns/status of varuna.dev in namespace {namespace}"),
+        "the operator may not watch nodes of the core group in all namespaces".to_owned(),
+        format!("the operator may not get Lease v-varuna-operator in namespace {namespace}"),
+    ] {
+        assert!(found.contains(&want), "{want}: {found:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
