@@ -10,6 +10,7 @@ use super::pod_template::{
     append, avoid_nodes, fill_in, note_avoided, security_context, take_container, tolerate,
 };
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use varuna_api::Job;
 
 /// Seconds for which a coordinator goes on that was asked to end: another one takes over in that time.
@@ -27,12 +28,13 @@ const AS_WORKERS: &[&str] = &[
     "imagePullSecrets",
     "securityContext",
     "tolerations",
-    "volumes",
     "dnsConfig",
     "dnsPolicy",
     "hostAliases",
     "schedulerName",
 ];
+/// Sources of volumes that hold keys and certificates. Others hold data, and may be attached to one node only.
+const KEY_VOLUMES: &[&str] = &["secret", "configMap", "projected", "downwardAPI", "csi"];
 
 /// The image of the coordinator's pods.
 pub(super) fn image(job: &Job, settings: &Settings) -> Option<String> {
@@ -73,10 +75,11 @@ pub(super) fn pod(
     }
     spec.retain(|_, value| !value.is_null());
     let (base, mut containers) = take_container(&mut spec, COORDINATOR);
-    let (worker, _) = take_container(
+    let (mut worker, _) = take_container(
         &mut workers["spec"].as_object().cloned().unwrap_or_default(),
         WORKER,
     );
+    take_volumes(&mut spec, &mut worker, &workers["spec"]["volumes"], job);
     containers.insert(
         0,
         container(observed, number, base, &worker, image(job, settings)),
@@ -162,6 +165,52 @@ fn container(
     }
     mount(&mut container, worker);
     container
+}
+
+/// Gives the pod those of the workers' volumes that open the checkpoint location, and takes the others out of the worker's mounts.
+fn take_volumes(spec: &mut Map<String, Value>, worker: &mut Value, volumes: &Value, job: &Job) {
+    let folder = job
+        .checkpoint
+        .as_ref()
+        .and_then(|c| match c.uri.split_once("://") {
+            None => Some(c.uri.as_str()),
+            Some(("file", path)) => Some(path),
+            Some(_) => None,
+        });
+    let mounts = worker["volumeMounts"].as_array().cloned().unwrap_or_default();
+    let is_above = |mount: &Value| {
+        let path = mount["mountPath"].as_str();
+        path.zip(folder)
+            .is_some_and(|(path, folder)| Path::new(folder).starts_with(path))
+    };
+    let opens = |volume: &Value| {
+        KEY_VOLUMES.iter().any(|source| !volume[source].is_null())
+            || mounts.iter().any(|m| m["name"] == volume["name"] && is_above(m))
+    };
+    let taken: Vec<Value> = volumes
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|v| opens(v))
+        .cloned()
+        .collect();
+    worker["volumeMounts"] = mounts
+        .iter()
+        .filter(|m| taken.iter().any(|v| v["name"] == m["name"]))
+        .cloned()
+        .collect();
+    // What its own template says there stands, also where it is nothing that the API server would take.
+    let own = spec.entry("volumes").or_insert_with(|| json!([]));
+    let new = taken
+        .into_iter()
+        .filter(|t| {
+            own.as_array()
+                .into_iter()
+                .flatten()
+                .all(|g| g["name"] != t["name"])
+        })
+        .collect();
+    append(own, new);
 }
 
 /// The workers' mounts, and its own.

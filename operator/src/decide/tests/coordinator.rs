@@ -358,7 +358,7 @@ fn what_it_says_becomes_events_once() {
 
 #[test]
 fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing() {
-    let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
+    let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}, {name: authority, configMap: {name: ca}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}, {name: authority, mountPath: /ca}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
     let pod_of = |extra: &str| {
         let mut observed = observed(1);
         observed.job.spec = Ok(spec(1, &format!("{text}{extra}")));
@@ -382,20 +382,33 @@ fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing(
     assert_eq!(container["envFrom"][0]["secretRef"]["name"], "keys");
     let env = container["env"].as_array().unwrap();
     assert!(env.iter().any(|e| e["name"] == "AWS_REGION"), "{env:?}");
-    let mounts: Vec<_> = container["volumeMounts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|m| m["mountPath"].as_str().unwrap())
-        .collect();
-    assert_eq!(mounts, ["/data", "/run/varuna/credentials", "/tmp"]);
-    let names: Vec<_> = spec["volumes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|v| v["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["data", "varuna-credentials", "varuna-run"]);
+    let words = |list: &Value, field: &str| -> Vec<String> {
+        let all = list.as_array().unwrap().iter();
+        all.map(|v| v[field].as_str().unwrap().to_owned()).collect()
+    };
+    // The dataset's volume may be attached to one node only, and the coordinator reads no data.
+    assert_eq!(
+        words(&container["volumeMounts"], "mountPath"),
+        ["/ca", "/run/varuna/credentials", "/tmp"]
+    );
+    let own_volumes = ["varuna-credentials", "varuna-run"];
+    assert_eq!(words(&spec["volumes"], "name")[0], "authority");
+    assert_eq!(words(&spec["volumes"], "name")[1..], own_volumes);
+    for uri in ["/data/checkpoints", "file:///data"] {
+        let (pod, _, _) = pod_of(&format!("  checkpoint: {{uri: \"{uri}\", intervalSteps: 10}}\n"));
+        let spec = &pod["spec"];
+        assert_eq!(
+            words(&spec["volumes"], "name")[..2],
+            ["data", "authority"],
+            "{uri}"
+        );
+        assert_eq!(
+            spec["containers"][0]["volumeMounts"][0]["mountPath"], "/data",
+            "{uri}"
+        );
+    }
+    let (pod, _, _) = pod_of("  checkpoint: {uri: \"s3://data/checkpoints\", intervalSteps: 10}\n");
+    assert_eq!(words(&pod["spec"]["volumes"], "name")[0], "authority");
     let own = "  coordinator: {serviceAccountName: writer, template: {spec: {nodeSelector: {pool: cpu}, containers: [{name: coordinator, image: mine}]}}}\n";
     let (pod, subject, _) = pod_of(own);
     assert_eq!(
