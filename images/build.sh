@@ -6,6 +6,7 @@
 #   images/build.sh --cuda        only the worker for nodes with GPUs
 #   BINARIES                      where the programs lie (default: target/release)
 #   IMAGE_TAG                     default: the version in Cargo.toml
+#   IMAGES                        where the archives go (default: .cache/images)
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,11 +20,12 @@ for tool in mmdebstrap buildah python3; do
 done
 binaries=${BINARIES:-target/release}
 for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
-    [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make release"
+    [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make build-release"
 done
 tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
-out=.cache/images
-mkdir -p $out
+bases=.cache/images
+out=${IMAGES:-$bases}
+mkdir -p "$bases" "$out"
 
 # The build context holds links into the cache and whatever else lies in the checkout: only what the images need goes into one.
 context=$(mktemp -d)
@@ -43,7 +45,7 @@ if [ "${1:-}" = --cuda ]; then
 fi
 
 # What is built follows from these, so a tag that is there need not be built again.
-digest=$(cat images/*.Dockerfile images/*.lock images/build.sh "$context"/bin/* | sha256sum | cut -c1-16)
+digest=$(cat images/*.Dockerfile images/*.lock images/build.sh images/slim.sh "$context"/bin/* | sha256sum | cut -c1-16)
 built=$out/built${1:-}
 if [ "$(cat "$built" 2>/dev/null || true)" = "$digest $tag" ]; then
     echo "images: $out is up to date" >&2
@@ -59,15 +61,12 @@ apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created
 # base NAME PACKAGES: a root of these packages and what they depend on, without what only people read.
 base() {
     name=$1 packages=$2
-    tar=$out/base-$(echo "$packages" | sha256sum | cut -c1-8).tar
+    tar=$bases/base-$( (echo "$packages"; cat images/slim.sh) | sha256sum | cut -c1-8).tar
     if [ ! -s "$tar" ]; then
         mmdebstrap --quiet --variant=extract --include="$packages" \
-            --dpkgopt=path-exclude='/usr/share/doc/*' --dpkgopt=path-exclude='/usr/share/man/*' \
-            --customize-hook='rm -rf "$1"/usr/share/doc "$1"/usr/share/man "$1"/usr/share/locale "$1"/usr/share/info \
-                "$1"/usr/lib/x86_64-linux-gnu/gconv "$1"/var/lib/apt "$1"/var/cache' \
-            --customize-hook='mkdir -p "$1"/etc/ssl/certs; cat "$1"/usr/share/ca-certificates/mozilla/*.crt > "$1"/etc/ssl/certs/ca-certificates.crt' \
-            --customize-hook='printf "root:x:0:0::/:\nvaruna:x:65532:65532::/:\n" > "$1"/etc/passwd; printf "root:x:0:\nvaruna:x:65532:\n" > "$1"/etc/group' \
+            --extract-hook="sh $PWD/images/slim.sh \"\$1\"" \
             "$suite" --format=tar "$tar.partial" - <"$context/sources.list"
+        tar -tf "$tar.partial" | grep -q '^./etc/ssl/certs/ca-certificates.crt$' || fail "the base has no certificates: no bucket could be reached"
         mv "$tar.partial" "$tar"
     fi
     container=$(buildah from scratch)
@@ -105,8 +104,8 @@ if [ "${1:-}" = --text ]; then
     cc -static -O2 -o "$context/pause" tests/cluster/pause.c
     printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$context/pause.Dockerfile"
     buildah bud --quiet --timestamp 0 -f "$context/pause.Dockerfile" -t localhost/pause:1 "$context" >/dev/null
-    rm -f $out/pause.tar
+    rm -f "$out/pause.tar"
     buildah push --quiet -D localhost/pause:1 "oci-archive:$PWD/$out/pause.tar:1"
-    python3 images/name.py $out/pause.tar localhost/pause:1
+    python3 images/name.py "$out/pause.tar" localhost/pause:1
 fi
 echo "$digest $tag" >"$built"
