@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -16,7 +16,7 @@ setup: ## Install what is missing (as root, on Debian) and fetch the pinned libt
 build: setup ## Build everything, quickly (dev profile)
 	$(CARGO) build --workspace --locked --features varuna/kubernetes
 
-release: setup ## Build everything, optimised
+build-release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release --features varuna/kubernetes
 
 # The compiler for kernels: a test compiles them with it where it can be had.
@@ -76,7 +76,7 @@ fmt: ## Format the sources
 # $(call dataset,PROGRAM): makes the dataset of the examples with this program.
 dataset = @test -e .cache/data/kjv.idx || $(1) data build --tokenizer byte --output .cache/data/kjv examples/data/text/kjv.txt.gz
 
-data: release ## Make the dataset of the examples
+data: build-release ## Make the dataset of the examples
 	$(call dataset,target/release/varuna)
 
 # Tests run the programs of the dev profile; they need no release build.
@@ -106,15 +106,18 @@ crds: ## Write the custom resource definitions, docs/reference/job-file.md and s
 		$$crds -- $$name > crds/$$name.yaml.partial; mv crds/$$name.yaml.partial crds/$$name.yaml; cp crds/$$name.yaml charts/varuna/crd/; done
 	VARUNA_UPDATE_GOLDEN=1 $(CARGO) test --quiet --locked -p varuna-api --features kubernetes --test job_file --test status
 
-images: release ## Build the images of operator, coordinator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
+images: build-release ## Build the images of operator, coordinator and worker as OCI archives in .cache/images (root, Debian: no daemon, no registry)
 	images/build.sh
 
-images-cuda: release ## Build the worker's image for nodes with GPUs likewise (4 GB on disk, 2.3 GB to fetch)
+images-cuda: build-release ## Build the worker's image for nodes with GPUs likewise (4 GB on disk, 2.3 GB to fetch)
 	images/build.sh --cuda
 
-test-image-cuda: release ## Whether a worker in that image finds the node's driver where GKE, EKS and AKS mount it, with a stand-in for the driver (root)
+test-image-cuda: build-release ## Whether a worker in that image finds the node's driver where GKE, EKS and AKS mount it, with a stand-in for the driver (root)
 	images/setup-cuda.sh
 	python3 images/check_cuda.py
+
+release: setup ## Make what users install, in dist/: images, chart with their digests, SBOMs, checksums (REGISTRY=...; CUDA=1; root, Debian)
+	scripts/release.sh
 
 # The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
 e2e-quick: build test-data
@@ -123,12 +126,12 @@ e2e-quick: build test-data
 	@if [ "$$(id -u)" = 0 ]; then BINARIES=target/debug images/build.sh --text; fi
 	BINARIES=target/debug target/debug/varuna-e2e --if-possible pod-deleted worker-killed
 
-e2e: release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
-	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text; fi
+e2e: build-release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
+	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text && images/next.sh; fi
 	@if [ -z "$(KUBECONFIG)" ] && [ -x scripts/setup-stores.sh ]; then scripts/setup-stores.sh; fi
 	BINARIES=target/release target/release/varuna-e2e $(CASES)
 
-bench-operator: release data ## The operator: from a signal to the plan and the next step; a thousand jobs (ten minutes)
+bench-operator: build-release data ## The operator: from a signal to the plan and the next step; a thousand jobs (ten minutes)
 	scripts/setup-kube.sh
 	python3 bench/operator.py
 

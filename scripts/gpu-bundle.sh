@@ -23,7 +23,7 @@ partial=$out.partial
 rm -rf $partial
 mkdir -p $partial/target/release $partial/bench/peers $partial/.cache/data
 for program in varuna varuna-worker; do
-    [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make release"
+    [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make build-release"
     strip -o "$partial/target/release/$program" "$binaries/$program"
     # The C library's own, the compiler's, and PyTorch's: bench/gpu.py finds the last ones by LD_LIBRARY_PATH, which comes before
     # the folder of this machine that the programs name.

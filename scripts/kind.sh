@@ -1,6 +1,6 @@
 #!/bin/sh
 # A kind cluster with fake GPUs and the images of this checkout, for `make e2e KUBECONFIG=...` on a machine with Docker, without root.
-# Needs kind, kubectl, docker and built programs (make release). Written by kind's documentation; not tried on this project's machines, which
+# Needs kind, kubectl, docker and built programs (make build-release). Written by kind's documentation; not tried on this project's machines, which
 # have no Docker.
 #
 #   scripts/kind.sh [NAME]           then: make e2e KUBECONFIG=$PWD/.cache/kind-NAME.kubeconfig

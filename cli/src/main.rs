@@ -77,7 +77,7 @@ use kubectl::run as plugin;
 
 #[cfg(not(feature = "kubernetes"))]
 fn plugin() -> Result<(), Failure> {
-    let how = "this build of varuna is no plugin of kubectl: make release builds one that is (cargo feature kubernetes)";
+    let how = "this build of varuna is no plugin of kubectl: make build-release builds one that is (cargo feature kubernetes)";
     Err(Failure::Input(how.to_owned()))
 }
 
