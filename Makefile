@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-image-cuda e2e e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -127,9 +127,13 @@ e2e-quick: build test-data
 	BINARIES=target/debug target/debug/varuna-e2e --if-possible pod-deleted worker-killed
 
 e2e: build-release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
-	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text && images/next.sh; fi
+	@if [ -z "$(KUBECONFIG)" ]; then scripts/setup-kube.sh && scripts/setup-nodes.sh && scripts/setup-prometheus.sh && images/build.sh --text && images/next.sh; fi
 	@if [ -z "$(KUBECONFIG)" ] && [ -x scripts/setup-stores.sh ]; then scripts/setup-stores.sh; fi
 	BINARIES=target/release target/release/varuna-e2e $(CASES)
+
+e2e-given: build-release data ## The cases that any cluster can run, on a cluster that they did not make (root; CASES="...")
+	scripts/setup-kube.sh && scripts/setup-nodes.sh && images/build.sh --text
+	BINARIES=target/release tests/cluster/given.sh $(CASES)
 
 bench-operator: build-release data ## The operator: from a signal to the plan and the next step; a thousand jobs (ten minutes)
 	scripts/setup-kube.sh

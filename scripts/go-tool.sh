@@ -25,7 +25,7 @@ need_go() {
     export PATH
 }
 
-# provide LINK FOLDER PACKAGE LDFLAGS: builds a program of a pinned Go module, once, and links it as LINK.
+# provide LINK FOLDER PACKAGE LDFLAGS [TAGS]: builds a program of a pinned Go module, once, and links it as LINK.
 provide() {
     # What is built follows from these files alone.
     key=$(cat "$2"/*.go "$2"/go.mod "$2"/go.sum 2>/dev/null | sha256sum | cut -c1-16)
@@ -33,7 +33,7 @@ provide() {
     if [ ! -x "$built" ]; then
         need_go
         echo "$name: building $(basename "$1") for the tests into $built (minutes, once)" >&2
-        (cd "$2" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -o "$built.$$" -ldflags "-s -w $4" "$3") ||
+        (cd "$2" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -o "$built.$$" -tags "${5:-}" -ldflags "-s -w $4" "$3") ||
             fail "the build of $(basename "$1") failed (is the Go module proxy reachable?)"
         mv "$built.$$" "$built"
     fi

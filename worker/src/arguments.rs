@@ -13,7 +13,7 @@ use varuna_wire::address::{any_beside, loopback_beside};
 /// 2 wrong arguments.
 #[derive(Parser)]
 #[command(
-    version,
+    version = varuna_wire::program_version(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true
 )]

@@ -39,12 +39,12 @@ pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use strangers::Strangers;
 pub use up::Upward;
-pub use version::Versions;
+pub use version::{Versions, program_version};
 
 /// Newest version of the protocol that this build speaks; [`Versions::OURS`] has the oldest. 2: plans and the status are messages instead of JSON texts. 3: norms are
 /// gathered along the plan's tree. 4: holders' digests of a state. 6: plans carry no
 /// secret, workers derive those of generations.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 6 + cfg!(feature = "next-version") as u32;
 
 /// Greatest message taken or sent, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

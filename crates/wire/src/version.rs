@@ -1,6 +1,7 @@
 //! Which versions of the protocol a build speaks, and which one two builds speak with each other.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 /// Versions of the protocol, both ends included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,14 @@ impl fmt::Display for Versions {
             write!(f, "versions {oldest} to {newest}")
         }
     }
+}
+
+/// What `--version` says of a program that speaks the protocol: its release, and the versions.
+#[must_use]
+pub fn program_version() -> &'static str {
+    static TEXT: LazyLock<String> =
+        LazyLock::new(|| format!("{} (protocol {})", env!("CARGO_PKG_VERSION"), Versions::OURS));
+    &TEXT
 }
 
 #[cfg(test)]

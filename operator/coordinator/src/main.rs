@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use varuna_cluster_coordinator::run::{Configuration, run};
 use varuna_coordinator::Identity;
 use varuna_wire::address::any_beside;
+use varuna_wire::program_version;
 
 /// Where workers and the operator expect it.
 const PORT: u16 = 7070;
@@ -18,7 +19,7 @@ const HEALTH_PORT: u16 = 8081;
 /// It reads its orders from the job's VarunaRun and reports there, keeps its record in the job's VarunaRecord, and ends when the run has ended
 /// or another coordinator is in charge. SIGTERM does not end it: the operator puts another one in charge first.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = program_version())]
 struct Arguments {
     /// Namespace of the job.
     #[arg(long, env = "VARUNA_POD_NAMESPACE")]

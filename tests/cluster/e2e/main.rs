@@ -1,12 +1,18 @@
 //! `varuna-e2e`: the operator end to end, as users get it: helm-installed, as a pod, with worker pods on real kubelets that train
 //! real text while nodes, pods, processes and servers go and come back.
 //!
+//! Options are those of the test harness, names of cases, and:
+//!
+//! * `--if-possible`: leave everything out, and say so, where no nodes can be made;
+//! * `--cluster-only`: make the cluster alone, print its kubeconfig, keep it until standard input ends (`given.sh`).
+//!
 //! Without `KUBECONFIG` it makes a cluster of its own on this machine (root only; see `src/nodes.rs`); with it, it runs on that
 //! one, which must have the images of `images/build.sh --text`, and leaves out what only a cluster of its own can suffer.
 
 mod cases;
 mod curve;
 mod job;
+mod prometheus;
 mod store;
 mod world;
 
@@ -18,6 +24,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::runtime::Runtime;
 use world::World;
+
+/// Options of our own.
+const OPTIONS: &[&str] = &["--if-possible", "--cluster-only"];
 
 /// What the cases share; they run one after another.
 struct Shared {
@@ -38,14 +47,14 @@ fn main() -> std::process::ExitCode {
 fn work() -> Result<()> {
     // libtest-mimic takes one filter: names of cases and our own option are taken out before it reads the rest.
     let (ours, rest): (Vec<_>, Vec<_>) =
-        std::env::args().partition(|a| a == "--if-possible" || CASES.iter().any(|c| c.name == a));
+        std::env::args().partition(|a| OPTIONS.contains(&a.as_str()) || CASES.iter().any(|c| c.name == a));
     let arguments = Arguments {
         test_threads: Some(1),
         ..Arguments::from_iter(rest)
     };
     let chosen: Vec<&'static Case> = CASES
         .iter()
-        .filter(|c| ours.iter().all(|o| o == "--if-possible") || ours.iter().any(|o| o == c.name))
+        .filter(|c| ours.iter().all(|o| OPTIONS.contains(&o.as_str())) || ours.iter().any(|o| o == c.name))
         .collect();
     if arguments.list {
         libtest_mimic::run(&arguments, chosen.into_iter().map(listed).collect()).exit();
@@ -58,7 +67,19 @@ fn work() -> Result<()> {
         }
         bail!("no real nodes can be made here ({why}); KUBECONFIG=... runs the same on another cluster");
     }
+    if ours.iter().any(|o| o == "--cluster-only") {
+        return keep_cluster();
+    }
     run_cases(&arguments, chosen)
+}
+
+/// Makes a cluster for another process.
+fn keep_cluster() -> Result<()> {
+    let runtime = Runtime::new()?;
+    let world = runtime.block_on(World::without_operator())?;
+    println!("KUBECONFIG={}", world.cluster.kubeconfig().display());
+    std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
+    Ok(())
 }
 
 /// A case that is listed only.

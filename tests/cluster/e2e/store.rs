@@ -9,14 +9,11 @@ use varuna_cluster_tests::root;
 
 /// Name of the bucket.
 pub(crate) const BUCKET: &str = "checkpoints";
-/// Both halves of the key.
-pub(crate) const USER: &str = "varuna-test";
-/// See [`USER`].
-pub(crate) const PASSWORD: &str = "varuna-test-secret";
 
 /// The server; ends with this.
 pub(crate) struct Bucket {
     process: Child,
+    user: String,
     /// Where it is reached.
     pub(crate) endpoint: String,
 }
@@ -37,11 +34,11 @@ pub(crate) fn program() -> Option<PathBuf> {
 }
 
 impl Bucket {
-    /// Starts the server with an empty bucket, at an address that pods reach.
+    /// Starts the server with an empty bucket that this user alone may open, at an address that pods reach.
     ///
     /// # Errors
     /// It does not start.
-    pub(crate) fn start(folder: &Path, host: &str) -> Result<Bucket> {
+    pub(crate) fn start(folder: &Path, host: &str, user: &str) -> Result<Bucket> {
         let program = program().context("MinIO is missing: run scripts/setup-stores.sh")?;
         // A folder is a bucket.
         std::fs::create_dir_all(folder.join(BUCKET))?;
@@ -57,14 +54,15 @@ impl Bucket {
                 "127.0.0.1:0",
             ])
             .arg(folder)
-            .env("MINIO_ROOT_USER", USER)
-            .env("MINIO_ROOT_PASSWORD", PASSWORD)
+            .env("MINIO_ROOT_USER", user)
+            .env("MINIO_ROOT_PASSWORD", format!("{user}-secret"))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()?;
         let bucket = Bucket {
             process,
+            user: user.to_owned(),
             endpoint: format!("http://{host}:{port}"),
         };
         let began = Instant::now();
@@ -91,8 +89,8 @@ impl Bucket {
     /// Environment variables for its users.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("AWS_ACCESS_KEY_ID", USER.into()),
-            ("AWS_SECRET_ACCESS_KEY", PASSWORD.into()),
+            ("AWS_ACCESS_KEY_ID", self.user.clone()),
+            ("AWS_SECRET_ACCESS_KEY", format!("{}-secret", self.user)),
             ("AWS_ENDPOINT", self.endpoint.clone()),
             ("AWS_REGION", "us-east-1".into()),
             ("AWS_ALLOW_HTTP", "true".into()),

@@ -1,6 +1,7 @@
 //! The cluster of the tests with the operator in it, installed as users do.
 
 use crate::job::Job;
+use crate::prometheus;
 use crate::store::{self, Bucket};
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -25,6 +26,10 @@ pub(crate) enum Need {
     OwnCluster,
     /// A bucket.
     Bucket,
+    /// Prometheus.
+    Prometheus,
+    /// Images of a build that speaks one version of the protocol more.
+    NextImages,
 }
 
 /// Everything that cases share.
@@ -37,7 +42,8 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
     /// A client with all rights.
     pub(crate) client: Client,
-    worker_image: String,
+    /// Tag of the images.
+    pub(crate) tag: String,
     cases: u32,
     /// The state of the cluster when a case first failed.
     pub(crate) first_failure: Option<String>,
@@ -52,7 +58,16 @@ fn tag() -> Result<String> {
         .to_owned())
 }
 
-fn images() -> Result<Vec<PathBuf>> {
+/// The image of workers that has the tests' dataset in it.
+fn worker_image(tag: &str) -> String {
+    format!("localhost/varuna-worker-text:{tag}")
+}
+
+/// Folders of images, as `images/build.sh --text` and `images/next.sh` leave them.
+const IMAGES: &str = ".cache/images";
+const NEXT_IMAGES: &str = ".cache/images/next";
+
+fn images(folder: &str) -> Result<Vec<PathBuf>> {
     let names = [
         "pause",
         "varuna-operator",
@@ -61,12 +76,12 @@ fn images() -> Result<Vec<PathBuf>> {
     ];
     let paths: Vec<_> = names
         .iter()
-        .map(|n| root().join(format!(".cache/images/{n}.tar")))
+        .map(|n| root().join(format!("{folder}/{n}.tar")))
         .collect();
     for path in &paths {
         ensure!(
             path.exists(),
-            "{} is missing: run images/build.sh --text",
+            "{} is missing: run images/build.sh --text, or images/next.sh for those of the next build",
             path.display()
         );
     }
@@ -79,13 +94,25 @@ impl World {
     /// # Errors
     /// Something does not start.
     pub(crate) async fn start() -> Result<World> {
+        let world = World::without_operator().await?;
+        world.install(&world.tag)?;
+        Ok(world)
+    }
+
+    /// Makes the cluster, or takes the given one.
+    ///
+    /// # Errors
+    /// Something does not start.
+    pub(crate) async fn without_operator() -> Result<World> {
         let tag = tag()?;
         let (cluster, nodes) = match Cluster::given()? {
             Some(cluster) => (cluster, None),
             None => own()?,
         };
         let bucket = match (&nodes, store::program(), cluster.state()) {
-            (Some(_), Some(_), Some(state)) => Some(Bucket::start(&state.join("bucket"), BRIDGE)?),
+            (Some(_), Some(_), Some(state)) => {
+                Some(Bucket::start(&state.join("bucket"), BRIDGE, "varuna-test")?)
+            }
             _ => None,
         };
         let client = cluster.client().await?;
@@ -94,7 +121,7 @@ impl World {
             bucket,
             cluster,
             client,
-            worker_image: format!("localhost/varuna-worker-text:{tag}"),
+            tag,
             cases: 0,
             first_failure: None,
         };
@@ -103,17 +130,20 @@ impl World {
                 world.gpus(number, gpus).await?;
             }
         }
-        world.install(&tag)?;
         Ok(world)
     }
 
-    fn install(&self, tag: &str) -> Result<()> {
+    /// Installs the operator with images of this tag, or brings it to them, and checks the installation.
+    ///
+    /// # Errors
+    /// It does not come up, or is not whole.
+    pub(crate) fn install(&self, tag: &str) -> Result<()> {
         let chart = root().join("charts/varuna").to_string_lossy().into_owned();
         let mut set = vec![
             format!(
                 "image.repository=localhost/varuna-operator,image.tag={tag},coordinator.image.repository=localhost/varuna-coordinator,\
                  coordinator.image.tag={tag},worker.image={}",
-                self.worker_image
+                worker_image(tag)
             ),
             "logLevel=info\\,varuna_operator=debug".to_owned(),
         ];
@@ -152,6 +182,16 @@ impl World {
             "{said}"
         );
         Ok(())
+    }
+
+    /// Loads the images of the next build into all nodes; returns their tag.
+    ///
+    /// # Errors
+    /// They cannot be loaded.
+    pub(crate) fn load_next_images(&self) -> Result<String> {
+        let nodes = self.nodes.as_ref().context("nodes of its own")?;
+        nodes.load_images(&NODES, &images(NEXT_IMAGES)?)?;
+        Ok(format!("{}-next", self.tag))
     }
 
     fn environment(&self) -> Vec<(&'static str, String)> {
@@ -197,6 +237,12 @@ impl World {
                 .bucket
                 .is_none()
                 .then_some("no bucket: run scripts/setup-stores.sh"),
+            Need::Prometheus => prometheus::programs()
+                .is_none()
+                .then_some("no Prometheus: run scripts/setup-prometheus.sh"),
+            Need::NextImages => images(NEXT_IMAGES)
+                .is_err()
+                .then_some("no images of a next build: run images/next.sh"),
         }
     }
 
@@ -204,8 +250,14 @@ impl World {
     ///
     /// # Errors
     /// It is refused.
-    pub(crate) async fn job(&mut self, case: &str, document: Value) -> Result<Job> {
+    pub(crate) async fn job(&mut self, case: &str, mut document: Value) -> Result<Job> {
         self.cases += 1;
+        if self.nodes.is_none()
+            && let Some(spec) = document["spec"].as_object_mut()
+        {
+            // It names a node of ours.
+            spec.remove("coordinator");
+        }
         let namespace = self.cluster.namespace(&format!("e2e-{case}-{}", self.cases))?;
         Job::create(&self.client, &namespace, OPERATOR, document).await
     }
@@ -336,7 +388,7 @@ fn last(text: &str, lines: usize) -> String {
 }
 
 fn own() -> Result<(Cluster, Option<Nodes>)> {
-    let images = images()?;
+    let images = images(IMAGES)?;
     let folder = tempfile::tempdir()?;
     let mut nodes = Nodes::prepare(&folder.path().join("state"))?;
     let cluster = Cluster::own(folder, &["--bind", BRIDGE, "--fast-nodes"])?;

@@ -51,6 +51,18 @@ pub struct Cluster {
     folder: Option<TempDir>,
 }
 
+/// The machine's kubectl; where there is none, the one that the tests' own control plane brings.
+fn kubectl() -> Vec<PathBuf> {
+    let on_path = |folder: PathBuf| folder.join("kubectl").is_file();
+    let own = root().join(".cache/kube/testcluster");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if own.exists() && !std::env::split_paths(&path).any(on_path) {
+        vec![own, "kubectl".into()]
+    } else {
+        vec!["kubectl".into()]
+    }
+}
+
 /// The cluster of this test process.
 ///
 /// # Panics
@@ -81,7 +93,7 @@ impl Cluster {
         };
         let cluster = Cluster {
             kubeconfig: kubeconfig.into(),
-            kubectl: vec!["kubectl".into()],
+            kubectl: kubectl(),
             _process: None,
             folder: None,
         };
@@ -174,9 +186,19 @@ impl Cluster {
     /// # Errors
     /// It failed: with what it printed.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
-        let mut command = Command::new(&self.kubectl[0]);
-        command.args(&self.kubectl[1..]).args(arguments);
+        let mut command = self.kubectl_command();
+        command.args(arguments);
         self.output(command, input)
+    }
+
+    /// A command that runs kubectl on this cluster.
+    #[must_use]
+    pub fn kubectl_command(&self) -> Command {
+        let mut command = Command::new(&self.kubectl[0]);
+        command
+            .args(&self.kubectl[1..])
+            .env("KUBECONFIG", &self.kubeconfig);
+        command
     }
 
     /// How to reach it, for programs that read a kubeconfig.

@@ -220,6 +220,23 @@ impl Nodes {
             }
             self.start_runtime(*number)?;
         }
+        self.load_images(numbers, images)?;
+        for number in numbers {
+            let n = number.to_string();
+            let proxy = self.spawn(&format!("proxy-{n}"), &["proxy", &n])?;
+            if let Some(node) = self.nodes.get_mut(number) {
+                node.proxy = Some(proxy);
+            }
+            self.start_kubelet(*number)?;
+        }
+        Ok(())
+    }
+
+    /// Loads archives of images into the containerd of each of these nodes.
+    ///
+    /// # Errors
+    /// One is not loaded.
+    pub fn load_images(&self, numbers: &[u8], images: &[PathBuf]) -> Result<()> {
         let images: Vec<String> = images.iter().map(|p| p.to_string_lossy().into_owned()).collect();
         let load = |number: &u8| {
             let n = number.to_string();
@@ -238,16 +255,7 @@ impl Nodes {
                 .map(|t| t.join().unwrap_or_else(failed))
                 .collect()
         });
-        loads.into_iter().collect::<Result<Vec<()>>>()?;
-        for number in numbers {
-            let n = number.to_string();
-            let proxy = self.spawn(&format!("proxy-{n}"), &["proxy", &n])?;
-            if let Some(node) = self.nodes.get_mut(number) {
-                node.proxy = Some(proxy);
-            }
-            self.start_kubelet(*number)?;
-        }
-        Ok(())
+        loads.into_iter().collect()
     }
 
     /// Starts a node's containerd. One that starts again finds the containers that its predecessor has left.

@@ -188,7 +188,7 @@ impl CaseRun<'_> {
     }
 
     /// Waits for the first checkpoint.
-    async fn saved(&self) -> Result<Observation> {
+    pub(super) async fn saved(&self) -> Result<Observation> {
         self.job
             .until("a checkpoint", |l| {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0

@@ -2,9 +2,12 @@
 
 mod bad;
 mod jobs;
+mod monitoring;
 mod nodes;
 mod pods;
 mod templates;
+mod tenants;
+mod upgrades;
 
 use crate::curve::Curve;
 use crate::job::{Job, Observation, spec};
@@ -46,6 +49,16 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "spot-taint",
         "a node announces its end by a spot taint, and stays",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "node-announced",
+        "a condition of a node announces its end, and pods could still be scheduled there",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "eight-workers",
+        "eight workers on two nodes, of which one is drained",
         &[Need::OwnCluster],
     ),
     case("drain", "kubectl drain, then uncordon", &[Need::OwnCluster]),
@@ -116,6 +129,21 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::Bucket],
     ),
     case(
+        "monitoring",
+        "a Prometheus scrapes the run: each query of the dashboard gives data, each alert is evaluated",
+        &[Need::Bucket, Need::Prometheus],
+    ),
+    case(
+        "two-tenants",
+        "two namespaces with a bucket each: neither opens the other's",
+        &[Need::Bucket],
+    ),
+    case(
+        "upgrade",
+        "helm upgrade to a build that speaks a newer version, coordinator and workers one by one, and back",
+        &[Need::OwnCluster, Need::NextImages],
+    ),
+    case(
         "sidecar",
         "a worker beside a sidecar is killed with -9: its pod is replaced although it still runs",
         &[Need::OwnCluster],
@@ -178,11 +206,16 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         "kubelet-killed",
         "containerd-killed",
         "spot-taint",
+        "node-announced",
+        "eight-workers",
         "drain",
     ];
     if nodes.contains(&case.name) {
         // Half of the workers go at once: with one stage each, whoever is left holds everything.
         document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
+    }
+    if case.name == "eight-workers" {
+        document["spec"]["elasticity"] = json!({ "minWorkers": 2, "maxWorkers": 8 });
     }
     if case.name == "two-workers-a-pod" {
         document["spec"]["workers"]["gpusPerPod"] = json!(2);
@@ -217,13 +250,16 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
 
 impl CaseRun<'_> {
     async fn play(&mut self, case: &Case) -> Result<()> {
-        self.job.trains(4).await?;
+        let members = if case.name == "eight-workers" { 8 } else { 4 };
+        self.job.trains(members).await?;
         match case.name {
             "pod-deleted" => self.pod_deleted().await?,
             "worker-killed" => self.worker_killed().await?,
             "eviction" => self.eviction().await?,
             "preemption" => self.preemption().await?,
             "spot-taint" => self.spot_taint().await?,
+            "node-announced" => self.node_announced().await?,
+            "eight-workers" => self.eight_workers().await?,
             "drain" => self.drain().await?,
             "scale" => self.scale().await?,
             "node-cut" => self.node_cut().await?,
@@ -239,6 +275,9 @@ impl CaseRun<'_> {
             "all-gone" => return self.all_gone().await,
             "store-down" => self.store_down().await?,
             "bad-input" => self.bad_input().await?,
+            "monitoring" => self.monitoring().await?,
+            "two-tenants" => self.two_tenants().await?,
+            "upgrade" => self.upgrade().await?,
             "sidecar" => self.worker_killed().await?,
             "two-workers-a-pod" => self.two_workers_a_pod().await?,
             "rejected" => self.rejected().await?,

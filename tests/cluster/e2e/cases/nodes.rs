@@ -4,8 +4,9 @@ use super::{CaseRun, node_of, process_of};
 use crate::job::Observation;
 use crate::world::NODES;
 use anyhow::{Context as _, Result, ensure};
-use kube::ResourceExt as _;
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use nix::sys::signal::kill;
 use serde_json::json;
 use varuna_cluster_tests::{eventually, jobs};
@@ -54,17 +55,76 @@ impl CaseRun<'_> {
         result
     }
 
+    /// Some clouds announce the end of a node by a condition alone: no taint keeps new pods off it.
+    pub(super) async fn node_announced(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let nodes: Api<Node> = Api::all(self.job.client.clone());
+        let set = |status: &'static str| {
+            let condition = json!({ "type": "VMEventScheduled", "status": status, "reason": "Preempt" });
+            let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
+            let (nodes, node) = (nodes.clone(), node.clone());
+            async move {
+                nodes
+                    .patch_status(&node, &PatchParams::default(), &patch)
+                    .await
+                    .map(drop)
+            }
+        };
+        set("True").await?;
+        let result = async {
+            self.empty(&node).await?;
+            self.job.trains(4).await?;
+            let pods = self.job.pods().await?;
+            ensure!(
+                pods.iter().all(|p| node_of(p) != node),
+                "a new pod is on {node} again"
+            );
+            self.is_reported(&before).await
+        }
+        .await;
+        set("False").await?;
+        result
+    }
+
+    /// Twice the workers of the other cases: half of them go with their node, and come back.
+    pub(super) async fn eight_workers(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let drained = self.kubectl(&[
+            "drain",
+            &node,
+            "--force",
+            "--ignore-daemonsets",
+            "--delete-emptydir-data",
+            "--timeout=120s",
+        ]);
+        let result = async {
+            drained?;
+            self.job
+                .until("the other four train", |l| {
+                    l.members() == 4 && l.phase() == "Training" && l.step() > before.step()
+                })
+                .await
+        }
+        .await;
+        self.kubectl(&["uncordon", &node])?;
+        let with_four = result?;
+        println!("  four trained on from step {}", with_four.step());
+        self.job.trains(8).await?;
+        self.is_reported(&before).await
+    }
+
     pub(super) async fn drain(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
-        self.kubectl(&[
+        let drained = self.kubectl(&[
             "drain",
             &node,
             "--force",
             "--ignore-daemonsets",
             "--delete-emptydir-data",
             "--timeout=60s",
-        ])?;
+        ]);
         let result = async {
+            drained?;
             self.empty(&node).await?;
             self.job.trains(4).await?;
             self.is_reported(&before).await

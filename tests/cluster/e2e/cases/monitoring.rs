@@ -1,0 +1,92 @@
+//! What the chart's dashboard and alerts ask for.
+
+use super::{CaseRun, process_of};
+use crate::prometheus::Prometheus;
+use crate::world::OPERATOR;
+use anyhow::{Context as _, Result, ensure};
+use kube::ResourceExt as _;
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+use varuna_cluster_tests::{eventually, root};
+
+impl CaseRun<'_> {
+    /// A Prometheus scrapes the run while a worker is killed: each query of the dashboard gives data, each alert is evaluated.
+    pub(super) async fn monitoring(&mut self) -> Result<()> {
+        let before = self.saved().await?;
+        let mut pods: Vec<(String, String)> = self
+            .world
+            .operators()
+            .await?
+            .iter()
+            // The pod of `helm test` has ended.
+            .filter(|p| p.status.as_ref().and_then(|s| s.phase.as_deref()) == Some("Running"))
+            .map(|p| (OPERATOR.to_owned(), p.name_any()))
+            .collect();
+        let coordinator = self.job.coordinator().await?.name_any();
+        pods.push((self.job.namespace.clone(), coordinator));
+        let folder = self
+            .world
+            .cluster
+            .state()
+            .context("a cluster of its own")?
+            .join("prometheus");
+        let prometheus = Prometheus::start(&self.world.cluster, &folder, &pods).await?;
+        // A rate takes two scrapes of each series, before and after.
+        eventually("the first scrapes", || async {
+            let seen = prometheus.query("count(varuna_job_step)").await?;
+            ensure!(!seen.is_empty(), "none");
+            Ok(())
+        })
+        .await?;
+        let pod = self.first_pod().await?;
+        let workers = self.job.pods().await?;
+        let worker = workers.iter().find(|p| p.name_any() == pod).context("the pod")?;
+        kill(process_of(worker, "varuna-worker")?, Signal::SIGKILL)?;
+        self.goes_on(&before).await?;
+        for (panel, expression) in expressions()? {
+            let expression = expression
+                .replace("$namespace", &self.job.namespace)
+                .replace("$job", ".*");
+            eventually(&format!("data in the panel {panel:?}: {expression}"), || async {
+                let found = prometheus.query(&expression).await?;
+                ensure!(!found.is_empty(), "no data");
+                Ok(())
+            })
+            .await?;
+        }
+        let alerts = alerts()?;
+        let sound = prometheus.sound_alerts().await?;
+        ensure!(alerts == sound, "evaluated {sound:?} of {alerts:?}");
+        Ok(())
+    }
+}
+
+/// The dashboard's queries, each with its panel.
+fn expressions() -> Result<Vec<(String, String)>> {
+    let text = std::fs::read_to_string(root().join("charts/varuna/dashboard.json"))?;
+    let dashboard: Value = serde_json::from_str(&text)?;
+    let panels = dashboard["panels"].as_array().context("panels")?;
+    let mut found = vec![];
+    for panel in panels {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let title = panel["title"].as_str().unwrap_or_default().to_owned();
+            found.push((
+                title,
+                target["expr"].as_str().context("an expression")?.to_owned(),
+            ));
+        }
+    }
+    ensure!(found.len() > 10, "{} queries", found.len());
+    Ok(found)
+}
+
+/// The names of the chart's alerts.
+fn alerts() -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(root().join("charts/varuna/rules.yaml"))?;
+    let rules: Value = serde_saphyr::from_str(&text)?;
+    let rules = rules["groups"][0]["rules"].as_array().context("rules")?;
+    rules
+        .iter()
+        .map(|rule| rule["alert"].as_str().map(str::to_owned).context("a name"))
+        .collect()
+}
