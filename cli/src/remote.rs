@@ -39,10 +39,7 @@ pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Fail
 
 /// The run's status, from its coordinator.
 pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
-    let request = StatusRequest {
-        token: contact.token.clone(),
-    };
-    let reply = reach(contact).await?.status(request).await;
+    let reply = reach(contact).await?.status(StatusRequest {}).await;
     let reply = reply.map_err(|status| Failure::Internal(status.message().to_owned()))?;
     varuna_wire::status::from_wire(reply.into_inner()).map_err(|e| Failure::Internal(format!("status: {e}")))
 }
@@ -52,7 +49,6 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
     runtime()?.block_on(async {
         let request = ScaleRequest {
             workers: arguments.workers,
-            token: contact.token.clone(),
         };
         let reply = reach(&contact).await?.scale(request).await;
         let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;

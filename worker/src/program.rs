@@ -73,6 +73,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+        token: arguments.token.clone(),
     };
     let (reports, mut orders) = uplink::start(to, hello.clone());
     let welcome = first_welcome(&mut orders, coordinator).await?;
@@ -254,7 +255,6 @@ fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
         hardware: None,
         memory_bytes: None,
         device: String::new(),
-        token: arguments.token.clone(),
         speed: 1.0,
         run: String::new(),
     }

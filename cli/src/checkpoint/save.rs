@@ -11,10 +11,7 @@ const POLL: Duration = Duration::from_millis(200);
 
 pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
     let contact = contact(run)?;
-    let request = SaveRequest {
-        token: contact.token.clone(),
-    };
-    let reply = reach(&contact).await?.save(request).await;
+    let reply = reach(&contact).await?.save(SaveRequest {}).await;
     let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
     let requested_at = reply.into_inner().step;
     let start = Instant::now();

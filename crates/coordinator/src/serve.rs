@@ -131,7 +131,7 @@ async fn start(
     })?;
     let (inbound, inbox) = channel(INBOX_MAX);
     let host = options.host.clone().unwrap_or_default();
-    let service = Service::new(inbound.clone(), options.token.clone(), options.run.clone());
+    let service = Service::new(inbound.clone(), options.run.clone());
     let service = CoordinatorServer::new(service)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);

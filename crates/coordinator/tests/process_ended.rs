@@ -25,7 +25,6 @@ fn hello(worker: u64, host: &str) -> Hello {
         hardware: None,
         memory_bytes: None,
         device: String::new(),
-        token: TOKEN.into(),
         speed: 1.0,
         run: String::new(),
     }

@@ -9,6 +9,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::channel;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Request;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Endpoint;
+use tonic_prost::ProstCodec;
 use varuna_coordinator::Identity;
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::{StatusRequest, Up};
@@ -68,13 +73,72 @@ async fn a_request_without_the_token_is_refused_before_its_message_is_read() {
     let refused = client.attach(ReceiverStream::new(requests)).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    // As long a message as there may be; its own token is right.
-    let long = TOKEN.repeat(MESSAGE_BYTES_MAX / TOKEN.len() / 2);
-    let refused = client.status(StatusRequest { token: long }).await.unwrap_err();
+    // Half as long a message as there may be.
+    let long = "x".repeat(MESSAGE_BYTES_MAX / 2);
+    let refused = call(&address, "Status", Some("wrong"), long).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
-    let right = StatusRequest { token: TOKEN.into() };
-    let refused = client.status(right).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::Unauthenticated);
+    control.outcome.abort();
+}
+
+/// The methods that the published protocol has, whatever code knows of them.
+fn methods() -> Vec<&'static str> {
+    let proto = include_str!("../../wire/proto/varuna/v1/coordinator.proto");
+    let rpcs = proto.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
+    rpcs.map(|rpc| rpc.split_once('(').unwrap().0).collect()
+}
+
+/// Calls a method by its published name, with the token under its published name. A string is a message with one field, which all
+/// requests leave out or ignore here.
+async fn call(
+    address: &str,
+    method: &str,
+    token: Option<&str>,
+    message: String,
+) -> Result<(), tonic::Status> {
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut client = Grpc::new(channel.connect().await.unwrap());
+    client.ready().await.unwrap();
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        let token = MetadataValue::from_bytes(token.as_bytes());
+        request.metadata_mut().insert_bin("varuna-token-bin", token);
+    }
+    let path = format!("/varuna.v1.Coordinator/{method}").parse().unwrap();
+    let codec = ProstCodec::<String, ()>::default();
+    client.unary(request, path, codec).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_method_of_the_protocol_refuses_who_does_not_show_the_token() {
+    let methods = methods();
+    assert!(
+        methods.contains(&"Attach") && methods.contains(&"Stop"),
+        "{methods:?}"
+    );
+    let longer = format!("{TOKEN}x");
+    let wrong = [None, Some(""), Some("wrong"), Some(&TOKEN[1..]), Some(&longer)];
+    let temp = tempfile::TempDir::new().unwrap();
+    let (control, address) = coordinator(&temp, None).await;
+    for method in &methods {
+        for token in wrong {
+            // The right token in a message is of no use.
+            let refused = call(&address, method, token, TOKEN.into()).await;
+            let code = refused.expect_err(method).code();
+            assert_eq!(code, tonic::Code::Unauthenticated, "{method} with {token:?}");
+        }
+    }
+    // None of that has ended the run; and with the token each is let in, whatever is made of its empty message.
+    status(&address, None, TOKEN).await.unwrap();
+    for method in methods {
+        let temp = tempfile::TempDir::new().unwrap();
+        let (control, address) = coordinator(&temp, None).await;
+        let code = call(&address, method, Some(TOKEN), String::new())
+            .await
+            .map_or_else(|refused| refused.code(), |()| tonic::Code::Ok);
+        let not_reached = [tonic::Code::Unauthenticated, tonic::Code::Unimplemented];
+        assert!(!not_reached.contains(&code), "{method}: {code}");
+        control.outcome.abort();
+    }
     control.outcome.abort();
 }
 
@@ -89,13 +153,12 @@ async fn who_has_shown_the_token_may_stay() {
             .unwrap();
         let (_open, requests) = channel::<Up>(1);
         let start = Instant::now();
-        let request = || StatusRequest { token: TOKEN.into() };
-        client.status(request()).await.unwrap();
+        client.status(StatusRequest {}).await.unwrap();
         // It has a token and says no hello: its stream ends after its own deadline, and its connection stays.
         let late = client.attach(ReceiverStream::new(requests)).await.unwrap_err();
         assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
         assert!(start.elapsed() >= Duration::from_secs(5));
-        client.status(request()).await.unwrap();
+        client.status(StatusRequest {}).await.unwrap();
         control.outcome.abort();
     }
 }

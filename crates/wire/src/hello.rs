@@ -29,8 +29,6 @@ pub struct Hello {
     pub memory_bytes: Option<u64>,
     /// What it computes on, for people.
     pub device: String,
-    /// The run's token; empty where it has none.
-    pub token: String,
     /// Speed relative to the nominal device, above 0.
     pub speed: f64,
     /// The identity of the run that this process is of; empty on its first stream.
@@ -50,7 +48,6 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
         memory_bytes: hello.memory_bytes,
         hardware: hello.hardware.as_ref().map(hardware_to_wire),
         device: hello.device.clone(),
-        token: hello.token.clone(),
         speed: hello.speed,
         run: hello.run.clone(),
     }
@@ -72,7 +69,6 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         ("node", &hello.node, 0),
         ("host", &hello.host, 0),
         ("device", &hello.device, 0),
-        ("token", &hello.token, 0),
         ("run", &hello.run, 0),
     ];
     for (field, text, least) in texts {
@@ -105,7 +101,6 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         hardware: hello.hardware.map(read_hardware).transpose()?,
         memory_bytes: hello.memory_bytes,
         device: hello.device,
-        token: hello.token,
         speed: hello.speed,
         run: hello.run,
     })

@@ -156,8 +156,9 @@ async fn work(common: &Common, number: u64) -> Result<()> {
     let to = uplink::Coordinator {
         address: arguments.coordinator.clone(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+        token: arguments.token.clone(),
     };
-    let (reports, mut orders) = uplink::start(to, hello(arguments, number, plane.address(number)));
+    let (reports, mut orders) = uplink::start(to, hello(number, plane.address(number)));
     let Welcome { job, run, .. } = loop {
         match orders.recv().await {
             Some(UplinkEvent::Up(welcome)) => break welcome,
@@ -196,7 +197,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
     Ok(agent::run(parts, drain).await?)
 }
 
-fn hello(arguments: &Arguments, number: u64, address: String) -> Hello {
+fn hello(number: u64, address: String) -> Hello {
     Hello {
         worker: id(number),
         name: format!("worker-{number}"),
@@ -207,7 +208,6 @@ fn hello(arguments: &Arguments, number: u64, address: String) -> Hello {
         hardware: None,
         memory_bytes: None,
         device: "stub".into(),
-        token: arguments.token.clone(),
         speed: 1.0,
         run: String::new(),
     }

@@ -59,12 +59,15 @@ impl From<tonic::Status> for StreamError {
 }
 
 /// Where the coordinator is.
-#[derive(Clone, Debug)]
+// No `Debug`: it holds the token.
+#[derive(Clone)]
 pub struct Coordinator {
     /// `host:port`, or a URI.
     pub address: String,
     /// The certificate that it must show, as PEM. None: the stream is not encrypted.
     pub certificate: Option<String>,
+    /// The run's token; empty where it has none.
+    pub token: String,
 }
 
 /// Starts the task. Returns the queue to the coordinator and the queue of what comes from it.
@@ -104,7 +107,7 @@ async fn attach(
     events: &Sender<UplinkEvent>,
     backoff: &mut ExponentialBackoff,
 ) -> Result<std::convert::Infallible, StreamError> {
-    let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &hello.token).await?;
+    let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &to.token).await?;
     let (up, requests) = channel(QUEUE);
     let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
     // What the worker has learnt of itself goes into every hello from then on.

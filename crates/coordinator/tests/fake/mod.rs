@@ -167,7 +167,7 @@ impl Fake {
             up: None,
             released: false,
         };
-        let task = tokio::spawn(worker.live(hello(number, token), coordinator, said));
+        let task = tokio::spawn(worker.live(hello(number), (coordinator, token.to_owned()), said));
         Fake {
             id,
             net: net.clone(),
@@ -189,7 +189,7 @@ impl Fake {
 }
 
 /// What worker `number` says of itself.
-pub(crate) fn hello(number: u64, token: &str) -> Hello {
+pub(crate) fn hello(number: u64) -> Hello {
     Hello {
         worker: WorkerId(number),
         name: format!("w{number}"),
@@ -200,7 +200,6 @@ pub(crate) fn hello(number: u64, token: &str) -> Hello {
         hardware: None,
         memory_bytes: None,
         device: "none".into(),
-        token: token.into(),
         speed: 1.0,
         run: String::new(),
     }
@@ -212,8 +211,8 @@ struct Stream {
     down: tonic::Streaming<varuna_wire::v1::Down>,
 }
 
-async fn attach(hello: &Hello, coordinator: &str) -> Option<Stream> {
-    let mut client = varuna_wire::connect(coordinator, None, &hello.token).await.ok()?;
+async fn attach(hello: &Hello, (coordinator, token): &(String, String)) -> Option<Stream> {
+    let mut client = varuna_wire::connect(coordinator, None, token).await.ok()?;
     let (up, requests) = channel(8192);
     up.send(Upward::Hello(hello.clone()).to_wire()).await.ok()?;
     let down = client
@@ -254,7 +253,8 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 }
 
 impl Worker {
-    async fn live(mut self, hello: Hello, coordinator: String, mut said: UnboundedReceiver<Said>) {
+    /// Lives with the coordinator of this address and token.
+    async fn live(mut self, hello: Hello, coordinator: (String, String), mut said: UnboundedReceiver<Said>) {
         let mut ticks = tokio::time::interval(TICK);
         let mut down = None;
         while !self.released {

@@ -32,7 +32,7 @@ pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Ide
     (control, address)
 }
 
-/// Connects and asks for the status, with a token in the request and in the message.
+/// Connects and asks for the status.
 pub(crate) async fn status(
     address: &str,
     certificate: Option<&str>,
@@ -40,6 +40,5 @@ pub(crate) async fn status(
 ) -> Result<(), tonic::Status> {
     let client = varuna_wire::connect(address, certificate, token).await;
     let mut client = client.map_err(|e| tonic::Status::unavailable(e.to_string()))?;
-    let token = token.to_owned();
-    client.status(StatusRequest { token }).await.map(drop)
+    client.status(StatusRequest {}).await.map(drop)
 }

@@ -200,7 +200,6 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         "[a-z0-9-]{0,9}",
         "[a-z0-9: ]{0,9}",
         "[0-9a-f]{0,64}",
-        "[0-9a-f]{0,64}",
     );
     let gpu = (
         ".{0,9}".prop_filter("a line", |n| !n.contains(char::is_control)),
@@ -210,7 +209,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     let hardware = proptest::option::of(prop_oneof![Just(Hardware::Processor), gpu]);
     let memory = (hardware, proptest::option::of(any::<u64>()));
     (who, texts, memory, 0.001..1000.0).prop_map(
-        |((worker, name, address, pid), (node, host, device, token, run), memory, speed)| Hello {
+        |((worker, name, address, pid), (node, host, device, run), memory, speed)| Hello {
             hardware: memory.0,
             memory_bytes: memory.1,
             worker: WorkerId(worker),
@@ -220,7 +219,6 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
             host,
             pid,
             device,
-            token,
             speed,
             run,
         },

@@ -46,7 +46,6 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         hardware: None,
         memory_bytes: Some(1 << 30),
         device: "cpu".into(),
-        token: "t".into(),
         speed: 1.0,
         run: String::new(),
     }
