@@ -133,25 +133,14 @@ impl Checkpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_job::job;
     use std::time::Duration;
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, StateId};
 
     /// Of a job that saves every ten steps, or every so many seconds.
     fn checkpoints(interval: &str) -> Checkpoints {
-        let text = format!(
-            "
-apiVersion: varuna.dev/v1alpha1
-kind: VarunaJob
-metadata: {{name: stale}}
-spec:
-  model: {{layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}}
-  data: {{path: nowhere}}
-  training: {{globalBatchSize: 8, steps: 900, seed: 1, optimizer: {{learningRate: 0.001}}}}
-  checkpoint: {{uri: nowhere, {interval}}}
-"
-        );
-        let job = varuna_api::parse_job(&text).unwrap();
+        let job = job(Some(&format!("uri: nowhere, {interval}")));
         let (inbound, _) = tokio::sync::mpsc::channel(1);
         Checkpoints::start(job.checkpoint, None, &inbound)
     }

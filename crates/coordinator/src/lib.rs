@@ -32,6 +32,8 @@ pub mod store;
 mod store_error;
 mod store_watcher;
 mod streams;
+#[cfg(test)]
+mod test_job;
 mod view;
 
 pub use error::CoordinatorError;

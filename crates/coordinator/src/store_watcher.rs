@@ -43,15 +43,7 @@ impl StoreWatcher {
         let (requests, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (protected, protects) = watch::channel(Vec::new());
         let (discarded, discards) = watch::channel(None);
-        let state = Task {
-            given,
-            protects,
-            discards,
-            verdicts: BTreeMap::new(),
-            listing: CheckpointListing::default(),
-            refused: None,
-            standing: None,
-        };
+        let state = Task::new(given, protects, discards);
         let task = tokio::spawn(state.run(Arc::clone(&requests), Arc::clone(&end), inbound));
         StoreWatcher {
             requests,
@@ -110,6 +102,22 @@ struct Task {
 }
 
 impl Task {
+    fn new(
+        given: Checkpointing,
+        protects: watch::Receiver<Vec<StateId>>,
+        discards: watch::Receiver<Option<StateId>>,
+    ) -> Task {
+        Task {
+            given,
+            protects,
+            discards,
+            verdicts: BTreeMap::new(),
+            listing: CheckpointListing::default(),
+            standing: None,
+            refused: None,
+        }
+    }
+
     async fn run(mut self, requests: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
         let mut owned: Option<Instant> = None;
         // A request came while something else was done.
@@ -318,6 +326,7 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_job::job;
     use tempfile::TempDir;
     use tokio::sync::mpsc::{Receiver, channel};
     use varuna_checkpoint::{Claim, RateLimit, Store};
@@ -332,20 +341,8 @@ mod tests {
 
     /// A store whose checkpoint of the last step was found damaged.
     async fn damaged(folder: &TempDir) -> Checkpointing {
-        let text = format!(
-            "
-apiVersion: varuna.dev/v1alpha1
-kind: VarunaJob
-metadata: {{name: damaged}}
-spec:
-  model: {{layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 64}}
-  data: {{path: nowhere}}
-  training: {{globalBatchSize: 8, steps: 9, seed: 1, optimizer: {{learningRate: 0.001}}}}
-  checkpoint: {{uri: {}, intervalSteps: 9}}
-",
-            folder.path().display()
-        );
-        let job = varuna_api::parse_job(&text).unwrap();
+        let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
+        let job = job(Some(&uri));
         let store = Store::of_job(&job, "").unwrap().unwrap();
         let (limit, file) = (RateLimit::new(None), b"no shard".as_slice().into());
         store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
@@ -403,16 +400,7 @@ spec:
     fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
         let (_, protects) = watch::channel(Vec::new());
         let (discarded, discards) = watch::channel(None);
-        let task = Task {
-            given,
-            protects,
-            discards,
-            verdicts: BTreeMap::new(),
-            listing: CheckpointListing::default(),
-            refused: None,
-            standing: None,
-        };
-        (task, discarded)
+        (Task::new(given, protects, discards), discarded)
     }
 
     #[tokio::test]
