@@ -21,6 +21,9 @@ use varuna_protocol::{Coordinator, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
+#[cfg(test)]
+mod tests;
+
 /// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
 /// How long streams stay open after the end, so that workers read their last message.

@@ -3,6 +3,7 @@
 //! It decides nothing: events go to the state machine, and its effects are carried out in their order. Three sources of events
 //! meet here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
+mod commands;
 pub mod engine_thread;
 mod inputs;
 mod store_reads;
@@ -14,10 +15,10 @@ use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
+use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use store_reads::StoreReads;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -114,7 +115,7 @@ pub struct AgentParts<E> {
 struct Agent {
     me: WorkerId,
     member: Member,
-    engine: SyncSender<Command>,
+    engine: Commands<Command>,
     mesh: Box<dyn DataPlane>,
     checkpoints: Option<Checkpoints>,
     loading: StoreReads,
@@ -126,8 +127,6 @@ struct Agent {
     running: Option<Arc<dyn Link>>,
     /// The unit that has arrived, while the member decides whether to adopt it.
     staged: Option<(Unit, StateId, UnitState)>,
-    /// Commands for which the engine's queue had no room.
-    overflow: VecDeque<Command>,
     timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
     /// Timings of steps before that are not told.
     metrics_from: Instant,
@@ -154,7 +153,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
     let mut agent = Agent {
         me: parts.member.id,
         member: Member::new(parts.member),
-        engine,
+        engine: Commands::new(engine),
         mesh: parts.mesh,
         checkpoints: parts.checkpoints,
         loading: StoreReads::default(),
@@ -164,7 +163,6 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         run: parts.run,
         running: None,
         staged: None,
-        overflow: VecDeque::new(),
         timings: None,
         metrics_from: Instant::now(),
         members: 1,
@@ -205,11 +203,8 @@ impl Agent {
 
     /// Gives one input to the state machine and carries out the effects in order, and those of the inputs that they cause.
     fn feed(&mut self, input: MemberInput) -> Result<(), AgentError> {
-        while let Some(command) = self.overflow.pop_front() {
-            if !self.offer(command)? {
-                break;
-            }
-        }
+        let flushed = self.engine.flush();
+        flushed.map_err(|EngineGone| AgentError::EngineGone)?;
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let mut effects = Vec::new();
@@ -221,28 +216,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Gives the engine a command after those that wait. What may wait is bounded: the member has one unit on its way to each
-    /// peer, takes over each of its units once, and runs one step.
     fn command(&mut self, command: Command) -> Result<(), AgentError> {
-        if self.overflow.is_empty() {
-            self.offer(command).map(drop)
-        } else {
-            self.overflow.push_back(command);
-            Ok(())
-        }
-    }
-
-    /// False: the engine's queue is full, and the command waits as the first one. Waiting here would hide a stuck engine from the
-    /// coordinator.
-    fn offer(&mut self, command: Command) -> Result<bool, AgentError> {
-        match self.engine.try_send(command) {
-            Ok(()) => Ok(true),
-            Err(TrySendError::Full(command)) => {
-                self.overflow.push_front(command);
-                Ok(false)
-            }
-            Err(TrySendError::Disconnected(_)) => Err(AgentError::EngineGone),
-        }
+        self.engine
+            .push(command)
+            .map_err(|EngineGone| AgentError::EngineGone)
     }
 
     fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
