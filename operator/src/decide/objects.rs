@@ -88,10 +88,10 @@ pub fn coordinator_pod_name(job: &ObservedJob, number: i64) -> String {
     format!("{}-{number}", coordinator_name(job))
 }
 
-/// Name of a worker's pod.
+/// Name of a worker's pod. With the 40 characters that a job's name may have and numbers of up to twelve digits it is a host's name, too.
 #[must_use]
-pub fn pod_name(job: &str, number: i64) -> String {
-    format!("{job}-w{number}")
+pub fn pod_name(job: &ObservedJob, number: i64) -> String {
+    name_of(job, &format!("-w{number}"))
 }
 
 /// Metadata of an object that is garbage-collected with its job.

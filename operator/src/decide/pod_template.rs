@@ -39,7 +39,7 @@ pub(super) fn pod(
     settings: &Settings,
 ) -> Value {
     let template = job.workers.template.clone().unwrap_or_else(|| json!({}));
-    let mut meta = metadata(observed, &pod_name(&observed.name, number));
+    let mut meta = metadata(observed, &pod_name(observed, number));
     meta["labels"][NUMBER_LABEL] = number.to_string().into();
     meta["annotations"] = json!({ MADE_FROM_ANNOTATION: job.workers.pods_hash() });
     note_avoided(&mut meta, avoid);

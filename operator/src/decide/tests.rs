@@ -63,7 +63,7 @@ fn observed(max: u32) -> Observed {
 
 fn pod(number: i64, phase: PodPhase) -> ObservedPod {
     ObservedPod {
-        name: objects::pod_name("j", number),
+        name: format!("j-w{number}-u"),
         number,
         phase,
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
@@ -256,9 +256,26 @@ fn condition(desired: &Decided, kind: ConditionType) -> &Condition {
 }
 
 #[test]
+#[test]
+fn a_job_that_is_made_again_has_other_pods_whose_names_are_names_of_hosts() {
+    let mut job = observed(1).job;
+    job.name = "j".repeat(40);
+    let name_under = |uid: &str| {
+        let job = ObservedJob {
+            uid: uid.into(),
+            ..job.clone()
+        };
+        objects::pod_name(&job, 999_999_999_999)
+    };
+    let (first, again) = (name_under("0123456789ab"), name_under("ba9876543210"));
+    assert_ne!(first, again);
+    assert!(first.ends_with("-w999999999999-01234567"), "{first}");
+    assert_eq!(first.len(), 63, "{first}");
+}
+
 fn a_new_job_gets_its_pods_its_token_and_its_service() {
     let desired = decide(&observed(3));
-    assert_eq!(names(&desired), ["j-w1", "j-w2", "j-w3"]);
+    assert_eq!(names(&desired), ["j-w1-u", "j-w2-u", "j-w3-u"]);
     let kinds: Vec<_> = desired
         .objects
         .iter()
@@ -289,8 +306,8 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
 #[test]
 fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     let mut observed = observed(4);
-    let detached = ["j-w1", "j-w2", "j-w3", "j-w4"];
-    observed.run = Some(with_workers(training(3), &["j-w5", "j-w6"], &detached));
+    let detached = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
+    observed.run = Some(with_workers(training(3), &["j-w5-u", "j-w6-u"], &detached));
     let leaving = |number| ObservedPod {
         deleting: true,
         ..pod(number, PodPhase::Running)
@@ -303,10 +320,10 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
         pod(6, PodPhase::Running),
     ];
     let orders = decide(&observed).orders.unwrap();
-    assert_eq!(orders.leaving, ["j-w5"]);
+    assert_eq!(orders.leaving, ["j-w5-u"]);
     assert_eq!(
         orders.ended,
-        ["j-w2", "j-w4"],
+        ["j-w2-u", "j-w4-u"],
         "one has ended, one has no pod any more"
     );
     // The coordinator hears of a deletion before the worker does.
@@ -320,8 +337,8 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     );
     observed.pods[4].node = Some("spot".into());
     let desired = decide(&observed);
-    assert!(deleted(&desired).contains(&"j-w6"), "{desired:?}");
-    assert_eq!(desired.orders.unwrap().leaving, ["j-w5", "j-w6"]);
+    assert!(deleted(&desired).contains(&"j-w6-u"), "{desired:?}");
+    assert_eq!(desired.orders.unwrap().leaving, ["j-w5-u", "j-w6-u"]);
 }
 
 #[test]
@@ -334,11 +351,11 @@ fn a_lost_pod_is_replaced_at_once_under_another_name() {
             ..pod(2, PodPhase::Running)
         },
     ];
-    observed.run = Some(with_workers(training(3), &["j-w1"], &["j-w2"]));
+    observed.run = Some(with_workers(training(3), &["j-w1-u"], &["j-w2-u"]));
     let desired = decide(&observed);
     assert_eq!(
         (names(&desired), deleted(&desired)),
-        (vec!["j-w3".into()], vec!["j-w2"])
+        (vec!["j-w3-u".into()], vec!["j-w2-u"])
     );
     assert!(desired.events.iter().any(|n| n.reason == Reason::WorkerLost));
     // It stays Terminating for as long as its node is away, and blocks nothing.
@@ -364,7 +381,7 @@ fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
     let desired = decide(&observed);
     assert_eq!(
         (names(&desired), deleted(&desired)),
-        (vec!["j-w2".into()], vec!["j-w1"])
+        (vec!["j-w2-u".into()], vec!["j-w1-u"])
     );
     assert!(desired.events.iter().any(|n| n.reason == Reason::WorkerNoticed));
 }
@@ -376,7 +393,7 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
         disrupted: Some("PreemptionByScheduler".into()),
         ..ended(1, 143, "Error", 0)
     }];
-    assert_eq!(names(&decide(&observed)), ["j-w2"]);
+    assert_eq!(names(&decide(&observed)), ["j-w2-u"]);
     observed.pods = vec![
         ended(1, 1, "Error", 23),
         ended(2, 1, "Error", 12),
@@ -390,7 +407,7 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
         "the third in ten minutes waits four seconds"
     );
     observed.now += 4;
-    assert_eq!(names(&decide(&observed)), ["j-w4"]);
+    assert_eq!(names(&decide(&observed)), ["j-w4-u"]);
     assert_eq!(
         condition(&desired, ConditionType::Degraded).reason,
         "WorkersCrash"
@@ -417,7 +434,10 @@ fn an_event_reports_a_pod_that_is_taken_away_and_not_one_that_the_operator_delet
     }];
     let note = told(&observed).unwrap();
     assert!(note.lasting && note.warning, "{note:?}");
-    assert_eq!(note.text, "pod j-w1 on n1 is taken away (EvictionByEvictionAPI)");
+    assert_eq!(
+        note.text,
+        "pod j-w1-u on n1 is taken away (EvictionByEvictionAPI)"
+    );
 }
 
 #[test]
@@ -470,7 +490,7 @@ fn what_failed_is_postponed_and_reported() {
 fn crashes_hold_back_their_own_places_only() {
     let mut observed = observed(4);
     observed.pods = vec![ended(1, 1, "Error", 0)];
-    assert_eq!(names(&decide(&observed)), ["j-w2", "j-w3", "j-w4"]);
+    assert_eq!(names(&decide(&observed)), ["j-w2-u", "j-w3-u", "j-w4-u"]);
 }
 
 #[test]
@@ -490,7 +510,7 @@ fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_t
     assert!(decide(&next).create.is_empty(), "it stays failed");
     next.job.generation = 2;
     let again = decide(&next);
-    assert_eq!(names(&again), ["j-w7"]);
+    assert_eq!(names(&again), ["j-w7-u"]);
     assert_eq!(condition(&again, ConditionType::Failed).status, "False");
     let after = decide(&carried_out(&next, &again));
     assert_eq!(
@@ -559,7 +579,7 @@ fn fewer_allowed_workers_remove_those_that_have_not_started_then_the_newest() {
         pod(3, PodPhase::Running),
         pod(4, PodPhase::Running),
     ];
-    assert_eq!(deleted(&decide(&observed)), ["j-w2", "j-w4"]);
+    assert_eq!(deleted(&decide(&observed)), ["j-w2-u", "j-w4-u"]);
 }
 
 #[test]
@@ -576,13 +596,13 @@ fn a_suspended_job_stops_its_run_first_then_its_pods() {
         ..training(3)
     });
     let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
     assert_eq!(condition(&desired, ConditionType::Suspended).status, "True");
     let mut next = carried_out(&observed, &desired);
     next.job.spec = Ok(spec(2, ""));
     next.job.generation = 2;
     assert_eq!(decide(&next).coordinator, CoordinatorGoal::Run);
-    assert_eq!(names(&decide(&next)), ["j-w3", "j-w4"]);
+    assert_eq!(names(&decide(&next)), ["j-w3-u", "j-w4-u"]);
 }
 
 #[test]
@@ -594,7 +614,7 @@ fn a_complete_job_stays_complete_without_a_coordinator() {
     });
     observed.pods = vec![ended(1, 0, "Completed", 1), pod(2, PodPhase::Pending)];
     let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w2"]);
+    assert_eq!(deleted(&desired), ["j-w2-u"]);
     assert_eq!(
         (
             desired.coordinator,

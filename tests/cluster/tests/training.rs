@@ -11,7 +11,7 @@ use varuna_cluster_tests::kubelet::Kubelet;
 use varuna_cluster_tests::{
     FakeNode, cluster, coordinators, eventually, jobs, observed, operator, root, unscheduled,
 };
-use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, worker_selector};
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, pod_name, worker_selector};
 
 const STEPS: i64 = 200;
 /// Steps that are added while the job trains.
@@ -95,7 +95,9 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
 
     // Evicted: the others carry on, and a new pod is taken in.
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    pods.evict("j-w1", &EvictParams::default()).await.unwrap();
+    let own = observed(&client, &namespace, "j").await.unwrap();
+    let (evicted, next) = (pod_name(&own, 1), pod_name(&own, 5));
+    pods.evict(&evicted, &EvictParams::default()).await.unwrap();
     let replaced = eventually("the evicted pod is replaced and in the plan", || async {
         let names: Vec<_> = pods
             .list(&ListParams::default().labels(&worker_selector("j")))
@@ -103,10 +105,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
             .iter()
             .map(|p| p.name_any())
             .collect();
-        ensure!(
-            names.contains(&"j-w5".to_owned()) && !names.contains(&"j-w1".to_owned()),
-            "{names:?}"
-        );
+        ensure!(names.contains(&next) && !names.contains(&evicted), "{names:?}");
         let status = status(&client, &namespace).await?;
         ensure!(
             generation(&status) > generation(&begun) && status["plan"]["workers"] == 4,

@@ -26,7 +26,7 @@ fn served() -> Observed {
     observed.pods = vec![pod(1, PodPhase::Running)];
     observed.orders = Some(orders(RunGoal::Run, 1));
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
-    observed.run = Some(with_workers(training(3), &["j-w1"], &[]));
+    observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
     observed
 }
 
@@ -294,7 +294,7 @@ fn a_suspension_waits_for_a_coordinator_only_where_there_is_something_to_end() {
     observed.coordinators[0].unschedulable = Some("no room".into());
     let desired = decide(&observed);
     assert_eq!(desired.coordinator, CoordinatorGoal::Absent, "it cannot start");
-    assert_eq!(deleted(&desired), ["j-w1"]);
+    assert_eq!(deleted(&desired), ["j-w1-u"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ fn pods_that_stay(mode: RunMode, extra: &str) -> i64 {
     let mut observed = observed(4);
     observed.job.spec = Ok(spec(4, extra));
     observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
-    let mut run = with_workers(run(mode, 1, 5), &["j-w1", "j-w2", "j-w3", "j-w4"], &[]);
+    let mut run = with_workers(run(mode, 1, 5), &["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"], &[]);
     for worker in &mut run.snapshot.as_mut().unwrap().workers[..3] {
         worker.pipeline = Some(0);
     }
@@ -48,7 +48,7 @@ fn who_does_not_run_blocks_nobody() {
     ended.pods = vec![pod(1, PodPhase::Running)];
     ended.run = Some(ObservedRun {
         ended: Some(RunEnd::Done),
-        ..with_workers(training(10), &["j-w1"], &[])
+        ..with_workers(training(10), &["j-w1-u"], &[])
     });
     assert_eq!(budget(&ended)["spec"]["minAvailable"], 0);
     let keys = &budget(&ended)["spec"]["selector"]["matchExpressions"];

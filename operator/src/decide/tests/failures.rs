@@ -230,7 +230,7 @@ fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
     leaving.conditions = vec!["VMEventScheduled".into()];
     observed.pods = vec![running_on("a", 1)];
     let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1"]);
+    assert_eq!(deleted(&desired), ["j-w1-u"]);
     assert_eq!(
         required(&desired.create[0])[0]["matchFields"][0]["values"][0],
         "a"
@@ -245,7 +245,7 @@ fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
     let again = decide(&next);
     assert_eq!(
         (deleted(&again), names(&again)),
-        (vec!["j-w2"], vec!["j-w3".into()])
+        (vec!["j-w2-u"], vec!["j-w3-u".into()])
     );
     assert_eq!(*required(&again.create[0]), Value::Null);
 }
@@ -318,10 +318,10 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
     let mut beside = ended(1, 1, "Error", 0);
     beside.phase = PodPhase::Running;
     observed.pods = vec![beside];
-    observed.run = Some(with_workers(training(3), &[], &["j-w1"]));
+    observed.run = Some(with_workers(training(3), &[], &["j-w1-u"]));
     let desired = decide(&observed);
     assert_eq!(desired.status.recent_failures.len(), 1);
-    assert_eq!(desired.orders.as_ref().unwrap().ended, ["j-w1"]);
+    assert_eq!(desired.orders.as_ref().unwrap().ended, ["j-w1-u"]);
     assert_eq!(
         condition(&desired, ConditionType::Degraded).reason,
         "WorkersCrash"
@@ -329,7 +329,7 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
     let next = decide(&later(&observed, 1));
     assert_eq!(
         (deleted(&next), names(&next)),
-        (vec!["j-w1"], vec!["j-w2".into()])
+        (vec!["j-w1-u"], vec!["j-w2-u".into()])
     );
 }
 
@@ -347,8 +347,8 @@ fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
     assert!(decide(&observed).delete.is_empty());
     observed.job.spec = Ok(spec(2, "  workers: {image: right}\n"));
     let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
-    assert_eq!(names(&desired), ["j-w3", "j-w4"]);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
+    assert_eq!(names(&desired), ["j-w3-u", "j-w4-u"]);
     assert_eq!(desired.create[0]["spec"]["containers"][0]["image"], "right");
 }
 
@@ -361,12 +361,12 @@ fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
     };
     observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
     assert!(decide(&observed).delete.is_empty(), "nobody trains");
-    let all = ["j-w1", "j-w2", "j-w3", "j-w4"];
+    let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
     observed.run = Some(with_workers(training(3), &all[..3], &[]));
     assert!(decide(&observed).delete.is_empty(), "one is not attached");
     observed.run = Some(with_workers(training(3), &all, &[]));
     let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1", "j-w2"]);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
     assert!(
         desired.events.iter().any(|e| e.reason == Reason::RollingUpdate),
         "{:?}",
@@ -382,8 +382,12 @@ fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
             ..running_on("c", pod.number)
         };
     }
-    next.run = Some(with_workers(training(9), &["j-w3", "j-w4", "j-w5", "j-w6"], &[]));
-    assert_eq!(deleted(&decide(&next)), ["j-w3", "j-w4"]);
+    next.run = Some(with_workers(
+        training(9),
+        &["j-w3-u", "j-w4-u", "j-w5-u", "j-w6-u"],
+        &[],
+    ));
+    assert_eq!(deleted(&decide(&next)), ["j-w3-u", "j-w4-u"]);
     // Pods of a release that wrote no hash are left alone.
     for pod in &mut next.pods {
         pod.made_from = None;
@@ -398,10 +402,10 @@ fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
         made_from: Some("old".into()),
         ..pod(1, PodPhase::Running)
     }];
-    observed.run = Some(with_workers(training(3), &["j-w1"], &[]));
+    observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
     assert!(decide(&observed).delete.is_empty());
     observed.job.spec = Ok(spec(1, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
-    assert_eq!(deleted(&decide(&observed)), ["j-w1"]);
+    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
     let settling = run(RunMode::Settling, 1, 3);
     let mut run = training(3);
     assert!(matches!(verdict(Some(&run)), PodVerdict::NodeLost(_)));
-    run = with_workers(run, &["j-w1"], &[]);
+    run = with_workers(run, &["j-w1-u"], &[]);
     assert_eq!(verdict(Some(&run)), PodVerdict::Running);
     // Whoever has just taken over has heard of nobody yet.
     run = with_workers(settling, &[], &[]);

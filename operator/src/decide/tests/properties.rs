@@ -118,7 +118,7 @@ proptest! {
             prop_assert!(observed.pods.iter().all(|p| p.name != name));
         }
         let given = observed.job.status.newest_pod.max(observed.pods.iter().map(|p| p.number).max().unwrap_or(0));
-        prop_assert!(names(&desired).iter().all(|n| n[3..].parse::<i64>().unwrap() > given));
+        prop_assert!(names(&desired).iter().all(|n| n[3..n.len() - 2].parse::<i64>().unwrap() > given));
     }
 
     #[test]

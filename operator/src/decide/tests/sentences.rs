@@ -95,7 +95,7 @@ fn pod_scenes() -> Vec<Observed> {
         reason: "OutOfnvidia.com/gpu".into(),
         message: "Node didn't have enough resource: nvidia.com/gpu".into(),
     });
-    let mut old = with_run(CHECKPOINT, with_workers(training(5), &["j-w1", "j-w2"], &[]));
+    let mut old = with_run(CHECKPOINT, with_workers(training(5), &["j-w1-u", "j-w2-u"], &[]));
     old.pods = [1, 2].map(|i| pod(i, PodPhase::Running)).to_vec();
     old.pods[0].made_from = Some("old".into());
     let mut avoiding = pod(1, PodPhase::Pending);

@@ -7,15 +7,25 @@ use kube::ResourceExt;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use varuna_cluster_tests::{eventually, jobs};
+use varuna_cluster_tests::{eventually, jobs, observed};
+use varuna_operator::decide::objects::pod_name;
+
+/// A job of one worker.
+fn small(name: &str, workers: Value) -> Value {
+    let mut document = spec(name);
+    document["spec"]["pipeline"] = json!({});
+    document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+    document["spec"]["workers"] = workers;
+    document
+}
 
 impl CaseRun<'_> {
     /// A second job of this name with one worker.
     async fn small_job(&self, name: &str, workers: Value) -> Result<()> {
-        let mut document = spec(name);
-        document["spec"]["pipeline"] = json!({});
-        document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
-        document["spec"]["workers"] = workers;
+        self.create_job(small(name, workers)).await
+    }
+
+    async fn create_job(&self, document: Value) -> Result<()> {
         let document: DynamicObject = serde_json::from_value(document)?;
         jobs(&self.job.client, &self.job.namespace)
             .create(&PostParams::default(), &document)
@@ -140,19 +150,25 @@ impl CaseRun<'_> {
 
     pub(super) async fn name_taken(&mut self) -> Result<()> {
         let namespace = self.job.namespace.clone();
+        // Names end in digits of the job's uid: the job waits until somebody else has one of them.
+        let mut document = small("other", json!({ "threads": 1 }));
+        document["spec"]["suspend"] = true.into();
+        self.create_job(document).await?;
+        let own = observed(&self.job.client, &namespace, "other").await?;
+        let taken = pod_name(&own, 1);
         let pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "other-w1" },
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": taken },
             "spec": { "containers": [{ "name": "c", "image": "localhost/pause:1" }], "terminationGracePeriodSeconds": 1 },
         });
         self.world
             .cluster
             .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
-        self.small_job("other", json!({ "threads": 1 })).await?;
+        self.patch_spec("other", json!({ "suspend": false })).await?;
         eventually("the job says whose the name is", || async {
             let degraded = self.condition_of("other", "Degraded").await?;
             let message = degraded["message"].as_str().unwrap_or("");
             ensure!(
-                degraded["reason"] == "NameTaken" && message.contains("Pod other-w1"),
+                degraded["reason"] == "NameTaken" && message.contains(&format!("Pod {taken}")),
                 "{degraded}"
             );
             Ok(())
@@ -163,7 +179,7 @@ impl CaseRun<'_> {
             &namespace,
             "get",
             "pod",
-            "other-w1",
+            &taken,
             "-o",
             "jsonpath={.metadata.deletionTimestamp}",
         ];
@@ -171,7 +187,7 @@ impl CaseRun<'_> {
             self.kubectl(&phase)?.is_empty(),
             "the pod of somebody else is deleted"
         );
-        self.kubectl(&["-n", &namespace, "delete", "pod", "other-w1"])?;
+        self.kubectl(&["-n", &namespace, "delete", "pod", &taken])?;
         eventually("the job trains", || async {
             let status = self.status_of("other").await?;
             ensure!(status["step"].as_i64().unwrap_or(0) > 0, "{status}");

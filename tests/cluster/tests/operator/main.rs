@@ -21,7 +21,7 @@ use varuna_cluster_tests::{
 };
 use varuna_coordinator::store::RecordStore;
 use varuna_operator::decide::objects::{
-    NUMBER_LABEL, coordinator_name, plan_name, token_name, worker_selector,
+    NUMBER_LABEL, coordinator_name, plan_name, pod_name, token_name, worker_selector,
 };
 use varuna_protocol::Record;
 
@@ -289,7 +289,10 @@ async fn live(client: &Client, namespace: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-async fn live_are(client: &Client, namespace: &str, want: &[&str]) -> Result<()> {
+/// Waits for the pods of these numbers and no others.
+async fn live_are(client: &Client, namespace: &str, numbers: &[i64]) -> Result<()> {
+    let job = observed(client, namespace, "j").await?;
+    let want: Vec<String> = numbers.iter().map(|number| pod_name(&job, *number)).collect();
     eventually(&format!("pods {want:?}"), || async {
         let found = live(client, namespace).await?;
         ensure!(found == want, "{found:?}");
@@ -346,9 +349,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let _operator = operator(client.clone(), &namespace);
     let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
-    live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3"])
-        .await
-        .unwrap();
+    live_are(&client, &namespace, &[1, 2, 3]).await.unwrap();
 
     // Token, service, endpoint and record are there, and owned.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
@@ -445,8 +446,9 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let on_a = eventually("all pods are scheduled", || on(a.name.clone()))
         .await
         .unwrap();
-    for pod in ["j-w1", "j-w2", "j-w3"] {
-        set_status(&client, &namespace, pod, json!({ "phase": "Running" }))
+    for number in 1..=3 {
+        let pod = pod_name(&job, number);
+        set_status(&client, &namespace, &pod, json!({ "phase": "Running" }))
             .await
             .unwrap();
     }
@@ -464,16 +466,11 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     .unwrap();
 
     // A node that is gone: its pods are lost, and block nothing.
-    let newest = 3 + gone;
+    let newest = 3 + i64::try_from(gone).unwrap();
     b.remove().await.unwrap();
-    let want: Vec<String> = (newest + 1..=newest + 3).map(|i| format!("j-w{i}")).collect();
-    live_are(
-        &client,
-        &namespace,
-        &want.iter().map(String::as_str).collect::<Vec<_>>(),
-    )
-    .await
-    .unwrap();
+    live_are(&client, &namespace, &[newest + 1, newest + 2, newest + 3])
+        .await
+        .unwrap();
     let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
     eventually("Events tell of both", || async {
         let reasons: Vec<_> = events
@@ -531,7 +528,8 @@ async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_l
         .unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
-    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    live_are(&client, &namespace, &[1]).await.unwrap();
+    let job = observed(&client, &namespace, "j").await.unwrap();
     let end = |code: i32, reason: &str| {
         json!({ "phase": "Failed", "containerStatuses": [{
             "name": "worker", "image": "i", "imageID": "i", "ready": false, "restartCount": 0,
@@ -542,10 +540,12 @@ async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_l
     let mut evicted = end(143, "Error");
     evicted["conditions"] =
         json!([{ "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI" }]);
-    set_status(&client, &namespace, "j-w1", evicted).await.unwrap();
-    live_are(&client, &namespace, &["j-w2"]).await.unwrap();
+    set_status(&client, &namespace, &pod_name(&job, 1), evicted)
+        .await
+        .unwrap();
+    live_are(&client, &namespace, &[2]).await.unwrap();
     for number in 2..8 {
-        let pod = format!("j-w{number}");
+        let pod = pod_name(&job, number);
         eventually(&format!("{pod} is made"), || async {
             let live = live(&client, &namespace).await?;
             ensure!(live.contains(&pod), "{live:?}");
@@ -729,7 +729,7 @@ async fn others_fields_on_our_objects_stay() {
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
-    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    live_are(&client, &namespace, &[1]).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
     let service = coordinator_name(&job);
     cluster()

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use varuna_api::crd::{RecordStatus, VarunaRecord};
 use varuna_cluster_tests::{cluster, coordinators, eventually, job, jobs, observed, operator, record};
 use varuna_coordinator::record_format;
-use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_name, plan_name, token_name};
+use varuna_operator::decide::objects::{
+    COORDINATOR_LABEL, coordinator_name, plan_name, pod_name, token_name,
+};
 use varuna_protocol::Record;
 
 /// Something that a user made.
@@ -40,7 +42,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let client = cluster().client().await.unwrap();
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
-    let (token, service) = (token_name(&job), coordinator_name(&job));
+    let (token, service, first) = (token_name(&job), coordinator_name(&job), pod_name(&job, 1));
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let all_pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -49,7 +51,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     for object in [
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": token }, "stringData": { "token": "mine" } }),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": service }, "spec": { "ports": [{ "port": 80 }] } }),
-        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "labels": labels }, "spec": pod }),
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": first, "labels": labels }, "spec": pod }),
     ] {
         add(&namespace, &object);
     }
@@ -64,10 +66,10 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     assert_eq!(found.spec.unwrap().ports.unwrap()[0].port, 80);
     services.delete(&service, &now).await.unwrap();
 
-    says_that_the_name_is_taken(&client, &namespace, "Pod j-w1").await;
+    says_that_the_name_is_taken(&client, &namespace, &format!("Pod {first}")).await;
     assert!(
         all_pods
-            .get("j-w1")
+            .get(&first)
             .await
             .unwrap()
             .metadata
@@ -75,7 +77,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
             .is_none(),
         "a pod with the job's label that is not the job's was deleted"
     );
-    all_pods.delete("j-w1", &now).await.unwrap();
+    all_pods.delete(&first, &now).await.unwrap();
     eventually("the job has its pod", || async {
         let pod = pods(&client, &namespace).await?.pop().context("a pod")?;
         ensure!(pod.owner_references()[0].uid == job.uid, "{pod:?}");

@@ -82,7 +82,7 @@ async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_o
         .patch("j", &PatchParams::default(), &Patch::Merge(&right))
         .await
         .unwrap();
-    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    live_are(&client, &namespace, &[1]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,7 +94,7 @@ async fn a_namespace_that_is_deleted_takes_its_job_along() {
         .unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
-    live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
+    live_are(&client, &namespace, &[1, 2]).await.unwrap();
     cluster()
         .kubectl(&["delete", "namespace", &namespace, "--wait=false"], "")
         .unwrap();

@@ -10,17 +10,15 @@ async fn scale_and_suspend_change_the_pods() {
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
-    live_are(&client, &namespace, &["j-w1", "j-w2"]).await.unwrap();
+    live_are(&client, &namespace, &[1, 2]).await.unwrap();
     cluster()
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=4"], "")
         .unwrap();
-    live_are(&client, &namespace, &["j-w1", "j-w2", "j-w3", "j-w4"])
-        .await
-        .unwrap();
+    live_are(&client, &namespace, &[1, 2, 3, 4]).await.unwrap();
     cluster()
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
-    live_are(&client, &namespace, &["j-w1"]).await.unwrap();
+    live_are(&client, &namespace, &[1]).await.unwrap();
     let suspend = |is: bool| {
         let patch = format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
         let arguments = ["-n", &namespace, "patch", "vj", "j", "--type=merge", "-p", &patch];
@@ -39,5 +37,5 @@ async fn scale_and_suspend_change_the_pods() {
     .await
     .unwrap();
     suspend(false);
-    live_are(&client, &namespace, &["j-w5"]).await.unwrap();
+    live_are(&client, &namespace, &[5]).await.unwrap();
 }
