@@ -1,6 +1,6 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
-use crate::job::{Encryption, Precision, WorkerDevice, WorkerTransport};
+use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use varuna_plan::Recompute;
 
 /// Order of the work on a stage.
@@ -32,6 +32,14 @@ pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
 /// `spec.network.encryption`; the first where it is left out: workers of one machine or of a private network would pay for what
 /// nobody asked for.
 pub(crate) const ENCRYPTION: [(&str, Encryption); 2] = [("none", Encryption::None), ("tls", Encryption::Tls)];
+
+/// `spec.network.policy`; the first where it is left out: nobody but the job has business at its workers, while what pods need to reach (a
+/// bucket, a proxy, an identity service) differs from cloud to cloud.
+pub(crate) const NETWORK_POLICIES: [(&str, Restriction); 3] = [
+    ("ingress", Restriction::Ingress),
+    ("isolated", Restriction::IngressAndEgress),
+    ("none", Restriction::None),
+];
 
 /// `spec.workers.device`; the first where it is left out.
 pub(crate) const DEVICES: [(&str, WorkerDevice); 3] = [

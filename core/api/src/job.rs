@@ -45,6 +45,9 @@ pub struct Job {
     /// The coordinator's pod, in a cluster. Not in the hash, as with `lifecycle`.
     #[serde(skip)]
     pub coordinator: CoordinatorPod,
+    /// Who may reach the job's pods, in a cluster. Not in the hash, as with `lifecycle`.
+    #[serde(skip)]
+    pub network_policy: NetworkPolicy,
 }
 
 /// Arithmetic of the training.
@@ -227,6 +230,29 @@ pub enum Encryption {
     None,
     /// TLS 1.3.
     Tls,
+}
+
+/// Who may reach a job's pods, and whom they may reach, in a cluster.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct NetworkPolicy {
+    /// What is restricted.
+    pub restriction: Restriction,
+    /// Rules for others who may reach them, as written: mappings.
+    pub extra_ingress: Vec<Value>,
+    /// Rules for others whom they may reach, as written: mappings.
+    pub extra_egress: Vec<Value>,
+}
+
+/// What a job's network policies restrict.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Restriction {
+    /// There are none.
+    None,
+    /// Who may reach the job's pods.
+    #[default]
+    Ingress,
+    /// That, and whom they may reach.
+    IngressAndEgress,
 }
 
 /// The pod of a job's coordinator, in a cluster.

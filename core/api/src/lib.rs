@@ -27,7 +27,7 @@ pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity};
 pub use job::{
     Checkpoint, CoordinatorPod, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle,
-    Network, Pipelines, Precision, WorkerDevice, WorkerTransport, Workers,
+    Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerTransport, Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};

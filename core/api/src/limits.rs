@@ -62,6 +62,8 @@ pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
 
 /// Characters of a path, of the URI of checkpoints and of an image.
 pub(crate) const TEXT: RangeInclusive<usize> = 1..=1024;
+/// Network rules of a job, likewise.
+pub(crate) const NETWORK_RULES_MAX: usize = 32;
 /// Node signals of a job: a server computes the cost of rules from the greatest length of a list.
 pub(crate) const NODE_SIGNALS_MAX: usize = 64;
 /// Characters of a node signal: a qualified name of Kubernetes has a prefix of at most 253.

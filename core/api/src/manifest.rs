@@ -93,8 +93,10 @@ pub struct Metadata {
             "pipeline cannot change: make a new job"),
         validation = ("has(self.checkpoint) == has(oldSelf.checkpoint) && (!has(self.checkpoint) || self.checkpoint == oldSelf.checkpoint)",
             "checkpoint cannot change: make a new job"),
-        validation = ("has(self.network) == has(oldSelf.network) && (!has(self.network) || self.network == oldSelf.network)",
-            "network cannot change: make a new job"),
+        validation = ("(has(self.network) && has(self.network.encryption) ? self.network.encryption : 'none') == (has(oldSelf.network) && has(oldSelf.network.encryption) ? oldSelf.network.encryption : 'none')",
+            "network.encryption cannot change: make a new job"),
+        validation = ("(has(self.network) && has(self.network.policy) ? self.network.policy : 'ingress') == (has(oldSelf.network) && has(oldSelf.network.policy) ? oldSelf.network.policy : 'ingress')",
+            "network.policy cannot change (extraIngress and extraEgress can; a rule {} lets everything through): make a new job"),
         validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
         validation = ("!(has(self.suspend) && self.suspend) || (has(oldSelf.suspend) && oldSelf.suspend) || has(self.checkpoint) || (has(self.allowStateLoss) && self.allowStateLoss)",
             "the job saves no checkpoints, so that suspending it would lose all that it has trained: set allowStateLoss to true to do it all the same"),
@@ -131,7 +133,7 @@ pub struct Spec {
     pub workers: Option<WorkersSpec>,
     /// Where and how often state is saved.
     pub checkpoint: Option<CheckpointSpec>,
-    /// Connections between workers.
+    /// Connections between workers, and who may open them.
     pub network: Option<NetworkSpec>,
     /// Whether workers that hold the same state compare it.
     pub integrity: Option<IntegritySpec>,

@@ -10,8 +10,12 @@ use serde_path_to_error::{Path, Segment};
 
 /// Where the file as a whole is meant.
 const TOP: &str = "job file";
-/// The only list of a job file, outside the pod template.
-const LIST: &str = "spec.disruption.nodeSignals";
+/// The lists of a job file, outside the pod templates. Rules of a network belong to Kubernetes, as templates do.
+const LISTS: &[&str] = &[
+    "spec.disruption.nodeSignals",
+    "spec.network.extraIngress",
+    "spec.network.extraEgress",
+];
 /// Most values that aliases stand for, all together: many times those of a long pod template.
 const ALIASED_MAX: usize = 10_000;
 /// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
@@ -134,7 +138,9 @@ fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
         };
         match value {
             Value::Null => found.push(&path, "empty", "a value, or leave the field out"),
-            Value::Array(_) if path != LIST => found.push(&path, "a list", "a single value or a mapping"),
+            Value::Array(_) if !LISTS.contains(&path.as_str()) => {
+                found.push(&path, "a list", "a single value or a mapping")
+            }
             // Templates belong to Kubernetes.
             _ if TEMPLATES.contains(&path.as_str()) => return true,
             _ => {

@@ -60,6 +60,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     pipeline.micro_batch_size =
         pipeline::micro_batch_size(check, micro_batch_size, training.global_batch_size);
     let elasticity = spec.elasticity.unwrap_or_default();
+    let network = spec.network.unwrap_or_default();
     Job {
         name,
         namespace,
@@ -71,7 +72,8 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         pipeline,
         workers: workers::workers(check, spec.workers.unwrap_or_default()),
         checkpoint: spec.checkpoint.map(|c| checkpoint::checkpoint(check, c)),
-        network: workers::network(check, spec.network.unwrap_or_default()),
+        network: workers::network(check, &network),
+        network_policy: workers::network_policy(check, network),
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),

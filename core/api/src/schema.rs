@@ -53,6 +53,12 @@ pub(crate) fn int_or_string(schema: &mut Schema) {
     with(json!({ "x-kubernetes-int-or-string": true })).transform(schema);
 }
 
+/// At most `max` mappings that belong to somebody else.
+pub(crate) fn open_objects(max: usize) -> impl Transform {
+    let item = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    with(json!({ "items": item, "maxItems": max }))
+}
+
 /// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
 pub(crate) fn open_object(schema: &mut Schema) {
     with(json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })).transform(schema);

@@ -1,7 +1,7 @@
 //! How many of a job's pods may be evicted now: one while it trains, none until it has a plan without the one that goes. A node that is
 //! drained so loses its workers one after the other, and each of them hands on what it alone holds.
 
-use super::objects::{JOB_LABEL, NUMBER_LABEL, budget_name, metadata};
+use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
 use super::observed::{Observed, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use varuna_protocol::coordinator::RunMode;
 pub(super) fn disruption_budget(observed: &Observed, pods: &[JudgedPod<'_>]) -> Value {
     json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
-        "metadata": metadata(&observed.job, &budget_name(&observed.job)),
+        "metadata": metadata(&observed.job, &workers_name(&observed.job)),
         "spec": {
             "minAvailable": pods_that_stay(observed, pods),
             // Pods that do not run hold nothing.

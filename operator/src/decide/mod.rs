@@ -15,6 +15,7 @@ mod events;
 mod failures;
 mod job_outcome;
 mod job_progress;
+mod network_policies;
 pub mod objects;
 mod observed;
 mod pod_template;
@@ -85,6 +86,8 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.objects = objects::job_objects(&observed.job, job, observed.run.as_ref());
         let budget = disruption_budget::disruption_budget(observed, &decision.pods);
         decision.objects.push(budget);
+        let policies = network_policies::network_policies(&observed.job, job);
+        decision.objects.extend(policies);
     }
     match decision.outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_pods(observed, job, &mut decision),

@@ -76,9 +76,9 @@ pub fn record_name(job: &ObservedJob) -> String {
     name_of(job, "")
 }
 
-/// Name of the `PodDisruptionBudget` of the workers' pods.
+/// Name of the `PodDisruptionBudget` and of the `NetworkPolicy` of the workers' pods. Those of coordinators have the coordinator's name.
 #[must_use]
-pub fn budget_name(job: &ObservedJob) -> String {
+pub fn workers_name(job: &ObservedJob) -> String {
     name_of(job, "-workers")
 }
 

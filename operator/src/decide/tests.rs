@@ -11,6 +11,7 @@ mod coordinator;
 mod disruption_budget;
 mod failures;
 mod job_progress;
+mod network_policies;
 mod pod_template;
 mod pod_verdicts;
 mod properties;
@@ -256,7 +257,6 @@ fn condition(desired: &Decided, kind: ConditionType) -> &Condition {
 }
 
 #[test]
-#[test]
 fn a_job_that_is_made_again_has_other_pods_whose_names_are_names_of_hosts() {
     let mut job = observed(1).job;
     job.name = "j".repeat(40);
@@ -273,6 +273,7 @@ fn a_job_that_is_made_again_has_other_pods_whose_names_are_names_of_hosts() {
     assert_eq!(first.len(), 63, "{first}");
 }
 
+#[test]
 fn a_new_job_gets_its_pods_its_token_and_its_service() {
     let desired = decide(&observed(3));
     assert_eq!(names(&desired), ["j-w1-u", "j-w2-u", "j-w3-u"]);
@@ -288,7 +289,9 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
             "RoleBinding",
             "ServiceAccount",
             "Service",
-            "PodDisruptionBudget"
+            "PodDisruptionBudget",
+            "NetworkPolicy",
+            "NetworkPolicy"
         ]
     );
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);

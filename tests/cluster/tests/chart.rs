@@ -392,6 +392,27 @@ async fn only_who_may_create_pods_may_make_jobs_and_the_roles_of_every_cluster_r
         patch("{\"spec\": {\"workers\": {\"template\": {\"spec\": {\"serviceAccountName\": \"other\"}}}}}");
     let said = said.expect_err("another account for its pods").to_string();
     assert!(said.contains("may not create pods"), "{said}");
+    // Who may create pods may still not say whom they reach.
+    kubectl(
+        &["create", "role", "pods", "--verb=create", "--resource=pods"],
+        "",
+    )
+    .unwrap();
+    kubectl(
+        &["create", "rolebinding", "pods", "--role=pods", "--user=dev"],
+        "",
+    )
+    .unwrap();
+    eventually("rules of a network policy are refused", || async {
+        let rules = "{\"spec\": {\"network\": {\"extraIngress\": [{}]}, \"workers\": {\"image\": \"i:1\"}}}";
+        let said = patch(rules).err().map(|e| e.to_string()).unwrap_or_default();
+        ensure!(said.contains("user dev may not create networkpolicies"), "{said}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    patch("{\"spec\": {\"network\": {\"encryption\": \"none\"}, \"workers\": {\"image\": \"i:1\"}}}")
+        .unwrap();
     // The roles of every cluster: the controller manager adds what is aggregated to them.
     kubectl(
         &[

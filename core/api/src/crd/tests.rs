@@ -158,7 +158,11 @@ fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {
         values.extend([(json!(text(max)), true), (json!(text(max + 1)), false)]);
     }
     if let Some(max) = schema["maxItems"].as_u64() {
-        let list = |items: u64| json!((0..items).map(|i| format!("s{i}")).collect::<Vec<_>>());
+        let item = |i: u64| match schema["items"]["type"].as_str() {
+            Some("object") => json!({}),
+            _ => json!(format!("s{i}")),
+        };
+        let list = |items: u64| json!((0..items).map(item).collect::<Vec<_>>());
         values.extend([(list(max), true), (list(max + 1), false)]);
     }
     for (bound, exclusive, step) in [

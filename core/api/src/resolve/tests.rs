@@ -1,6 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
-    Encryption, Evaluation, FailurePolicy, Job, Lifecycle, Precision, WorkerDevice, WorkerTransport,
+    Encryption, Evaluation, FailurePolicy, Job, Lifecycle, NetworkPolicy, Precision, Restriction,
+    WorkerDevice, WorkerTransport,
 };
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
@@ -92,6 +93,8 @@ fn a_minimal_job_gets_its_defaults() {
     );
     assert_eq!(job.data.validation_fraction, 0.05);
     assert_eq!(job.network.encryption, Encryption::None);
+    assert_eq!(job.network_policy, NetworkPolicy::default());
+    assert_eq!(job.network_policy.restriction, Restriction::Ingress);
 }
 
 #[test]
@@ -188,6 +191,12 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (30, 1)
     );
     assert_eq!(job.network.encryption, Encryption::Tls);
+    let network = NetworkPolicy {
+        restriction: Restriction::IngressAndEgress,
+        extra_ingress: vec![serde_json::json!({"ports": [{"port": 9400}]})],
+        extra_egress: vec![serde_json::json!({"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]})],
+    };
+    assert_eq!(job.network_policy, network);
     assert!(job.suspend);
     assert_eq!(job.workers.shm_bytes, Some(1 << 30));
     assert_eq!(
@@ -252,6 +261,7 @@ fn a_job_survives_its_own_serialisation() {
         // Not part of what is written for workers.
         again.lifecycle = job.lifecycle.clone();
         again.coordinator = job.coordinator.clone();
+        again.network_policy = job.network_policy.clone();
         assert_eq!(again, job);
     }
 }

@@ -2,9 +2,10 @@
 //! who coordinates them, how they are connected, and what announces the end of one.
 
 use super::check::Check;
-use crate::choices::{DEVICES, ENCRYPTION, TRANSPORTS};
+use crate::choices::{DEVICES, ENCRYPTION, NETWORK_POLICIES, TRANSPORTS};
 use crate::job::{
-    CoordinatorPod, Disruption, Elasticity, FailurePolicy, Network, WorkerDevice, WorkerTransport, Workers,
+    CoordinatorPod, Disruption, Elasticity, FailurePolicy, Network, NetworkPolicy, Restriction, WorkerDevice,
+    WorkerTransport, Workers,
 };
 use crate::limits;
 use crate::manifest::{
@@ -101,9 +102,55 @@ pub(super) fn failure_policy(check: &mut Check, written: &FailurePolicySpec) -> 
     }
 }
 
-pub(super) fn network(check: &mut Check, written: NetworkSpec) -> Network {
+pub(super) fn network(check: &mut Check, written: &NetworkSpec) -> Network {
     Network {
-        encryption: check.choice("spec.network.encryption", written.encryption, &ENCRYPTION),
+        encryption: check.choice("spec.network.encryption", written.encryption.clone(), &ENCRYPTION),
+    }
+}
+
+pub(super) fn network_policy(check: &mut Check, written: NetworkSpec) -> NetworkPolicy {
+    // What goes with a policy that does not exist is anybody's guess.
+    let is_known = |policy: &String| NETWORK_POLICIES.iter().any(|(name, _)| name == policy);
+    let is_known = written.policy.as_ref().is_none_or(is_known);
+    let restriction = check.choice("spec.network.policy", written.policy, &NETWORK_POLICIES);
+    let mut rules = |field: &str, given: Option<Vec<Value>>, unused: Option<&str>| {
+        let at = format!("spec.network.{field}");
+        let given = given.unwrap_or_default();
+        if given.len() > limits::NETWORK_RULES_MAX {
+            let allowed = format!("at most {}", limits::NETWORK_RULES_MAX);
+            check.0.push(&at, format!("{} rules", given.len()), allowed);
+        }
+        for (i, rule) in given.iter().enumerate().filter(|(_, rule)| !rule.is_object()) {
+            check.0.push(
+                &format!("{at}.{i}"),
+                rule,
+                "a rule of a NetworkPolicy (a mapping)",
+            );
+        }
+        if let Some(allowed) = unused.filter(|_| !given.is_empty()) {
+            check.0.push(&at, format!("{} rules", given.len()), allowed);
+        }
+        given
+    };
+    let in_vain = |is: bool, allowed: &'static str| (is && is_known).then_some(allowed);
+    NetworkPolicy {
+        restriction,
+        extra_ingress: rules(
+            "extraIngress",
+            written.extra_ingress,
+            in_vain(
+                restriction == Restriction::None,
+                "none, as spec.network.policy is none: anybody may come in",
+            ),
+        ),
+        extra_egress: rules(
+            "extraEgress",
+            written.extra_egress,
+            in_vain(
+                restriction != Restriction::IngressAndEgress,
+                "none, unless spec.network.policy is isolated: pods may reach everything",
+            ),
+        ),
     }
 }
 

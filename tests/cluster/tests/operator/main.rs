@@ -5,6 +5,7 @@
     reason = "tests that tell a story"
 )]
 
+mod network;
 mod ownership;
 mod refused;
 mod scale;

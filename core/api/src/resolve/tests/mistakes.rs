@@ -295,6 +295,26 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.network.encryption: \"ssl\" — none or tls",
     ),
     (
+        "policy: isolated",
+        "policy: strict",
+        "spec.network.policy: \"strict\" — ingress or isolated or none",
+    ),
+    (
+        "policy: isolated",
+        "policy: ingress",
+        "spec.network.extraEgress: 1 rules — none, unless spec.network.policy is isolated: pods may reach everything",
+    ),
+    (
+        "policy: isolated, extraIngress: [{ports: [{port: 9400}]}], extraEgress: [{to: [{ipBlock: {cidr: 10.0.0.0/8}}]}]",
+        "policy: none, extraIngress: [{}]",
+        "spec.network.extraIngress: 1 rules — none, as spec.network.policy is none: anybody may come in",
+    ),
+    (
+        "extraIngress: [{ports: [{port: 9400}]}]",
+        "extraIngress: [9400]",
+        "spec.network.extraIngress.0: 9400 — a rule of a NetworkPolicy (a mapping)",
+    ),
+    (
         "minDepth: 2",
         "minDepth: 0",
         "spec.pipeline.minDepth: 0 — 1 to 10: a stage holds at least one of the model's segments",
