@@ -49,6 +49,9 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     for field in ["image", "template", "gpusPerPod", "shmSize", "resources"] {
         drop("workers", field);
     }
+    for field in ["policy", "extraIngress", "extraEgress"] {
+        drop("network", field);
+    }
     document(name, namespace, &spec)
 }
 
