@@ -28,6 +28,9 @@ pub struct Job {
     pub elasticity: Elasticity,
     /// Resources, image and pod template of the workers.
     pub workers: Workers,
+    /// Kinds of workers, in a cluster; none = all are `workers`. Not in the hash, as with `lifecycle`.
+    #[serde(skip)]
+    pub worker_groups: Vec<WorkerGroup>,
     /// Where state is saved, if anywhere.
     pub checkpoint: Option<Checkpoint>,
     /// Connections between workers.
@@ -148,6 +151,19 @@ impl Workers {
         hash.truncate(16);
         hash
     }
+}
+
+/// Workers of one kind.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WorkerGroup {
+    /// Its name: a DNS label, unique in the job.
+    pub name: String,
+    /// Workers that it gets before any other gets more than its own.
+    pub min_workers: u32,
+    /// Workers that it may have; none = as many as the job.
+    pub max_workers: Option<u32>,
+    /// What its pods are made from: its own settings over those of the job.
+    pub workers: Workers,
 }
 
 /// What a worker computes on.

@@ -21,15 +21,18 @@ mod resolve;
 mod schema;
 pub mod steps;
 pub mod training;
+mod worker_groups;
 
 pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity};
 pub use job::{
     Checkpoint, CoordinatorPod, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle,
-    Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerTransport, Workers,
+    Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup, WorkerTransport,
+    Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};
 pub use steps::{steps_of_run, with_steps_of};
 pub use training::{Adam, Evaluation, LearningRate, Training};
+pub use worker_groups::{PodGroup, fill_in};

@@ -49,6 +49,10 @@ pub(crate) const SEGMENTS: RangeInclusive<u32> = 1..=2 * *LAYERS.end() + 2;
 /// Workers of a job in a cluster; without one there is no limit.
 #[cfg(feature = "kubernetes")]
 pub(crate) const WORKERS_OF_A_CLUSTER: RangeInclusive<u32> = 1..=100_000;
+/// Workers of a group, which may have none.
+pub(crate) const WORKERS_OF_A_GROUP: RangeInclusive<u32> = 0..=100_000;
+/// Groups of workers.
+pub(crate) const WORKER_GROUPS_MAX: usize = 16;
 /// GPUs, and so workers, in a pod.
 pub(crate) const GPUS_PER_POD: RangeInclusive<u32> = 1..=64;
 /// Failures after which a job fails, or a node is avoided: the job's status remembers no more.

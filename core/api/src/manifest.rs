@@ -26,12 +26,14 @@ mod coordinator;
 mod failure_policy;
 mod loss_scale;
 mod network;
+mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
 pub use coordinator::CoordinatorSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
 pub use network::NetworkSpec;
+pub use worker_groups::WorkerGroupSpec;
 pub use workers::WorkersSpec;
 
 /// `apiVersion` of a job file.
@@ -78,6 +80,10 @@ pub struct Metadata {
             "make elasticity.minWorkers and maxWorkers at least pipeline.minDepth: a pipeline needs that many workers"),
         validation = ("!has(self.workers) || !has(self.workers.gpusPerPod) || (self.elasticity.maxWorkers / self.workers.gpusPerPod) * self.workers.gpusPerPod >= (has(self.elasticity.minWorkers) ? self.elasticity.minWorkers : 1)",
             "raise elasticity.maxWorkers or lower workers.gpusPerPod: whole pods within maxWorkers must hold at least minWorkers"),
+        validation = ("!has(self.workerGroups) || self.workerGroups.map(g, has(g.minWorkers) ? g.minWorkers : 0).sum() <= self.elasticity.maxWorkers",
+            "raise elasticity.maxWorkers, or lower the groups' minWorkers: together they must fit into it"),
+        validation = ("!has(self.workerGroups) || self.workerGroups.exists(g, !has(g.maxWorkers)) || self.workerGroups.map(g, has(g.maxWorkers) ? g.maxWorkers : 0).sum() >= (has(self.elasticity.minWorkers) ? self.elasticity.minWorkers : 1)",
+            "raise maxWorkers of a group, or lower elasticity.minWorkers: the groups must be able to hold that many"),
         validation = ("!has(self.training.evaluation) || !has(self.data.validationFraction) || self.data.validationFraction > 0.0",
             "leave training.evaluation out, or make data.validationFraction more than 0: no samples are held out"),
         // What identifies the run. A run with another model or batch is another run.
@@ -100,6 +106,8 @@ pub struct Metadata {
         validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
         validation = ("!(has(self.suspend) && self.suspend) || (has(oldSelf.suspend) && oldSelf.suspend) || has(self.checkpoint) || (has(self.allowStateLoss) && self.allowStateLoss)",
             "the job saves no checkpoints, so that suspending it would lose all that it has trained: set allowStateLoss to true to do it all the same"),
+        validation = ("has(self.workerGroups) == has(oldSelf.workerGroups) && (!has(self.workerGroups) || oldSelf.workerGroups.all(o, self.workerGroups.exists(g, g.name == o.name)))",
+            "groups of workers cannot go, nor come to a job without any, as their pods would end all at once: set maxWorkers of a group to 0 to empty it, or make a new job"),
         validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
@@ -131,6 +139,10 @@ pub struct Spec {
     pub elasticity: Option<ElasticitySpec>,
     /// Resources, image and pod template of the workers.
     pub workers: Option<WorkersSpec>,
+    /// Kinds of workers in a cluster, in the order in which they are filled; all are of one kind where left out. Without a cluster they say only
+    /// how many workers there may be.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::named_mappings(limits::WORKER_GROUPS_MAX)))]
+    pub worker_groups: Option<Vec<WorkerGroupSpec>>,
     /// Where and how often state is saved.
     pub checkpoint: Option<CheckpointSpec>,
     /// Connections between workers, and who may open them.

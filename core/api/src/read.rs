@@ -16,6 +16,8 @@ const LISTS: &[&str] = &[
     "spec.network.extraIngress",
     "spec.network.extraEgress",
 ];
+/// The list whose items are mappings of our own.
+const MAPPINGS: &str = "spec.workerGroups";
 /// Most values that aliases stand for, all together: many times those of a long pod template.
 const ALIASED_MAX: usize = 10_000;
 /// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
@@ -126,6 +128,13 @@ fn limits() -> serde_saphyr::Options {
 /// Pod templates.
 const TEMPLATES: &[&str] = &["spec.workers.template", "spec.coordinator.template"];
 
+fn is_template(path: &str) -> bool {
+    let of_group = path.strip_prefix(MAPPINGS).and_then(|rest| rest.rsplit_once('.'));
+    // `.0.template`, and none further down.
+    TEMPLATES.contains(&path)
+        || of_group.is_some_and(|(item, field)| field == "template" && item.matches('.').count() == 1)
+}
+
 /// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a
 /// mapping belongs would be taken by serde for the mapping's fields in order.
 fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
@@ -138,11 +147,17 @@ fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
         };
         match value {
             Value::Null => found.push(&path, "empty", "a value, or leave the field out"),
+            Value::Array(items) if path == MAPPINGS => {
+                for (i, item) in items.iter_mut().enumerate() {
+                    refuse_odd_values(item, &format!("{path}.{i}"), found);
+                }
+                return true;
+            }
             Value::Array(_) if !LISTS.contains(&path.as_str()) => {
                 found.push(&path, "a list", "a single value or a mapping")
             }
             // Templates belong to Kubernetes.
-            _ if TEMPLATES.contains(&path.as_str()) => return true,
+            _ if is_template(&path) => return true,
             _ => {
                 refuse_odd_values(value, &path, found);
                 return true;

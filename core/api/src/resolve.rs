@@ -16,6 +16,7 @@ mod pipeline;
 #[cfg(test)]
 pub(crate) mod tests;
 mod training;
+mod worker_groups;
 mod workers;
 
 /// Reads, completes and checks a job file.
@@ -60,17 +61,22 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     pipeline.micro_batch_size =
         pipeline::micro_batch_size(check, micro_batch_size, training.global_batch_size);
     let elasticity = spec.elasticity.unwrap_or_default();
+    let mut elasticity = workers::elasticity(check, &elasticity, pipeline.min_depth);
+    let workers = workers::workers(check, spec.workers.unwrap_or_default());
+    let groups = spec.worker_groups.unwrap_or_default();
+    let worker_groups = worker_groups::worker_groups(check, groups, &workers, &mut elasticity);
     let network = spec.network.unwrap_or_default();
     Job {
         name,
         namespace,
-        elasticity: workers::elasticity(check, &elasticity, pipeline.min_depth),
+        elasticity,
         model,
         training,
         precision,
         data,
         pipeline,
-        workers: workers::workers(check, spec.workers.unwrap_or_default()),
+        workers,
+        worker_groups,
         checkpoint: spec.checkpoint.map(|c| checkpoint::checkpoint(check, c)),
         network: workers::network(check, &network),
         network_policy: workers::network_policy(check, network),

@@ -59,6 +59,17 @@ pub(crate) fn open_objects(max: usize) -> impl Transform {
     with(json!({ "items": item, "maxItems": max }))
 }
 
+/// A DNS label (RFC 1123).
+pub(crate) fn label(schema: &mut Schema) {
+    let pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
+    with(json!({ "minLength": 1, "maxLength": 63, "pattern": pattern })).transform(schema);
+}
+
+/// At most `max` mappings that each have a `name` of their own.
+pub(crate) fn named_mappings(max: usize) -> impl Transform {
+    with(json!({ "maxItems": max, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"] }))
+}
+
 /// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
 pub(crate) fn open_object(schema: &mut Schema) {
     with(json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })).transform(schema);

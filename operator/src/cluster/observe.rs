@@ -1,7 +1,8 @@
 //! Converts the cluster's objects to what decisions are made from. Pure.
 
 use crate::decide::objects::{
-    AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, WORKER,
+    AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, GROUP_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION,
+    NUMBER_LABEL, WORKER,
 };
 use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
@@ -42,6 +43,7 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     drop("", "disruption");
     drop("elasticity", "maxWorkers");
     drop("", "coordinator");
+    drop("", "workerGroups");
     drop("", "failurePolicy");
     drop("", "activeDeadlineSeconds");
     drop("", "ttlSecondsAfterFinished");
@@ -173,6 +175,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
     Some(ObservedPod {
         name: pod.name_any(),
         number,
+        group: pod.metadata.labels.as_ref()?.get(GROUP_LABEL).cloned(),
         phase: match status.phase.as_deref() {
             Some("Running") => PodPhase::Running,
             Some("Succeeded") => PodPhase::Succeeded,

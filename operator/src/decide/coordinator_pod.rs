@@ -6,12 +6,10 @@ use super::objects::{
     coordinator_account, coordinator_pod_name, metadata, record_name, token_name,
 };
 use super::observed::{ObservedJob, Settings};
-use super::pod_template::{
-    append, avoid_nodes, fill_in, note_avoided, security_context, take_container, tolerate,
-};
+use super::pod_template::{append, avoid_nodes, note_avoided, security_context, take_container, tolerate};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-use varuna_api::Job;
+use varuna_api::{Job, fill_in};
 
 /// Seconds for which a coordinator goes on that was asked to end: another one takes over in that time.
 const GRACE_SECONDS: i64 = 30;

@@ -44,7 +44,11 @@ pub(super) fn network_policies(observed: &ObservedJob, job: &Job) -> Vec<Value> 
         from_workers,
     );
     let mut to_coordinator = json!({ "ports": ports(&[PORT]) });
-    if !in_nodes_network(job.workers.template.as_ref()) {
+    let groups = job.pod_groups();
+    if !groups
+        .iter()
+        .any(|g| in_nodes_network(g.workers.template.as_ref()))
+    {
         to_coordinator["from"] = json!([pods_of(observed)]);
     }
     let coordinator = policy(

@@ -11,6 +11,8 @@ use varuna_protocol::coordinator::Snapshot;
 pub const JOB_LABEL: &str = "varuna.dev/job";
 /// Label with a pod's number.
 pub const NUMBER_LABEL: &str = "varuna.dev/pod-number";
+/// Label with the group of a worker's pod. Pods of a job without groups have none.
+pub const GROUP_LABEL: &str = "varuna.dev/worker-group";
 /// Label with the number of a coordinator's pod. Workers' pods have none.
 pub const COORDINATOR_LABEL: &str = "varuna.dev/coordinator-number";
 /// Port of the coordinator and of its Service.

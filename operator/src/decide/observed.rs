@@ -103,6 +103,8 @@ pub struct ObservedPod {
     pub name: String,
     /// Its number, never used twice among the workers or the coordinators of a job.
     pub number: i64,
+    /// The group of workers that it is of; none in a job without groups, and for a coordinator.
+    pub group: Option<String>,
     /// Its phase.
     pub phase: PodPhase,
     /// The node it is bound to.

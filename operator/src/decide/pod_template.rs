@@ -3,13 +3,13 @@
 
 use super::decision::AvoidedNodes;
 use super::objects::{
-    AVOIDS_ANNOTATION, CERTIFICATE_KEY, MADE_FROM_ANNOTATION, NUMBER_LABEL, PORT, TOKEN_KEY, WORKER,
-    coordinator_name, metadata, pod_name, token_name,
+    AVOIDS_ANNOTATION, CERTIFICATE_KEY, GROUP_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, PORT, TOKEN_KEY,
+    WORKER, coordinator_name, metadata, pod_name, token_name,
 };
 use super::observed::{ObservedJob, Settings};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use varuna_api::{Job, WorkerDevice};
+use varuna_api::{Job, PodGroup, WorkerDevice, fill_in};
 
 /// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
 const UNREACHABLE_SECONDS: i64 = 15;
@@ -30,17 +30,21 @@ const WORKER_MILLICORES: u32 = 100;
 /// Likewise.
 const WORKER_MEBIBYTES: u32 = 256;
 
-/// The pod of a number: the job's template, completed.
+/// The pod of a number: its group's template, completed.
 pub(super) fn pod(
     observed: &ObservedJob,
-    job: &Job,
+    (job, group): (&Job, &PodGroup<'_>),
     number: i64,
     avoid: &AvoidedNodes,
     settings: &Settings,
 ) -> Value {
+    let job = &job.of_group(group);
     let template = job.workers.template.clone().unwrap_or_else(|| json!({}));
     let mut meta = metadata(observed, &pod_name(observed, number));
     meta["labels"][NUMBER_LABEL] = number.to_string().into();
+    if let Some(name) = group.name {
+        meta["labels"][GROUP_LABEL] = name.into();
+    }
     meta["annotations"] = json!({ MADE_FROM_ANNOTATION: job.workers.pods_hash() });
     note_avoided(&mut meta, avoid);
     for field in ["labels", "annotations"] {
@@ -66,19 +70,6 @@ pub(super) fn take_container(spec: &mut Map<String, Value>, name: &str) -> (Valu
     let at = containers.iter().position(|c| c["name"] == name);
     let found = at.map_or_else(|| json!({}), |at| containers.remove(at));
     (found, containers)
-}
-
-/// Adds what is missing, also within mappings. Lists are values: what is given stands.
-pub(super) fn fill_in(given: &mut Value, defaults: &Value) {
-    match (given, defaults) {
-        (Value::Object(given), Value::Object(defaults)) => {
-            for (key, default) in defaults {
-                fill_in(given.entry(key.clone()).or_insert(Value::Null), default);
-            }
-        }
-        (given @ Value::Null, defaults) => *given = defaults.clone(),
-        _ => {}
-    }
 }
 
 fn complete(spec: &mut Map<String, Value>, job: &Job) {

@@ -6,8 +6,8 @@ use super::observed::{JobPart, Observed, PodPhase, postponed};
 use super::pod_template;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::rollout::replaced_now;
-use std::collections::BTreeSet;
-use varuna_api::{Job, Reason};
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_api::{Job, PodGroup, Reason};
 
 /// Pods that have ended are kept for their logs up to this number.
 const KEPT_MAX: usize = 10;
@@ -18,18 +18,13 @@ pub(super) fn newest_pod(observed: &Observed) -> i64 {
     newest.max(observed.job.status.newest_pod)
 }
 
-/// Number of pods that the job is to have.
-fn wanted_pods(job: &Job) -> usize {
-    // In a cluster a job always has a maximum: the definition has a default.
-    (job.elasticity.max_workers.unwrap_or(1) / job.workers.gpus_per_pod) as usize
-}
-
-/// Plans the pods of a job that runs: creates those that are missing, deletes those that are too many or cannot go on.
+/// Plans the pods of a job that runs: creates those that are missing, deletes those that are too many or cannot go on. Groups do not lend each
+/// other places: what the one cannot get would stay with the other when it can.
 pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
+    let groups = job.pod_groups();
     let (held_back, replace_in) = clear_failed(observed, decision);
-    clear_unusable(observed, job, decision);
-    let wanted = wanted_pods(job);
-    clear_surplus(wanted, decision);
+    clear_unusable(observed, &groups, decision);
+    clear_surplus(&groups, decision);
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
@@ -44,12 +39,22 @@ pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<
     }
     let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
     let stays = |p: &&JudgedPod<'_>| p.verdict.is_active() && !deleted.contains(p.pod.name.as_str());
-    let present = decision.pods.iter().filter(stays).count();
-    for _ in 0..wanted.saturating_sub(present).saturating_sub(held_back) {
-        decision.newest_pod += 1;
-        let number = decision.newest_pod;
-        let pod = pod_template::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
-        decision.create.push(pod);
+    let staying: Vec<Option<&str>> = decision
+        .pods
+        .iter()
+        .filter(stays)
+        .map(|p| p.pod.group.as_deref())
+        .collect();
+    for group in &groups {
+        let count = |of: &[Option<&str>]| of.iter().filter(|name| **name == group.name).count();
+        let there = count(&staying) + count(&held_back);
+        for _ in there..group.pods as usize {
+            decision.newest_pod += 1;
+            let number = decision.newest_pod;
+            let of = (job, group);
+            let pod = pod_template::pod(&observed.job, of, number, &decision.avoid, &observed.settings);
+            decision.create.push(pod);
+        }
     }
 }
 
@@ -61,9 +66,9 @@ fn deletion(name: &str, event: Option<Reason>, why: impl Into<String>) -> PodDel
     }
 }
 
-/// Deletes pods that failed once they are replaced and more than a few are kept. How many are not replaced yet, and in how many seconds
-/// the next one is.
-fn clear_failed(observed: &Observed, decision: &mut Decision<'_>) -> (usize, Option<i64>) {
+/// Deletes pods that failed once they are replaced and more than a few are kept. The groups of those that are not replaced yet, and in how many
+/// seconds the next one is.
+fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<Option<&'a str>>, Option<i64>) {
     let progress = decision.progress.at.unwrap_or(0);
     let failed = decision
         .pods
@@ -99,11 +104,12 @@ fn clear_failed(observed: &Observed, decision: &mut Decision<'_>) -> (usize, Opt
         .iter()
         .map(|(_, _, replaced)| replaced - observed.now)
         .min();
-    (waiting.len(), replace_in)
+    let groups = waiting.iter().map(|(_, pod, _)| pod.group.as_deref()).collect();
+    (groups, replace_in)
 }
 
 /// Deletes pods that are lost, were taken away, can never start, or were made from an earlier template.
-fn clear_unusable(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
+fn clear_unusable(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
     let avoids_too_much = |avoids: &BTreeSet<String>| !avoids.is_subset(&decision.avoid.never);
     let mut delete = Vec::new();
     for judged in &decision.pods {
@@ -120,7 +126,8 @@ fn clear_unusable(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
         };
         delete.push(deletion(&judged.pod.name, event, why));
     }
-    for pod in replaced_now(observed, job, &decision.pods, wanted_pods(job)) {
+    let wanted = groups.iter().map(|group| group.pods as usize).sum();
+    for pod in replaced_now(observed, groups, &decision.pods, wanted) {
         if delete.iter().all(|d| d.name != pod.name) {
             let why = "spec.workers has changed since it was made";
             delete.push(deletion(&pod.name, Some(Reason::RollingUpdate), why));
@@ -129,22 +136,32 @@ fn clear_unusable(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
     decision.delete.extend(delete);
 }
 
-/// Deletes pods beyond the number that the job may have: those that have not started first, then the newest, as the oldest hold the most
+/// Deletes pods beyond the number that their group may have: those that have not started first, then the newest, as the oldest hold the most
 /// state.
-fn clear_surplus(wanted: usize, decision: &mut Decision<'_>) {
+fn clear_surplus(groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
     let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
     let active = decision.pods.iter().filter(|p| p.verdict.is_active());
     let mut active: Vec<_> = active
         .filter(|p| !deleted.contains(p.pod.name.as_str()))
         .collect();
-    active.sort_by_key(|p| (p.verdict == PodVerdict::Running, std::cmp::Reverse(p.pod.number)));
-    let surplus = active.len().saturating_sub(wanted);
-    let why = format!("the job may have {wanted} pods");
-    let delete: Vec<_> = active
-        .into_iter()
-        .take(surplus)
-        .map(|p| deletion(&p.pod.name, None, &*why))
-        .collect();
+    active.sort_by_key(|p| (p.verdict != PodVerdict::Running, p.pod.number));
+    let mut delete = Vec::new();
+    let mut there: BTreeMap<Option<&str>, u32> = BTreeMap::new();
+    for judged in active {
+        let name = judged.pod.group.as_deref();
+        let wanted = groups.iter().find(|g| g.name == name).map_or(0, |g| g.pods);
+        let there = there.entry(name).or_default();
+        *there += 1;
+        if *there > wanted {
+            let why = match name {
+                Some(name) => format!("group {name} may have {wanted} pods"),
+                None => format!("the job may have {wanted} pods"),
+            };
+            delete.push(deletion(&judged.pod.name, None, why));
+        }
+    }
+    // The newest goes first.
+    delete.reverse();
     decision.delete.extend(delete);
 }
 

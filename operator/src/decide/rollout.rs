@@ -4,26 +4,30 @@
 use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use std::collections::BTreeSet;
-use varuna_api::Job;
+use varuna_api::PodGroup;
 use varuna_protocol::coordinator::RunMode;
 
-/// Pods that are to be replaced now because they were made from an earlier template.
+/// Pods that are to be replaced now because they were made from an earlier template of their group. `wanted`: all pods that the job is to have.
 pub(super) fn replaced_now<'a>(
     observed: &Observed,
-    job: &Job,
+    groups: &[PodGroup<'_>],
     pods: &[JudgedPod<'a>],
     wanted: usize,
 ) -> Vec<&'a ObservedPod> {
-    let template = job.workers.pods_hash();
+    let templates: Vec<_> = groups.iter().map(|g| (g.name, g.workers.pods_hash())).collect();
     // Pods of a release that wrote no hash are left alone: nothing says that they are out of date.
-    let is_old = |p: &&JudgedPod<'_>| p.pod.made_from.as_ref().is_some_and(|made| *made != template);
+    let is_old = |p: &&JudgedPod<'_>| {
+        let now = templates.iter().find(|(name, _)| *name == p.pod.group.as_deref());
+        let made_from = p.pod.made_from.as_ref();
+        now.zip(made_from).is_some_and(|((_, now), made)| made != now)
+    };
     let old: Vec<&JudgedPod<'a>> = pods.iter().filter(is_old).collect();
     let never_ran: Vec<&ObservedPod> = old
         .iter()
         .filter(|p| matches!(p.verdict, PodVerdict::Pending(_) | PodVerdict::CannotStart(..)))
         .map(|p| p.pod)
         .collect();
-    if !never_ran.is_empty() || !may_lose_a_node(observed, job, pods, wanted) {
+    if !never_ran.is_empty() || !may_lose_a_node(observed, pods, wanted) {
         return never_ran;
     }
     let mut running = old
@@ -38,7 +42,7 @@ pub(super) fn replaced_now<'a>(
 }
 
 /// Whether the job trains with all its workers, and would still have its state without those of one node.
-fn may_lose_a_node(observed: &Observed, job: &Job, pods: &[JudgedPod<'_>], wanted: usize) -> bool {
+fn may_lose_a_node(observed: &Observed, pods: &[JudgedPod<'_>], wanted: usize) -> bool {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return false;
     };
@@ -51,7 +55,7 @@ fn may_lose_a_node(observed: &Observed, job: &Job, pods: &[JudgedPod<'_>], wante
     let complete = running.clone().filter(attached).count() >= wanted;
     let nodes: BTreeSet<_> = running.filter_map(|p| p.pod.node.as_ref()).collect();
     // Those of the only node take the state with them: a notice makes a checkpoint, where there is a place for it.
-    let state_stays = nodes.len() > 1 || job.checkpoint.is_some();
+    let state_stays = nodes.len() > 1 || observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
     let leaving = pods.iter().any(|p| p.verdict == PodVerdict::Terminating);
     trains && complete && state_stays && !leaving
 }

@@ -7,13 +7,13 @@ use super::events::{events, newest_message};
 use super::job_progress::{note_history, note_progress, stage_to_rank_map};
 use super::objects;
 use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
-use super::pod_verdicts::PodVerdict;
+use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
-use varuna_api::JobPhase;
-use varuna_api::crd::{CheckpointStatus, PlanStatus, Status};
+use varuna_api::crd::{CheckpointStatus, PlanStatus, Status, WorkerGroupStatus};
+use varuna_api::{Job, JobPhase, PodGroup};
 use varuna_protocol::coordinator::RunMode;
 
 /// Reports on a job. `failures`: what could not be carried out, the decision included.
@@ -46,10 +46,8 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
     status.phase = Some(phase);
     status.message = message.or_else(|| problem.as_ref().map(|(_, message)| message.clone()));
     status.selector = Some(objects::worker_selector(&observed.job.name));
-    let running = decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
     let job = observed.job.spec.as_ref();
-    let per_pod = job.map_or(1, |j| i64::from(j.workers.gpus_per_pod));
-    status.workers = whole(running.count()) * per_pod;
+    workers(decision, job.ok(), &mut status);
     if let Some(run) = run {
         status.steps = run.last_step().or(status.steps);
         plan(run, &mut status);
@@ -112,6 +110,31 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         },
         ..before.clone()
     }
+}
+
+/// How many workers run, in all and by group.
+fn workers(decision: &Decision<'_>, job: Option<&Job>, status: &mut Status) {
+    let running = |name: Option<&str>| {
+        let of_group =
+            |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running && p.pod.group.as_deref() == name;
+        whole(decision.pods.iter().filter(of_group).count())
+    };
+    let Some(job) = job else {
+        let all = decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
+        status.workers = whole(all.count());
+        return;
+    };
+    let groups = job.pod_groups();
+    let count = |group: &PodGroup<'_>, pods: i64| pods * i64::from(group.workers.gpus_per_pod);
+    status.workers = groups.iter().map(|g| count(g, running(g.name))).sum();
+    let of_group = |group: &PodGroup<'_>| {
+        Some(WorkerGroupStatus {
+            name: group.name?.to_owned(),
+            workers: count(group, running(group.name)),
+            wanted: count(group, i64::from(group.pods)),
+        })
+    };
+    status.worker_groups = groups.iter().filter_map(of_group).collect();
 }
 
 /// Steps that the job has gone back since the last report.

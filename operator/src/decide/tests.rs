@@ -16,6 +16,7 @@ mod pod_template;
 mod pod_verdicts;
 mod properties;
 mod sentences;
+mod worker_groups;
 
 const NOW: i64 = 1_800_000_000;
 
@@ -66,6 +67,7 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
     ObservedPod {
         name: format!("j-w{number}-u"),
         number,
+        group: None,
         phase,
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
         deleting: false,

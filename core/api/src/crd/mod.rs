@@ -17,7 +17,7 @@ pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
     MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus, VarunaRun,
 };
-pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending};
+pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending, WorkerGroupStatus};
 
 use crate::manifest::Spec;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

@@ -85,6 +85,10 @@ pub struct Status {
     pub checkpoint: Option<CheckpointStatus>,
     /// Workers that run.
     pub workers: i64,
+    /// Workers that run, by group, where the job has groups.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub worker_groups: Vec<WorkerGroupStatus>,
     /// Label selector of the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
@@ -115,6 +119,18 @@ impl Status {
     pub fn if_true(&self, kind: ConditionType) -> Option<&Condition> {
         self.condition(kind).filter(|c| c.status == "True")
     }
+}
+
+/// The workers of a group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkerGroupStatus {
+    /// The group's name.
+    pub name: String,
+    /// Workers that run.
+    pub workers: i64,
+    /// Workers that it is to have.
+    pub wanted: i64,
 }
 
 /// A suspension that waits for a checkpoint.

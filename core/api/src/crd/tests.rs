@@ -135,6 +135,7 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.pipeline.maxDepth",
     "spec.elasticity.minWorkers",
     "spec.elasticity.maxWorkers",
+    "spec.workerGroups.0.maxWorkers",
 ];
 /// Fields that have a limit in a cluster alone.
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
@@ -189,6 +190,8 @@ fn the_resolver_has_the_limits_of_the_schema() {
     each(&schema()["properties"]["spec"], "spec", &mut fields);
     let (mut tried, mut wrong) = (0, Vec::new());
     for (path, schema) in fields {
+        // Of mappings in a list, the first.
+        let path = path.replace("[].", ".0.");
         let in_list = path.strip_suffix("[]");
         let error_at = in_list.map_or(path.clone(), |list| format!("{list}.0"));
         for (value, taken) in values_at_the_bounds(&schema) {

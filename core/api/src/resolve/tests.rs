@@ -24,7 +24,7 @@ spec:
 /// A job with every field.
 pub(crate) const FULL: &str = include_str!("../../testdata/all-fields.yaml");
 
-fn with(text: &str, from: &str, to: &str) -> String {
+pub(crate) fn with(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "{from}");
     text.replace(from, to)
 }
@@ -191,12 +191,6 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (30, 1)
     );
     assert_eq!(job.network.encryption, Encryption::Tls);
-    let network = NetworkPolicy {
-        restriction: Restriction::IngressAndEgress,
-        extra_ingress: vec![serde_json::json!({"ports": [{"port": 9400}]})],
-        extra_egress: vec![serde_json::json!({"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]})],
-    };
-    assert_eq!(job.network_policy, network);
     assert!(job.suspend);
     assert_eq!(job.workers.shm_bytes, Some(1 << 30));
     assert_eq!(
@@ -254,6 +248,50 @@ fn pods_that_are_made_from_something_else_have_another_hash() {
 }
 
 #[test]
+fn rules_of_the_network_are_taken_as_they_are_written() {
+    let job = parse_job(FULL).unwrap();
+    let network = NetworkPolicy {
+        restriction: Restriction::IngressAndEgress,
+        extra_ingress: vec![serde_json::json!({"ports": [{"port": 9400}]})],
+        extra_egress: vec![serde_json::json!({"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]})],
+    };
+    assert_eq!(job.network_policy, network);
+}
+
+#[test]
+fn a_group_of_workers_has_what_it_says_over_what_the_job_says() {
+    let job = parse_job(FULL).unwrap();
+    let [lasting, spot] = job.worker_groups.as_slice() else {
+        panic!("{:?}", job.worker_groups);
+    };
+    assert_eq!(
+        (lasting.name.as_str(), lasting.min_workers, lasting.max_workers),
+        ("lasting", 2, Some(4))
+    );
+    assert_eq!(
+        (spot.min_workers, spot.max_workers, &spot.workers),
+        (0, Some(8), &job.workers)
+    );
+    let of_group = &lasting.workers;
+    assert_eq!(
+        (of_group.gpus_per_pod, of_group.image.as_deref()),
+        (2, Some("img:2"))
+    );
+    assert_eq!(
+        (of_group.shm_bytes, of_group.device),
+        (job.workers.shm_bytes, job.workers.device)
+    );
+    assert_eq!(
+        of_group.resources,
+        Some(serde_json::json!({"requests": {"cpu": 8, "memory": "8Gi"}}))
+    );
+    assert_eq!(
+        of_group.template,
+        Some(serde_json::json!({"spec": {"newer": null, "new": null, "nodeSelector": {"spot": "false"}}}))
+    );
+}
+
+#[test]
 fn a_job_survives_its_own_serialisation() {
     for text in [MINIMAL, FULL] {
         let job = parse_job(text).unwrap();
@@ -261,6 +299,7 @@ fn a_job_survives_its_own_serialisation() {
         // Not part of what is written for workers.
         again.lifecycle = job.lifecycle.clone();
         again.coordinator = job.coordinator.clone();
+        again.worker_groups = job.worker_groups.clone();
         again.network_policy = job.network_policy.clone();
         assert_eq!(again, job);
     }

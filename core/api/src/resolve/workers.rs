@@ -33,25 +33,11 @@ pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth:
 pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
     let at = |field: &str| format!("spec.workers.{field}");
     let device_memory_bytes = check.bytes(&at("deviceMemory"), written.device_memory.as_ref());
-    if let Some(template) = written.template.as_ref().filter(|t| !t.is_object()) {
-        check
-            .0
-            .push(&at("template"), template, "a pod template (a mapping)");
-    }
+    template(check, &at("template"), written.template.as_ref());
     if let Some(image) = &written.image {
         check.characters(&at("image"), image, limits::TEXT);
     }
-    for (name, given) in written.resources.iter().filter_map(Value::as_object).flatten() {
-        if !matches!(name.as_str(), "limits" | "requests") || !given.is_object() {
-            let allowed = "limits and requests, each a mapping from a resource's name to a quantity";
-            check.0.push(&at(&format!("resources.{name}")), given, allowed);
-        }
-    }
-    if let Some(resources) = written.resources.as_ref().filter(|r| !r.is_object()) {
-        check
-            .0
-            .push(&at("resources"), resources, "a mapping with limits and requests");
-    }
+    resources(check, &at("resources"), written.resources.as_ref());
     let shm_bytes = check.bytes(&at("shmSize"), written.shm_size.as_ref());
     let gpus_per_pod = written.gpus_per_pod.unwrap_or(1);
     let threads = written.threads;
@@ -74,14 +60,29 @@ pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {
     }
 }
 
+pub(super) fn template(check: &mut Check, at: &str, written: Option<&Value>) {
+    if let Some(template) = written.filter(|t| !t.is_object()) {
+        check.0.push(at, template, "a pod template (a mapping)");
+    }
+}
+
+pub(super) fn resources(check: &mut Check, at: &str, written: Option<&Value>) {
+    for (name, given) in written.and_then(Value::as_object).into_iter().flatten() {
+        if !matches!(name.as_str(), "limits" | "requests") || !given.is_object() {
+            let allowed = "limits and requests, each a mapping from a resource's name to a quantity";
+            check.0.push(&format!("{at}.{name}"), given, allowed);
+        }
+    }
+    if let Some(resources) = written.filter(|r| !r.is_object()) {
+        check.0.push(at, resources, "a mapping with limits and requests");
+    }
+}
+
 pub(super) fn coordinator(check: &mut Check, written: CoordinatorSpec) -> CoordinatorPod {
     if let Some(account) = &written.service_account_name {
         check.characters("spec.coordinator.serviceAccountName", account, limits::TEXT);
     }
-    if let Some(template) = written.template.as_ref().filter(|t| !t.is_object()) {
-        let allowed = "a pod template (a mapping)";
-        check.0.push("spec.coordinator.template", template, allowed);
-    }
+    template(check, "spec.coordinator.template", written.template.as_ref());
     CoordinatorPod {
         service_account: written.service_account_name,
         template: written.template,

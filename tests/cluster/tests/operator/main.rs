@@ -159,6 +159,26 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             "whole pods within maxWorkers",
         ),
         (
+            "/spec/workerGroups",
+            json!([{ "name": "a", "minWorkers": 100_000 }]),
+            "together they must fit into it",
+        ),
+        (
+            "/spec/workerGroups",
+            json!([{ "name": "a", "maxWorkers": 0 }]),
+            "the groups must be able to hold that many",
+        ),
+        (
+            "/spec/workerGroups",
+            json!([{ "name": "a" }, { "name": "a" }]),
+            "Duplicate value",
+        ),
+        (
+            "/spec/workerGroups",
+            json!([{ "name": "a", "minWorkers": 2, "maxWorkers": 1 }]),
+            "make minWorkers of a group at most its maxWorkers",
+        ),
+        (
             "/spec/checkpoint",
             json!({ "uri": "s3://b" }),
             "give intervalSteps, intervalSeconds or both",

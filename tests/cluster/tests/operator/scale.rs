@@ -1,8 +1,13 @@
 //! `kubectl scale` and a suspension change a job's pods.
 
-use super::{condition, create, live_are, pooled};
+use super::{condition, create, jobs, live, live_are, pods, pooled, with};
 use anyhow::ensure;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
 use varuna_cluster_tests::{cluster, eventually, operator};
+use varuna_operator::decide::objects::GROUP_LABEL;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scale_and_suspend_change_the_pods() {
@@ -38,4 +43,64 @@ async fn scale_and_suspend_change_the_pods() {
     .unwrap();
     suspend(false);
     live_are(&client, &namespace, &[5]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_share_what_the_job_may_have_and_a_lost_pod_is_replaced_in_its_own() {
+    let namespace = cluster().namespace("groups").unwrap();
+    let client = cluster().client().await.unwrap();
+    let _operator = operator(client.clone(), &namespace);
+    let groups = json!([
+        { "name": "spot", "maxWorkers": 6 },
+        { "name": "lasting", "minWorkers": 1, "nodeSelector": { "example.com/lasting": "true" } },
+    ]);
+    let document = with(pooled(&namespace, 3), "/spec/workerGroups", groups);
+    create(&client, &namespace, document).await.unwrap();
+    // Of each group its pods, those with its own selector, and what the status says.
+    let are = async |want: [usize; 2]| {
+        eventually(&format!("pods by group {want:?}"), || async {
+            let mut count = [0, 0];
+            for pod in pods(&client, &namespace).await? {
+                if pod.metadata.deletion_timestamp.is_some() {
+                    continue;
+                }
+                let lasting = pod.labels()[GROUP_LABEL] == "lasting";
+                let selector = pod.spec.unwrap().node_selector.unwrap_or_default();
+                ensure!(
+                    selector.contains_key("example.com/lasting") == lasting,
+                    "{selector:?}"
+                );
+                ensure!(
+                    selector.contains_key("varuna.dev/test"),
+                    "not merged: {selector:?}"
+                );
+                count[usize::from(lasting)] += 1;
+            }
+            ensure!(count == want, "{count:?}");
+            let status = jobs(&client, &namespace).get("j").await?.data["status"]["workerGroups"].clone();
+            let wanted = [0, 1].map(|i| status[i]["wanted"].as_u64());
+            ensure!(wanted == want.map(|n| u64::try_from(n).ok()), "{status}");
+            Ok(())
+        })
+        .await
+        .unwrap();
+    };
+    are([2, 1]).await;
+    let all: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let of_lasting = ListParams::default().labels(&format!("{GROUP_LABEL}=lasting"));
+    let lost = all.list(&of_lasting).await.unwrap().items[0].name_any();
+    all.delete(&lost, &DeleteParams::default()).await.unwrap();
+    are([2, 1]).await;
+    assert!(!live(&client, &namespace).await.unwrap().contains(&lost));
+    let kubectl =
+        |arguments: &[&str]| cluster().kubectl(&[&["-n", namespace.as_str()], arguments].concat(), "");
+    kubectl(&["scale", "vj/j", "--replicas=5"]).unwrap();
+    are([4, 1]).await;
+    kubectl(&["scale", "vj/j", "--replicas=1"]).unwrap();
+    are([0, 1]).await;
+    let gone = "{\"spec\": {\"workerGroups\": [{\"name\": \"lasting\"}]}}";
+    let said = kubectl(&["patch", "vj", "j", "--type=merge", "-p", gone])
+        .unwrap_err()
+        .to_string();
+    assert!(said.contains("groups of workers cannot go"), "{said}");
 }

@@ -295,6 +295,41 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.network.encryption: \"ssl\" — none or tls",
     ),
     (
+        "name: spot, maxWorkers: 8",
+        "name: lasting, maxWorkers: 8",
+        "spec.workerGroups.1.name: \"lasting\" — a name that no other group has",
+    ),
+    (
+        "name: spot, maxWorkers: 8",
+        "maxWorkers: 8",
+        "spec.workerGroups.1.name: missing — 1 to 63 of a-z, 0-9 and -, neither first nor last a -",
+    ),
+    (
+        "name: spot, maxWorkers: 8",
+        "name: spot, maxWorkers: 8, minWorkers: 8",
+        "spec.workerGroups: 10 as minWorkers — together at most spec.elasticity.maxWorkers (9)",
+    ),
+    (
+        "name: spot, maxWorkers: 8",
+        "name: spot, maxWorkers: 5, minWorkers: 6",
+        "spec.workerGroups.1.maxWorkers: 5 — at least minWorkers (6)",
+    ),
+    (
+        "name: spot, maxWorkers: 8",
+        "name: spot, maxWorkers:",
+        "spec.workerGroups.1.maxWorkers: empty — a value, or leave the field out",
+    ),
+    (
+        "name: spot, maxWorkers: 8",
+        "name: spot, most: 8",
+        "spec.workerGroups.1.most: unknown field — one of `name`, `minWorkers`, `maxWorkers`, `gpusPerPod`, `image`, `resources`, `nodeSelector`, `template`",
+    ),
+    (
+        "nodeSelector: {spot: \"false\"}",
+        "nodeSelector: 3",
+        "spec.workerGroups.0.nodeSelector: 3 — a mapping from labels to values",
+    ),
+    (
         "policy: isolated",
         "policy: strict",
         "spec.network.policy: \"strict\" — ingress or isolated or none",
@@ -400,7 +435,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "suspend: true",
         "paused: true",
-        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `checkpoint`, `network`, `integrity`, `disruption`, `coordinator`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `workerGroups`, `checkpoint`, `network`, `integrity`, `disruption`, `coordinator`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
     ),
     (
         "coordinator: {serviceAccountName: checkpoints, template: {spec: {new: null}}}",

@@ -1,0 +1,130 @@
+//! The groups of a job's workers: what the pods of each are made from, and how many there are.
+
+use crate::job::{Job, WorkerGroup, Workers};
+use serde_json::Value;
+
+/// Pods of one kind that a job is to have.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct PodGroup<'a> {
+    /// The group's name; none for a job without groups.
+    pub name: Option<&'a str>,
+    /// What they are made from.
+    pub workers: &'a Workers,
+    /// How many there are to be.
+    pub pods: u32,
+}
+
+impl<'a> PodGroup<'a> {
+    fn empty(of: &'a WorkerGroup) -> PodGroup<'a> {
+        PodGroup {
+            name: Some(&of.name),
+            workers: &of.workers,
+            pods: 0,
+        }
+    }
+}
+
+impl Job {
+    /// The pods that the job is to have in a cluster, in the order of its groups: one group where the job has none. Each gets its `minWorkers`, then
+    /// each what it may have of the rest, as far as `elasticity.maxWorkers` goes. Pods are whole: a group whose pods hold several workers
+    /// may leave some for the next.
+    #[must_use]
+    pub fn pod_groups(&self) -> Vec<PodGroup<'_>> {
+        // In a cluster a job always has a maximum: the definition has a default.
+        let most = self.elasticity.max_workers.unwrap_or(1);
+        if self.worker_groups.is_empty() {
+            let workers = &self.workers;
+            let pods = most / workers.gpus_per_pod;
+            return vec![PodGroup {
+                name: None,
+                workers,
+                pods,
+            }];
+        }
+        let mut groups: Vec<PodGroup<'_>> = self.worker_groups.iter().map(PodGroup::empty).collect();
+        let mut left = most;
+        for only_least in [true, false] {
+            for (group, written) in groups.iter_mut().zip(&self.worker_groups) {
+                let per_pod = group.workers.gpus_per_pod;
+                let wanted = if only_least {
+                    Some(written.min_workers)
+                } else {
+                    written.max_workers
+                };
+                let more = wanted.map_or(left, |wanted| wanted.saturating_sub(group.pods * per_pod));
+                let pods = more.min(left) / per_pod;
+                group.pods += pods;
+                left -= pods * per_pod;
+            }
+        }
+        groups
+    }
+
+    /// The same job, whose workers are those of a group.
+    #[must_use]
+    pub fn of_group(&self, group: &PodGroup<'_>) -> Job {
+        Job {
+            workers: group.workers.clone(),
+            ..self.clone()
+        }
+    }
+}
+
+/// Adds to a document what it lacks of the other, also within mappings. Lists are values: what is given stands.
+pub fn fill_in(given: &mut Value, defaults: &Value) {
+    match (given, defaults) {
+        (Value::Object(given), Value::Object(defaults)) => {
+            for (key, default) in defaults {
+                fill_in(given.entry(key.clone()).or_insert(Value::Null), default);
+            }
+        }
+        (given @ Value::Null, defaults) => *given = defaults.clone(),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::parse_job;
+    use crate::resolve::tests::{MINIMAL, with};
+
+    /// Pods of each group, by its least and most workers and workers in a pod.
+    fn pods(most: u32, groups: &[(u32, Option<u32>, u32)]) -> Vec<u32> {
+        let groups = groups.iter().enumerate().map(|(i, (least, most, per_pod))| {
+            let most = most.map_or(String::new(), |most| format!(", maxWorkers: {most}"));
+            format!("{{name: g{i}, minWorkers: {least}, gpusPerPod: {per_pod}{most}}}")
+        });
+        let groups = groups.collect::<Vec<_>>().join(", ");
+        let spec = format!("spec:\n  elasticity: {{maxWorkers: {most}}}\n  workerGroups: [{groups}]");
+        let job = parse_job(&with(MINIMAL, "spec:", &spec)).unwrap();
+        job.pod_groups().iter().map(|group| group.pods).collect()
+    }
+
+    #[test]
+    fn each_group_gets_its_least_then_the_first_what_it_may_have() {
+        let groups = [(0, Some(12), 1), (2, Some(4), 1)];
+        assert_eq!(pods(16, &groups), [12, 4]);
+        assert_eq!(pods(8, &groups), [6, 2], "the second has its least first");
+        assert_eq!(pods(2, &groups), [0, 2]);
+        assert_eq!(pods(9, &[(1, None, 1), (2, None, 1)]), [7, 2]);
+    }
+
+    #[test]
+    fn pods_are_whole_and_what_one_group_cannot_use_is_for_the_next() {
+        assert_eq!(pods(11, &[(0, None, 8), (0, None, 1)]), [1, 3]);
+        assert_eq!(pods(11, &[(0, Some(7), 8), (0, None, 4)]), [0, 2]);
+    }
+
+    #[test]
+    fn a_job_without_groups_is_one_group_without_a_name() {
+        let job = parse_job(&with(
+            MINIMAL,
+            "spec:",
+            "spec:\n  elasticity: {maxWorkers: 9}\n  workers: {gpusPerPod: 4}",
+        ))
+        .unwrap();
+        let groups = job.pod_groups();
+        assert_eq!((groups.len(), groups[0].name, groups[0].pods), (1, None, 2));
+        assert_eq!(groups[0].workers, &job.workers);
+    }
+}

@@ -1,0 +1,140 @@
+//! Jobs whose workers are of several kinds.
+
+use super::*;
+use serde_json::json;
+
+/// Two that stay, and spot nodes for the rest.
+const GROUPS: &str = "  workers: {template: {spec: {nodeSelector: {gpu: a100}}}}
+  workerGroups:
+    - {name: spot, maxWorkers: 6, nodeSelector: {spot: 'true'}}
+    - {name: lasting, minWorkers: 2, maxWorkers: 2, resources: {requests: {cpu: 4}}}
+";
+
+fn grouped(max: u32) -> Observed {
+    let mut observed = observed(max);
+    observed.job.spec = Ok(spec(max, GROUPS));
+    observed
+}
+
+fn of_group(number: i64, group: &str) -> ObservedPod {
+    ObservedPod {
+        group: Some(group.into()),
+        ..pod(number, PodPhase::Running)
+    }
+}
+
+/// Groups of the pods that are made, in order.
+fn groups(decision: &Decided) -> Vec<String> {
+    let workers = decision
+        .create
+        .iter()
+        .filter(|pod| pod["metadata"]["labels"][objects::NUMBER_LABEL].is_string());
+    let group = |pod: &Value| {
+        pod["metadata"]["labels"][objects::GROUP_LABEL]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    workers.map(group).collect()
+}
+
+#[test]
+fn each_group_has_its_pods_made_from_what_it_says_over_what_the_job_says() {
+    let observed = grouped(5);
+    let decision = decide(&observed);
+    assert_eq!(groups(&decision), ["spot", "spot", "spot", "lasting", "lasting"]);
+    let [spot, lasting] = [&decision.create[0], &decision.create[4]];
+    assert_eq!(
+        spot["spec"]["nodeSelector"],
+        json!({ "gpu": "a100", "spot": "true" })
+    );
+    assert_eq!(lasting["spec"]["nodeSelector"], json!({ "gpu": "a100" }));
+    let requests = |pod: &Value| pod["spec"]["containers"][0]["resources"]["requests"]["cpu"].clone();
+    assert_eq!((requests(spot), requests(lasting)), (json!("100m"), json!(4)));
+    let made_from = |pod: &Value| pod["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
+    assert_ne!(made_from(spot), made_from(lasting));
+}
+
+#[test]
+fn a_pod_that_is_lost_is_replaced_in_its_own_group_and_scaling_down_leaves_each_its_least() {
+    let mut observed = grouped(5);
+    observed.pods = vec![
+        of_group(1, "spot"),
+        of_group(2, "spot"),
+        of_group(3, "spot"),
+        of_group(4, "lasting"),
+    ];
+    assert_eq!(groups(&decide(&observed)), ["lasting"]);
+    observed.pods[1].deleting = true;
+    observed.pods.push(of_group(5, "lasting"));
+    assert_eq!(groups(&decide(&observed)), ["spot"]);
+
+    observed.job.spec = Ok(spec(3, GROUPS));
+    observed.pods[1].deleting = false;
+    let fewer = decide(&observed);
+    assert_eq!(deleted(&fewer), ["j-w3-u", "j-w2-u"]);
+    assert!(
+        fewer.delete[0].why.contains("group spot may have 1 pods"),
+        "{:?}",
+        fewer.delete
+    );
+    observed.job.spec = Ok(spec(2, GROUPS));
+    assert_eq!(deleted(&decide(&observed)), ["j-w3-u", "j-w2-u", "j-w1-u"]);
+}
+
+#[test]
+fn a_failure_in_one_group_holds_back_no_pod_of_another() {
+    let mut observed = grouped(3);
+    observed.pods = vec![
+        ObservedPod {
+            group: Some("spot".into()),
+            ..ended(1, 1, "Error", 0)
+        },
+        of_group(2, "lasting"),
+    ];
+    let decision = decide(&observed);
+    assert_eq!(groups(&decision), ["lasting"]);
+    assert!(decision.reconcile_in.is_some_and(|seconds| seconds > 0));
+}
+
+#[test]
+fn another_template_of_a_group_replaces_the_pods_of_that_group_alone() {
+    let mut observed = grouped(4);
+    let hash = |group: usize| {
+        observed.job.spec.as_ref().unwrap().pod_groups()[group]
+            .workers
+            .pods_hash()
+    };
+    let (spot, lasting) = (hash(0), hash(1));
+    let waiting = |number, group: &str, made_from: &str| ObservedPod {
+        phase: PodPhase::Pending,
+        made_from: Some(made_from.to_owned()),
+        ..of_group(number, group)
+    };
+    observed.pods = vec![
+        waiting(1, "spot", &spot),
+        waiting(2, "spot", "another"),
+        waiting(3, "lasting", &lasting),
+        // What is right for the one group is wrong for the other.
+        waiting(4, "lasting", &spot),
+    ];
+    assert_eq!(deleted(&decide(&observed)), ["j-w2-u", "j-w4-u"]);
+}
+
+#[test]
+fn the_status_counts_workers_by_group() {
+    let mut observed = grouped(5);
+    observed.pods = vec![
+        of_group(1, "spot"),
+        of_group(2, "lasting"),
+        of_group(3, "lasting"),
+    ];
+    let status = decide(&observed).status;
+    let counts: Vec<_> = status
+        .worker_groups
+        .iter()
+        .map(|g| (g.name.as_str(), g.workers, g.wanted))
+        .collect();
+    assert_eq!(counts, [("spot", 1, 3), ("lasting", 2, 2)]);
+    assert_eq!(status.workers, 3);
+}
