@@ -25,6 +25,11 @@ def run(*command):
     return results
 
 
+def sizes(r):
+    """The numbers of jobs that were measured."""
+    return sorted({int(key.split(".")[1][3:]) for key in r if key.startswith("operator.at_")})
+
+
 def table(r):
     get = lambda key: r.get(f"operator.{key}", "-")
     lines = ["| signal | to the plan persisted, ms: p50, p99 | to the next committed step, ms: p50, p99 |", "|---|---|---|"]
@@ -33,16 +38,27 @@ def table(r):
         lines.append(f"| {name} | {cells[0]} | {cells[1]} |")
     lines += [
         "",
-        f"{get('signals')} signals, four worker processes on this machine's cores. {get('requests_per_preemption')} requests to the API server for each, with the pod that comes instead, two plans and their Events (watches and leases left out). Goals: 250 ms to the plan; 1 s and one step to the step.",
+        f"{get('signals')} signals, four worker processes on this machine's cores. {get('requests_per_preemption')} requests to the API server for each "
+        f"(operator {get('requests_of_operator')}, coordinator {get('requests_of_coordinator')}), with the pod that comes instead, two plans and their Events "
+        "(watches and leases left out). Goals: 150 ms to the plan, 10 requests.",
+        "",
+        "| jobs | effect of an event, ms: p50, p99 | requests an event | operator at rest: cores, MB | its requests a job and minute | machine busy, %: at rest, events |",
+        "|---|---|---|---|---|---|",
+    ]
+    for jobs in sizes(r):
+        at = lambda key: get(f"at_{jobs}.{key}")
+        lines.append(
+            f"| {jobs} | {at('effect_p50_ms')}, {at('effect_p99_ms')} | {at('requests_per_event')} | {at('rest_cores')}, {at('rest_mb')} "
+            f"| {at('rest_requests_per_job_min')} | {at('rest_busy_percent')}, {at('busy_percent')} |"
+        )
+    lines += [
+        "",
+        f"Of {get('pods')} pods with the last number of jobs, on {get('nodes')} nodes; at rest over {get('rest_s')} s, during which all jobs commit steps.",
         "",
         f"| {get('jobs')} jobs, {get('pods')} pods | |",
         "|---|---|",
-        f"| a look at a job, ms: p50, p99 | {get('reconcile_p50_ms')}, {get('reconcile_p99_ms')} |",
-        f"| all pods made, s | {get('pods_made_s')} |",
-        f"| memory of the operator, MB | {get('rss_mb')} |",
-        f"| CPU of the operator at rest, cores | {get('idle_cpu_cores')} |",
-        f"| requests for a job at rest, a minute (watches and leases left out) | {get('idle_requests_per_job_min')} |",
-        f"| another operator has taken all jobs over, s (10 s of them the Lease) | {get('cold_start_s')} |",
+        f"| {get('storm_events')} pods deleted at once: effect, ms: p50, p99; machine busy | {get('storm_effect_p50_ms')}, {get('storm_effect_p99_ms')}; {get('storm_busy_percent')} % |",
+        f"| the leader is killed: another one has taken all jobs over, s (10 s of them the Lease) | {get('takeover_s')} |",
         f"| images as `make images` writes them, MB: operator, worker without CUDA | {get('operator_image_mb')}, {get('worker_image_mb')} |",
     ]
     return "\n".join(lines)
@@ -52,13 +68,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binaries", type=Path, default=ROOT / "target/release")
     parser.add_argument("--rounds", type=int, default=8, help="signals of each kind")
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--pods", type=int, default=8, help="of each job")
+    parser.add_argument("--jobs", default="100,300,1000", help="numbers of jobs, growing, with commas between them")
+    parser.add_argument("--pods", type=int, default=64, help="of each job")
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--rest", type=int, default=900, help="seconds at rest with the last number of jobs")
     parser.add_argument("--no-table", action="store_true", help="leave docs/benchmarks.md alone")
     a = parser.parse_args()
     bench = a.binaries / "varuna-bench-operator"
     results = run(bench, "signals", a.rounds, a.binaries / "varuna-worker", ROOT / ".cache/data/kjv")
-    results |= run(bench, "scale", a.jobs, a.pods, a.binaries / "varuna-operator")
+    results |= run(bench, "scale", a.jobs, a.pods, a.nodes, a.rest, a.binaries / "varuna-operator")
     for image in ("operator", "worker"):
         archive = ROOT / f".cache/images/varuna-{image}.tar"
         if archive.exists():

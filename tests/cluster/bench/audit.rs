@@ -1,15 +1,127 @@
-//! A control plane with an audit log, and an identity of the operator whose requests are counted there.
+//! A control plane with an audit log, and identities whose requests are counted there.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use serde_json::Value;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::PathBuf;
 use tempfile::TempDir;
 use varuna_cluster_tests::Cluster;
 
-/// Everything is logged, as far as who, what and when.
-const POLICY: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules: [{level: Metadata}]\n";
-/// The service account of the operator.
-pub(crate) const ACCOUNT: &str = "bench-operator";
+/// Who asks. Each has all rights: what is counted is who asked.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Who {
+    /// The operator.
+    Operator,
+    /// The coordinators.
+    Coordinator,
+    /// Whoever deletes pods and taints nodes.
+    Signals,
+}
+
+impl Who {
+    const ALL: [Who; 3] = [Who::Operator, Who::Coordinator, Who::Signals];
+
+    fn account(self) -> &'static str {
+        match self {
+            Who::Operator => "bench-operator",
+            Who::Coordinator => "bench-coordinator",
+            Who::Signals => "bench-signals",
+        }
+    }
+}
+
+/// Where their accounts are.
+const NAMESPACE: &str = "default";
+
+/// Requests of these accounts, as far as who, what and when. Watches and leases are left out: their number does not depend on what happens.
+fn policy() -> Value {
+    let users: Vec<String> = Who::ALL
+        .iter()
+        .map(|who| format!("system:serviceaccount:{NAMESPACE}:{}", who.account()))
+        .collect();
+    serde_json::json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived", "ResponseStarted"],
+        "rules": [
+            { "level": "None", "verbs": ["watch"] },
+            { "level": "None", "resources": [{ "group": "coordination.k8s.io" }] },
+            { "level": "Metadata", "users": users },
+            { "level": "None" },
+        ],
+    })
+}
+
+/// One request of one of these accounts.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Request {
+    /// When the API server received it, in seconds since 1970.
+    pub(crate) at: f64,
+    /// When it had answered.
+    pub(crate) done: f64,
+    pub(crate) who: Who,
+    pub(crate) verb: String,
+    /// With its subresource: `varunajobs/status`.
+    pub(crate) resource: String,
+    pub(crate) name: String,
+    pub(crate) code: u64,
+}
+
+impl Request {
+    fn of(line: &str) -> Option<Request> {
+        let entry: Value = serde_json::from_str(line).ok()?;
+        let account = entry["user"]["username"].as_str()?.rsplit(':').next()?;
+        let who = Who::ALL.into_iter().find(|who| who.account() == account)?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let seconds = |field: &str| {
+            let at: Timestamp = entry[field].as_str()?.parse().ok()?;
+            #[expect(clippy::cast_precision_loss, reason = "microseconds are below 2^53")]
+            let micros = at.as_microsecond() as f64;
+            Some(micros / 1e6)
+        };
+        let object = &entry["objectRef"];
+        let (resource, below) = (text(&object["resource"]), text(&object["subresource"]));
+        Some(Request {
+            at: seconds("requestReceivedTimestamp")?,
+            done: seconds("stageTimestamp")?,
+            who,
+            verb: text(&entry["verb"]),
+            resource: if below.is_empty() {
+                resource
+            } else {
+                format!("{resource}/{below}")
+            },
+            name: text(&object["name"]),
+            code: entry["responseStatus"]["code"].as_u64().unwrap_or(0),
+        })
+    }
+
+    /// Whether it changes something that is not a report.
+    pub(crate) fn is_effect(&self) -> bool {
+        let reads = ["get", "list"].contains(&self.verb.as_str());
+        let reports = ["varunajobs/status", "events"].contains(&self.resource.as_str());
+        self.who == Who::Operator && !reads && !reports
+    }
+}
+
+/// How many requests of each kind there are, the most frequent first.
+pub(crate) fn by_kind(requests: &[Request]) -> Vec<(usize, String)> {
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for r in requests.iter().filter(|r| r.who != Who::Signals) {
+        let answer = if r.code < 300 {
+            String::new()
+        } else {
+            format!(" -> {}", r.code)
+        };
+        let kind = format!("{:?} {} {}{answer}", r.who, r.verb, r.resource);
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let mut kinds: Vec<_> = kinds.into_iter().map(|(kind, n)| (n, kind)).collect();
+    kinds.sort_by(|a, b| b.cmp(a));
+    kinds
+}
 
 /// The control plane.
 pub(crate) struct Audited {
@@ -17,53 +129,61 @@ pub(crate) struct Audited {
     pub(crate) cluster: Cluster,
     /// For files of the benchmark; the audit log is one.
     pub(crate) folder: TempDir,
+    /// How far the log was read.
+    read: Cell<u64>,
 }
 
 impl Audited {
     pub(crate) fn start() -> Result<Audited> {
         let folder = tempfile::tempdir()?;
-        let (policy, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
-        std::fs::write(&policy, POLICY)?;
+        let (file, log) = (folder.path().join("policy.yaml"), folder.path().join("audit.log"));
+        std::fs::write(&file, policy().to_string())?;
         let options = format!(
-            "--audit-policy-file={} --audit-log-path={}",
-            policy.display(),
+            "--audit-policy-file={} --audit-log-path={} --audit-log-maxsize=100000",
+            file.display(),
             log.display()
         );
-        Ok(Audited {
+        let audited = Audited {
             cluster: Cluster::own(tempfile::tempdir()?, &["--api-args", &options])?,
             folder,
-        })
+            read: Cell::new(0),
+        };
+        for who in Who::ALL {
+            let kubectl = |arguments: &[&str]| audited.cluster.kubectl(arguments, "");
+            let (name, role) = (who.account(), "--clusterrole=cluster-admin");
+            kubectl(&["-n", NAMESPACE, "create", "serviceaccount", name])?;
+            let account = format!("--serviceaccount={NAMESPACE}:{name}");
+            kubectl(&["create", "clusterrolebinding", name, role, &account])?;
+        }
+        Ok(audited)
     }
 
-    /// Makes the operator's identity, with all rights; its kubeconfig.
-    pub(crate) fn identity(&self, namespace: &str) -> Result<PathBuf> {
+    /// A client with one of the identities.
+    pub(crate) async fn client(&self, who: Who) -> Result<Client> {
+        self.cluster.client_as(NAMESPACE, who.account()).await
+    }
+
+    /// A kubeconfig with one of the identities.
+    pub(crate) fn kubeconfig(&self, who: Who) -> Result<PathBuf> {
         let kubectl = |arguments: &[&str]| self.cluster.kubectl(arguments, "");
-        kubectl(&["-n", namespace, "create", "serviceaccount", ACCOUNT])?;
-        let account = format!("--serviceaccount={namespace}:{ACCOUNT}");
-        kubectl(&[
-            "create",
-            "clusterrolebinding",
-            ACCOUNT,
-            "--clusterrole=cluster-admin",
-            &account,
-        ])?;
-        let token = kubectl(&["-n", namespace, "create", "token", ACCOUNT, "--duration=2h"])?;
+        let token = kubectl(&["-n", NAMESPACE, "create", "token", who.account(), "--duration=2h"])?;
         let raw = kubectl(&["config", "view", "--raw", "-o", "json"])?;
         let mut config: Value = serde_json::from_str(&raw)?;
         config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
-        let path = self.folder.path().join("operator.kubeconfig");
+        let path = self.folder.path().join(format!("{}.kubeconfig", who.account()));
         std::fs::write(&path, config.to_string())?;
         Ok(path)
     }
 
-    /// Requests of the operator so far; leases and watches left out.
-    pub(crate) fn requests(&self) -> usize {
-        let text = std::fs::read_to_string(self.folder.path().join("audit.log")).unwrap_or_default();
-        let ours = |l: &&str| {
-            l.contains(&format!(":{ACCOUNT}\""))
-                && !l.contains("\"resource\":\"leases\"")
-                && !l.contains("\"verb\":\"watch\"")
-        };
-        text.lines().filter(ours).count()
+    /// The requests since this was asked last.
+    pub(crate) fn requests(&self) -> Result<Vec<Request>> {
+        let mut file = std::fs::File::open(self.folder.path().join("audit.log")).context("the audit log")?;
+        file.seek(SeekFrom::Start(self.read.get()))?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        // The last line may not be complete yet.
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        self.read.set(self.read.get() + u64::try_from(whole)?);
+        Ok(text[..whole].lines().filter_map(Request::of).collect())
     }
 }

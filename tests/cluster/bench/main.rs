@@ -2,14 +2,20 @@
 //! server with fake nodes. Prints RESULT lines.
 //!
 //!   varuna-bench-operator signals ROUNDS WORKER DATA     signal -> plan persisted -> next step, by kind of signal
-//!   varuna-bench-operator scale JOBS PODS OPERATOR       JOBS jobs of PODS pods under that operator binary
+//!   varuna-bench-operator scale JOBS PODS NODES REST OPERATOR
+//!       JOBS: numbers of jobs, growing, with commas between them; of PODS pods on NODES nodes, under that operator binary; the last number
+//!       is left at rest for REST seconds
 
 mod audit;
+mod effects;
+mod operator_process;
 mod scale;
 mod signals;
+mod stand_in;
 
 use anyhow::{Context as _, Result, bail};
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -26,23 +32,26 @@ async fn main() -> Result<()> {
             )
             .await
         }
-        ["scale", jobs, pods, operator] => {
-            scale::run(
-                jobs.parse().context("jobs")?,
-                pods.parse().context("pods")?,
-                PathBuf::from(operator),
-            )
+        ["scale", jobs, pods, nodes, rest, operator] => {
+            let jobs: Result<Vec<usize>, _> = jobs.split(',').map(str::parse).collect();
+            scale::run(scale::Size {
+                jobs: jobs.context("jobs")?,
+                pods: pods.parse().context("pods")?,
+                nodes: nodes.parse().context("nodes")?,
+                rest: Duration::from_secs(rest.parse().context("seconds of rest")?),
+                operator: PathBuf::from(operator),
+            })
             .await
         }
-        _ => bail!("signals ROUNDS WORKER DATA, or scale JOBS PODS OPERATOR"),
+        _ => bail!("signals ROUNDS WORKER DATA, or scale JOBS PODS NODES REST OPERATOR"),
     }
 }
 
-/// What a process of this machine shows at `/metrics`.
-pub(crate) async fn scrape(port: u16) -> Result<String> {
+/// What a process of this machine answers at a path: head and body.
+pub(crate) async fn scrape(port: u16, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream
-        .write_all(b"GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n")
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").as_bytes())
         .await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;

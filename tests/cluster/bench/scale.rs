@@ -1,110 +1,91 @@
-//! A thousand jobs: how long a reconciliation takes, what the operator's process needs, what it asks of the API server at rest, and
-//! how quickly a new one has taken all of them over. Pods are bound to fake nodes as they are made, and run when this says so.
+//! Very many jobs that train: how soon the operator answers an event, one and a thousand at once, what its process needs at rest, what it
+//! asks of the API server, and how soon another one has taken all jobs over. Each for a growing number of jobs.
 
-use crate::audit::Audited;
-use crate::scrape;
+use crate::audit::{Audited, Who, by_kind};
+use crate::effects::{Effects, effects};
+use crate::operator_process::{MachineTime, Operator};
+use crate::quantile;
+use crate::stand_in::{StandIn, job, node_name};
 use anyhow::{Context as _, Result, ensure};
-use futures::StreamExt as _;
-use futures::stream;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_cluster_tests::{FakeNode, coordinators, jobs, unscheduled};
-use varuna_operator::decide::objects::NUMBER_LABEL;
+use varuna_cluster_tests::jobs;
+use varuna_operator::decide::objects::{JOB_LABEL, NUMBER_LABEL};
 
 /// Concurrent calls.
-const ABREAST: usize = 16;
+const ABREAST: usize = 32;
 /// What takes longer has failed.
-const LIMIT: Duration = Duration::from_secs(400);
-/// The time at rest over which requests are counted.
-const REST: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(1200);
+/// What an event causes has come to rest after this time, reports and statuses included.
+const SETTLED: Duration = Duration::from_secs(20);
+/// Pods that are deleted one after the other, and the time between two.
+const DELETED: usize = 40;
+const BETWEEN: Duration = Duration::from_millis(250);
+/// Nodes that are tainted.
+const TAINTED: usize = 4;
+/// Events of a storm.
+const STORM: usize = 1000;
+/// Rest at a number of jobs that is not the last.
+const SHORT_REST: Duration = Duration::from_secs(45);
 
-/// The operator as a process of its own.
-struct Operator {
-    process: Child,
-    health: u16,
+/// How much.
+pub(crate) struct Size {
+    /// Numbers of jobs, growing.
+    pub(crate) jobs: Vec<usize>,
+    /// Pods of each.
+    pub(crate) pods: usize,
+    pub(crate) nodes: usize,
+    /// At rest with the last number of jobs.
+    pub(crate) rest: Duration,
+    /// The program.
+    pub(crate) operator: PathBuf,
 }
 
-impl Drop for Operator {
+/// A process that stands still until this is dropped: one that did for ever would keep the control plane from ending.
+struct Paused(Pid);
+
+impl Drop for Paused {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        let _ = kill(self.0, Signal::SIGCONT);
     }
 }
 
-impl Operator {
-    fn start(binary: &Path, kubeconfig: &Path, folder: &Path, namespace: &str) -> Result<Operator> {
-        let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let log = std::fs::File::create(folder.join(format!("operator-{health}.log")))?;
-        let process = Command::new(binary)
-            .args(["--namespace", namespace, "--address", "127.0.0.1"])
-            .args(["--coordinator-image", "c:1"])
-            .args([
-                "--identity",
-                &format!("bench-{health}"),
-                "--lease-namespace",
-                namespace,
-                "--worker-image",
-                "w:1",
-            ])
-            .args(["--health", &format!("127.0.0.1:{health}")])
-            .env("KUBECONFIG", kubeconfig)
-            .env("VARUNA_LOG", "warn")
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", binary.display()))?;
-        Ok(Operator { process, health })
-    }
-
-    async fn metrics(&self) -> Result<String> {
-        scrape(self.health).await
-    }
-
-    /// Jobs that were reconciled and whose coordinator runs.
-    async fn knows(&self) -> usize {
-        let text = self.metrics().await.unwrap_or_default();
-        let waits =
-            |l: &&str| l.starts_with("varuna_job_phase{") && l.contains("\"Waiting\"") && l.ends_with(" 1.0");
-        text.lines().filter(waits).count()
-    }
-
-    /// Resident memory in MB, and seconds of CPU so far.
-    fn cost(&self) -> Result<(f64, f64)> {
-        let id = self.process.id();
-        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
-        let kb = status.lines().find_map(|l| {
-            l.strip_prefix("VmRSS:")?
-                .trim()
-                .strip_suffix(" kB")?
-                .parse::<f64>()
-                .ok()
-        });
-        let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-        // After the name, which may hold anything: user and system time are the 12th and 13th, in hundredths.
-        let rest: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        let ticks = |i: usize| rest.get(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
-        Ok((kb.context("VmRSS")? / 1e3, (ticks(11) + ticks(12)) / 100.0))
-    }
+struct Bench {
+    _manager: Paused,
+    audited: Audited,
+    client: Client,
+    signals: Client,
+    namespace: String,
+    stand_in: Arc<StandIn>,
+    operator: Operator,
+    size: Size,
 }
 
-fn job(name: &str, pods: u32, node: &str) -> Value {
-    json!({
-        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": name },
-        "spec": {
-            "model": { "preset": "gpt2-tiny" }, "data": { "path": "/data/x" },
-            "training": { "globalBatchSize": 64, "steps": 1000, "optimizer": { "learningRate": 0.001 } },
-            "elasticity": { "minWorkers": 1, "maxWorkers": pods },
-            "coordinator": unscheduled(),
-            // Bound at once: the scheduler is not what is measured.
-            "workers": { "template": { "spec": { "nodeName": node } } },
-        },
-    })
+/// What was measured of events.
+struct Answered {
+    effects: Effects,
+    events: usize,
+    /// Requests of operator and coordinators for each event.
+    requests: f64,
+    busy: f64,
+}
+
+/// What was measured at rest.
+struct Rested {
+    cores: f64,
+    mb: f64,
+    busy: f64,
+    /// Requests of the operator for each job in a minute.
+    requests: f64,
 }
 
 async fn wait(what: &str, mut done: impl AsyncFnMut() -> bool) -> Result<f64> {
@@ -115,43 +96,11 @@ async fn wait(what: &str, mut done: impl AsyncFnMut() -> bool) -> Result<f64> {
             "{what} takes longer than {} s",
             LIMIT.as_secs()
         );
-        tokio::time::sleep(Duration::from_millis(250)).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let took = began.elapsed().as_secs_f64();
     println!("{what}: {took:.1} s");
     Ok(took)
-}
-
-/// A share of a histogram's observations lies below this, in milliseconds: by interpolation within the bucket, as Prometheus does.
-fn histogram(metrics: &str, name: &str, share: f64) -> f64 {
-    let head = format!("{name}_bucket{{le=\"");
-    let buckets: Vec<(f64, f64)> = metrics
-        .lines()
-        .filter_map(|l| {
-            let (le, rest) = l.strip_prefix(&head)?.split_once('"')?;
-            let le = if le == "+Inf" {
-                f64::INFINITY
-            } else {
-                le.parse().ok()?
-            };
-            Some((le, rest.rsplit(' ').next()?.parse().ok()?))
-        })
-        .collect();
-    let want = share * buckets.last().map_or(0.0, |b| b.1);
-    let mut below = (0.0, 0.0);
-    for (le, count) in buckets {
-        if count >= want && count > below.1 {
-            let within = (want - below.1) / (count - below.1);
-            return 1e3
-                * if le.is_finite() {
-                    below.0 + (le - below.0) * within
-                } else {
-                    below.0
-                };
-        }
-        below = (le, count);
-    }
-    f64::NAN
 }
 
 async fn each<T>(items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> Result<()>) -> Result<()> {
@@ -163,95 +112,259 @@ async fn each<T>(items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> Re
     results.into_iter().collect()
 }
 
-async fn set_running(client: &Client, namespace: &str) -> Result<()> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let names: Vec<String> = pods
-        .list(&ListParams::default().labels(NUMBER_LABEL))
-        .await?
-        .iter()
-        .map(ResourceExt::name_any)
-        .collect();
-    let patch = json!({ "status": { "phase": "Running" } });
-    each(names, async |name: String| {
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
-        Ok(())
-    })
-    .await
+#[expect(clippy::cast_precision_loss, reason = "counts")]
+fn number(n: usize) -> f64 {
+    n as f64
 }
 
-async fn make(client: &Client, namespace: &str, count: usize, pods: u32) -> Result<()> {
-    let api = jobs(client, namespace);
-    let began = Instant::now();
-    each(0..count, async |i| {
-        let document: DynamicObject =
-            serde_json::from_value(job(&format!("j{i}"), pods, &format!("bench-{}", i % 8)))?;
-        api.create(&PostParams::default(), &document).await?;
-        Ok(())
-    })
-    .await?;
-    println!("{count} jobs were made in {:.1} s", began.elapsed().as_secs_f64());
-    Ok(())
-}
-
-pub(crate) async fn run(count: usize, pods: u32, binary: PathBuf) -> Result<()> {
-    let audited = Audited::start()?;
-    let (cluster, folder) = (&audited.cluster, audited.folder.path());
-    let client = cluster.client().await?;
-    let namespace = cluster.namespace("scale")?;
-    let mut nodes = vec![];
-    for i in 0..8 {
-        nodes.push(FakeNode::add(&client, &format!("bench-{i}"), "bench", 8).await?);
-    }
-    let kubeconfig = audited.identity(&namespace)?;
-    let operator = Operator::start(&binary, &kubeconfig, folder, &namespace)?;
-    let _coordinators = coordinators(&client, client.clone(), &namespace, &folder.join("coordinators"));
-    make(&client, &namespace, count, pods).await?;
-    let all = count * pods as usize;
-    let made: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let counted = async || {
-        let one = made.list(&ListParams::default().limit(1)).await;
-        one.is_ok_and(|l| {
-            // With a coordinator for each job.
-            1 + usize::try_from(l.metadata.remaining_item_count.unwrap_or(0)).unwrap_or(0) >= all + count
+impl Bench {
+    async fn start(size: Size) -> Result<Bench> {
+        let audited = Audited::start()?;
+        let client = audited.cluster.client().await?;
+        let namespace = audited.cluster.namespace("scale")?;
+        // Nodes without leases would be lost for it, and 5,000 leases are more than this machine can renew. Nothing else of it is needed.
+        let manager = audited.cluster.component("kube-controller-manager");
+        let manager = manager.context("the controller manager")?;
+        kill(manager, Signal::SIGSTOP)?;
+        let manager = Paused(manager);
+        let coordinators = audited.client(Who::Coordinator).await?;
+        let stand_in =
+            StandIn::start(client.clone(), coordinators, &namespace, size.nodes, size.pods).await?;
+        let kubeconfig = audited.kubeconfig(Who::Operator)?;
+        let folder = audited.folder.path();
+        let operator = Operator::start(&size.operator, &kubeconfig, folder, &namespace)?;
+        Ok(Bench {
+            _manager: manager,
+            signals: audited.client(Who::Signals).await?,
+            audited,
+            client,
+            namespace,
+            stand_in,
+            operator,
+            size,
         })
-    };
-    let pods_s = wait(&format!("{all} pods made"), counted).await?;
-    set_running(&client, &namespace).await?;
-    wait("all jobs wait for their workers", async || {
-        operator.knows().await == count
-    })
-    .await?;
-    let text = operator.metrics().await?;
-    let (p50, p99) = (
-        histogram(&text, "varuna_reconcile_duration_seconds", 0.5),
-        histogram(&text, "varuna_reconcile_duration_seconds", 0.99),
-    );
-    // What the last changes cause comes to rest: the status follows within 15 s.
-    tokio::time::sleep(Duration::from_secs(20)).await;
-    let (before, (_, cpu)) = (audited.requests(), operator.cost()?);
-    tokio::time::sleep(REST).await;
-    let (rss, cpu_after) = operator.cost()?;
-    #[expect(clippy::cast_precision_loss, reason = "counts")]
-    let idle = (audited.requests() - before) as f64 / count as f64 / (REST.as_secs_f64() / 60.0);
-    drop(operator);
-    let operator = Operator::start(&binary, &kubeconfig, folder, &namespace)?;
-    let cold = wait("another operator has taken all jobs over", async || {
-        operator.knows().await == count
-    })
-    .await?;
-    println!("RESULT operator.jobs {count}");
-    println!("RESULT operator.pods {all}");
-    println!("RESULT operator.pods_made_s {pods_s:.1}");
-    println!("RESULT operator.reconcile_p50_ms {p50:.1}");
-    println!("RESULT operator.reconcile_p99_ms {p99:.1}");
-    println!("RESULT operator.rss_mb {rss:.0}");
+    }
+
+    /// Makes jobs until there are this many, and waits until all of them train.
+    async fn grow(&self, from: usize, to: usize) -> Result<f64> {
+        let api = jobs(&self.client, &self.namespace);
+        let began = Instant::now();
+        each(from..to, async |i| {
+            let job = job(&format!("j{i}"), self.size.pods)?;
+            api.create(&PostParams::default(), &job).await?;
+            Ok(())
+        })
+        .await?;
+        let all = to * (self.size.pods + 1);
+        wait(&format!("{all} pods run"), async || {
+            self.stand_in.running() >= all
+        })
+        .await?;
+        wait(&format!("{to} jobs train"), async || {
+            self.operator.trains().await >= to
+        })
+        .await?;
+        let took = began.elapsed().as_secs_f64();
+        tokio::time::sleep(SETTLED).await;
+        Ok(took)
+    }
+
+    /// Deletes a worker's pod of each of these jobs.
+    async fn delete(
+        &self,
+        jobs: impl IntoIterator<Item = usize>,
+        between: Option<Duration>,
+    ) -> Result<usize> {
+        let pods: Api<Pod> = Api::namespaced(self.signals.clone(), &self.namespace);
+        let all: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut names = vec![];
+        for chunk in jobs.into_iter().collect::<Vec<_>>().chunks(ABREAST) {
+            let found = chunk.iter().map(|i| {
+                let selector = format!("{JOB_LABEL}=j{i},{NUMBER_LABEL}");
+                let all = &all;
+                async move { all.list(&ListParams::default().labels(&selector)).await }
+            });
+            for list in futures::future::try_join_all(found).await? {
+                let live = list
+                    .items
+                    .iter()
+                    .filter(|p| p.metadata.deletion_timestamp.is_none());
+                names.extend(live.map(ResourceExt::name_any).next());
+            }
+        }
+        let count = names.len();
+        let delete = async |name: String| -> Result<()> {
+            pods.delete(&name, &DeleteParams::default()).await?;
+            Ok(())
+        };
+        match between {
+            Some(between) => {
+                for name in names {
+                    delete(name).await?;
+                    tokio::time::sleep(between).await;
+                }
+            }
+            None => each(names, delete).await?,
+        }
+        Ok(count)
+    }
+
+    /// Taints a node, so that it announces its end; the jobs with pods there.
+    async fn taint(&self, node: &str) -> Result<Vec<String>> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let there = ListParams::default()
+            .fields(&format!("spec.nodeName={node}"))
+            .labels(NUMBER_LABEL);
+        let there = pods.list(&there).await?;
+        let jobs: BTreeSet<String> = there
+            .iter()
+            .filter_map(|p| p.labels().get(JOB_LABEL).cloned())
+            .collect();
+        let nodes: Api<Node> = Api::all(self.signals.clone());
+        let taint = json!([{ "key": "karpenter.sh/disrupted", "effect": "NoSchedule" }]);
+        let patch = Patch::Merge(json!({ "spec": { "taints": taint } }));
+        nodes.patch(node, &PatchParams::default(), &patch).await?;
+        Ok(jobs.into_iter().collect())
+    }
+
+    /// Some events one after the other.
+    async fn paced(&self, count: usize) -> Result<Answered> {
+        self.audited.requests()?;
+        let time = MachineTime::now()?;
+        let deleted = (0..DELETED).map(|i| i * 7 % count);
+        let deleted: BTreeSet<usize> = deleted.collect();
+        let events = self.delete(deleted, Some(BETWEEN)).await?;
+        let busy = time.busy_percent()?;
+        tokio::time::sleep(SETTLED).await;
+        // Of deletions alone: how many pods a node has depends on the size.
+        let requests = self.audited.requests()?;
+        let asked = requests.iter().filter(|r| r.who != Who::Signals).count();
+        for (n, kind) in by_kind(&requests) {
+            println!("{:6.2} {kind}", number(n) / number(events));
+        }
+        let mut found = effects(&requests, &BTreeMap::new());
+        let mut on = BTreeMap::new();
+        for i in 0..TAINTED.min(self.size.nodes / 2) {
+            let node = node_name(self.size.nodes - 1 - i);
+            let jobs = self.taint(&node).await?;
+            on.insert(node, jobs);
+            tokio::time::sleep(BETWEEN * 4).await;
+        }
+        tokio::time::sleep(SETTLED).await;
+        let tainted = effects(&self.audited.requests()?, &on);
+        found.ms.extend(tainted.ms);
+        found.missing += tainted.missing;
+        Ok(Answered {
+            effects: found,
+            events,
+            requests: number(asked) / number(events),
+            busy,
+        })
+    }
+
+    /// As many events at once as there are jobs, up to a thousand.
+    async fn storm(&self, count: usize) -> Result<Answered> {
+        self.audited.requests()?;
+        let time = MachineTime::now()?;
+        let events = self.delete(0..count.min(STORM), None).await?;
+        let busy = time.busy_percent()?;
+        tokio::time::sleep(SETTLED).await;
+        let requests = self.audited.requests()?;
+        let asked = requests.iter().filter(|r| r.who != Who::Signals).count();
+        Ok(Answered {
+            effects: effects(&requests, &BTreeMap::new()),
+            events,
+            requests: number(asked) / number(events),
+            busy,
+        })
+    }
+
+    async fn rest(&self, count: usize, time: Duration) -> Result<Rested> {
+        self.audited.requests()?;
+        let (machine, (_, cpu)) = (MachineTime::now()?, self.operator.cost()?);
+        tokio::time::sleep(time).await;
+        let (mb, cpu_after) = self.operator.cost()?;
+        let busy = machine.busy_percent()?;
+        let requests = self.audited.requests()?;
+        for (n, kind) in by_kind(&requests) {
+            println!("{:8.1} a minute: {kind}", number(n) / time.as_secs_f64() * 60.0);
+        }
+        let asked = requests.iter().filter(|r| r.who == Who::Operator).count();
+        Ok(Rested {
+            cores: (cpu_after - cpu) / time.as_secs_f64(),
+            mb,
+            busy,
+            requests: number(asked) / number(count) / (time.as_secs_f64() / 60.0),
+        })
+    }
+
+    /// Seconds from the death of the leader until another one has looked at all jobs.
+    async fn takeover(self, count: usize) -> Result<f64> {
+        let kubeconfig = self.audited.kubeconfig(Who::Operator)?;
+        let folder = self.audited.folder.path();
+        let next = Operator::start(&self.size.operator, &kubeconfig, folder, &self.namespace)?;
+        wait("another operator is ready to take over", async || {
+            next.is_ready().await
+        })
+        .await?;
+        let began = Instant::now();
+        drop(self.operator);
+        wait("it has taken all jobs over", async || {
+            next.trains().await >= count
+        })
+        .await?;
+        Ok(began.elapsed().as_secs_f64())
+    }
+}
+
+fn print_events(name: &str, found: &Answered) {
+    let quantile = |share| quantile(&found.effects.ms, share);
+    println!("RESULT operator.{name}effect_p50_ms {:.0}", quantile(0.5));
+    println!("RESULT operator.{name}effect_p99_ms {:.0}", quantile(0.99));
+    println!("RESULT operator.{name}events {}", found.events);
+    println!("RESULT operator.{name}effects_missing {}", found.effects.missing);
+    println!("RESULT operator.{name}requests_per_event {:.1}", found.requests);
+    println!("RESULT operator.{name}busy_percent {:.0}", found.busy);
+}
+
+fn print_rest(name: &str, rested: &Rested) {
+    println!("RESULT operator.{name}rest_cores {:.4}", rested.cores);
+    println!("RESULT operator.{name}rest_mb {:.0}", rested.mb);
+    println!("RESULT operator.{name}rest_busy_percent {:.0}", rested.busy);
     println!(
-        "RESULT operator.idle_cpu_cores {:.2}",
-        (cpu_after - cpu) / REST.as_secs_f64()
+        "RESULT operator.{name}rest_requests_per_job_min {:.3}",
+        rested.requests
     );
-    println!("RESULT operator.idle_requests_per_job_min {idle:.3}");
-    println!("RESULT operator.cold_start_s {cold:.1}");
-    drop(nodes);
+}
+
+pub(crate) async fn run(size: Size) -> Result<()> {
+    let counts = size.jobs.clone();
+    let last = *counts.last().context("a number of jobs")?;
+    let (pods, nodes, rest) = (size.pods, size.nodes, size.rest);
+    let bench = Bench::start(size).await?;
+    let mut from = 0;
+    for count in counts {
+        let made = bench.grow(from, count).await?;
+        from = count;
+        let rested = bench
+            .rest(count, if count == last { rest } else { SHORT_REST })
+            .await?;
+        let found = bench.paced(count).await?;
+        println!("RESULT operator.at_{count}.made_s {made:.1}");
+        print_rest(&format!("at_{count}."), &rested);
+        print_events(&format!("at_{count}."), &found);
+        if count == last {
+            print_rest("", &rested);
+            print_events("", &found);
+        }
+    }
+    let storm = bench.storm(last).await?;
+    print_events("storm_", &storm);
+    let takeover = bench.takeover(last).await?;
+    println!("RESULT operator.jobs {last}");
+    println!("RESULT operator.pods {}", last * pods);
+    println!("RESULT operator.nodes {nodes}");
+    println!("RESULT operator.rest_s {}", rest.as_secs());
+    println!("RESULT operator.takeover_s {takeover:.1}");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! From a signal to the plan without the worker, and to the next committed step: real worker processes, real API server, the
 //! operator and the coordinator in this process; the part of the kubelet is played.
 
-use crate::audit::{ACCOUNT, Audited};
+use crate::audit::{Audited, Request, Who, by_kind};
 use crate::{quantile, scrape};
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
@@ -28,6 +28,8 @@ type Measured = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 /// Interval at which the step is read.
 const LOOK: Duration = Duration::from_millis(2);
+/// Statuses and Events are written within this time.
+const REST: Duration = Duration::from_secs(4);
 
 fn job(pool: &str) -> Value {
     json!({
@@ -56,7 +58,7 @@ struct Bench {
 impl Bench {
     /// Steps committed, as the coordinator shows them this instant.
     async fn step(&self) -> Option<f64> {
-        let text = scrape(self.health).await.ok()?;
+        let text = scrape(self.health, "/metrics").await.ok()?;
         let line = text.lines().find(|l| l.starts_with("varuna_job_step{"))?;
         line.rsplit(' ').next()?.parse().ok()
     }
@@ -167,7 +169,6 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     let audited = Audited::start()?;
     let namespace = audited.cluster.namespace("signals")?;
     let client = audited.cluster.client().await?;
-    audited.identity(&namespace)?;
     let folder = tempfile::tempdir()?;
     let mut nodes = vec![];
     for i in 0..4 {
@@ -185,10 +186,9 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     kubelet.every = Duration::from_millis(10);
     let processes = kubelet.processes();
     let kubelet = tokio::spawn(kubelet.work());
-    // The requests of both count as one.
-    let account = audited.cluster.client_as(&namespace, ACCOUNT).await?;
-    let operator = operator(account.clone(), &namespace);
-    let coordinators = coordinators(&client, account, &namespace, &folder.path().join("run"));
+    let operator = operator(audited.client(Who::Operator).await?, &namespace);
+    let own = audited.client(Who::Coordinator).await?;
+    let coordinators = coordinators(&client, own, &namespace, &folder.path().join("run"));
     let document: DynamicObject = serde_json::from_value(job(&namespace))?;
     jobs(&client, &namespace)
         .create(&PostParams::default(), &document)
@@ -204,15 +204,18 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
         processes,
     };
     bench.settled().await?;
-    let before = audited.requests();
+    tokio::time::sleep(REST).await;
+    audited.requests()?;
     let all = measured(&mut bench, rounds).await?;
     bench.settled().await?;
-    let requests = audited.requests() - before;
+    // What is reported of the last one.
+    tokio::time::sleep(REST).await;
+    let requests = audited.requests()?;
     follower.abort();
     operator.abort();
     drop(coordinators);
     kubelet.abort();
-    report(&all, requests);
+    report(&all, &requests);
     drop(nodes);
     Ok(())
 }
@@ -249,7 +252,7 @@ async fn measured(bench: &mut Bench, rounds: u32) -> Result<Measured> {
     Ok(all)
 }
 
-fn report(all: &Measured, requests: usize) {
+fn report(all: &Measured, requests: &[Request]) {
     let mut every = (vec![], vec![]);
     for (kind, (plans, steps)) in all {
         for (what, values) in [("plan", plans), ("step", steps)] {
@@ -267,8 +270,18 @@ fn report(all: &Measured, requests: usize) {
     }
     println!("RESULT operator.signals {}", every.0.len());
     #[expect(clippy::cast_precision_loss, reason = "counts")]
-    let each = requests as f64 / every.0.len() as f64;
-    println!("RESULT operator.requests_per_preemption {each:.1}");
+    let each = |n: usize| n as f64 / every.0.len() as f64;
+    let of = |who: Who| each(requests.iter().filter(|r| r.who == who).count());
+    let (operator, coordinator) = (of(Who::Operator), of(Who::Coordinator));
+    for (n, kind) in by_kind(requests) {
+        println!("{:6.2} {kind}", each(n));
+    }
+    println!(
+        "RESULT operator.requests_per_preemption {:.1}",
+        operator + coordinator
+    );
+    println!("RESULT operator.requests_of_operator {operator:.1}");
+    println!("RESULT operator.requests_of_coordinator {coordinator:.1}");
     println!(
         "RESULT operator.signal_to_plan_p50_ms {:.0}",
         quantile(&every.0, 0.5)

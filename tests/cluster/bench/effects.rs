@@ -1,0 +1,44 @@
+//! How long it took from an event at the API server until the operator's first write for it, by the audit log.
+
+use crate::audit::{Request, Who};
+use std::collections::BTreeMap;
+
+/// Milliseconds from each event to its effect, and events without any.
+#[derive(Default)]
+pub(crate) struct Effects {
+    pub(crate) ms: Vec<f64>,
+    pub(crate) missing: usize,
+}
+
+/// The job that an object of this name belongs to: jobs of the benchmark have no hyphen in their names.
+fn job_of(name: &str) -> &str {
+    name.split('-').next().unwrap_or(name)
+}
+
+/// The effects of all events among these requests: a pod that was deleted, a node that was tainted. `on`: the jobs with pods on each of
+/// those nodes. An event is over when it was answered; an effect that came before that took no time.
+pub(crate) fn effects(requests: &[Request], on: &BTreeMap<String, Vec<String>>) -> Effects {
+    let mut writes: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for request in requests.iter().filter(|r| r.is_effect()) {
+        writes.entry(job_of(&request.name)).or_default().push(request.at);
+    }
+    let mut found = Effects::default();
+    for event in requests.iter().filter(|r| r.who == Who::Signals && r.code < 300) {
+        let jobs: Vec<&str> = match (event.verb.as_str(), event.resource.as_str()) {
+            ("delete", "pods") => vec![job_of(&event.name)],
+            ("patch", "nodes") => {
+                let on = on.get(&event.name).into_iter().flatten();
+                on.map(String::as_str).collect()
+            }
+            _ => continue,
+        };
+        for job in jobs {
+            let after = writes.get(job).into_iter().flatten();
+            match after.copied().filter(|at| *at >= event.at).min_by(f64::total_cmp) {
+                Some(at) => found.ms.push((at - event.done).max(0.0) * 1e3),
+                None => found.missing += 1,
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,118 @@
+//! The operator as a process of its own, and what it and the machine cost.
+
+use crate::scrape;
+use anyhow::{Context as _, Result};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// The operator as a process of its own. Killed with -9 when dropped.
+pub(crate) struct Operator {
+    process: Child,
+    health: u16,
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Operator {
+    pub(crate) fn start(
+        binary: &Path,
+        kubeconfig: &Path,
+        folder: &Path,
+        namespace: &str,
+    ) -> Result<Operator> {
+        let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let log = std::fs::File::create(folder.join(format!("operator-{health}.log")))?;
+        let process = Command::new(binary)
+            .args(["--namespace", namespace, "--address", "127.0.0.1"])
+            .args(["--coordinator-image", "c:1", "--worker-image", "w:1"])
+            .args(["--identity", &format!("bench-{health}")])
+            .args(["--lease-namespace", namespace])
+            .args(["--health", &format!("127.0.0.1:{health}")])
+            .env("KUBECONFIG", kubeconfig)
+            .env("VARUNA_LOG", "warn")
+            // As the chart sets it.
+            .env("MALLOC_ARENA_MAX", "2")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", binary.display()))?;
+        Ok(Operator { process, health })
+    }
+
+    /// What it shows at `/metrics`.
+    pub(crate) async fn metrics(&self) -> Result<String> {
+        scrape(self.health, "/metrics").await
+    }
+
+    /// Whether it could take over at once.
+    pub(crate) async fn is_ready(&self) -> bool {
+        let answer = scrape(self.health, "/readyz").await;
+        answer.is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
+    }
+
+    /// Jobs that it has reconciled and that train.
+    pub(crate) async fn trains(&self) -> usize {
+        let text = self.metrics().await.unwrap_or_default();
+        let trains = |l: &&str| {
+            l.starts_with("varuna_job_phase{") && l.contains("\"Training\"") && l.ends_with(" 1.0")
+        };
+        text.lines().filter(trains).count()
+    }
+
+    /// Resident memory in MB, and seconds of CPU so far.
+    pub(crate) fn cost(&self) -> Result<(f64, f64)> {
+        let id = self.process.id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let kb = status.lines().find_map(|l| {
+            l.strip_prefix("VmRSS:")?
+                .trim()
+                .strip_suffix(" kB")?
+                .parse::<f64>()
+                .ok()
+        });
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
+        // After the name, which may hold anything: user and system time are the 12th and 13th, in hundredths.
+        let rest: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        let ticks = |i: usize| rest.get(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
+        Ok((kb.context("VmRSS")? / 1e3, (ticks(11) + ticks(12)) / 100.0))
+    }
+}
+
+/// What the machine has done since it was started: busy and all ticks of its processors.
+#[derive(Clone, Copy)]
+pub(crate) struct MachineTime {
+    busy: f64,
+    all: f64,
+}
+
+impl MachineTime {
+    pub(crate) fn now() -> Result<MachineTime> {
+        let text = std::fs::read_to_string("/proc/stat")?;
+        let line = text.lines().next().context("/proc/stat")?;
+        let ticks: Vec<f64> = line
+            .split_whitespace()
+            .skip(1)
+            .take(8)
+            .filter_map(|t| t.parse().ok())
+            .collect();
+        let all: f64 = ticks.iter().sum();
+        // Idle, and idle with a disk that is waited for.
+        let idle: f64 = ticks.iter().skip(3).take(2).sum();
+        Ok(MachineTime {
+            busy: all - idle,
+            all,
+        })
+    }
+
+    /// The share of all processors' time, in percent, that was spent since then.
+    pub(crate) fn busy_percent(self) -> Result<f64> {
+        let now = MachineTime::now()?;
+        Ok(100.0 * (now.busy - self.busy) / (now.all - self.all).max(1.0))
+    }
+}
