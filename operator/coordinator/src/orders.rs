@@ -86,9 +86,23 @@ pub fn orders_of(object: &DynamicObject) -> Option<RunSpec> {
     .ok()
 }
 
+/// Orders, and the version of the object in which they were seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SeenOrders {
+    /// The orders.
+    pub spec: RunSpec,
+    /// The object's `resourceVersion`, as the number that it is.
+    pub version: u64,
+}
+
 /// Follows the orders until `orders` has no reader. What cannot be understood leaves the last orders in force; so does an API server that
 /// does not answer.
-pub async fn follow(runs: Api<DynamicObject>, name: String, orders: watch::Sender<Orders>) {
+pub async fn follow(
+    runs: Api<DynamicObject>,
+    name: String,
+    orders: watch::Sender<Orders>,
+    seen: watch::Sender<Option<SeenOrders>>,
+) {
     let config = watcher::Config::default()
         .timeout(WATCH_SECONDS)
         .fields(&format!("metadata.name={name}"));
@@ -97,9 +111,25 @@ pub async fn follow(runs: Api<DynamicObject>, name: String, orders: watch::Sende
     while !orders.is_closed() {
         let Some(event) = events.next().await else { return };
         let given = |object: &DynamicObject| {
-            if let Some(spec) = orders_of(object) {
-                orders.send_replace(Orders::Given(spec));
+            let Some(spec) = orders_of(object) else { return };
+            if let Ok(version) = object
+                .metadata
+                .resource_version
+                .as_deref()
+                .unwrap_or_default()
+                .parse()
+            {
+                let spec = spec.clone();
+                seen.send_replace(Some(SeenOrders { spec, version }));
             }
+            orders.send_if_modified(|known| {
+                let given = Orders::Given(spec);
+                let is_new = *known != given;
+                if is_new {
+                    *known = given;
+                }
+                is_new
+            });
         };
         match event {
             Ok(watcher::Event::Init) => listed = false,

@@ -25,6 +25,8 @@ pub struct ClusterStore {
     runtime: Handle,
     /// The newest version that was read or written.
     known: u64,
+    /// The object with that version, so that a write need not read it first; none where what is stored is not known for certain.
+    newest: Option<VarunaRecord>,
 }
 
 impl ClusterStore {
@@ -37,6 +39,7 @@ impl ClusterStore {
             uid,
             runtime,
             known: 0,
+            newest: None,
         }
     }
 
@@ -84,18 +87,9 @@ impl ClusterStore {
         self.known = record.version;
         Ok((object, record))
     }
-}
 
-impl RecordStore for ClusterStore {
-    fn read(&mut self) -> Result<Record, StoreError> {
-        Ok(self.get()?.1)
-    }
-
-    fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError> {
-        let (mut object, present) = self.get()?;
-        if present.version != expect {
-            return Ok(false);
-        }
+    /// Writes a record over this version of the object; false where there is a newer one.
+    fn replace(&mut self, mut object: VarunaRecord, record: &Record) -> Result<bool, StoreError> {
         let stored = record_format::encode(record).map_err(|e| self.error("write", e))?;
         object.status = Some(RecordStatus {
             version: i64::try_from(record.version).unwrap_or(i64::MAX),
@@ -104,12 +98,34 @@ impl RecordStore for ClusterStore {
         let params = PostParams::default();
         let answer = self.wait("write", self.records.replace_status(&self.name, &params, &object))?;
         match answer {
-            Ok(_) => {
+            Ok(object) => {
                 self.known = record.version;
+                self.newest = Some(object);
                 Ok(true)
             }
             Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
             Err(error) => Err(self.error("write", error)),
         }
+    }
+}
+
+impl RecordStore for ClusterStore {
+    fn read(&mut self) -> Result<Record, StoreError> {
+        let (object, record) = self.get()?;
+        self.newest = Some(object);
+        Ok(record)
+    }
+
+    fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError> {
+        // Whatever fails below leaves it unknown what is stored.
+        if let Some(object) = self.newest.take()
+            && self.known == expect
+            && self.replace(object, record)?
+        {
+            return Ok(true);
+        }
+        // Somebody has written it: another coordinator its status, or anybody a label.
+        let (object, present) = self.get()?;
+        Ok(present.version == expect && self.replace(object, record)?)
     }
 }

@@ -1,7 +1,7 @@
 //! Writes the reports of a coordinator into the status of its `VarunaRun`: at once where something has changed that matters, from time to
 //! time where only steps were committed.
 
-use crate::orders::{Turn, orders_of, turn};
+use crate::orders::{SeenOrders, Turn, orders_of, turn};
 use crate::report::UrgentPart;
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
@@ -11,10 +11,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
 
-/// Reports of steps alone are at least this far apart: one for each step would be too many.
+/// After a change that matters, the next report of steps alone is this far away; each further one is twice as far, up to the maximum. Whoever
+/// waits for a job to go on sees it soon, and a thousand jobs that go on write 17 reports a second.
 const STEPS_INTERVAL: Duration = Duration::from_secs(15);
-/// All reports are at least this far apart, so that a burst of changes is one report.
-const BURST: Duration = Duration::from_millis(100);
+const STEPS_INTERVAL_MAX: Duration = Duration::from_secs(60);
+/// All reports are at least this far apart: a change is reported at once, and what follows from it in one report.
+const BURST: Duration = Duration::from_secs(1);
 /// A write that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// After a failed write the next one waits this long.
@@ -37,24 +39,25 @@ pub struct Reports {
     pub name: String,
     /// The coordinator that reports.
     pub number: i64,
+    /// The newest orders that a watch has shown: their version is written over without reading it.
+    pub seen: watch::Receiver<Option<SeenOrders>>,
 }
 
 impl Reports {
     /// Writes what `reports` holds whenever it changes, until one says how the coordinator ended and is written, or another is in charge.
     pub async fn write(self, mut reports: watch::Receiver<Option<RunStatus>>) -> Ended {
-        let mut written: Option<(UrgentPart, Instant)> = None;
+        let mut schedule = Schedule::default();
         let mut version = None;
         loop {
-            let report = reports.borrow_and_update().clone();
-            let is_due = |report: &RunStatus| {
-                written.as_ref().is_none_or(|(part, at)| {
-                    at.elapsed() >= STEPS_INTERVAL || *part != UrgentPart::of(report)
-                })
+            let due = {
+                let report = reports.borrow_and_update();
+                let is_due = |report: &&RunStatus| schedule.is_due(Instant::now(), report);
+                report.as_ref().filter(is_due).cloned()
             };
-            if let Some(report) = report.filter(is_due) {
+            if let Some(report) = due {
                 match self.write_one(&report, &mut version).await {
                     Ok(Written::Done) if report.end.is_some() => return Ended::Reported,
-                    Ok(Written::Done) => written = Some((UrgentPart::of(&report), Instant::now())),
+                    Ok(Written::Done) => schedule.wrote(Instant::now(), &report),
                     Ok(Written::Deposed) => return Ended::Deposed,
                     Err(why) => {
                         tracing::warn!(why, "the report is not written");
@@ -63,33 +66,33 @@ impl Reports {
                         continue;
                     }
                 }
-                tokio::time::sleep(BURST).await;
             }
-            let later = tokio::time::sleep(STEPS_INTERVAL);
+            let not_before = schedule.not_before();
             tokio::select! {
                 changed = reports.changed() => if changed.is_err() {
                     // Its owner has ended without a last report.
                     return Ended::Deposed;
                 },
-                () = later => {}
+                () = tokio::time::sleep_until(schedule.steps_due()) => {}
             }
+            tokio::time::sleep_until(not_before).await;
         }
     }
 
-    /// Writes one report over the version that was read last, so that it replaces no report of a later coordinator.
-    async fn write_one(&self, report: &RunStatus, version: &mut Option<String>) -> Result<Written, String> {
-        for _ in 0..3 {
-            if version.is_none() {
-                let Some(object) = within(self.runs.get_opt(&self.name)).await? else {
-                    return Ok(Written::Deposed);
-                };
-                if orders_of(&object).is_some_and(|spec| turn(&spec, self.number) == Turn::Leave) {
-                    return Ok(Written::Deposed);
-                }
-                version.clone_from(&object.metadata.resource_version);
-            }
+    /// Writes one report over the newest version that is known, so that it replaces no report of a later coordinator.
+    async fn write_one(&self, report: &RunStatus, version: &mut Option<u64>) -> Result<Written, String> {
+        for attempt in 0..3 {
+            // After a conflict what is known is out of date.
+            let known = self.newest_version(*version).filter(|_| attempt == 0);
+            let known = match known {
+                Some(known) => known,
+                None => match self.read_version().await? {
+                    Some(read) => read,
+                    None => return Ok(Written::Deposed),
+                },
+            };
             let mut object = DynamicObject::new(&self.name, &crate::orders::resource());
-            object.metadata.resource_version.clone_from(version);
+            object.metadata.resource_version = Some(known.to_string());
             object.data = json!({ "status": report });
             match within(
                 self.runs
@@ -98,7 +101,8 @@ impl Reports {
             .await
             {
                 Ok(object) => {
-                    *version = object.metadata.resource_version;
+                    let written = object.metadata.resource_version;
+                    *version = written.and_then(|written| written.parse().ok());
                     return Ok(Written::Done);
                 }
                 Err(Failure::Api(kube::Error::Api(status)))
@@ -110,6 +114,75 @@ impl Reports {
             }
         }
         Err("others write it as well".into())
+    }
+
+    /// The newest version that is known to have this coordinator in charge. `written`: the one that was written last.
+    fn newest_version(&self, written: Option<u64>) -> Option<u64> {
+        let seen = self.seen.borrow();
+        match seen
+            .as_ref()
+            .filter(|seen| written.is_none_or(|written| written < seen.version))
+        {
+            Some(seen) => (turn(&seen.spec, self.number) != Turn::Leave).then_some(seen.version),
+            None => written,
+        }
+    }
+
+    /// The version that there is now; none where another coordinator is in charge, or the job is gone.
+    async fn read_version(&self) -> Result<Option<u64>, String> {
+        let Some(object) = within(self.runs.get_opt(&self.name)).await? else {
+            return Ok(None);
+        };
+        if orders_of(&object).is_some_and(|spec| turn(&spec, self.number) == Turn::Leave) {
+            return Ok(None);
+        }
+        let version = object.metadata.resource_version.unwrap_or_default();
+        let number = version.parse();
+        number
+            .map(Some)
+            .map_err(|_| format!("resourceVersion {version:?} is no number"))
+    }
+}
+
+/// When the next report is written.
+#[derive(Debug, Default)]
+struct Schedule {
+    /// What was written last, and when.
+    written: Option<(UrgentPart, Instant)>,
+    /// From that report to the next one of steps alone.
+    interval: Duration,
+}
+
+impl Schedule {
+    fn is_due(&self, now: Instant, report: &RunStatus) -> bool {
+        self.written
+            .as_ref()
+            .is_none_or(|(part, _)| now >= self.steps_due() || *part != UrgentPart::of(report))
+    }
+
+    fn wrote(&mut self, now: Instant, report: &RunStatus) {
+        let part = UrgentPart::of(report);
+        let only_steps = self.written.as_ref().is_some_and(|(before, _)| *before == part);
+        self.interval = if only_steps {
+            (self.interval * 2).min(STEPS_INTERVAL_MAX)
+        } else {
+            STEPS_INTERVAL
+        };
+        self.written = Some((part, now));
+    }
+
+    /// When steps alone are reported.
+    fn steps_due(&self) -> Instant {
+        let interval = self.interval.max(STEPS_INTERVAL);
+        let written = self.written.as_ref().map(|(_, at)| *at + interval);
+        written.unwrap_or_else(|| Instant::now() + interval)
+    }
+
+    /// Nothing is written before.
+    fn not_before(&self) -> Instant {
+        self.written
+            .as_ref()
+            .map_or_else(Instant::now, |(_, at)| *at + BURST)
     }
 }
 
@@ -136,4 +209,41 @@ impl From<Failure> for String {
 async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
     let answer = tokio::time::timeout(DEADLINE, call).await;
     Ok(answer.map_err(|_| Failure::Late)??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(address: &str, loss: f64) -> RunStatus {
+        RunStatus {
+            coordinator: 1,
+            address: Some(address.into()),
+            loss: Some(loss),
+            ..RunStatus::default()
+        }
+    }
+
+    #[test]
+    fn a_change_is_due_at_once_and_steps_less_and_less_often() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        assert!(schedule.is_due(start, &report("a", 1.0)), "the first");
+        schedule.wrote(start, &report("a", 1.0));
+        let mut at = start;
+        for seconds in [15, 30, 60, 60] {
+            let next = at + Duration::from_secs(seconds);
+            assert!(!schedule.is_due(next - Duration::from_millis(1), &report("a", 0.5)));
+            assert!(schedule.is_due(next, &report("a", 0.5)), "after {seconds} s");
+            schedule.wrote(next, &report("a", 0.5));
+            at = next;
+        }
+        assert!(schedule.is_due(at, &report("b", 0.5)), "another address");
+        assert_eq!(schedule.not_before(), at + BURST, "not within a burst");
+        schedule.wrote(at, &report("b", 0.5));
+        assert_eq!(
+            schedule.steps_due(),
+            at + STEPS_INTERVAL,
+            "soon again after a change"
+        );
+    }
 }

@@ -78,7 +78,8 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let metrics = Arc::new(Metrics::new(&configuration.namespace, &configuration.job));
     let (told, mut orders) = watch::channel(Orders::Unknown);
     let runs = orders::runs(&client, &configuration.namespace);
-    let follow = orders::follow(runs.clone(), configuration.run.clone(), told);
+    let (saw, seen) = watch::channel(None);
+    let follow = orders::follow(runs.clone(), configuration.run.clone(), told, saw);
     let _following = AbortOnDrop(tokio::spawn(follow).abort_handle());
     let answering = health::serve(listener, Arc::clone(&metrics));
     let _answering = AbortOnDrop(tokio::spawn(answering).abort_handle());
@@ -99,6 +100,7 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         runs,
         name: configuration.run.clone(),
         number,
+        seen,
     };
     let mut lead = Lead {
         by: Reporter {

@@ -6,7 +6,7 @@ use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use varuna_api::crd::{RunMessage, RunStatus};
-use varuna_cluster_coordinator::orders;
+use varuna_cluster_coordinator::orders::{self, SeenOrders};
 use varuna_cluster_coordinator::reporter::Reports;
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, JOB_LABEL, NUMBER_LABEL};
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
@@ -60,6 +60,8 @@ pub(crate) struct StandIn {
     nodes: usize,
     health: SocketAddr,
     jobs: Mutex<BTreeMap<String, Coordinator>>,
+    /// Where each run's orders are shown to its coordinator, as its own watch would.
+    orders: Mutex<BTreeMap<String, watch::Sender<Option<SeenOrders>>>>,
     /// Pods that were bound and set running, by uid.
     running: Mutex<BTreeSet<String>>,
     bound: AtomicUsize,
@@ -93,12 +95,14 @@ impl StandIn {
             nodes,
             health,
             jobs: Mutex::default(),
+            orders: Mutex::default(),
             running: Mutex::default(),
             bound: AtomicUsize::new(0),
             calls: Semaphore::new(ABREAST),
             pods,
         });
         tokio::spawn(Arc::clone(&all).follow_pods());
+        tokio::spawn(Arc::clone(&all).follow_runs());
         tokio::spawn(Arc::clone(&all).commit_steps());
         tokio::spawn(Arc::clone(&all).beat());
         Ok(all)
@@ -119,6 +123,23 @@ impl StandIn {
                 Ok(watcher::Event::Delete(pod)) => self.gone(&pod),
                 Ok(watcher::Event::Init | watcher::Event::InitDone) => {}
                 Err(error) => eprintln!("pods: {error}"),
+            }
+        }
+    }
+
+    async fn follow_runs(self: Arc<Self>) {
+        let runs = orders::runs(&self.client, &self.namespace);
+        let mut events = watcher(runs, watcher::Config::default())
+            .applied_objects()
+            .boxed();
+        while let Some(run) = events.next().await {
+            let Ok(run) = run else { continue };
+            let version = run.metadata.resource_version.as_ref();
+            let version = version.and_then(|version| version.parse().ok());
+            let seen = orders::orders_of(&run).zip(version);
+            let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+            if let (Some((spec, version)), Some(to)) = (seen, orders.get(&run.name_any())) {
+                to.send_replace(Some(SeenOrders { spec, version }));
             }
         }
     }
@@ -195,10 +216,16 @@ impl StandIn {
 
     fn lead(&self, job: String, number: i64, run: String) {
         let (report, reports) = watch::channel(None);
+        let (saw, seen) = watch::channel(None);
+        self.orders
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(run.clone(), saw);
         let writes = Reports {
             runs: orders::runs(&self.coordinators, &self.namespace),
-            name: run,
+            name: run.clone(),
             number,
+            seen,
         };
         let writes = tokio::spawn(async move {
             writes.write(reports).await;
