@@ -11,13 +11,13 @@ use kube::Api;
 use kube::api::{ObjectMeta, PostParams};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// A leader that has not renewed its lease for this time may be replaced.
 const LENGTH_SECONDS: i32 = 10;
 /// The leader renews, and a follower reads the lease, at this interval.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
-/// A leader that could not renew for this time gives up: before another may take over, with room for a slow call.
+/// A leader that could not renew for this time gives up, whatever call it waits for: before another may take over.
 const GIVE_UP: Duration = Duration::from_secs(7);
 /// The deadline of one call.
 const CALL_DEADLINE: Duration = Duration::from_secs(2);
@@ -60,6 +60,8 @@ pub struct Candidate {
     health: Arc<Health>,
     /// The last version seen, and since when.
     seen: (Option<String>, Instant),
+    /// When the try began that took or renewed the lease last.
+    renewed: Instant,
 }
 
 impl Candidate {
@@ -72,6 +74,7 @@ impl Candidate {
             identity,
             health,
             seen: (None, Instant::now()),
+            renewed: Instant::now(),
         }
     }
 
@@ -89,16 +92,7 @@ impl Candidate {
 
     /// Renews; returns when leadership is lost.
     pub async fn hold(&mut self) -> String {
-        let mut renewed = Instant::now();
-        loop {
-            sleep(INTERVAL).await;
-            match self.step().await {
-                Ok(true) => renewed = Instant::now(),
-                Ok(false) => return "another process leads".into(),
-                Err(error) if renewed.elapsed() > GIVE_UP => return error,
-                Err(error) => tracing::warn!(error, "the lease is not renewed"),
-            }
-        }
+        hold(self.renewed, INTERVAL, GIVE_UP, async || self.step().await).await
     }
 
     /// Releases the lease, so that another process need not wait.
@@ -122,7 +116,11 @@ impl Candidate {
 
     /// One try; true where this process leads now.
     async fn step(&mut self) -> Result<bool, String> {
+        let began = Instant::now();
         let result = self.attempt().await;
+        if result == Ok(true) {
+            self.renewed = began;
+        }
         self.health.lease_tried(result.is_ok());
         result
     }
@@ -188,6 +186,33 @@ impl Candidate {
     }
 }
 
+/// Renews a lease that was taken by a try that began at `renewed`; returns when it is lost. Another process counts from when it saw the
+/// lease change, which is later than that.
+async fn hold(
+    mut renewed: Instant,
+    interval: Duration,
+    give_up: Duration,
+    mut renew: impl AsyncFnMut() -> Result<bool, String>,
+) -> String {
+    let mut why = "no answer from the API server".to_owned();
+    loop {
+        let again = async {
+            sleep(interval).await;
+            let began = Instant::now();
+            (began, renew().await)
+        };
+        match timeout_at(renewed + give_up, again).await {
+            Ok((began, Ok(true))) => renewed = began,
+            Ok((_, Ok(false))) => return "another process leads".into(),
+            Ok((_, Err(error))) => {
+                tracing::warn!(error, "the lease is not renewed");
+                why = error;
+            }
+            Err(_) => return why,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,9 +236,36 @@ mod tests {
         assert_eq!(holder(Some(&released), "b", after(0)), Holder::Nobody);
     }
 
-    #[test]
-    fn a_leader_gives_up_before_another_may_take_over() {
-        let length = Duration::from_secs(u64::from(LENGTH_SECONDS.unsigned_abs()));
-        assert!(GIVE_UP + CALL_DEADLINE < length);
+    const SHORT: Duration = Duration::from_millis(1);
+    const LONG: Duration = Duration::from_millis(40);
+
+    /// However long a call takes, a leader gives up this long after the try began that renewed last.
+    #[tokio::test]
+    async fn a_leader_gives_up_before_another_may_take_over() {
+        assert!(GIVE_UP < Duration::from_secs(u64::from(LENGTH_SECONDS.unsigned_abs())));
+        let began = Instant::now();
+        let (mut tries, mut renewed) = (0, began);
+        let lost = hold(began, SHORT, LONG, async || {
+            tries += 1;
+            if tries > 1 {
+                std::future::pending::<()>().await;
+            }
+            renewed = Instant::now();
+            Ok(true)
+        });
+        assert_eq!(lost.await, "no answer from the API server");
+        assert_eq!(tries, 2);
+        assert!(renewed > began && renewed.elapsed() >= LONG - SHORT);
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_is_refused_goes_on_for_a_while_and_ends_at_once_where_another_leads() {
+        let began = Instant::now();
+        let lost = hold(began, SHORT, LONG, async || Err("refused".into())).await;
+        assert_eq!(lost, "refused");
+        assert!(began.elapsed() >= LONG);
+        let never = Duration::from_secs(3600);
+        let lost = hold(Instant::now(), SHORT, never, async || Ok(false)).await;
+        assert_eq!(lost, "another process leads");
     }
 }
