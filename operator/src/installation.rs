@@ -38,6 +38,11 @@ pub const JOB_RIGHTS: &[Right] = &[
     ("", "services", &["get", "create", "patch"]),
     ("", "configmaps", &["get", "create", "patch"]),
     ("policy", "poddisruptionbudgets", &["get", "create", "patch"]),
+    (
+        "networking.k8s.io",
+        "networkpolicies",
+        &["get", "create", "patch"],
+    ),
     ("discovery.k8s.io", "endpointslices", &["get", "create", "patch"]),
     ("discovery.k8s.io", "endpointslices/restricted", &["create"]),
     ("events.k8s.io", "events", &["create", "patch"]),

@@ -309,15 +309,12 @@ async fn the_check_of_an_installation_names_every_fault() {
     let leases = Api::namespaced(client.clone(), &namespace);
     let health = Arc::new(Health::new(Arc::default()));
     let mut candidate = Candidate::new(leases, "v-varuna-operator".into(), "test".into(), health);
-    let leader = tokio::spawn(async move {
-        candidate.acquire().await;
-        candidate.hold().await
-    });
-    assert_eq!(
-        faults(&client, &installation).await.unwrap(),
-        Vec::<String>::new()
-    );
-    leader.abort();
+    candidate.acquire().await;
+    let found = tokio::select! {
+        found = faults(&client, &installation) => found.unwrap(),
+        why = candidate.hold() => panic!("{why}"),
+    };
+    assert_eq!(found, Vec::<String>::new());
     // An account without any right.
     let client = cluster().client_as(&namespace, "default").await.unwrap();
     let found = faults(&client, &installation).await.unwrap();
