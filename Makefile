@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -48,11 +48,12 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
+	$(MAKE) test-alerts
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
@@ -121,6 +122,10 @@ test-image-cuda: build-release ## Whether a worker in that image finds the node'
 
 release: setup ## Make what users install, in dist/: images, chart with their digests, SBOMs, checksums (REGISTRY=...; CUDA=1; root, Debian)
 	scripts/release.sh
+
+test-alerts: ## Test what the chart's alerts fire for, with promtool (built once, minutes)
+	scripts/setup-prometheus.sh
+	.cache/prometheus/promtool test rules tests/cluster/prometheus/alerts.yaml
 
 # The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
 e2e-quick: build test-data
