@@ -78,7 +78,8 @@ pub(super) fn links(
         let stages = pipeline.stages.iter().zip(pipeline.stages.iter().skip(1));
         stages.for_each(|(a, b)| link(a.worker, b.worker));
     }
-    for ring in holders {
+    // The units of a stage have the same holders, and so the same ring: one of them is enough.
+    for ring in holders.chunk_by(|a, b| a == b).filter_map(|units| units.first()) {
         let next = ring.iter().cycle().skip(1);
         ring.iter().zip(next).for_each(|(a, b)| link(*a, *b));
     }
