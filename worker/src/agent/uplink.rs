@@ -11,10 +11,13 @@ use varuna_wire::{Downward, Hello, Upward, Welcome, WireError};
 
 /// Messages that may wait in either direction. More than a few mean that the other side is stuck.
 const QUEUE: usize = 1024;
-/// Pauses between two attempts to attach: doubled up to a second, without end.
+/// Pauses between two attempts to attach: doubled up to a second, without end, and up to as much again by chance. All workers lose a
+/// coordinator at the same moment; were they to come back in step, they would push each other out of the places that its port has
+/// for who has not shown the token yet.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(20))
     .with_max_delay(Duration::from_secs(1))
+    .with_jitter()
     .without_max_times();
 
 /// What comes from the coordinator.
@@ -156,6 +159,39 @@ async fn attach(
                 Some(message) => send(&message).await?,
                 None => return Err(StreamError::AgentGone),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn workers_that_lose_their_coordinator_together_come_back_one_by_one() {
+        let tries_at = |seed| -> Vec<Duration> {
+            let pauses = BACKOFF.with_jitter_seed(seed).build().take(8);
+            let add = |at: &mut Duration, pause| {
+                *at += pause;
+                Some(*at)
+            };
+            pauses.scan(Duration::ZERO, add).collect()
+        };
+        let all: Vec<_> = (0..1000).map(tries_at).collect();
+        for attempt in 0..8 {
+            // In slots of a hundredth of the time that has passed.
+            let slot = all[0][attempt] / 100;
+            let slots: BTreeSet<_> = all
+                .iter()
+                .map(|at| at[attempt].as_nanos() / slot.as_nanos())
+                .collect();
+            assert!(slots.len() > 10, "try {attempt}: {} slots", slots.len());
+            let latest = all.iter().map(|at| at[attempt]).max();
+            assert!(
+                latest < Some(Duration::from_secs(2) * 8),
+                "it goes on trying: {latest:?}"
+            );
         }
     }
 }
