@@ -4,28 +4,28 @@ use crate::backoff::Backoff;
 use crate::cluster::apply::Applier;
 use crate::cluster::credentials::CredentialStore;
 use crate::cluster::event_recorder::EventRecorder;
-use crate::decide::Settings;
+use crate::cluster::publish::Publisher;
+use crate::decide::{NODE_SIGNALS, Settings};
 use crate::health::Health;
+use crate::index::Index;
 use crate::probes::Probes;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use crate::resource::JobRef;
 use kube::Client;
-use kube::api::DynamicObject;
-use kube::runtime::reflector::Store;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::watch;
+use tokio::sync::mpsc::Sender;
+use varuna_api::Job;
+
+/// Generation of a spec, and the spec or everything that is wrong with it.
+type ParsedSpec = (i64, Result<Job, String>);
 
 /// What all reconciliations share.
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// All worker pods.
-    pub pods: Store<Pod>,
-    /// All nodes.
-    pub nodes: Store<Node>,
-    /// What all coordinators are ordered, and what they report.
-    pub runs: Store<DynamicObject>,
-    /// Whether the caches of pods, nodes and runs are filled.
-    pub caches_filled: watch::Sender<bool>,
+    /// What the watches have shown.
+    pub index: Arc<Index>,
     /// The operator's configuration.
     pub settings: Settings,
     /// What is measured, and whether the process is alive and ready.
@@ -34,49 +34,44 @@ pub struct Context {
     pub applier: Applier,
     /// Makes tokens and certificates of the jobs.
     pub credentials: CredentialStore,
-    /// Writes Events.
-    pub recorder: EventRecorder,
+    /// Writes statuses and Events.
+    pub publisher: Publisher,
     /// Whether coordinators answer.
     pub probes: Probes,
     /// What failed and is not tried again yet.
     pub backoff: Backoff,
-}
-
-/// The caches that watches fill.
-pub struct Caches {
-    /// All worker and coordinator pods.
-    pub pods: Store<Pod>,
-    /// All nodes.
-    pub nodes: Store<Node>,
-    /// All runs.
-    pub runs: Store<DynamicObject>,
+    /// The jobs' specs, by their uids: a spec is parsed once.
+    pub specs: Mutex<BTreeMap<String, ParsedSpec>>,
 }
 
 impl Context {
-    /// A context in which nothing has happened yet. `instance`: the name of this process, for Events.
+    /// A context in which nothing has happened yet. `instance`: the name of this process, for Events; `changed`: where jobs are named that
+    /// are to be looked at.
     #[must_use]
     pub fn new(
         client: Client,
-        caches: Caches,
         settings: Settings,
         instance: &str,
         health: Arc<Health>,
+        changed: Sender<JobRef>,
     ) -> Context {
         let instance = format!("varuna-operator {instance}");
         let metrics = Arc::clone(&health.metrics);
+        let known = NODE_SIGNALS.iter().map(|signal| (*signal).to_owned());
+        let signals = known.chain(settings.node_signals.iter().cloned()).collect();
+        let index = Arc::new(Index::new(signals));
+        let recorder = EventRecorder::new(client.clone(), instance, metrics);
         Context {
-            applier: Applier::new(client.clone()),
+            applier: Applier::new(client.clone(), Arc::clone(&index)),
             credentials: CredentialStore::new(client.clone()),
-            recorder: EventRecorder::new(client.clone(), instance, metrics),
+            publisher: Publisher::new(client.clone(), recorder),
             client,
-            pods: caches.pods,
-            nodes: caches.nodes,
-            runs: caches.runs,
-            caches_filled: watch::channel(false).0,
+            index,
             settings,
             health,
-            probes: Probes::default(),
+            probes: Probes::new(changed),
             backoff: Backoff::default(),
+            specs: Mutex::default(),
         }
     }
 }

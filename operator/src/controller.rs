@@ -1,68 +1,36 @@
-//! The watches: what makes the operator reconcile a job. Decides nothing.
+//! The controller: which jobs are looked at, and when. Decides nothing about them.
 
-use crate::cluster::{observe, orders};
-use crate::context::{Caches, Context};
-use crate::decide::objects::JOB_LABEL;
-use crate::decide::{ObservedNode, Settings};
+use crate::cluster::observe;
+use crate::context::Context;
+use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref, resource};
+use crate::watches::{self, Reports, WATCHES};
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::DynamicObject;
 use kube::runtime::controller::{Action, Config, Controller};
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource, ResourceExt};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use kube::runtime::reflector::{Store, store::Writer};
+use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, watcher};
+use kube::{Client, ResourceExt};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_api::manifest::KIND;
+use tokio::sync::watch;
 
-/// Jobs that are reconciled concurrently.
-const CONCURRENCY: u16 = 16;
-/// A dead connection is noticed five seconds after this time.
-const WATCH_SECONDS: u32 = 45;
+pub use crate::watches::Scope;
+
+/// Jobs whose pods and orders are written concurrently.
+const CONCURRENCY: u16 = 32;
 /// Requests to reconcile a job that may wait in the queue.
 const REQUESTS_MAX: usize = 1024;
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Which jobs.
-#[derive(Clone, Debug)]
-pub struct Scope {
-    /// Only those of this namespace; all where it is none.
-    pub namespace: Option<String>,
-}
-
-impl Scope {
-    fn api<K>(&self, client: &Client) -> Api<K>
-    where
-        K: Resource<Scope = kube::core::NamespaceResourceScope>,
-        K::DynamicType: Default,
-    {
-        match &self.namespace {
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-            None => Api::all(client.clone()),
-        }
-    }
-
-    fn documents(&self, client: &Client, resource: &ApiResource) -> Api<DynamicObject> {
-        match &self.namespace {
-            Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
-            None => Api::all_with(client.clone(), resource),
-        }
-    }
-}
-
-fn watch_config() -> watcher::Config {
-    watcher::Config::default().timeout(WATCH_SECONDS)
-}
-
-/// Runs the controller until the process ends. `instance`: the name of this process, for Events.
+/// Runs the controller until the process ends. Watches at once; jobs are looked at while `leads`. `instance`: the name of this process, for
+/// Events.
 ///
 /// # Errors
 /// The resource of jobs is not installed.
@@ -72,81 +40,90 @@ pub async fn run(
     settings: Settings,
     instance: &str,
     health: Arc<Health>,
+    leads: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
-    health.metrics.leader.set(1);
-    let jobs = scope.documents(&client, &resource());
+    let jobs = watches::jobs(&client, &scope);
     if let Err(error) = jobs.list(&kube::api::ListParams::default().limit(1)).await {
         anyhow::bail!("VarunaJobs cannot be listed (install crds/, check the role): {error}");
     }
-    let (pods, pod_writer) = reflector::store();
-    let (nodes, node_writer) = reflector::store();
-    let run_writer = reflector::store::Writer::new(orders::resource());
-    let runs = run_writer.as_reader();
-    let (reconcile, requests) = channel(REQUESTS_MAX);
+    let (changed, requests) = channel(REQUESTS_MAX);
+    let (filled, watches_filled) = watch::channel(0);
+    let metrics = Arc::clone(&health.metrics);
     let context = Arc::new(Context::new(
         client.clone(),
-        Caches {
-            pods: pods.clone(),
-            nodes: nodes.clone(),
-            runs,
-        },
         settings,
         instance,
         Arc::clone(&health),
+        changed.clone(),
     ));
-    let pod_events = watcher(scope.api::<Pod>(&client), watch_config().labels(JOB_LABEL))
+    let writer = Writer::new(resource());
+    let store = writer.as_reader();
+    // A status is written by this program alone, and it knows what it writes.
+    let interesting = predicates::generation.combine(predicates::annotations);
+    let job_events = watcher(jobs, watches::config())
         .default_backoff()
-        .reflect(pod_writer)
-        .touched_objects();
-    let run_events = watcher(scope.documents(&client, &orders::resource()), watch_config())
-        .default_backoff()
-        .reflect(run_writer)
-        .touched_objects();
-    let node_events = watcher(Api::<Node>::all(client), watch_config())
-        .default_backoff()
-        .reflect(node_writer)
-        .touched_objects();
-    let jobs_on_changed = jobs_on_changed_nodes(nodes, pods);
-    let controller = Controller::new_with(jobs, watch_config(), resource())
+        .modify(|job| job.metadata.managed_fields = None)
+        .reflect(writer)
+        .touched_objects()
+        .predicate_filter(interesting, Default::default());
+    let controller = Controller::for_stream_with(job_events, store.clone(), resource())
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .watches_stream_with(pod_events, |pod| owner(&pod), ())
-        .watches_stream_with(run_events, |run| job_of_run(&run), orders::resource())
-        .watches_stream_with(node_events, move |node| jobs_on_changed(&node), ())
         .reconcile_on(stream(requests));
-    let sweep = forget_deleted_jobs(Arc::clone(&context), controller.store());
-    let filled = report_filled_caches(Arc::clone(&context));
-    let probes = Arc::clone(&context);
+    let gate = Gate {
+        leads,
+        watches_filled: watches_filled.clone(),
+    };
+    let reconcile_when_ready = move |object, context| {
+        let gate = gate.clone();
+        async move { gate.passed(object, context).await }
+    };
+    let index = Arc::clone(&context.index);
+    let reports = Reports {
+        index: &index,
+        changed,
+        filled: &filled,
+        metrics: &metrics,
+    };
     let work = controller
-        .run(reconcile_when_ready, failed, context)
+        .run(reconcile_when_ready, failed, Arc::clone(&context))
         .for_each(|_| std::future::ready(()));
     tokio::select! {
         () = work => {}
-        () = sweep => {}
-        () = filled => {}
-        () = probes.probes.run(reconcile) => {}
+        () = watches::run(&client, &scope, &reports) => {}
+        () = forget_deleted_jobs(&context, store) => {}
+        () = report_filled_caches(&health, watches_filled) => {}
+        () = context.publisher.run() => {}
     }
     Ok(())
 }
 
-/// Reports once that the caches are filled; never ends. Nothing else waits for the stores themselves: kube-runtime wakes one waiter
-/// only, and other reconciliations would wait for ever.
-async fn report_filled_caches(context: Arc<Context>) {
-    let pods_and_nodes =
-        context.pods.wait_until_ready().await.is_ok() && context.nodes.wait_until_ready().await.is_ok();
-    if pods_and_nodes && context.runs.wait_until_ready().await.is_ok() {
-        context.health.caches_filled();
-        context.caches_filled.send_replace(true);
+/// Reports once that the caches are filled; never ends.
+async fn report_filled_caches(health: &Health, mut filled: watch::Receiver<usize>) {
+    if filled.wait_for(|filled| *filled >= WATCHES).await.is_ok() {
+        health.caches_filled();
     }
     std::future::pending().await
 }
 
-/// No decision before the caches are filled: a pod on a node that is not in the cache would be taken for lost.
-async fn reconcile_when_ready(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
-    let mut filled = context.caches_filled.subscribe();
-    if filled.wait_for(|filled| *filled).await.is_err() {
-        return Err(Error::Timeout);
+/// When jobs may be looked at.
+#[derive(Clone)]
+struct Gate {
+    leads: watch::Receiver<bool>,
+    watches_filled: watch::Receiver<usize>,
+}
+
+impl Gate {
+    /// No decision before the caches are filled, as a pod on a node that is not in them would be taken for lost, and none by a process that
+    /// does not lead.
+    async fn passed(mut self, object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+        let filled = self.watches_filled.wait_for(|filled| *filled >= WATCHES);
+        let is_filled = filled.await.is_ok();
+        let leads = self.leads.wait_for(|leads| *leads).await.is_ok();
+        if !(is_filled && leads) {
+            return Err(Error::Timeout);
+        }
+        reconcile(object, context).await
     }
-    reconcile(object, context).await
 }
 
 fn stream(requests: Receiver<JobRef>) -> impl futures::Stream<Item = JobRef> + Send + 'static {
@@ -155,65 +132,45 @@ fn stream(requests: Receiver<JobRef>) -> impl futures::Stream<Item = JobRef> + S
     })
 }
 
-/// The job that a pod belongs to.
-fn owner(pod: &Pod) -> Option<JobRef> {
-    let namespace = pod.namespace()?;
-    observe::job_of(pod).map(|job| job_ref(&namespace, job))
-}
-
-/// The job that a run belongs to.
-fn job_of_run(run: &DynamicObject) -> Option<JobRef> {
-    let owners = run.metadata.owner_references.iter().flatten();
-    let job = owners
-        .filter(|o| o.controller == Some(true))
-        .find(|o| o.kind == KIND)?;
-    Some(job_ref(&run.namespace()?, &job.name))
-}
-
-/// The jobs with pods on a node of which something has changed that decisions are made from: heartbeats are not.
-fn jobs_on_changed_nodes(
-    nodes: Store<Node>,
-    pods: Store<Pod>,
-) -> impl Fn(&Node) -> Vec<JobRef> + Send + Sync + 'static {
-    let known: Mutex<BTreeMap<String, ObservedNode>> = Mutex::default();
-    move |node| {
-        let name = node.name_any();
-        let present = nodes
-            .get(&reflector::ObjectRef::new(&name))
-            .map(|n| observe::node(&n));
-        let mut known = known.lock();
-        if known.get(&name) == present.as_ref() {
-            return vec![];
-        }
-        match present {
-            Some(observed) => known.insert(name.clone(), observed),
-            None => known.remove(&name),
-        };
-        let on = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.node_name.as_ref()) == Some(&name);
-        let jobs: BTreeSet<(String, String)> = pods
-            .state()
-            .iter()
-            .filter(|pod| on(pod))
-            .filter_map(|pod| Some((pod.namespace()?, observe::job_of(pod)?.to_owned())))
-            .collect();
-        jobs.into_iter()
-            .map(|(namespace, job)| job_ref(&namespace, &job))
-            .collect()
-    }
-}
-
-/// Forgets deleted jobs: a controller is not called when an object without finalizers is gone.
-async fn forget_deleted_jobs(context: Arc<Context>, jobs: Store<DynamicObject>) {
+/// Forgets deleted jobs: a controller is not called when an object without finalizers is gone. Never ends.
+async fn forget_deleted_jobs(context: &Context, jobs: Store<DynamicObject>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+    let mut known = BTreeSet::new();
     loop {
         ticks.tick().await;
+        let uids: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
+        if uids == known {
+            continue;
+        }
         let exists = |namespace: &str, name: &str| jobs.get(&job_ref(namespace, name)).is_some();
         context.health.metrics.jobs.retain(exists);
-        let uids: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
-        context.recorder.retain(|uid| uids.contains(uid));
+        context.index.pods.lock().retain(exists);
+        context.index.runs.lock().retain(|uid| uids.contains(uid));
+        context.specs.lock().retain(|uid, _| uids.contains(uid));
+        context.publisher.retain(|uid| uids.contains(uid));
         context.backoff.retain(|uid| uids.contains(uid));
         context.applier.retain(|uid| uids.contains(uid));
         context.credentials.retain(|uid| uids.contains(uid));
         context.probes.retain(|uid| uids.contains(uid));
+        known = uids;
     }
+}
+
+/// A job, whose spec is parsed once for each of its generations.
+pub(crate) fn observed_job(object: &DynamicObject, context: &Context) -> crate::decide::ObservedJob {
+    let (uid, generation) = (
+        object.uid().unwrap_or_default(),
+        object.metadata.generation.unwrap_or(0),
+    );
+    let parsed = {
+        let specs = context.specs.lock();
+        let known = specs.get(&uid).filter(|(of, _)| *of == generation);
+        known.map(|(_, parsed)| parsed.clone())
+    };
+    let parsed = parsed.unwrap_or_else(|| {
+        let parsed = observe::parsed_spec(object);
+        context.specs.lock().insert(uid, (generation, parsed.clone()));
+        parsed
+    });
+    observe::job_with(object, parsed)
 }

@@ -47,7 +47,7 @@ impl Health {
         }
     }
 
-    /// This process leads, and its caches of pods and nodes are filled.
+    /// The caches are filled.
     pub fn caches_filled(&self) {
         self.caches_filled.store(true, Ordering::Relaxed);
     }
@@ -80,7 +80,8 @@ impl Health {
             Some(_) => {}
         }
         let leads = self.metrics.leader.get() == 1;
-        if leads && !self.caches_filled.load(Ordering::Relaxed) {
+        // One that waits fills them as well, so that it takes over at once.
+        if !self.caches_filled.load(Ordering::Relaxed) {
             return Err("the caches are not filled yet".into());
         }
         Ok(if leads { "leads" } else { "waits to take over" })
@@ -149,10 +150,10 @@ mod tests {
             "{unready}"
         );
         health.lease_tried(true);
-        assert!(get(address, "/readyz").await.ends_with("waits to take over"));
-        health.metrics.leader.set(1);
         assert!(get(address, "/readyz").await.contains("caches are not filled"));
         health.caches_filled();
+        assert!(get(address, "/readyz").await.ends_with("waits to take over"));
+        health.metrics.leader.set(1);
         assert!(get(address, "/readyz").await.ends_with("leads"));
         let scraped = get(address, "/metrics").await;
         assert!(scraped.contains("application/openmetrics-text"), "{scraped}");

@@ -1,6 +1,6 @@
 //! The operator: creates the pods of `VarunaJob`s, workers and coordinators, and reports on them.
 //!
-//! A reconciliation observes, decides, carries out, reports and publishes (`reconcile`). The plan of a job is not decided here but
+//! A reconciliation observes, decides, carries out and reports (`reconcile`). The plan of a job is not decided here but
 //! by its coordinator.
 //!
 //! | module | owns | side effects |
@@ -8,11 +8,13 @@
 //! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
 //! | [`metrics`] | what is measured | state only |
 //! | [`backoff`] | what failed and is not tried again yet | state only |
+//! | [`index`] | what the watches have shown, by job | state only |
 //! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
 //! | [`health`] | `/healthz`, `/readyz`, `/metrics` | serves HTTP |
 //! | [`installation`] | whether an installation is whole | API calls |
-//! | [`context`], [`reconcile`], [`controller`] | what all reconciliations share; one reconciliation; what triggers it | API watches |
+//! | [`leadership`] | the thread that holds the Lease and answers probes | API calls, serves HTTP |
+//! | [`context`], [`reconcile`], [`controller`], [`watches`] | what all reconciliations share; one reconciliation; when it is due; what fills the index | API watches |
 
 pub mod backoff;
 pub mod cluster;
@@ -21,8 +23,11 @@ pub mod controller;
 pub mod decide;
 pub mod error;
 pub mod health;
+pub mod index;
 pub mod installation;
+pub mod leadership;
 pub mod metrics;
 pub mod probes;
 pub mod reconcile;
 pub mod resource;
+pub mod watches;

@@ -1,15 +1,15 @@
-//! `varuna-operator`: waits for leadership, then runs the controller until it loses it.
+//! `varuna-operator`: watches the cluster, and runs the controller while it leads; the process ends with its leadership.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
-use kube::{Api, Client, Config};
+use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
-use varuna_operator::health::{self, Health};
+use varuna_operator::health::Health;
 use varuna_operator::installation::{self, Installation};
+use varuna_operator::leadership::{self, Candidacy};
 use varuna_wire::address::any_beside;
 
 /// Where probes and scrapes are answered, as the chart expects it.
@@ -70,7 +70,7 @@ async fn main() -> Result<()> {
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
-    let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    let client = Client::try_from(config.clone()).context("the cluster's configuration cannot be used")?;
     if arguments.check {
         return check(&client, arguments).await;
     }
@@ -79,25 +79,15 @@ async fn main() -> Result<()> {
         any_beside(&arguments.address.to_string()),
         HEALTH_PORT,
     ));
-    let listener = tokio::net::TcpListener::bind(probes)
-        .await
-        .with_context(|| format!("cannot listen on {probes} (--health)"))?;
-    let probes = health::serve(listener, Arc::clone(&health));
-    tokio::spawn(async move {
-        if let Err(error) = probes.await {
-            tracing::error!(%error, "probes and scrapes are not answered any more");
-        }
-    });
-    let leases = Api::namespaced(client.clone(), &arguments.lease_namespace);
-    let (name, identity) = (arguments.lease_name.clone(), arguments.identity.clone());
-    let mut candidate = Candidate::new(leases, name, identity, Arc::clone(&health));
+    let candidacy = Candidacy {
+        config,
+        namespace: arguments.lease_namespace,
+        lease: arguments.lease_name,
+        identity: arguments.identity.clone(),
+        probes,
+    };
     let stopped = stopped()?;
-    tokio::pin!(stopped);
-    tokio::select! {
-        () = candidate.acquire() => {}
-        () = &mut stopped => return Ok(()),
-    }
-    tracing::info!(identity = arguments.identity, "leads");
+    let mut leadership = leadership::start(candidacy, Arc::clone(&health))?;
     let scope = Scope {
         namespace: arguments.namespace.clone(),
     };
@@ -108,13 +98,19 @@ async fn main() -> Result<()> {
         gpu_resource: Some(arguments.gpu_resource).filter(|g| !g.is_empty()),
         node_signals: arguments.node_signal,
     };
+    let leads = leadership.leads.clone();
+    let ended = async {
+        match (&mut leadership.ended).await {
+            Ok(why) => why,
+            Err(_) => anyhow!("the thread that holds the Lease has ended"),
+        }
+    };
     tokio::select! {
-        () = &mut stopped => {}
-        // Two that write would undo each other's work: the process ends.
-        why = candidate.hold() => bail!("leadership is lost: {why}"),
-        result = controller::run(client, scope, settings, &arguments.identity, health) => result?,
+        () = stopped => {}
+        why = ended => return Err(why),
+        result = controller::run(client, scope, settings, &arguments.identity, health, leads) => result?,
     }
-    candidate.release().await;
+    leadership.release();
     Ok(())
 }
 

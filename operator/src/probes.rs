@@ -1,201 +1,261 @@
 //! Whether coordinators answer. Asked over HTTP, because Kubernetes takes 40 s to notice that a node is cut off: a coordinator that answered
 //! and then is silent for some seconds is replaced elsewhere. A false alarm costs a change of coordinators, during which training goes on.
+//!
+//! A connection is held to each coordinator. The system's keep-alive finds that the other end is gone, so that a thousand coordinators cost
+//! no work while they answer; they are asked again now and then, since a process that hangs keeps its connections.
 
 use crate::decide::{CoordinatorProbe, ProbeAnswer};
 use crate::resource::JobRef;
-use axum::body::Body;
-use axum::http::StatusCode;
-use futures::{StreamExt as _, stream};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
 use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc::Sender;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
 
-/// Coordinators are asked this often.
-const INTERVAL: Duration = Duration::from_secs(2);
-/// An answer that takes longer does not come.
+/// A coordinator to which a connection is held is asked this often.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// A connection or an answer that takes longer does not come.
 const DEADLINE: Duration = Duration::from_secs(2);
+/// The system asks the other end after this time without a packet, and again so often, before it gives the connection up.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+const KEEPALIVE_TRIES: u32 = 3;
 /// A coordinator that was silent for this time is replaced.
 const SILENCE_MAX: Duration = Duration::from_secs(8);
-/// Coordinators that are asked at the same time.
-const CONCURRENCY: usize = 64;
+/// After a connection has failed another one is tried: soon while the silence may still end in time, later from then on.
+const RETRY: Duration = Duration::from_millis(500);
+const RETRY_SILENT: Duration = Duration::from_secs(15);
+/// Bytes of an answer's head, and of its body.
+const ANSWER_MAX: usize = 4096;
 
-type HttpClient = Client<HttpConnector, Body>;
+/// Whether a coordinator is heard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Contact {
+    /// A connection is held, and it has answered over that.
+    Held,
+    /// There is none since then.
+    Lost(Instant),
+}
 
 /// What is asked on behalf of one job.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 struct Target {
     job: JobRef,
     number: i64,
     address: SocketAddr,
-    /// Since when it is asked.
-    since: Instant,
-    /// When it answered last; none before its first answer.
-    answered: Option<Instant>,
+    contact: Contact,
+    has_answered: bool,
     /// Its silence was reported.
-    silent: bool,
+    is_reported: bool,
+    asking: Option<AbortHandle>,
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some(asking) = &self.asking {
+            asking.abort();
+        }
+    }
 }
 
 impl Target {
+    fn new(now: Instant, job: &JobRef, number: i64, address: SocketAddr) -> Target {
+        Target {
+            job: job.clone(),
+            number,
+            address,
+            contact: Contact::Lost(now),
+            has_answered: false,
+            is_reported: false,
+            asking: None,
+        }
+    }
+
     fn probe(&self, now: Instant) -> Option<CoordinatorProbe> {
-        let is_silent = now.duration_since(self.answered.unwrap_or(self.since)) >= SILENCE_MAX;
-        let answer = match (self.answered, is_silent) {
-            (Some(_), false) => ProbeAnswer::Answers,
-            (Some(_), true) => ProbeAnswer::Silent,
-            (None, true) => ProbeAnswer::NeverAnswered,
-            (None, false) => return None,
+        let answer = match (self.contact, self.has_answered) {
+            (Contact::Held, _) => ProbeAnswer::Answers,
+            (Contact::Lost(since), true) if now.duration_since(since) < SILENCE_MAX => ProbeAnswer::Answers,
+            (Contact::Lost(since), false) if now.duration_since(since) < SILENCE_MAX => return None,
+            (Contact::Lost(_), true) => ProbeAnswer::Silent,
+            (Contact::Lost(_), false) => ProbeAnswer::NeverAnswered,
         };
         Some(CoordinatorProbe {
             number: self.number,
             answer,
         })
     }
-}
 
-/// The coordinators that are asked, by their jobs' uids.
-#[derive(Debug, Default)]
-pub struct Probes(Mutex<BTreeMap<String, Target>>);
-
-impl Probes {
-    /// Asks a job's coordinator from now on, at this address; another one than before begins anew. None = nobody.
-    pub fn follow(&self, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
-        self.follow_at(Instant::now(), uid, job, coordinator);
+    fn answered(&mut self) {
+        self.contact = Contact::Held;
+        self.has_answered = true;
+        self.is_reported = false;
     }
 
-    fn follow_at(&self, now: Instant, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
-        let mut targets = self.0.lock();
+    /// There was no answer at this time, and none since `since`. Returns the job where its coordinator has become silent by that.
+    fn failed(&mut self, now: Instant, since: Instant) -> Option<JobRef> {
+        if self.contact == Contact::Held {
+            self.contact = Contact::Lost(since);
+        }
+        let answer = self.probe(now).map(|probe| probe.answer);
+        let is_silent = matches!(answer, Some(ProbeAnswer::Silent | ProbeAnswer::NeverAnswered));
+        (is_silent && !std::mem::replace(&mut self.is_reported, is_silent)).then(|| self.job.clone())
+    }
+}
+
+type Targets = Mutex<BTreeMap<String, Target>>;
+
+/// The coordinators that are asked, by their jobs' uids.
+#[derive(Debug)]
+pub struct Probes {
+    targets: Arc<Targets>,
+    changed: Sender<JobRef>,
+}
+
+impl Probes {
+    /// Asks nobody yet. `changed`: where jobs are named whose coordinators have become silent.
+    #[must_use]
+    pub fn new(changed: Sender<JobRef>) -> Probes {
+        Probes {
+            targets: Arc::default(),
+            changed,
+        }
+    }
+
+    /// Asks a job's coordinator from now on, at this address; another one than before begins anew. None = nobody. To be called within a
+    /// runtime.
+    pub fn follow(&self, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
+        let mut targets = self.targets.lock();
         let Some((number, address)) = coordinator else {
             targets.remove(uid);
             return;
         };
         let is_same = |t: &Target| (t.number, t.address) == (number, address);
-        if !targets.get(uid).is_some_and(is_same) {
-            let target = Target {
-                job: job.clone(),
-                number,
-                address,
-                since: now,
-                answered: None,
-                silent: false,
-            };
-            targets.insert(uid.to_owned(), target);
+        if targets.get(uid).is_some_and(is_same) {
+            return;
         }
+        let mut target = Target::new(Instant::now(), job, number, address);
+        let ask = ask(
+            Arc::clone(&self.targets),
+            uid.to_owned(),
+            number,
+            address,
+            self.changed.clone(),
+        );
+        target.asking = Some(tokio::spawn(ask).abort_handle());
+        targets.insert(uid.to_owned(), target);
     }
 
     /// Whether a job's coordinator answers; none before that is known.
     #[must_use]
     pub fn probe(&self, uid: &str) -> Option<CoordinatorProbe> {
-        self.0.lock().get(uid)?.probe(Instant::now())
+        self.targets.lock().get(uid)?.probe(Instant::now())
     }
 
     /// Forgets deleted jobs.
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
-        self.0.lock().retain(|uid, _| exists(uid));
-    }
-
-    /// Asks all of them again and again; a job whose coordinator has become silent is reconciled. Never ends.
-    pub async fn run(&self, reconcile: Sender<JobRef>) {
-        let client: &HttpClient = &Client::builder(TokioExecutor::new()).build_http();
-        let mut ticks = tokio::time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            let targets: Vec<(String, SocketAddr)> = {
-                let targets = self.0.lock();
-                targets.iter().map(|(uid, t)| (uid.clone(), t.address)).collect()
-            };
-            let asked = stream::iter(targets)
-                .map(|(uid, address)| async move { (uid, address, answers(client, address).await) });
-            let mut answers = asked.buffer_unordered(CONCURRENCY);
-            while let Some((uid, address, answered)) = answers.next().await {
-                if let Some(job) = self.take(&uid, address, answered, Instant::now()) {
-                    // Nobody reads only when the controller has ended.
-                    let _ = reconcile.send(job).await;
-                }
-            }
-        }
-    }
-
-    /// Takes an answer, or that there was none. Returns the job where its coordinator has become silent.
-    fn take(&self, uid: &str, address: SocketAddr, answered: bool, now: Instant) -> Option<JobRef> {
-        let mut targets = self.0.lock();
-        let target = targets.get_mut(uid).filter(|t| t.address == address)?;
-        if answered {
-            target.answered = Some(now);
-            target.silent = false;
-        }
-        let answer = target.probe(now).map(|probe| probe.answer);
-        let is_silent = matches!(answer, Some(ProbeAnswer::Silent | ProbeAnswer::NeverAnswered));
-        (is_silent && !std::mem::replace(&mut target.silent, is_silent)).then(|| target.job.clone())
+        self.targets.lock().retain(|uid, _| exists(uid));
     }
 }
 
-/// Whether a coordinator answers `/healthz` with 200 in time.
-async fn answers(client: &HttpClient, address: SocketAddr) -> bool {
-    let Ok(uri) = format!("http://{address}/healthz").parse() else {
-        return false;
+/// Asks one coordinator until it is aborted.
+async fn ask(targets: Arc<Targets>, uid: String, number: i64, address: SocketAddr, changed: Sender<JobRef>) {
+    let with = |act: &dyn Fn(&mut Target) -> Option<JobRef>| {
+        let mut targets = targets.lock();
+        let target = targets
+            .get_mut(&uid)
+            .filter(|t| t.number == number && t.address == address);
+        target.and_then(act)
     };
-    match tokio::time::timeout(DEADLINE, client.get(uri)).await {
-        Ok(Ok(answer)) => answer.status() == StatusCode::OK,
-        Ok(Err(_)) | Err(_) => false,
+    loop {
+        let answered = || {
+            with(&|target| {
+                target.answered();
+                None
+            });
+        };
+        let error = hold(address, INTERVAL, answered).await;
+        let now = Instant::now();
+        // The system has tried for a while before it said so.
+        let silent_for = match error.kind() {
+            ErrorKind::TimedOut => KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_TRIES,
+            _ => Duration::ZERO,
+        };
+        let since = now.checked_sub(silent_for).unwrap_or(now);
+        let job = with(&|target| target.failed(now, since));
+        let is_silent = job.is_some() || with(&|t| t.is_reported.then(|| t.job.clone())).is_some();
+        if let Some(job) = job {
+            tracing::warn!(%job, number, %address, %error, "the coordinator does not answer");
+            // Nobody reads only when the controller has ended.
+            let _ = changed.send(job).await;
+        }
+        sleep(if is_silent { RETRY_SILENT } else { RETRY }).await;
+    }
+}
+
+/// Holds a connection to a coordinator for as long as it answers over that; calls `answered` each time. Returns how it ended.
+async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> Error {
+    let held = async {
+        let mut stream = timeout(DEADLINE, TcpStream::connect(address)).await??;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_IDLE)
+            .with_interval(KEEPALIVE_INTERVAL)
+            .with_retries(KEEPALIVE_TRIES);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        loop {
+            timeout(DEADLINE, exchange(&mut stream, address)).await??;
+            answered();
+            // Nothing comes unasked: what can be read is the end.
+            if let Ok(end) = timeout(interval, stream.read_u8()).await {
+                end?;
+                return Err(Error::from(ErrorKind::InvalidData));
+            }
+        }
+    };
+    let result: Result<()> = held.await;
+    result.err().unwrap_or_else(|| ErrorKind::Other.into())
+}
+
+/// Asks `/healthz` over a connection that stays open.
+async fn exchange(stream: &mut TcpStream, address: SocketAddr) -> Result<()> {
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    let head = loop {
+        if let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+            break end + 4;
+        }
+        read_more(stream, &mut answer).await?;
+    };
+    let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
+    let length = text
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+    let length = length.ok_or(ErrorKind::InvalidData)?;
+    while answer.len() < head + length {
+        read_more(stream, &mut answer).await?;
+    }
+    match text.split(' ').nth(1) {
+        Some("200") => Ok(()),
+        _ => Err(ErrorKind::Other.into()),
+    }
+}
+
+async fn read_more(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<()> {
+    if answer.len() > 2 * ANSWER_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    match stream.read_buf(answer).await? {
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::resource::job_ref;
-    use axum::{Router, routing};
-
-    const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
-
-    #[test]
-    fn a_silence_is_known_after_some_seconds_and_reported_once() {
-        let (probes, job, start) = (Probes::default(), job_ref("n", "j"), Instant::now());
-        let answer = |now| probes.0.lock()["u"].probe(now).map(|p| (p.number, p.answer));
-        probes.follow_at(start, "u", &job, Some((3, ADDRESS)));
-        assert_eq!(probes.take("u", ADDRESS, false, start + INTERVAL), None);
-        assert_eq!(answer(start + INTERVAL), None, "it may answer yet");
-        let late = start + SILENCE_MAX;
-        assert_eq!(probes.take("u", ADDRESS, false, late), Some(job.clone()));
-        assert_eq!(answer(late), Some((3, ProbeAnswer::NeverAnswered)));
-        assert_eq!(probes.take("u", ADDRESS, true, late), None);
-        assert_eq!(answer(late + INTERVAL), Some((3, ProbeAnswer::Answers)));
-        let silent = late + SILENCE_MAX;
-        assert_eq!(probes.take("u", ADDRESS, false, silent - INTERVAL), None);
-        assert_eq!(probes.take("u", ADDRESS, false, silent), Some(job.clone()));
-        assert_eq!(answer(silent), Some((3, ProbeAnswer::Silent)));
-        assert_eq!(
-            probes.take("u", ADDRESS, false, silent + INTERVAL),
-            None,
-            "reported before"
-        );
-        // Another coordinator has not answered yet, whatever the one before it did.
-        probes.follow_at(silent, "u", &job, Some((4, ADDRESS)));
-        assert_eq!(answer(silent + INTERVAL), None);
-        probes.follow_at(silent, "u", &job, None);
-        assert_eq!(probes.take("u", ADDRESS, true, silent), None);
-    }
-
-    #[tokio::test]
-    async fn only_the_right_answer_is_one() {
-        let client: HttpClient = Client::builder(TokioExecutor::new()).build_http();
-        let serve = |status: StatusCode| async move {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let router = Router::new().route("/healthz", routing::get(move || async move { status }));
-            tokio::spawn(async move { axum::serve(listener, router).await });
-            address
-        };
-        assert!(answers(&client, serve(StatusCode::OK).await).await);
-        assert!(!answers(&client, serve(StatusCode::SERVICE_UNAVAILABLE).await).await);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let closed = listener.local_addr().unwrap();
-        drop(listener);
-        assert!(!answers(&client, closed).await);
-    }
-}
+mod tests;

@@ -1,23 +1,24 @@
-//! Reconciles one job: observe -> decide -> carry out -> report -> publish.
+//! Reconciles one job: observe -> decide -> carry out -> report. What is reported is published in a lane of its own (`cluster/publish.rs`).
 
 use crate::cluster::ownership::is_of;
-use crate::cluster::publish::{publish, publish_event};
 use crate::cluster::record::begin_run;
 use crate::cluster::{observe, orders};
 use crate::context::Context;
+use crate::controller::observed_job;
 use crate::decide::objects::record_name;
 use crate::decide::{
-    Decision, EventNote, JobPart, Observed, ObservedJob, PodVerdict, Report, coordinator_failure, decide,
-    deletion_events, report,
+    Decision, EventNote, JobPart, Observed, ObservedJob, ObservedNode, PodVerdict, Report,
+    coordinator_failure, decide, deletion_events, report,
 };
 use crate::error::{DEADLINE, Error};
-use crate::resource::{job_ref, resource};
-use k8s_openapi::api::core::v1::Pod;
+use crate::index::{IndexedPod, IndexedRun, resource_version};
+use crate::resource::job_ref;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::Reason;
@@ -26,7 +27,7 @@ use varuna_api::Reason;
 const INTERVAL: Duration = Duration::from_secs(300);
 /// A failed reconciliation is repeated after this time.
 const RETRY: Duration = Duration::from_secs(10);
-/// One that came too early is, if no watch shows the change before.
+/// One that came too early is, if no watch shows the change before; and so is one that reported something new.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Reconciles a job within the deadline, and measures it.
@@ -43,16 +44,19 @@ pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Res
 }
 
 async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Action, Error> {
-    let seen = observe_cached(object, context);
-    let Some(seen) = confirm(seen, context).await? else {
-        return Ok(Action::await_change());
-    };
-    let Seen { object, observed, .. } = &seen;
+    let job = observed_job(object, context);
+    let key = (job.namespace.clone(), job.name.clone());
+    if let Some(left) = context.index.pods.lock().unmet(Instant::now(), &key) {
+        // The watch shows soon what was done, and that makes this job be looked at again.
+        return Ok(Action::requeue(left));
+    }
+    let seen = observe(job, object, context).await?;
+    let observed = &seen.observed;
     let job = &observed.job;
     let decision = decide(observed);
     // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
     for note in deletion_events(&decision) {
-        publish_event(&context.recorder, job, &note).await;
+        context.publisher.note(job, &note);
     }
     match carry_out(&seen, &decision, context).await {
         Ok(()) => context.backoff.succeeded(job, &observed.failures),
@@ -66,86 +70,57 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
     }
     let report = report(observed, &decision, &context.backoff.failures(job));
     measure(observed, &decision, &report, context);
-    publish(&context.client, &context.recorder, job, &report).await?;
+    let is_news = context.publisher.report(job, &report);
     follow_coordinator(observed, context);
     let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
     let again = again.map_or(INTERVAL, Duration::from_secs);
-    Ok(Action::requeue(again.clamp(Duration::from_secs(1), INTERVAL)))
+    // What was reported may be decided on: no watch tells of that, as this program alone writes statuses.
+    let latest = if is_news { SOON } else { INTERVAL };
+    Ok(Action::requeue(again.clamp(SOON, latest)))
 }
 
-/// A job as it was seen: its object, the object with its coordinator's orders and reports, and what decisions are made from.
-struct Seen {
-    object: DynamicObject,
-    run: Option<Arc<DynamicObject>>,
+/// A job as it was seen: its object, its run, and what decisions are made from.
+struct Seen<'a> {
+    object: &'a DynamicObject,
+    run: Option<Arc<IndexedRun>>,
     observed: Observed,
 }
 
 /// What the watches have shown.
-fn observe_cached(object: &DynamicObject, context: &Context) -> Seen {
-    let job = observe::job(object);
-    let run = context
-        .runs
-        .get(&orders::run_ref(&job))
-        .filter(|run| is_of(&run.metadata, &job));
-    let pods = context.pods.state();
-    let pods = pods.iter().filter(|pod| {
-        pod.namespace().as_deref() == Some(&job.namespace)
-            && observe::job_of(pod) == Some(&job.name)
-            && is_of(&pod.metadata, &job)
-    });
-    let pods: Vec<&Pod> = pods.map(|pod| &**pod).collect();
-    let observed = observe_parts(job, &pods, run.as_deref(), context);
-    Seen {
-        object: object.clone(),
-        run,
-        observed,
-    }
-}
-
-fn observe_parts(
-    job: ObservedJob,
-    pods: &[&Pod],
-    run: Option<&DynamicObject>,
+async fn observe<'a>(
+    mut job: ObservedJob,
+    object: &'a DynamicObject,
     context: &Context,
-) -> Observed {
-    let (orders, reports) = run.map_or((None, None), observe::run);
-    let nodes = context.nodes.state();
-    Observed {
-        pods: pods.iter().filter_map(|pod| observe::pod(pod)).collect(),
-        coordinators: pods
-            .iter()
-            .filter_map(|pod| observe::coordinator_pod(pod))
-            .collect(),
-        orders,
-        run: reports,
+) -> Result<Seen<'a>, Error> {
+    let reported = context
+        .publisher
+        .status(&job.uid, resource_version(&object.metadata));
+    if let Some(reported) = reported {
+        job.status = reported;
+    }
+    let run = context.index.runs.lock().of(&job.namespace, &record_name(&job));
+    let run = run.filter(|run| is_of(&run.metadata, &job));
+    let key = (job.namespace.clone(), job.name.clone());
+    let pods: Vec<Arc<IndexedPod>> = {
+        let all = context.index.pods.lock();
+        let own = all.of(&key).filter(|pod| pod.owner.as_ref() == Some(&job.uid));
+        own.cloned().collect()
+    };
+    find_nodes(&pods, context).await?;
+    let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
+    let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed.clone()).collect();
+    let mut observed = Observed {
+        nodes: nodes_of(&job, &pods, context),
+        pods: observed_pods(workers),
+        coordinators: observed_pods(coordinators),
+        orders: run.as_ref().and_then(|run| run.orders.clone()),
+        run: run.as_ref().and_then(|run| run.reports.clone()),
         coordinator_probe: context.probes.probe(&job.uid),
         failures: context.backoff.failures(&job),
-        nodes: nodes.iter().map(|n| (n.name_any(), observe::node(n))).collect(),
         now: Timestamp::now().as_second(),
         settings: context.settings.clone(),
         job,
-    }
-}
-
-/// Caches may be old, each by another moment: pods are created and deleted, and a coordinator has failed, only by what the API server has now.
-/// None where the job is gone.
-async fn confirm(seen: Seen, context: &Context) -> Result<Option<Seen>, Error> {
-    let observed = &seen.observed;
-    if coordinator_failure(observed).is_none() && !decide(observed).changes_pods() {
-        return Ok(Some(seen));
-    }
-    let jobs: Api<DynamicObject> =
-        Api::namespaced_with(context.client.clone(), &observed.job.namespace, &resource());
-    let Some(object) = jobs.get_opt(&observed.job.name).await? else {
-        return Ok(None);
     };
-    let job = observe::job(&object);
-    let pods = context.applier.pods(&job).await?;
-    let runs = orders::runs(&context.client, &job.namespace);
-    let run = runs.get_opt(&record_name(&job)).await?.map(Arc::new);
-    let run = run.filter(|run| is_of(&run.metadata, &job));
-    let pods: Vec<&Pod> = pods.iter().collect();
-    let mut observed = observe_parts(job, &pods, run.as_deref(), context);
     if let Some((number, why)) = coordinator_failure(&observed) {
         let job = &observed.job;
         context
@@ -153,15 +128,48 @@ async fn confirm(seen: Seen, context: &Context) -> Result<Option<Seen>, Error> {
             .attempt_failed(job, JobPart::Coordinator, number, &why);
         observed.failures = context.backoff.failures(job);
     }
-    Ok(Some(Seen {
+    Ok(Seen {
         object,
         run,
         observed,
-    }))
+    })
 }
 
-/// Orders come before pods: a coordinator hears of a deletion before its worker does.
-async fn carry_out(seen: &Seen, decision: &Decision<'_>, context: &Context) -> Result<(), Error> {
+/// The nodes that a job has to do with: those of its pods, those on which something failed lately, and those that announce their end.
+fn nodes_of(
+    job: &ObservedJob,
+    pods: &[Arc<IndexedPod>],
+    context: &Context,
+) -> BTreeMap<String, ObservedNode> {
+    let of_pods = pods.iter().filter_map(|pod| pod.observed.node.as_deref());
+    let failed = job.status.recent_failures.iter();
+    let names = of_pods.chain(failed.filter_map(|failure| failure.node.as_deref()));
+    let signals = job
+        .spec
+        .as_ref()
+        .map_or(&[][..], |spec| &spec.disruption.node_signals);
+    context.index.nodes.lock().of(names, signals)
+}
+
+/// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost.
+async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), Error> {
+    let unknown: BTreeSet<&String> = {
+        let nodes = context.index.nodes.lock();
+        let names = pods.iter().filter_map(|pod| pod.observed.node.as_ref());
+        names.filter(|name| !nodes.knows(name)).collect()
+    };
+    let all: Api<Node> = Api::all(context.client.clone());
+    for name in unknown {
+        if let Some(node) = all.get_opt(name).await? {
+            context.index.node_read(name, observe::node(&node));
+        }
+    }
+    Ok(())
+}
+
+/// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
+/// them; the others after.
+async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<(), Error> {
     let job = &seen.observed.job;
     if decision.starts_coordinator {
         context.credentials.make_sure(job).await?;
@@ -170,9 +178,14 @@ async fn carry_out(seen: &Seen, decision: &Decision<'_>, context: &Context) -> R
         begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
     }
     if let Some(orders) = &decision.orders {
-        orders::write(&context.client, job, orders, seen.run.as_deref()).await?;
+        let present = seen.run.as_ref().map(|run| &run.metadata);
+        let written = orders::write(&context.client, job, orders, present).await?;
+        context.index.runs.lock().seen(&written);
     }
-    context.applier.apply(job, decision).await
+    let (missing, changed) = context.applier.outdated(job, &decision.objects);
+    context.applier.apply_objects(job, missing).await?;
+    context.applier.change_pods(job, decision).await?;
+    context.applier.apply_objects(job, changed).await
 }
 
 /// Asks the coordinator in charge from now on whether it answers.
@@ -200,7 +213,7 @@ fn measure(observed: &Observed, decision: &Decision<'_>, report: &Report, contex
 
 /// A failed reconciliation is repeated after a while, and an Event says why.
 pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
-    let job = observe::job(&object);
+    let job = observed_job(&object, &context);
     tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
     if matches!(error, Error::Refused { .. }) {
         let note = EventNote {
@@ -209,7 +222,7 @@ pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) 
             reason: Reason::CannotRun,
             text: error.to_string(),
         };
-        tokio::spawn(async move { publish_event(&context.recorder, &job, &note).await });
+        context.publisher.note(&job, &note);
     }
     Action::requeue(if matches!(error, Error::Stale) {
         SOON

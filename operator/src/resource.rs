@@ -1,5 +1,6 @@
 //! The resource `VarunaJob`, as the API server knows it.
 
+use crate::decide::ObservedJob;
 use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::reflector::ObjectRef;
 use varuna_api::crd::api_resource;
@@ -17,4 +18,27 @@ pub fn resource() -> ApiResource {
 #[must_use]
 pub fn job_ref(namespace: &str, name: &str) -> JobRef {
     JobRef::new_with(name, resource()).within(namespace)
+}
+
+/// Which job: its names and its uid.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JobIdentity {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its uid: another object of the same name has another.
+    pub uid: String,
+}
+
+impl JobIdentity {
+    /// That of a job.
+    #[must_use]
+    pub fn of(job: &ObservedJob) -> JobIdentity {
+        JobIdentity {
+            name: job.name.clone(),
+            namespace: job.namespace.clone(),
+            uid: job.uid.clone(),
+        }
+    }
 }

@@ -4,92 +4,173 @@
 //! another object that has taken the name meanwhile.
 
 use super::ownership::{is_of, verify};
-use crate::decide::objects::selector;
+use crate::decide::objects::APPLIED_ANNOTATION;
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
+use crate::index::{Index, JobKey, KnownObject, ObjectKey};
 use crate::resource::resource;
-use futures::future::try_join_all;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
     Preconditions, TypeMeta,
 };
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Field manager of all objects.
 pub const MANAGER: &str = "varuna-operator";
-/// Pods of one job that are created concurrently.
-const CREATED_CONCURRENTLY: usize = 8;
-/// Objects are applied again after this time even if nothing changed: somebody may have changed them.
-const REAPPLY: Duration = Duration::from_secs(600);
+/// Pods of one job that are created and deleted concurrently.
+const PODS_CONCURRENTLY: usize = 8;
+/// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
+/// those of many jobs do not come together.
+const REAPPLY: Duration = Duration::from_secs(7200);
 
-/// An object as it was last applied.
-#[derive(Clone)]
+/// What is known of an object that was applied.
+#[derive(Clone, Copy, Debug)]
 struct Applied {
+    /// When it is applied again.
+    again: Instant,
+    /// Identity of our fields of it.
+    fields: u64,
+}
+
+/// An object that is not as it should be.
+#[derive(Debug)]
+pub struct Outdated {
+    key: ObjectKey,
     object: Value,
-    at: Instant,
-    uid: String,
 }
 
-/// Kind and name of an object.
-type ObjectKey = (String, String);
-
-fn key(object: &Value) -> ObjectKey {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    (text(&object["kind"]), text(&object["metadata"]["name"]))
-}
-
-/// Writes objects and pods, and remembers which objects need not be written again.
+/// Writes objects and pods.
 pub struct Applier {
     client: Client,
-    /// By the job's uid.
+    index: Arc<Index>,
+    /// By the job's uid and their own keys.
     applied: Mutex<BTreeMap<String, BTreeMap<ObjectKey, Applied>>>,
 }
 
 impl Applier {
     /// An applier that has applied nothing yet.
     #[must_use]
-    pub fn new(client: Client) -> Applier {
+    pub fn new(client: Client, index: Arc<Index>) -> Applier {
         Applier {
             client,
+            index,
             applied: Mutex::default(),
         }
     }
 
-    /// A job's pods as the API server has them now.
-    ///
-    /// # Errors
-    /// The API server refuses or does not answer.
-    pub async fn pods(&self, job: &ObservedJob) -> Result<Vec<Pod>, Error> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
-        let of_job = ListParams::default().labels(&selector(&job.name));
-        let mut pods = pods.list(&of_job).await?.items;
-        pods.retain(|pod| is_of(&pod.metadata, job));
-        Ok(pods)
+    /// Which of a job's objects are to be written: those that are missing, and those that are there but not as they should be.
+    #[must_use]
+    pub fn outdated(&self, job: &ObservedJob, objects: &[Value]) -> (Vec<Outdated>, Vec<Outdated>) {
+        let (mut missing, mut changed) = (vec![], vec![]);
+        let (owned, mut applied) = (self.index.owned.lock(), self.applied.lock());
+        let applied = applied.entry(job.uid.clone()).or_default();
+        for object in objects {
+            let hash = hash(object);
+            let mut object = object.clone();
+            object["metadata"]["annotations"][APPLIED_ANNOTATION] = hash.clone().into();
+            let key = key(&object);
+            let known = owned
+                .get(&key)
+                .filter(|known| known.owner.as_ref() == Some(&job.uid));
+            let Some(known) = known else {
+                missing.push(Outdated { key, object });
+                continue;
+            };
+            let now = Instant::now();
+            // Another leader has applied it: it is as that has left it, or somebody has written it since.
+            let found = || Applied {
+                again: if known.is_touched {
+                    now
+                } else {
+                    now + spread(&known.uid)
+                },
+                fields: known.fields,
+            };
+            let before = *applied.entry(key.clone()).or_insert_with(found);
+            let is_same = known.applied.as_ref() == Some(&hash) && known.fields == before.fields;
+            if !is_same || before.again <= now {
+                changed.push(Outdated { key, object });
+            }
+        }
+        (missing, changed)
     }
 
-    /// Applies objects, deletes and creates pods.
+    /// Applies objects.
+    ///
+    /// # Errors
+    /// The API server refuses or does not answer, or somebody else has taken a name.
+    pub async fn apply_objects(&self, job: &ObservedJob, objects: Vec<Outdated>) -> Result<(), Error> {
+        for Outdated { key, object } in objects {
+            let known = self.index.owned.lock().get(&key).cloned();
+            let ours = known.filter(|known| known.owner.as_ref() == Some(&job.uid));
+            let written = self.apply_object(job, &object, ours.map(|known| known.uid)).await;
+            let (mut owned, mut applied) = (self.index.owned.lock(), self.applied.lock());
+            match written {
+                Ok(written) => {
+                    let of_job = applied.entry(job.uid.clone()).or_default();
+                    let again = Instant::now() + REAPPLY;
+                    let fields = written.fields;
+                    of_job.insert(key.clone(), Applied { again, fields });
+                    owned.written(key, written);
+                }
+                // Whatever is there, the next look makes sure of it.
+                Err(error) => {
+                    owned.forget(&key);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes and creates pods, and expects the watch to show it.
     ///
     /// # Errors
     /// The API server refuses or does not answer; what was done until then stays, and the next reconciliation goes on from there.
-    pub async fn apply(&self, job: &ObservedJob, decision: &Decision<'_>) -> Result<(), Error> {
-        self.apply_objects(job, &decision.objects).await?;
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
-        for deletion in &decision.delete {
-            delete(&pods, deletion).await?;
+    pub async fn change_pods(&self, job: &ObservedJob, decision: &Decision<'_>) -> Result<(), Error> {
+        let key = (job.namespace.clone(), job.name.clone());
+        let uids: BTreeMap<String, String> = {
+            let pods = self.index.pods.lock();
+            let uids = pods
+                .of(&key)
+                .map(|pod| (pod.observed.name.clone(), pod.uid.clone()));
+            uids.collect()
+        };
+        let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let created = decision.create.iter().map(name);
+        let deleted = decision.delete.iter().map(|d| d.name.clone());
+        if decision.changes_pods() {
+            let mut pods = self.index.pods.lock();
+            pods.expect(Instant::now(), &key, created, deleted);
         }
-        let resource = ApiResource::erase::<Pod>(&());
-        let documents = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
         // The coordinator's is the first: what a quota leaves is for it.
         let (coordinator, workers) = decision.create.split_at(usize::from(decision.starts_coordinator));
-        for pods in coordinator.chunks(1).chain(workers.chunks(CREATED_CONCURRENTLY)) {
-            try_join_all(pods.iter().map(|pod| create(&documents, job, pod))).await?;
+        let delete = |deletion| self.delete(job, &key, deletion, &uids);
+        let deletions: Vec<_> = decision.delete.iter().map(delete).collect();
+        let create = |pods: &[Value]| -> Vec<_> {
+            let pods = pods.iter().cloned();
+            pods.map(|pod| self.create(job, &key, pod)).collect()
+        };
+        let (coordinator, workers) = (create(coordinator), create(workers));
+        let creations = async {
+            some_at_a_time(coordinator).await?;
+            some_at_a_time(workers).await
+        };
+        // Both to their end: one that fails does not leave the other half done.
+        let (deleted, created) = futures::join!(some_at_a_time(deletions), creations);
+        if deleted.is_err() || created.is_err() {
+            // Which of them the API server has carried out is not known: the watch shows those.
+            self.index.pods.lock().forget_expected(&key);
         }
-        Ok(())
+        deleted.and(created)
     }
 
     /// Deletes a job whose time is over, as it was `read`: one that was changed since then may have been given more time. What belongs to
@@ -116,36 +197,13 @@ impl Applier {
         }
     }
 
-    async fn apply_objects(&self, job: &ObservedJob, objects: &[Value]) -> Result<(), Error> {
-        for object in objects {
-            let key = key(object);
-            let known = self
-                .applied
-                .lock()
-                .get(&job.uid)
-                .and_then(|of_job| of_job.get(&key).cloned());
-            let is_applied = |a: &Applied| a.object == *object && a.at.elapsed() < REAPPLY;
-            if known.as_ref().is_some_and(is_applied) {
-                continue;
-            }
-            let applied = Applied {
-                uid: self.apply_object(job, object, known.map(|a| a.uid)).await?,
-                object: object.clone(),
-                at: Instant::now(),
-            };
-            let mut all = self.applied.lock();
-            all.entry(job.uid.clone()).or_default().insert(key, applied);
-        }
-        Ok(())
-    }
-
-    /// Creates an object or applies it to the one that is there, if that is the job's. Returns its uid. `known`: the uid that it had.
+    /// Creates an object or applies it to the one that is there, if that is the job's. `known`: the uid that it had.
     async fn apply_object(
         &self,
         job: &ObservedJob,
         object: &Value,
         known: Option<String>,
-    ) -> Result<String, Error> {
+    ) -> Result<KnownObject, Error> {
         let document: DynamicObject =
             serde_json::from_value(object.clone()).map_err(kube::Error::SerdeError)?;
         let TypeMeta { api_version, kind } = document.types.clone().unwrap_or_default();
@@ -157,27 +215,104 @@ impl Applier {
             match apply_to(&api, &name, object, &uid).await {
                 // It was deleted, and perhaps made anew by somebody.
                 Err(kube::Error::Api(s)) if s.is_conflict() || s.is_not_found() => {}
-                applied => return applied.map(|()| uid).map_err(Error::refused(JobPart::Objects)),
+                applied => return applied.map_err(Error::refused(JobPart::Objects)),
             }
         }
         match api.create(&created_by_us(), &document).await {
-            Ok(created) => return Ok(created.uid().unwrap_or_default()),
+            Ok(created) => return Ok(KnownObject::of(&created.metadata)),
             Err(kube::Error::Api(s)) if s.is_already_exists() => {}
             Err(error) => return Err(Error::refused(JobPart::Objects)(error)),
         }
         let found = api.get(&name).await?;
         verify(&kind, &found.metadata, job)?;
         let uid = found.uid().unwrap_or_default();
-        apply_to(&api, &name, object, &uid)
-            .await
-            .map_err(Error::refused(JobPart::Objects))?;
-        Ok(uid)
+        let applied = apply_to(&api, &name, object, &uid).await;
+        applied.map_err(Error::refused(JobPart::Objects))
+    }
+
+    /// The pod that was seen and no other of its name.
+    async fn delete(
+        &self,
+        job: &ObservedJob,
+        key: &JobKey,
+        deletion: &PodDeletion,
+        uids: &BTreeMap<String, String>,
+    ) -> Result<(), Error> {
+        tracing::info!(pod = deletion.name, why = deletion.why, "delete");
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
+        let params = DeleteParams::default().preconditions(Preconditions {
+            uid: uids.get(&deletion.name).cloned(),
+            resource_version: None,
+        });
+        match pods.delete(&deletion.name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                self.index.pods.lock().met(key, &deletion.name);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// As a document: a typed pod would drop the template's fields that are newer than this program.
+    async fn create(&self, job: &ObservedJob, key: &JobKey, pod: Value) -> Result<(), Error> {
+        let pod: DynamicObject = serde_json::from_value(pod).map_err(|e| Error::Refused {
+            part: JobPart::Pods,
+            message: e.to_string(),
+        })?;
+        let resource = ApiResource::erase::<Pod>(&());
+        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
+        let name = pod.name_any();
+        match pods.create(&created_by_us(), &pod).await {
+            Ok(_) => Ok(()),
+            // It was created before, and the answer was lost; or it is not ours.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                let found = pods.get(&name).await?;
+                if is_of(&found.metadata, job) {
+                    self.index.pods.lock().met(key, &name);
+                }
+                verify("Pod", &found.metadata, job)
+            }
+            Err(error) => Err(Error::refused(JobPart::Pods)(error)),
+        }
     }
 
     /// Forgets deleted jobs.
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.applied.lock().retain(|uid, _| exists(uid));
     }
+}
+
+async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
+    stream::iter(calls)
+        .buffer_unordered(PODS_CONCURRENTLY)
+        .try_collect()
+        .await
+}
+
+fn key(object: &Value) -> ObjectKey {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let metadata = &object["metadata"];
+    (
+        text(&object["kind"]),
+        text(&metadata["namespace"]),
+        text(&metadata["name"]),
+    )
+}
+
+/// Identity of what an object is applied as. Another release may compute another one: then the object is applied once more.
+fn hash(object: &Value) -> String {
+    let mut hasher = DefaultHasher::new();
+    object.to_string().hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// From half of the interval to all of it, by the object's uid.
+fn spread(uid: &str) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    uid.hash(&mut hasher);
+    let thousandths = u32::try_from(hasher.finish() % 1000).unwrap_or(0);
+    REAPPLY / 2 + REAPPLY / 2000 * thousandths
 }
 
 fn created_by_us() -> PostParams {
@@ -188,34 +323,15 @@ fn created_by_us() -> PostParams {
 }
 
 /// Applies to the object with this uid and to no other.
-async fn apply_to(api: &Api<DynamicObject>, name: &str, object: &Value, uid: &str) -> kube::Result<()> {
+async fn apply_to(
+    api: &Api<DynamicObject>,
+    name: &str,
+    object: &Value,
+    uid: &str,
+) -> kube::Result<KnownObject> {
     let mut object = object.clone();
     object["metadata"]["uid"] = uid.into();
     let params = PatchParams::apply(MANAGER).force();
-    api.patch(name, &params, &Patch::Apply(&object)).await.map(drop)
-}
-
-async fn delete(pods: &Api<Pod>, deletion: &PodDeletion) -> Result<(), Error> {
-    tracing::info!(pod = deletion.name, why = deletion.why, "delete");
-    match pods.delete(&deletion.name, &DeleteParams::default()).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// As a document: a typed pod would drop the template's fields that are newer than this program.
-async fn create(pods: &Api<DynamicObject>, job: &ObservedJob, pod: &Value) -> Result<(), Error> {
-    let pod: DynamicObject = serde_json::from_value(pod.clone()).map_err(|e| Error::Refused {
-        part: JobPart::Pods,
-        message: e.to_string(),
-    })?;
-    match pods.create(&created_by_us(), &pod).await {
-        Ok(_) => Ok(()),
-        // It was created before, and the answer was lost; or it is not ours.
-        Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            verify("Pod", &pods.get(&pod.name_any()).await?.metadata, job)
-        }
-        Err(error) => Err(Error::refused(JobPart::Pods)(error)),
-    }
+    let applied = api.patch(name, &params, &Patch::Apply(&object)).await?;
+    Ok(KnownObject::of(&applied.metadata))
 }

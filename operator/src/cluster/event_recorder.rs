@@ -3,8 +3,9 @@
 //! kube's own recorder (like client-go's) merges Events of one reason into one and keeps the first text only, so that sentences
 //! would be lost. Here only a repeated sentence is counted in the Event that is there. The rate of each job is limited.
 
-use crate::decide::{EventNote, ObservedJob};
+use crate::decide::EventNote;
 use crate::metrics::Metrics;
+use crate::resource::JobIdentity;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -20,7 +21,7 @@ use varuna_api::Reason;
 use varuna_api::manifest::{API_VERSION, KIND};
 
 /// Bytes of an Event's text, which the API server limits to 1024.
-const NOTE_MAX: usize = 1000;
+pub(super) const NOTE_MAX: usize = 1000;
 /// Events of a job in a burst: a plan makes ten, and a node that is lost takes eight workers with it.
 const BURST: u32 = 100;
 /// After a burst, time for another Event: 12 a minute keep the API server's hour of Events below a thousand for each job.
@@ -93,6 +94,16 @@ impl JobHistory {
         }
     }
 
+    /// Whether a sentence was recorded lately; it is as if it were recorded now.
+    fn knows(&mut self, now: Instant, note: &EventNote) -> bool {
+        let same = self.recorded.get_mut(&(note.reason, note.text.clone()));
+        let same = same.filter(|same| now.duration_since(same.at) < SAME);
+        same.is_some_and(|same| {
+            same.at = now;
+            true
+        })
+    }
+
     fn remember(&mut self, now: Instant, note: &EventNote, name: String) {
         if self.recorded.len() >= REMEMBERED {
             let oldest = self
@@ -137,8 +148,16 @@ impl EventRecorder {
         self.histories.lock().retain(|uid, _| exists(uid));
     }
 
+    /// Whether a sentence that stays true for a while is recorded already; then nothing more is done with it.
+    #[must_use]
+    pub fn knows(&self, uid: &str, note: &EventNote) -> bool {
+        let mut histories = self.histories.lock();
+        let known = histories.get_mut(uid);
+        note.lasting && known.is_some_and(|history| history.knows(Instant::now(), note))
+    }
+
     /// Records one sentence; false if it was known already. What cannot be written is logged and counted.
-    pub async fn record(&self, job: &ObservedJob, note: &EventNote) -> bool {
+    pub async fn record(&self, job: &JobIdentity, note: &EventNote) -> bool {
         let now = Instant::now();
         let action = self
             .histories
@@ -165,7 +184,7 @@ impl EventRecorder {
         true
     }
 
-    async fn count(&self, job: &ObservedJob, name: &str, times: i32) -> kube::Result<()> {
+    async fn count(&self, job: &JobIdentity, name: &str, times: i32) -> kube::Result<()> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &job.namespace);
         let series = EventSeries {
             count: times,
@@ -178,7 +197,7 @@ impl EventRecorder {
         Ok(())
     }
 
-    async fn create(&self, job: &ObservedJob, note: &EventNote) -> kube::Result<String> {
+    async fn create(&self, job: &JobIdentity, note: &EventNote) -> kube::Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &job.namespace);
         // As Kubernetes names them: the object, a dot, a random number. A name has at most 253 bytes.
         let stem: String = job.name.chars().take(200).collect();
@@ -189,7 +208,7 @@ impl EventRecorder {
     }
 }
 
-fn event(job: &ObservedJob, note: &EventNote, name: String, instance: &str) -> Event {
+fn event(job: &JobIdentity, note: &EventNote, name: String, instance: &str) -> Event {
     let end = (0..=NOTE_MAX.min(note.text.len()))
         .rev()
         .find(|i| note.text.is_char_boundary(*i))

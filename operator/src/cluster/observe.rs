@@ -8,6 +8,7 @@ use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, Observ
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use varuna_api::crd::{RunGoal, RunSpec, RunStatus, SAVE_AT, Status};
@@ -63,17 +64,29 @@ const SAVE_AT_MAX: usize = 64;
 /// A job's object.
 #[must_use]
 pub fn job(object: &DynamicObject) -> ObservedJob {
+    job_with(object, parsed_spec(object))
+}
+
+/// A job's spec, or everything that is wrong with it.
+///
+/// # Errors
+/// The spec is not one.
+pub fn parsed_spec(object: &DynamicObject) -> Result<Job, String> {
     let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
     let spec = object.data.get("spec").cloned().unwrap_or_default();
-    let parsed: Result<Job, String> =
-        parse_job_of_any_release(&document(&name, &namespace, &spec).to_string())
-            .map_err(|errors| errors.to_string());
+    let document = document(&name, &namespace, &spec).to_string();
+    parse_job_of_any_release(&document).map_err(|errors| errors.to_string())
+}
+
+/// A job's object, whose spec was parsed before.
+#[must_use]
+pub fn job_with(object: &DynamicObject, spec: Result<Job, String>) -> ObservedJob {
     ObservedJob {
-        name,
-        namespace,
+        name: object.name_any(),
+        namespace: object.namespace().unwrap_or_default(),
         uid: object.uid().unwrap_or_default(),
         generation: object.metadata.generation.unwrap_or(0),
-        spec: parsed,
+        spec,
         save_at: object
             .annotations()
             .get(SAVE_AT)
@@ -86,6 +99,9 @@ pub fn job(object: &DynamicObject) -> ObservedJob {
 /// A job's status, which another release may have written: what this one cannot read of it is left out, and all the rest stays. A job that is
 /// complete must not be trained again for a word that is new.
 fn status(mut value: Value) -> Status {
+    if let Ok(whole) = Status::deserialize(&value) {
+        return whole;
+    }
     let reads = |value: &Value| serde_json::from_value::<Status>(value.clone()).is_ok();
     if let Some(Value::Array(conditions)) = value.get_mut("conditions") {
         conditions.retain(|c| reads(&json!({ "conditions": [c] })));
@@ -97,8 +113,7 @@ fn status(mut value: Value) -> Status {
 /// has reported. What this release cannot read of a report is left out.
 #[must_use]
 pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
-    let spec = object.data.get("spec").cloned().unwrap_or_default();
-    let Ok(orders) = serde_json::from_value::<RunSpec>(spec) else {
+    let Some(Ok(orders)) = object.data.get("spec").map(RunSpec::deserialize) else {
         return (None, None);
     };
     if orders.goal == RunGoal::None {
@@ -124,6 +139,9 @@ pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
 
 /// A document with only those of its fields that this release can read.
 fn lenient<T: DeserializeOwned + Default>(mut value: Value) -> T {
+    if let Ok(whole) = T::deserialize(&value) {
+        return whole;
+    }
     if let Value::Object(fields) = &mut value {
         fields.retain(|name, field| serde_json::from_value::<T>(json!({ name: field })).is_ok());
     }

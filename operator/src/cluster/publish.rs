@@ -1,54 +1,297 @@
-//! Publishes a report: one write of the job's status where that changed, then its Events.
+//! Publishes what is reported of jobs, in a lane of its own: a job's status where that changed, then its Events. No look at a job waits for
+//! that, and it never delays pods or orders.
+//!
+//! The latest status wins: one write a second for each job at most. Decisions count from one status to the next, so until the watch
+//! shows what was written, the status that was reported last stands for it ([`Publisher::status`]).
 
 use super::apply::MANAGER;
-use super::event_recorder::EventRecorder;
+use super::event_recorder::{EventRecorder, NOTE_MAX};
 use crate::decide::{EventNote, ObservedJob, Report};
-use crate::error::Error;
-use crate::resource::resource;
+use crate::index::resource_version;
+use crate::resource::{JobIdentity, resource};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
 
-/// Publishes a report.
-///
-/// # Errors
-/// The status cannot be written. Events that cannot be written are lost.
-pub async fn publish(
-    client: &Client,
-    recorder: &EventRecorder,
-    job: &ObservedJob,
-    report: &Report,
-) -> Result<(), Error> {
-    if report.status != job.status {
-        let status = json!({
-            "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": job.name },
-            "status": serde_json::to_value(&report.status).map_err(kube::Error::SerdeError)?,
+/// What changes within this time is one write.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Jobs that are published at the same time: few, as pods and orders share the API server with them.
+const CONCURRENCY: usize = 4;
+/// A write that takes longer has failed.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// The longest delay after a write that failed; the first is a second.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Sentences of a job that wait to be written; more are dropped.
+const EVENTS_MAX: usize = 128;
+
+/// What is published of one job.
+#[derive(Debug, Default)]
+struct Publication {
+    /// The status that was reported last; none where the watch shows it.
+    status: Option<Status>,
+    /// That status is not written yet.
+    is_dirty: bool,
+    is_being_written: bool,
+    /// The version of the object that the last write has made.
+    written: Option<u64>,
+    events: Vec<EventNote>,
+    failures: u32,
+    /// When it is due, if it is.
+    due: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Publications {
+    jobs: BTreeMap<String, (JobIdentity, Publication)>,
+    due: BTreeSet<(Instant, String)>,
+}
+
+impl Publications {
+    fn of(&mut self, job: &ObservedJob) -> &mut Publication {
+        let entry = self.jobs.entry(job.uid.clone());
+        let new = || (JobIdentity::of(job), Publication::default());
+        &mut entry.or_insert_with(new).1
+    }
+
+    fn schedule(&mut self, uid: &str, at: Instant) {
+        if let Some((_, publication)) = self.jobs.get_mut(uid)
+            && publication.due.is_none()
+            && !publication.is_being_written
+        {
+            publication.due = Some(at);
+            self.due.insert((at, uid.to_owned()));
+        }
+    }
+
+    /// The next one that is due, or when one will be.
+    fn take_due(&mut self, now: Instant) -> Result<Work, Option<Instant>> {
+        loop {
+            let first = self.due.first().map(|(at, _)| *at);
+            let Some((_, uid)) = first.filter(|at| *at <= now).and_then(|_| self.due.pop_first()) else {
+                return Err(first);
+            };
+            if let Some((job, publication)) = self.jobs.get_mut(&uid) {
+                publication.due = None;
+                publication.is_being_written = true;
+                return Ok(Work {
+                    job: job.clone(),
+                    status: publication.status.clone().filter(|_| publication.is_dirty),
+                    events: std::mem::take(&mut publication.events),
+                });
+            }
+        }
+    }
+
+    /// A job's write has ended: with the version that it has made, if it has written a status.
+    fn finish(&mut self, now: Instant, work: &Work, result: &kube::Result<Option<u64>>) {
+        let uid = &work.job.uid;
+        let Some((_, publication)) = self.jobs.get_mut(uid) else {
+            return;
+        };
+        publication.is_being_written = false;
+        let delay = match result {
+            Ok(version) => {
+                publication.failures = 0;
+                // Another may have been reported meanwhile.
+                if publication.status == work.status {
+                    publication.is_dirty = false;
+                }
+                publication.written = version.or(publication.written);
+                DEBOUNCE
+            }
+            Err(_) => {
+                publication.failures = publication.failures.saturating_add(1);
+                RETRY_MAX.min(DEBOUNCE * (1 << publication.failures.min(5)))
+            }
+        };
+        if publication.is_dirty || !publication.events.is_empty() {
+            self.schedule(uid, now + delay);
+        }
+    }
+}
+
+/// What is written in one go.
+struct Work {
+    job: JobIdentity,
+    status: Option<Status>,
+    events: Vec<EventNote>,
+}
+
+/// Publishes reports.
+pub struct Publisher {
+    client: Client,
+    recorder: EventRecorder,
+    publications: Mutex<Publications>,
+    wake: Notify,
+}
+
+impl Publisher {
+    /// A publisher that has published nothing yet.
+    #[must_use]
+    pub fn new(client: Client, recorder: EventRecorder) -> Publisher {
+        Publisher {
+            client,
+            recorder,
+            publications: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// The status that stands for the one in a job's object of this version, because that is older; none where the object is up to date.
+    #[must_use]
+    pub fn status(&self, uid: &str, version: Option<u64>) -> Option<Status> {
+        let mut publications = self.publications.lock();
+        let (_, publication) = publications.jobs.get_mut(uid)?;
+        let is_shown = publication.written.is_some() && publication.written <= version;
+        if is_shown && !publication.is_dirty && !publication.is_being_written {
+            publication.status = None;
+        }
+        publication.status.clone()
+    }
+
+    /// Publishes a report in a while. Returns whether it says anything new of the job but for the time that has passed.
+    pub fn report(&self, job: &ObservedJob, report: &Report) -> bool {
+        let is_news = is_news(&job.status, &report.status);
+        if is_news {
+            let mut publications = self.publications.lock();
+            let publication = publications.of(job);
+            publication.status = Some(report.status.clone());
+            publication.is_dirty = true;
+            publications.schedule(&job.uid, Instant::now() + DEBOUNCE);
+            self.wake.notify_one();
+        }
+        for note in &report.events {
+            self.note(job, note);
+        }
+        is_news
+    }
+
+    /// Publishes one sentence in a while, and logs it.
+    pub fn note(&self, job: &ObservedJob, note: &EventNote) {
+        if self.recorder.knows(&job.uid, note) {
+            return;
+        }
+        let mut publications = self.publications.lock();
+        let publication = publications.of(job);
+        let is_known = note.lasting && publication.events.contains(note);
+        if is_known || publication.events.len() >= EVENTS_MAX {
+            return;
+        }
+        publication.events.push(note.clone());
+        publications.schedule(&job.uid, Instant::now() + DEBOUNCE);
+        drop(publications);
+        self.wake.notify_one();
+        tracing::info!(
+            job = job.name,
+            namespace = job.namespace,
+            generation = job.status.plan.as_ref().map_or(0, |p| p.generation),
+            step = job.status.step.unwrap_or(0),
+            reason = note.reason.as_str(),
+            "{}",
+            note.text
+        );
+    }
+
+    /// Publishes what is due. Never ends.
+    pub async fn run(&self) {
+        let mut writes = FuturesUnordered::new();
+        loop {
+            let next = loop {
+                if writes.len() >= CONCURRENCY {
+                    break None;
+                }
+                match self.publications.lock().take_due(Instant::now()) {
+                    Ok(work) => writes.push(self.publish(work)),
+                    Err(next) => break next,
+                }
+            };
+            let idle = Instant::now() + Duration::from_secs(3600);
+            tokio::select! {
+                Some(()) = writes.next(), if !writes.is_empty() => {}
+                () = self.wake.notified(), if writes.len() < CONCURRENCY => {}
+                () = tokio::time::sleep_until(next.unwrap_or(idle)), if writes.len() < CONCURRENCY => {}
+            }
+        }
+    }
+
+    async fn publish(&self, work: Work) {
+        let written = match &work.status {
+            Some(status) => self.write(&work.job, status).await.map(Some),
+            None => Ok(None),
+        };
+        if let Err(error) = &written {
+            tracing::warn!(%error, job = work.job.name, namespace = work.job.namespace, "the status is not written");
+        }
+        let version = written.map(Option::flatten);
+        for note in merged(&work.events) {
+            self.recorder.record(&work.job, &note).await;
+        }
+        let mut publications = self.publications.lock();
+        publications.finish(Instant::now(), &work, &version);
+    }
+
+    /// The version of the object with that status; none where the job is gone.
+    async fn write(&self, job: &JobIdentity, status: &Status) -> kube::Result<Option<u64>> {
+        // With its uid: another job of this name has nothing to do with it.
+        let document = json!({
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": job.name, "uid": job.uid },
+            "status": serde_json::to_value(status).map_err(kube::Error::SerdeError)?,
         });
         // Server-side apply removes the fields that are left out; another manager than that of the objects, as each owns its own.
         let params = PatchParams::apply(&format!("{MANAGER}-status")).force();
-        let jobs: Api<DynamicObject> = Api::namespaced_with(client.clone(), &job.namespace, &resource());
-        jobs.patch_status(&job.name, &params, &Patch::Apply(&status))
-            .await?;
+        let jobs: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource());
+        let patch = Patch::Apply(&document);
+        let write = jobs.patch_status(&job.name, &params, &patch);
+        match tokio::time::timeout(DEADLINE, write).await {
+            Ok(Ok(object)) => Ok(resource_version(&object.metadata)),
+            Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => Ok(None),
+            Ok(Err(error)) => Err(error),
+            Err(late) => Err(kube::Error::Service(late.into())),
+        }
     }
-    for note in &report.events {
-        publish_event(recorder, job, note).await;
+
+    /// Forgets deleted jobs.
+    pub fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.publications.lock().jobs.retain(|uid, _| exists(uid));
+        self.recorder.retain(exists);
     }
-    Ok(())
 }
 
-/// Writes one sentence as an Event and into the log.
-pub async fn publish_event(recorder: &EventRecorder, job: &ObservedJob, note: &EventNote) {
-    if !recorder.record(job, note).await {
-        return;
-    }
-    tracing::info!(
-        job = job.name,
-        namespace = job.namespace,
-        generation = job.status.plan.as_ref().map_or(0, |p| p.generation),
-        step = job.status.step.unwrap_or(0),
-        reason = note.reason.as_str(),
-        "{}",
-        note.text
-    );
+/// Whether a status says more than that time has passed: that alone is not worth a write, and is counted by the next one.
+fn is_news(before: &Status, after: &Status) -> bool {
+    let timeless = |status: &Status| Status {
+        time: None,
+        goodput: None,
+        ..status.clone()
+    };
+    timeless(before) != timeless(after) || before.time.is_some() != after.time.is_some()
 }
+
+/// What is recorded of sentences that came together: those of one reason in one Event, as far as there is room.
+fn merged(notes: &[EventNote]) -> Vec<EventNote> {
+    let mut merged: Vec<EventNote> = vec![];
+    for note in notes {
+        let same = merged
+            .iter_mut()
+            .rfind(|m| !m.lasting && !note.lasting && (m.reason, m.warning) == (note.reason, note.warning));
+        match same {
+            Some(same) if same.text.len() + note.text.len() + 2 <= NOTE_MAX => {
+                same.text = format!("{}; {}", same.text, note.text);
+            }
+            _ => merged.push(note.clone()),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests;

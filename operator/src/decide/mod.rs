@@ -37,7 +37,7 @@ pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
     ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings,
 };
-pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, judge_pod};
+pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
 pub use status::report;
 
 use job_outcome::{job_outcome, progress};

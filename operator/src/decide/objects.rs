@@ -28,6 +28,9 @@ pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
 /// Annotation of a pod: the nodes that it was told to avoid, with commas between them.
 pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
+/// Annotation of every other object: the identity of what it was applied as.
+pub const APPLIED_ANNOTATION: &str = "varuna.dev/applied";
+
 /// Selects a job's pods, those of its coordinators included.
 #[must_use]
 pub fn selector(job: &str) -> String {

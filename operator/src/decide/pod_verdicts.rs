@@ -158,7 +158,8 @@ pub(super) fn node_signals(observed: &Observed) -> Vec<String> {
 }
 
 /// The signal by which a node announces its end, if it does.
-pub(super) fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
+#[must_use]
+pub fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
     let announces = |name: &&String| signals.iter().any(|s| name.starts_with(s.as_str()));
     let taint = node.taints.iter().find(announces);
     // Conditions are matched by name, not by prefix.

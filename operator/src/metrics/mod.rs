@@ -37,6 +37,7 @@ pub struct Metrics {
     reconcile: Histogram,
     errors: Family<KindLabel, Counter>,
     events: Family<KindLabel, Counter>,
+    watch_errors: Family<KindLabel, Counter>,
 }
 
 impl Default for Metrics {
@@ -50,6 +51,7 @@ impl Default for Metrics {
             reconcile: Histogram::new(RECONCILE),
             errors: Family::default(),
             events: Family::default(),
+            watch_errors: Family::default(),
             registry: Registry::default(),
         };
         let m = &metrics;
@@ -69,6 +71,11 @@ impl Default for Metrics {
             "events",
             "Kubernetes Events of jobs: written, repeated (counted in an older one), dropped (too many), failed",
             m.events.clone(),
+        );
+        registry.register(
+            "watch_errors",
+            "Watches that failed and began anew, by kind of object",
+            m.watch_errors.clone(),
         );
         Metrics { registry, ..metrics }
     }
@@ -92,6 +99,11 @@ impl Metrics {
         if let Some(kind) = error {
             self.errors.get_or_create(&KindLabel { kind }).inc();
         }
+    }
+
+    /// A watch of this kind of object has failed.
+    pub fn watch_failed(&self, kind: &'static str) {
+        self.watch_errors.get_or_create(&KindLabel { kind }).inc();
     }
 
     /// What became of an Event: `written`, `repeated`, `dropped` or `failed`.

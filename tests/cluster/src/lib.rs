@@ -355,7 +355,8 @@ pub fn operator(client: Client, namespace: &str) -> JoinHandle<Result<()>> {
         node_signals: vec![],
     };
     let health = Arc::new(Health::new(Arc::default()));
-    tokio::spawn(async move { controller::run(client, scope, settings, "of a test", health).await })
+    let (_, leads) = tokio::sync::watch::channel(true);
+    tokio::spawn(async move { controller::run(client, scope, settings, "of a test", health, leads).await })
 }
 
 /// A small valid job.

@@ -759,7 +759,7 @@ async fn others_fields_on_our_objects_stay() {
             "",
         )
         .unwrap();
-    // The next application of the objects comes with another number of workers or another plan; a new operator's is at once.
+    // It is seen that a field of ours was changed.
     let label = "app.kubernetes.io/managed-by";
     cluster()
         .kubectl(
@@ -774,20 +774,25 @@ async fn others_fields_on_our_objects_stay() {
             "",
         )
         .unwrap();
-    let second = operator(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
-    eventually("the second operator has applied", || async {
+    eventually("the label is back", || async {
         let service = services.get(&service).await?;
         ensure!(service.labels().contains_key(label), "{:?}", service.labels());
         Ok(())
     })
     .await
     .unwrap();
-    assert_eq!(
-        services.get(&service).await.unwrap().annotations()["somebody"],
-        "else"
-    );
-    second.abort();
+    let found = services.get(&service).await.unwrap();
+    assert_eq!(found.annotations()["somebody"], "else");
+    let now = DeleteParams::default();
+    services.delete(&service, &now).await.unwrap();
+    eventually("a Service that was deleted is back", || async {
+        let again = services.get(&service).await?;
+        ensure!(again.uid() != found.uid(), "not yet");
+        Ok(())
+    })
+    .await
+    .unwrap();
     let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     assert!(
         plans.get_opt(&plan_name(&job)).await.unwrap().is_none(),

@@ -1,0 +1,132 @@
+use super::*;
+use varuna_api::{JobPhase, Reason};
+
+fn note(reason: Reason, text: &str) -> EventNote {
+    EventNote {
+        warning: false,
+        lasting: false,
+        reason,
+        text: text.into(),
+    }
+}
+
+fn job() -> JobIdentity {
+    JobIdentity {
+        name: "j".into(),
+        namespace: "n".into(),
+        uid: "u".into(),
+    }
+}
+
+fn status(step: i64) -> Status {
+    Status {
+        step: Some(step),
+        ..Status::default()
+    }
+}
+
+/// As `Publisher::report` does.
+fn reported(all: &mut Publications, now: Instant, step: i64) {
+    let entry = all.jobs.entry("u".into());
+    let publication = &mut entry.or_insert_with(|| (job(), Publication::default())).1;
+    publication.status = Some(status(step));
+    publication.is_dirty = true;
+    all.schedule("u", now + DEBOUNCE);
+}
+
+#[test]
+fn the_latest_status_wins_and_one_is_written_a_second() {
+    let (mut all, start) = (Publications::default(), Instant::now());
+    for step in 1..=5 {
+        reported(&mut all, start, step);
+    }
+    assert_eq!(all.take_due(start).err(), Some(Some(start + DEBOUNCE)), "not yet");
+    let due = start + DEBOUNCE;
+    let work = all.take_due(due).ok().unwrap();
+    assert_eq!(work.status, Some(status(5)));
+    assert_eq!(all.take_due(due).err(), Some(None), "one write for all");
+    // What comes while it is written waits for its turn.
+    reported(&mut all, due, 6);
+    assert_eq!(all.take_due(due + DEBOUNCE).err(), Some(None));
+    let written = due + DEBOUNCE / 2;
+    all.finish(written, &work, &Ok(Some(7)));
+    assert_eq!(all.take_due(written).err(), Some(Some(written + DEBOUNCE)));
+    let work = all.take_due(written + DEBOUNCE).ok().unwrap();
+    assert_eq!(work.status, Some(status(6)));
+    all.finish(written + DEBOUNCE, &work, &Ok(Some(8)));
+    assert_eq!(
+        all.take_due(written + 10 * DEBOUNCE).err(),
+        Some(None),
+        "all is written"
+    );
+}
+
+#[test]
+fn a_write_that_fails_is_tried_again_less_and_less_often() {
+    let (mut all, mut now) = (Publications::default(), Instant::now());
+    reported(&mut all, now, 1);
+    let mut waits = vec![];
+    for _ in 0..6 {
+        let due = all.take_due(now).err().flatten().unwrap();
+        waits.push((due - now).as_secs());
+        now = due;
+        let work = all.take_due(now).ok().unwrap();
+        assert_eq!(work.status, Some(status(1)));
+        let late = kube::Error::Service("late".into());
+        all.finish(now, &work, &Err(late));
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16, 30]);
+}
+
+#[test]
+fn time_that_passes_is_no_news_and_everything_else_is() {
+    use varuna_api::crd::TimeSpent;
+    let at = |until: i64, phase| {
+        let until = k8s_openapi::jiff::Timestamp::from_second(until).unwrap();
+        Status {
+            time: Some(TimeSpent::since(varuna_api::crd::Time(until))),
+            goodput: Some(format!("{until}")),
+            phase: Some(phase),
+            ..Status::default()
+        }
+    };
+    let before = at(1, JobPhase::Training);
+    assert!(!is_news(&before, &at(2, JobPhase::Training)));
+    assert!(is_news(&before, &at(2, JobPhase::Waiting)));
+    assert!(is_news(
+        &Status::default(),
+        &Status {
+            time: before.time.clone(),
+            ..Status::default()
+        }
+    ));
+}
+
+#[test]
+fn sentences_of_one_reason_that_come_together_are_one_event() {
+    let warning = EventNote {
+        warning: true,
+        ..note(Reason::Run, "d")
+    };
+    let lasting = EventNote {
+        lasting: true,
+        ..note(Reason::Run, "e")
+    };
+    let notes = [
+        note(Reason::Run, "a"),
+        note(Reason::Planned, "b"),
+        note(Reason::Run, "c"),
+        warning.clone(),
+        lasting.clone(),
+    ];
+    let expected = [
+        note(Reason::Run, "a; c"),
+        note(Reason::Planned, "b"),
+        warning,
+        lasting,
+    ];
+    assert_eq!(merged(&notes), expected);
+    let long = "x".repeat(NOTE_MAX - 2);
+    let notes = [note(Reason::Run, &long), note(Reason::Run, "y")];
+    assert_eq!(merged(&notes).len(), 2, "nothing is cut off");
+}

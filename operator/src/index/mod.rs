@@ -1,0 +1,115 @@
+//! What the watches have shown, reduced to what decisions are made from and sorted by job: a look at a job costs what the job has, not what
+//! the cluster has. State only: no clock, no I/O.
+
+mod documents;
+mod nodes;
+mod owned;
+mod pods;
+mod relist;
+mod runs;
+
+pub use documents::resource_version;
+pub use nodes::NodeIndex;
+pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
+pub use pods::{Expected, IndexedPod, JobPods, PodIndex};
+pub use runs::{IndexedRun, RunIndex};
+
+use crate::decide::ObservedNode;
+use crate::resource::JobRef;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+use parking_lot::Mutex;
+
+/// Namespace and name of a job.
+pub type JobKey = (String, String);
+
+/// What is known of the cluster.
+#[derive(Debug)]
+pub struct Index {
+    /// Pods of workers and of coordinators.
+    pub pods: Mutex<PodIndex>,
+    /// Nodes.
+    pub nodes: Mutex<NodeIndex>,
+    /// What coordinators are ordered, and what they report.
+    pub runs: Mutex<RunIndex>,
+    /// All other objects of jobs.
+    pub owned: Mutex<OwnedIndex>,
+}
+
+/// An index that a watch fills. Each method returns the jobs for which something has changed that decisions are made from.
+pub trait Fill<K>: Send + Sync {
+    /// All objects are listed from now on, because the watch has begun anew.
+    fn begin(&self);
+    /// An object is as it is here.
+    fn seen(&self, object: &K) -> Vec<JobRef>;
+    /// An object is gone.
+    fn gone(&self, object: &K) -> Vec<JobRef>;
+    /// All that there are were listed: those that were not are gone.
+    fn complete(&self) -> Vec<JobRef>;
+}
+
+impl Index {
+    /// An empty index. `signals`: what announces the end of a node for every job.
+    #[must_use]
+    pub fn new(signals: Vec<String>) -> Index {
+        Index {
+            pods: Mutex::default(),
+            nodes: Mutex::new(NodeIndex::new(signals)),
+            runs: Mutex::default(),
+            owned: Mutex::default(),
+        }
+    }
+
+    /// A node that was read apart from the watch.
+    pub fn node_read(&self, name: &str, node: ObservedNode) {
+        self.nodes.lock().read(name, node);
+    }
+
+    fn jobs_on(&self, nodes: impl IntoIterator<Item = String>) -> Vec<JobRef> {
+        let pods = self.pods.lock();
+        let jobs = nodes.into_iter().flat_map(|node| pods.jobs_on(&node));
+        jobs.collect()
+    }
+}
+
+impl Fill<Pod> for Index {
+    fn begin(&self) {
+        self.pods.lock().begin();
+    }
+
+    fn seen(&self, pod: &Pod) -> Vec<JobRef> {
+        self.pods.lock().seen(pod).into_iter().collect()
+    }
+
+    fn gone(&self, pod: &Pod) -> Vec<JobRef> {
+        self.pods.lock().gone(pod).into_iter().collect()
+    }
+
+    fn complete(&self) -> Vec<JobRef> {
+        self.pods.lock().complete()
+    }
+}
+
+impl Fill<Node> for Index {
+    fn begin(&self) {
+        self.nodes.lock().begin();
+    }
+
+    fn seen(&self, node: &Node) -> Vec<JobRef> {
+        let has_changed = self.nodes.lock().seen(node);
+        self.jobs_on(has_changed.then(|| node.name_any()))
+    }
+
+    fn gone(&self, node: &Node) -> Vec<JobRef> {
+        self.nodes.lock().gone(&node.name_any());
+        self.jobs_on([node.name_any()])
+    }
+
+    fn complete(&self) -> Vec<JobRef> {
+        let gone = self.nodes.lock().complete();
+        self.jobs_on(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! Nodes: of thousands, a job needs to know its own and those that announce their end.
+
+use super::relist::Relist;
+use crate::cluster::observe;
+use crate::decide::{ObservedNode, announced_end};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// All nodes.
+#[derive(Debug)]
+pub struct NodeIndex {
+    nodes: BTreeMap<String, ObservedNode>,
+    /// Those that announce their end to every job.
+    leaving: BTreeSet<String>,
+    /// What announces the end of a node for every job.
+    signals: Vec<String>,
+    relist: Relist<String>,
+}
+
+impl NodeIndex {
+    pub(super) fn new(signals: Vec<String>) -> NodeIndex {
+        NodeIndex {
+            nodes: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            signals,
+            relist: Relist::default(),
+        }
+    }
+
+    /// The nodes of these names, as far as there are such, and those that announce their end. `signals`: of the job alone.
+    #[must_use]
+    pub fn of<'a>(
+        &self,
+        names: impl Iterator<Item = &'a str>,
+        signals: &[String],
+    ) -> BTreeMap<String, ObservedNode> {
+        let entry = |name: &str| Some((name.to_owned(), self.nodes.get(name)?.clone()));
+        let mut found: BTreeMap<String, ObservedNode> = names.filter_map(entry).collect();
+        found.extend(self.leaving.iter().filter_map(|name| entry(name)));
+        if !signals.is_empty() {
+            let own = self.nodes.iter();
+            let own = own.filter(|(_, node)| announced_end(node, signals).is_some());
+            found.extend(own.map(|(name, node)| (name.clone(), node.clone())));
+        }
+        found
+    }
+
+    /// Whether there is a node of this name.
+    #[must_use]
+    pub fn knows(&self, name: &str) -> bool {
+        self.nodes.contains_key(name)
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.relist.begin();
+    }
+
+    /// Whether something has changed that decisions are made from: heartbeats are not.
+    pub(super) fn seen(&mut self, node: &Node) -> bool {
+        let name = node.name_any();
+        self.relist.seen(&name);
+        self.put(name, observe::node(node))
+    }
+
+    /// Notes a node that was read apart from the watch, unless that has shown it meanwhile.
+    pub(super) fn read(&mut self, name: &str, node: ObservedNode) {
+        if !self.knows(name) {
+            self.put(name.to_owned(), node);
+        }
+    }
+
+    fn put(&mut self, name: String, node: ObservedNode) -> bool {
+        if self.nodes.get(&name) == Some(&node) {
+            return false;
+        }
+        if announced_end(&node, &self.signals).is_some() {
+            self.leaving.insert(name.clone());
+        } else {
+            self.leaving.remove(&name);
+        }
+        self.nodes.insert(name, node);
+        true
+    }
+
+    pub(super) fn gone(&mut self, name: &str) {
+        self.nodes.remove(name);
+        self.leaving.remove(name);
+    }
+
+    /// The nodes that are gone.
+    pub(super) fn complete(&mut self) -> Vec<String> {
+        let gone = self.relist.complete(self.nodes.keys());
+        for name in &gone {
+            self.gone(name);
+        }
+        gone
+    }
+}

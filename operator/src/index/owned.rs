@@ -1,0 +1,171 @@
+//! The objects of jobs that hold nothing to decide on (Services, roles and the like), by metadata alone: whether they are there, whose they
+//! are, and what they were last applied as. So none is read or written that is as it should be, and one that somebody deletes or changes is
+//! applied again.
+
+use super::documents::{controller_uid, job_of, resource_version};
+use super::relist::Relist;
+use super::{Fill, Index};
+use crate::cluster::apply::MANAGER;
+use crate::decide::objects::APPLIED_ANNOTATION;
+use crate::resource::{JobRef, job_ref};
+use kube::api::{DynamicObject, ObjectMeta};
+use kube::core::PartialObjectMeta;
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// A kind of object that jobs own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct ObjectKind {
+    /// Its API group; empty for the core.
+    pub group: &'static str,
+    /// Version of that.
+    pub version: &'static str,
+    /// As in `kind`.
+    pub kind: &'static str,
+}
+
+impl ObjectKind {
+    /// All of them.
+    pub const ALL: [ObjectKind; 8] = [
+        ObjectKind::new("", "v1", "Service"),
+        ObjectKind::new("", "v1", "ConfigMap"),
+        ObjectKind::new("", "v1", "ServiceAccount"),
+        ObjectKind::new("rbac.authorization.k8s.io", "v1", "Role"),
+        ObjectKind::new("rbac.authorization.k8s.io", "v1", "RoleBinding"),
+        ObjectKind::new("discovery.k8s.io", "v1", "EndpointSlice"),
+        ObjectKind::new("policy", "v1", "PodDisruptionBudget"),
+        ObjectKind::new("networking.k8s.io", "v1", "NetworkPolicy"),
+    ];
+
+    const fn new(group: &'static str, version: &'static str, kind: &'static str) -> ObjectKind {
+        ObjectKind { group, version, kind }
+    }
+}
+
+/// Kind, namespace and name of an object.
+pub type ObjectKey = (String, String, String);
+
+/// An object, as it was seen last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KnownObject {
+    /// Its uid.
+    pub uid: String,
+    /// The uid of its controller; none where it has none.
+    pub owner: Option<String>,
+    /// Identity of what it was applied as; none where nothing says it.
+    pub applied: Option<String>,
+    /// Identity of the fields of it that are this program's: it changes when somebody else sets or removes one.
+    pub fields: u64,
+    /// Somebody else has written it later than this program.
+    pub is_touched: bool,
+    /// Name of the job that controls it, if one does.
+    job: Option<String>,
+    version: Option<u64>,
+}
+
+impl KnownObject {
+    /// By its metadata.
+    #[must_use]
+    pub fn of(metadata: &ObjectMeta) -> KnownObject {
+        let annotations = metadata.annotations.as_ref();
+        // Who has written a status has changed nothing of ours.
+        let written = metadata.managed_fields.iter().flatten();
+        let written = written.filter(|entry| entry.subresource.is_none());
+        let (ours, others): (Vec<_>, Vec<_>) =
+            written.partition(|entry| entry.manager.as_deref() == Some(MANAGER));
+        let mut fields = DefaultHasher::new();
+        for entry in &ours {
+            let set = entry.fields_v1.as_ref().map(|fields| fields.0.to_string());
+            set.hash(&mut fields);
+        }
+        let ours = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
+        let others = others.iter().filter_map(|entry| entry.time.as_ref()).max();
+        KnownObject {
+            fields: fields.finish(),
+            is_touched: others > ours,
+            uid: metadata.uid.clone().unwrap_or_default(),
+            owner: controller_uid(metadata).map(str::to_owned),
+            applied: annotations.and_then(|a| a.get(APPLIED_ANNOTATION).cloned()),
+            job: job_of(metadata).map(|job| job.name),
+            version: resource_version(metadata),
+        }
+    }
+}
+
+/// The objects of all jobs.
+#[derive(Debug, Default)]
+pub struct OwnedIndex {
+    objects: BTreeMap<ObjectKey, KnownObject>,
+    relists: BTreeMap<&'static str, Relist<ObjectKey>>,
+}
+
+impl OwnedIndex {
+    /// An object, where there is one.
+    #[must_use]
+    pub fn get(&self, key: &ObjectKey) -> Option<&KnownObject> {
+        self.objects.get(key)
+    }
+
+    /// An object is as it is here, as a write has answered.
+    pub fn written(&mut self, key: ObjectKey, object: KnownObject) {
+        self.objects.insert(key, object);
+    }
+
+    /// An object is not there, or not as it was known.
+    pub fn forget(&mut self, key: &ObjectKey) {
+        self.objects.remove(key);
+    }
+}
+
+/// The part of an index that a watch of one kind of object fills.
+#[derive(Clone, Copy, Debug)]
+pub struct OfKind<'a>(pub &'a Index, pub ObjectKind);
+
+impl OfKind<'_> {
+    fn key(&self, metadata: &ObjectMeta) -> ObjectKey {
+        (
+            self.1.kind.to_owned(),
+            metadata.namespace.clone().unwrap_or_default(),
+            metadata.name.clone().unwrap_or_default(),
+        )
+    }
+}
+
+impl Fill<PartialObjectMeta<DynamicObject>> for OfKind<'_> {
+    fn begin(&self) {
+        let mut owned = self.0.owned.lock();
+        owned.relists.entry(self.1.kind).or_default().begin();
+    }
+
+    fn seen(&self, object: &PartialObjectMeta<DynamicObject>) -> Vec<JobRef> {
+        let (key, known) = (self.key(&object.metadata), KnownObject::of(&object.metadata));
+        let mut owned = self.0.owned.lock();
+        owned.relists.entry(self.1.kind).or_default().seen(&key);
+        let before = owned.objects.get(&key).filter(|before| before.uid == known.uid);
+        // What we have written ourselves is known already, and this may be what was there before.
+        if before.is_some_and(|before| before.version >= known.version) {
+            return vec![];
+        }
+        let is_changed = before.is_some_and(|before| before.fields != known.fields);
+        owned.objects.insert(key, known);
+        let job = is_changed.then(|| job_of(&object.metadata)).flatten();
+        job.into_iter().collect()
+    }
+
+    fn gone(&self, object: &PartialObjectMeta<DynamicObject>) -> Vec<JobRef> {
+        self.0.owned.lock().objects.remove(&self.key(&object.metadata));
+        job_of(&object.metadata).into_iter().collect()
+    }
+
+    fn complete(&self) -> Vec<JobRef> {
+        let mut owned = self.0.owned.lock();
+        let owned = &mut *owned;
+        let of_kind = owned.objects.keys().filter(|key| key.0 == self.1.kind);
+        let gone = owned.relists.entry(self.1.kind).or_default().complete(of_kind);
+        let jobs = gone.iter().filter_map(|key| {
+            let job = owned.objects.remove(key)?.job?;
+            Some(job_ref(&key.1, &job))
+        });
+        jobs.collect()
+    }
+}

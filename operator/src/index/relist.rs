@@ -1,0 +1,37 @@
+//! What a watch that begins anew has listed so far. Changes of the time in which there was no watch are known only when the list is
+//! complete: what it does not hold is gone.
+
+use std::collections::BTreeSet;
+
+/// What was listed since a watch has begun anew.
+#[derive(Debug)]
+pub(super) struct Relist<K>(Option<BTreeSet<K>>);
+
+impl<K> Default for Relist<K> {
+    fn default() -> Relist<K> {
+        Relist(None)
+    }
+}
+
+impl<K: Ord + Clone> Relist<K> {
+    pub(super) fn begin(&mut self) {
+        self.0 = Some(BTreeSet::new());
+    }
+
+    pub(super) fn seen(&mut self, key: &K) {
+        if let Some(listed) = &mut self.0 {
+            listed.insert(key.clone());
+        }
+    }
+
+    /// Those of the known ones that were not listed.
+    pub(super) fn complete<'a>(&mut self, known: impl Iterator<Item = &'a K>) -> Vec<K>
+    where
+        K: 'a,
+    {
+        let Some(listed) = self.0.take() else {
+            return vec![];
+        };
+        known.filter(|key| !listed.contains(*key)).cloned().collect()
+    }
+}

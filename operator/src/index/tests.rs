@@ -1,0 +1,254 @@
+use super::*;
+use crate::decide::NODE_SIGNALS;
+use crate::decide::objects::{APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL};
+use crate::resource::job_ref;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::DynamicObject;
+use kube::core::PartialObjectMeta;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use varuna_api::manifest::{API_VERSION, KIND};
+
+fn index() -> Index {
+    Index::new(NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect())
+}
+
+fn owner(job: &str) -> Value {
+    json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": job, "uid": format!("uid-{job}"), "controller": true }])
+}
+
+fn pod(job: &str, number: u32, node: &str, more: &Value) -> Pod {
+    let name = format!("{job}-w{number}");
+    let labels = json!({ JOB_LABEL: job, NUMBER_LABEL: number.to_string() });
+    let mut metadata = json!({
+        "name": name, "namespace": "n", "uid": format!("uid-{name}"), "labels": labels, "ownerReferences": owner(job),
+    });
+    for (field, value) in more.as_object().unwrap() {
+        metadata[field] = value.clone();
+    }
+    let spec = json!({ "nodeName": node, "containers": [] });
+    serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": { "phase": "Running" } }))
+        .unwrap()
+}
+
+fn node(name: &str, taints: &[&str], heartbeat: &str) -> Node {
+    let taints: Vec<Value> = taints
+        .iter()
+        .map(|key| json!({ "key": key, "effect": "NoSchedule" }))
+        .collect();
+    let ready = json!({ "type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat });
+    let status = json!({ "conditions": [ready] });
+    serde_json::from_value(
+        json!({ "metadata": { "name": name }, "spec": { "taints": taints }, "status": status }),
+    )
+    .unwrap()
+}
+
+fn seen<K>(index: &impl Fill<K>, object: &K) -> Vec<JobRef> {
+    index.seen(object)
+}
+
+/// All that a watch shows as it begins anew.
+fn relist<K>(index: &impl Fill<K>, objects: &[K]) -> Vec<JobRef> {
+    index.begin();
+    let mut changed: Vec<JobRef> = objects.iter().flat_map(|object| index.seen(object)).collect();
+    changed.extend(index.complete());
+    changed
+}
+
+const NOON: &str = "2026-01-01T12:00:00Z";
+const LATER: &str = "2026-01-01T12:05:00Z";
+
+#[test]
+fn a_taint_that_came_while_there_was_no_watch_is_known_by_the_list() {
+    let index = index();
+    relist(&index, &[node("a", &[], NOON), node("b", &[], NOON)]);
+    seen(&index, &pod("j", 1, "a", &json!({})));
+    seen(&index, &pod("k", 1, "b", &json!({})));
+    assert_eq!(seen(&index, &node("a", &[], LATER)), [], "a heartbeat");
+    // The watch begins anew: one node is tainted meanwhile, the other is gone.
+    let changed = relist(&index, &[node("a", &["karpenter.sh/disrupted"], LATER)]);
+    assert_eq!(changed, [job_ref("n", "j"), job_ref("n", "k")]);
+    let nodes = index.nodes.lock();
+    assert!(!nodes.knows("b"));
+    let of = nodes.of(std::iter::empty(), &[]);
+    assert_eq!(
+        of["a"].taints,
+        ["karpenter.sh/disrupted"],
+        "it announces its end to every job"
+    );
+}
+
+#[test]
+fn a_job_knows_its_own_nodes_and_those_that_announce_their_end() {
+    let index = index();
+    let all = ["a", "b", "c", "d"].map(|name| {
+        let taint: &[&str] = match name {
+            "b" => &["karpenter.sh/disrupted"],
+            "c" => &["example.com/going"],
+            _ => &[],
+        };
+        node(name, taint, NOON)
+    });
+    relist(&index, &all);
+    let of = |signals: &[String]| -> Vec<String> {
+        index
+            .nodes
+            .lock()
+            .of(["a", "gone"].into_iter(), signals)
+            .into_keys()
+            .collect()
+    };
+    assert_eq!(of(&[]), ["a", "b"]);
+    assert_eq!(of(&["example.com/".to_owned()]), ["a", "b", "c"]);
+    seen(&index, &node("b", &[], NOON));
+    assert_eq!(of(&[]), ["a"], "it stays after all");
+}
+
+#[test]
+fn pods_that_went_while_there_was_no_watch_are_gone_and_others_do_not_count() {
+    let index = index();
+    relist(
+        &index,
+        &[pod("j", 1, "a", &json!({})), pod("j", 2, "b", &json!({}))],
+    );
+    assert_eq!(
+        seen(&index, &pod("j", 1, "a", &json!({ "resourceVersion": "9" }))),
+        []
+    );
+    let changed = relist(&index, &[pod("j", 2, "b", &json!({}))]);
+    assert_eq!(changed, [job_ref("n", "j")]);
+    let key = ("n".to_owned(), "j".to_owned());
+    let names = |index: &Index| -> Vec<String> {
+        let pods = index.pods.lock();
+        pods.of(&key).map(|p| p.observed.name.clone()).collect()
+    };
+    assert_eq!(names(&index), ["j-w2"]);
+    assert_eq!(
+        Fill::<Node>::gone(&index, &node("a", &[], NOON)),
+        [],
+        "nobody is on it any more"
+    );
+    assert_eq!(
+        Fill::<Node>::gone(&index, &node("b", &[], NOON)),
+        [job_ref("n", "j")]
+    );
+}
+
+#[test]
+fn nothing_is_done_twice_while_the_watch_has_not_shown_what_was_done() {
+    let index = index();
+    seen(&index, &pod("j", 1, "a", &json!({})));
+    let (key, start) = (("n".to_owned(), "j".to_owned()), Instant::now());
+    let unmet = |now| index.pods.lock().unmet(now, &key);
+    assert_eq!(unmet(start), None);
+    let (created, deleted) = (["j-w2".to_owned()], ["j-w1".to_owned()]);
+    let expect = || {
+        let mut pods = index.pods.lock();
+        pods.expect(
+            start,
+            &key,
+            created.clone().into_iter(),
+            deleted.clone().into_iter(),
+        );
+    };
+    expect();
+    assert!(unmet(start).is_some());
+    assert_eq!(seen(&index, &pod("j", 2, "a", &json!({}))), [job_ref("n", "j")]);
+    assert!(unmet(start).is_some(), "one is not gone yet");
+    let going = pod("j", 1, "a", &json!({ "deletionTimestamp": NOON }));
+    assert_eq!(seen(&index, &going), [job_ref("n", "j")]);
+    assert_eq!(unmet(start), None);
+    // What does not come is not waited for, and what was refused is not expected.
+    expect();
+    assert_eq!(unmet(start + Duration::from_secs(60)), None);
+    expect();
+    index.pods.lock().met(&key, "j-w2");
+    index.pods.lock().met(&key, "j-w1");
+    assert_eq!(unmet(start), None);
+}
+
+fn run(version: u64, coordinator: i64) -> DynamicObject {
+    let spec = json!({ "uid": "uid-j", "goal": "Run", "coordinator": coordinator });
+    serde_json::from_value(json!({
+        "apiVersion": API_VERSION, "kind": "VarunaRun", "spec": spec,
+        "metadata": { "name": "j-1", "namespace": "n", "uid": "r", "resourceVersion": version.to_string(), "ownerReferences": owner("j") },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn an_older_version_of_a_run_does_not_replace_what_a_write_has_answered() {
+    let index = index();
+    assert_eq!(seen(&index, &run(5, 1)), [job_ref("n", "j")]);
+    assert!(
+        index.runs.lock().seen(&run(9, 2)).is_some(),
+        "the answer to a write"
+    );
+    let number = || {
+        index
+            .runs
+            .lock()
+            .of("n", "j-1")
+            .unwrap()
+            .orders
+            .as_ref()
+            .unwrap()
+            .coordinator
+    };
+    assert_eq!(seen(&index, &run(7, 1)), [], "the watch is late");
+    assert_eq!(number(), 2);
+    assert_eq!(seen(&index, &run(10, 3)), [job_ref("n", "j")]);
+    assert_eq!(number(), 3);
+    assert_eq!(relist::<DynamicObject>(&index, &[]), [job_ref("n", "j")]);
+    assert!(index.runs.lock().of("n", "j-1").is_none());
+}
+
+fn service(version: u64, applied: &str) -> PartialObjectMeta<DynamicObject> {
+    service_with(version, applied, &json!({ "f:spec": {} }))
+}
+
+fn service_with(version: u64, applied: &str, ours: &Value) -> PartialObjectMeta<DynamicObject> {
+    let managed = |manager: &str, time: &str, fields: &Value| json!({ "manager": manager, "operation": "Apply", "time": time, "fieldsType": "FieldsV1", "fieldsV1": fields });
+    serde_json::from_value(json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {
+            "name": "s", "namespace": "n", "uid": "s", "resourceVersion": version.to_string(),
+            "annotations": { APPLIED_ANNOTATION: applied }, "ownerReferences": owner("j"),
+            "managedFields": [managed("varuna-operator", NOON, ours), managed("else", LATER, &json!({}))],
+        },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn an_object_that_somebody_deletes_makes_its_job_be_looked_at() {
+    let index = index();
+    let services = OfKind(&index, ObjectKind::ALL[0]);
+    let key = ("Service".to_owned(), "n".to_owned(), "s".to_owned());
+    let applied = || {
+        index
+            .owned
+            .lock()
+            .get(&key)
+            .and_then(|known| known.applied.clone())
+    };
+    relist(&services, &[service(3, "a")]);
+    let written = KnownObject::of(&service(5, "b").metadata);
+    index.owned.lock().written(key.clone(), written);
+    seen(&services, &service(4, "a"));
+    assert_eq!(applied().as_deref(), Some("b"), "the watch is late");
+    let taken = service_with(6, "b", &json!({}));
+    assert_eq!(
+        seen(&services, &taken),
+        [job_ref("n", "j")],
+        "somebody has set our field"
+    );
+    assert!(index.owned.lock().get(&key).unwrap().is_touched);
+    assert_eq!(services.gone(&service(5, "b")), [job_ref("n", "j")]);
+    assert_eq!(applied(), None);
+    // While there was no watch.
+    relist(&services, &[service(6, "c")]);
+    assert_eq!(relist(&services, &[]), [job_ref("n", "j")]);
+    assert_eq!(applied(), None);
+}

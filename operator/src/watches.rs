@@ -1,0 +1,132 @@
+//! The watches: they fill the index from the start of the process, so that one that takes over knows the cluster already, and say which
+//! jobs are to be looked at. Decides nothing.
+
+use crate::cluster::orders;
+use crate::decide::objects::JOB_LABEL;
+use crate::index::{Fill, Index, ObjectKind, OfKind};
+use crate::metrics::Metrics;
+use crate::resource::{JobRef, resource};
+use futures::{Stream, StreamExt as _};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
+use kube::{Api, Client, Resource};
+use std::pin::pin;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
+
+/// A dead connection is noticed five seconds after this time.
+const WATCH_SECONDS: u32 = 45;
+/// Those of pods, nodes and runs, and one for each kind of other object.
+pub const WATCHES: usize = 3 + ObjectKind::ALL.len();
+
+/// Which jobs.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    /// Only those of this namespace; all where it is none.
+    pub namespace: Option<String>,
+}
+
+impl Scope {
+    /// Objects of a kind that is known at run time.
+    pub(crate) fn documents<K>(&self, client: &Client, resource: &ApiResource) -> Api<K>
+    where
+        K: Resource<DynamicType = ApiResource, Scope = kube::core::DynamicResourceScope>,
+    {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, resource),
+            None => Api::all_with(client.clone(), resource),
+        }
+    }
+
+    fn pods(&self, client: &Client) -> Api<Pod> {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+            None => Api::all(client.clone()),
+        }
+    }
+}
+
+/// How everything is watched.
+#[must_use]
+pub fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS)
+}
+
+/// What the watches report to.
+pub struct Reports<'a> {
+    /// Filled by them.
+    pub index: &'a Index,
+    /// Jobs that are to be looked at.
+    pub changed: Sender<JobRef>,
+    /// How many watches have listed everything once.
+    pub filled: &'a watch::Sender<usize>,
+    /// Counts what fails.
+    pub metrics: &'a Metrics,
+}
+
+/// Watches pods, nodes, runs and all other objects of jobs. Never ends.
+pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
+    let labelled = || config().labels(JOB_LABEL);
+    let pods = watch_objects(scope.pods(client), labelled()).default_backoff();
+    let nodes = watch_objects(Api::<Node>::all(client.clone()), config()).default_backoff();
+    let runs: Api<DynamicObject> = scope.documents(client, &orders::resource());
+    let runs = watch_objects(runs, config()).default_backoff();
+    let owned = ObjectKind::ALL.map(|kind| {
+        let of_kind = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
+        let api =
+            scope.documents::<PartialObjectMeta<DynamicObject>>(client, &ApiResource::from_gvk(&of_kind));
+        let events = watch_objects(api, labelled()).default_backoff();
+        async move { fill(kind.kind, events, &OfKind(to.index, kind), to).await }
+    });
+    futures::join!(
+        fill::<Pod, _>("Pod", pods, to.index, to),
+        fill::<Node, _>("Node", nodes, to.index, to),
+        fill::<DynamicObject, _>("VarunaRun", runs, to.index, to),
+        futures::future::join_all(owned),
+    );
+}
+
+/// Fills an index from a watch.
+pub(crate) async fn fill<K, F: Fill<K>>(
+    kind: &'static str,
+    events: impl Stream<Item = watcher::Result<Event<K>>>,
+    index: &F,
+    to: &Reports<'_>,
+) {
+    let mut events = pin!(events);
+    let mut is_filled = false;
+    while let Some(event) = events.next().await {
+        let changed = match event {
+            Ok(Event::Init) => {
+                index.begin();
+                vec![]
+            }
+            Ok(Event::InitApply(object) | Event::Apply(object)) => index.seen(&object),
+            Ok(Event::Delete(object)) => index.gone(&object),
+            Ok(Event::InitDone) => {
+                let gone = index.complete();
+                if !std::mem::replace(&mut is_filled, true) {
+                    to.filled.send_modify(|filled| *filled += 1);
+                }
+                gone
+            }
+            Err(error) => {
+                tracing::warn!(%error, kind, "the watch has failed and begins anew");
+                to.metrics.watch_failed(kind);
+                vec![]
+            }
+        };
+        for job in changed {
+            // Nobody reads only when the controller has ended.
+            let _ = to.changed.send(job).await;
+        }
+    }
+}
+
+/// The jobs themselves.
+pub(crate) fn jobs(client: &Client, scope: &Scope) -> Api<DynamicObject> {
+    scope.documents(client, &resource())
+}
