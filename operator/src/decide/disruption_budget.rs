@@ -5,6 +5,7 @@ use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
 use super::observed::{Observed, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use varuna_protocol::coordinator::RunMode;
 
 /// The job's `PodDisruptionBudget`.
@@ -24,23 +25,34 @@ pub(super) fn disruption_budget(observed: &Observed, pods: &[JudgedPod<'_>]) -> 
     })
 }
 
-/// How many of the pods that run may not be evicted.
+/// How many of the pods that run may not be evicted. The API server counts all of them, those without a place as well: a replacement that runs would
+/// else set another one free before there is a plan with it.
 fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return 0;
     };
-    let running = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
-    let in_plan = whole(running.filter(|p| has_place(run, &p.pod.name)).count());
+    let running: BTreeSet<&str> = pods
+        .iter()
+        .filter(|p| p.verdict == PodVerdict::Running)
+        .map(|p| p.pod.name.as_str())
+        .collect();
+    let placed = with_place(run);
+    let all = whole(running.len());
     match run.snapshot.as_ref().map(|s| s.run.mode) {
-        Some(RunMode::Training) => (in_plan - 1).max(0),
+        // Nobody holds anything yet.
+        _ if placed.is_empty() => 0,
+        // One whose worker has a place goes already: the plan without it comes first.
+        Some(RunMode::Training) if !placed.is_subset(&running) => all,
+        Some(RunMode::Training) => (all - 1).max(0),
         // It waits for workers that may never come: whoever drains a node must not wait with it, unless the state would be lost.
         Some(RunMode::Waiting) if observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some()) => 0,
-        _ => in_plan,
+        _ => all,
     }
 }
 
-/// Whether a worker of this pod runs a stage under the plan in force.
-fn has_place(run: &ObservedRun, pod: &str) -> bool {
+/// The pods whose workers run a stage under the plan in force.
+fn with_place(run: &ObservedRun) -> BTreeSet<&str> {
     let workers = run.snapshot.iter().flat_map(|s| &s.workers);
-    workers.filter(|w| w.pipeline.is_some()).any(|w| w.name == pod)
+    let placed = workers.filter(|w| w.pipeline.is_some());
+    placed.map(|w| w.name.as_str()).collect()
 }

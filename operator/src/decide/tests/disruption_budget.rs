@@ -23,20 +23,20 @@ fn budget(observed: &Observed) -> Value {
 
 #[test]
 fn one_worker_of_the_plan_may_go_while_the_job_trains_and_none_until_it_has_a_plan_without_it() {
-    assert_eq!(pods_that_stay(RunMode::Training, ""), 2);
+    assert_eq!(pods_that_stay(RunMode::Training, ""), 3);
     for mode in [
         RunMode::Changing,
         RunMode::Recovering,
         RunMode::Launching,
         RunMode::Persisting,
     ] {
-        assert_eq!(pods_that_stay(mode, ""), 3, "{mode:?}");
+        assert_eq!(pods_that_stay(mode, ""), 4, "{mode:?}");
     }
 }
 
 #[test]
 fn a_job_that_waits_blocks_a_drain_only_where_its_state_would_be_lost() {
-    assert_eq!(pods_that_stay(RunMode::Waiting, ""), 3);
+    assert_eq!(pods_that_stay(RunMode::Waiting, ""), 4);
     let checkpoint = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     assert_eq!(pods_that_stay(RunMode::Waiting, checkpoint), 0);
 }
@@ -57,4 +57,68 @@ fn who_does_not_run_blocks_nobody() {
         objects::NUMBER_LABEL,
         "other pods of the job are not counted"
     );
+}
+
+/// Eight workers of a plan on two nodes, one of which is drained.
+fn two_nodes(mode: RunMode, in_plan: &[i64]) -> Observed {
+    let mut observed = observed(8);
+    let node = ObservedNode {
+        ready: true,
+        ..ObservedNode::default()
+    };
+    observed.nodes.insert("other".to_owned(), node);
+    let on = |number: i64| if number <= 4 { "good" } else { "other" };
+    observed.pods = (1..=8)
+        .map(|i| ObservedPod {
+            node: Some(on(i).into()),
+            ..pod(i, PodPhase::Running)
+        })
+        .collect();
+    let names: Vec<String> = in_plan.iter().map(|i| format!("j-w{i}-u")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut run = with_workers(run(mode, 1, 5), &names, &[]);
+    for worker in &mut run.snapshot.as_mut().unwrap().workers {
+        worker.pipeline = Some(0);
+    }
+    observed.run = Some(run);
+    observed
+}
+
+/// How many more pods the API server lets go: it counts those that run and are not going.
+fn may_go(observed: &Observed) -> i64 {
+    let counted = observed
+        .pods
+        .iter()
+        .filter(|p| p.phase == PodPhase::Running && !p.deleting);
+    i64::try_from(counted.count()).unwrap() - budget(observed)["spec"]["minAvailable"].as_i64().unwrap()
+}
+
+#[test]
+fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacements_start() {
+    let all: Vec<i64> = (1..=8).collect();
+    let mut drained = two_nodes(RunMode::Training, &all);
+    assert_eq!(may_go(&drained), 1);
+    drained.pods[0].deleting = true;
+    assert_eq!(may_go(&drained), 0, "the first has a place still");
+    let replacement = |number| pod(number, PodPhase::Running);
+    drained.pods.push(replacement(9));
+    assert_eq!(
+        may_go(&drained),
+        0,
+        "a replacement without a place sets nobody free"
+    );
+    // The plan without the first, before the replacement is in it, and then with it.
+    for plan in [vec![2, 3, 4, 5, 6, 7, 8], vec![2, 3, 4, 5, 6, 7, 8, 9]] {
+        let mut next = two_nodes(RunMode::Training, &plan);
+        next.pods[0].deleting = true;
+        next.pods.push(replacement(9));
+        assert_eq!(may_go(&next), 1, "{plan:?}");
+    }
+    let mut changing = two_nodes(RunMode::Changing, &all);
+    changing.pods[0].deleting = true;
+    changing.pods.push(replacement(9));
+    assert_eq!(may_go(&changing), 0);
+    // Its pod is gone before the coordinator has another plan.
+    changing.pods.remove(0);
+    assert_eq!(may_go(&changing), 0);
 }
