@@ -189,6 +189,7 @@ fn request(case: &Case, ids: &[u64], per_node: Option<u64>, parent: Option<&Shap
             memory_bytes,
             speed,
             node: per_node.map_or(String::new(), |n| format!("node-{:03}", (id - 1) / n)),
+            domain: String::new(),
         }
     };
     let held = parent.iter().flat_map(|p| p.members());

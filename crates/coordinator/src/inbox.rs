@@ -1,5 +1,6 @@
 //! The messages that reach the driver. Everything that happens outside of its task arrives here, through one bounded channel.
 
+use std::collections::BTreeMap;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -40,6 +41,8 @@ pub(crate) enum Inbound {
     Save(Option<oneshot::Sender<Result<u64, String>>>),
     /// The run's last step is to be this one, where that is more than is known.
     LastStep(Step),
+    /// Where nodes are, by their names.
+    Domains(BTreeMap<String, String>),
     /// A request to end the run.
     Stop,
     /// The thread that asks the record's store has an answer.

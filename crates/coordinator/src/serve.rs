@@ -9,6 +9,7 @@ use crate::record_client::RecordClient;
 use crate::server::Service;
 use crate::store::{FileStore, RecordStore};
 use crate::view::View;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::mpsc::{Sender, channel};
@@ -42,6 +43,8 @@ pub struct Control {
     pub save: Sender<()>,
     /// Orders more steps: the number of all. A smaller one changes nothing.
     pub steps: Sender<u64>,
+    /// Takes where nodes are, by their names: all that is known, from the widest part to the narrowest (`zone-a/block-3`).
+    pub domains: Sender<BTreeMap<String, String>>,
     /// Takes ids of processes of this host that have ended for certain.
     pub process_ended: Sender<u32>,
     /// Takes what the caller knows of workers, by their names.
@@ -158,6 +161,7 @@ async fn start(
         stop: forward(&inbound, 1, |()| Inbound::Stop),
         save: forward(&inbound, 1, |()| Inbound::Save(None)),
         steps: forward(&inbound, 1, |steps| Inbound::LastStep(Step(steps))),
+        domains: forward(&inbound, 1, Inbound::Domains),
         process_ended: forward(&inbound, 64, move |id| {
             Inbound::ProcessEnded(Process {
                 host: host.clone(),

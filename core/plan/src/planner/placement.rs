@@ -65,7 +65,8 @@ struct Kind {
     capacity: u64,
     /// Positive floats order as their bits do.
     speed: u64,
-    /// In order of node, then id: neighbours in a pipeline share a node where they can.
+    /// In order of domain, node, then id: neighbours in a pipeline share a node where they can, else a rack or a zone, and what several pipelines
+    /// hold is in several of them as far as each pipeline fits into one.
     workers: Vec<WorkerId>,
 }
 
@@ -97,7 +98,7 @@ impl WorkerPool {
             kinds.entry(key).or_default().push(worker);
         }
         let kinds = kinds.into_iter().map(|((held, capacity, speed), mut workers)| {
-            workers.sort_by(|a, b| (&a.node, a.id).cmp(&(&b.node, b.id)));
+            workers.sort_by(|a, b| (&a.domain, &a.node, a.id).cmp(&(&b.domain, &b.node, b.id)));
             Kind {
                 held: Held::new(layout, &bytes, held),
                 capacity,

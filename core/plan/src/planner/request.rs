@@ -18,6 +18,9 @@ pub struct WorkerInfo {
     pub speed: f64,
     /// The node it runs on.
     pub node: String,
+    /// Where that node is, from the widest part to the narrowest: `zone-a/block-3`; empty = not known. Nodes whose domains begin alike are near to
+    /// each other.
+    pub domain: String,
 }
 
 impl WorkerInfo {
@@ -29,6 +32,7 @@ impl WorkerInfo {
             memory_bytes: None,
             speed: 1.0,
             node: node.into(),
+            domain: String::new(),
         }
     }
 }

@@ -435,3 +435,44 @@ fn plans_are_the_same_work_whoever_does_it_and_not_when_cut_otherwise() {
     finer.micro_batch_size += 1;
     assert!(!first.same_work(&finer));
 }
+
+/// Eight workers on nodes of their own, of two zones in turn, and the zones of each pipeline's workers.
+fn zones_of_pipelines(domain: impl Fn(usize) -> &'static str) -> Vec<BTreeSet<&'static str>> {
+    let planner = planner(4, None);
+    let mut request = request(&planner, 8, 32);
+    for (i, worker) in (0..).zip(&mut request.workers) {
+        // By their names alone, neighbours would be in different zones.
+        worker.node = format!("n{i}");
+        worker.domain = domain(i).to_owned();
+    }
+    let shape = planner.plan(&request).unwrap();
+    let zone_of = |id: WorkerId| {
+        let at = request.workers.iter().position(|w| w.id == id).unwrap();
+        ["a", "b"][at % 2]
+    };
+    let pipelines = shape.pipelines.iter();
+    pipelines
+        .map(|p| p.stages.iter().map(|s| zone_of(s.worker)).collect())
+        .collect()
+}
+
+#[test]
+fn a_pipeline_stays_within_a_zone_and_its_copy_is_in_another() {
+    let zones = zones_of_pipelines(|i| ["a", "b"][i % 2]);
+    assert_eq!(zones, [BTreeSet::from(["a"]), BTreeSet::from(["b"])]);
+    // That comes from the domains: without them it is not so.
+    let zones = zones_of_pipelines(|_| "");
+    assert!(zones.iter().all(|zones| zones.len() == 2), "{zones:?}");
+}
+
+#[test]
+fn a_worker_whose_state_is_elsewhere_in_the_plan_is_not_moved_for_its_zone() {
+    let planner = planner(4, None);
+    let mut request = request(&planner, 8, 32);
+    let first = planner.plan(&request).unwrap();
+    for (i, worker) in (0..).zip(&mut request.workers) {
+        worker.domain = ["a", "b"][i % 2].to_owned();
+    }
+    let again = planner.plan(&request.after(first.clone())).unwrap();
+    assert_eq!(again.pipelines, first.pipelines);
+}

@@ -2,6 +2,7 @@
 
 use crate::message::{Order, Report};
 use crate::record::Record;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::device::Hardware;
 use varuna_plan::{EvaluationSteps, Layout, LossScaling, StateId, Step, WorkerId};
@@ -271,6 +272,8 @@ pub enum CoordinatorInput {
     Save,
     /// The most workers to use; none = no limit.
     MaxWorkers(Option<usize>),
+    /// Where nodes are, by their names, from the widest part to the narrowest (`zone-a/block-3`), in place of what was known before.
+    Domains(BTreeMap<String, String>),
     /// The run's last step, where it is to be greater than what is known; a smaller one changes nothing. A run that has ended goes on where
     /// its coordinator is told so before it reads the record, and there is a store, which has the state.
     LastStep(Step),

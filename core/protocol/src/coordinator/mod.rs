@@ -165,6 +165,11 @@ impl Coordinator {
             }
             CoordinatorInput::Save => shared.want_checkpoint(),
             CoordinatorInput::MaxWorkers(most) => shared.max_workers = most,
+            CoordinatorInput::Domains(domains) => {
+                // The next plan is made with them: none is worth being made for them alone.
+                shared.domains = domains;
+                return mode;
+            }
             CoordinatorInput::LastStep(step) => shared.order_last_step(step, turn.now),
             CoordinatorInput::Stop => {
                 if !mode.is_done() {

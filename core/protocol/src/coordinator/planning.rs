@@ -45,11 +45,13 @@ impl Shared {
     pub(super) fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
         let info = |id: &WorkerId| {
             let hello = self.roster.hello(*id);
+            let domain = hello.and_then(|h| self.domains.get(&h.node));
             WorkerInfo {
                 id: *id,
                 memory_bytes: hello.and_then(|h| h.memory_bytes),
                 speed: self.speed(*id),
                 node: hello.map_or_else(String::new, |h| h.node.clone()),
+                domain: domain.cloned().unwrap_or_default(),
             }
         };
         pool.iter().map(info).collect()

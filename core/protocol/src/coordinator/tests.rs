@@ -2,6 +2,7 @@ mod ahead;
 mod checkpoints;
 mod comparing;
 mod divergence;
+mod domains;
 mod estimates;
 mod guards;
 mod last_step;

@@ -1,0 +1,32 @@
+//! Where workers' nodes are.
+
+use super::*;
+
+#[test]
+fn workers_are_planned_with_where_their_nodes_are_and_no_plan_is_made_for_that_alone() {
+    let mut rig = Rig::with(config(), Record::default());
+    for (worker, node) in [(A, "n1"), (B, "n2")] {
+        let hello = Hello {
+            address: "a:1".into(),
+            name: format!("on-{node}"),
+            node: node.into(),
+            hardware: None,
+            memory_bytes: None,
+            speed: 1.0,
+        };
+        rig.put(CoordinatorInput::StreamUp { from: worker, hello });
+    }
+    let domains = |rig: &Rig| {
+        let infos = rig.machine.shared.infos(&[A, B]);
+        infos.into_iter().map(|info| info.domain).collect::<Vec<_>>()
+    };
+    assert_eq!(domains(&rig), ["", ""]);
+    let (made, sent) = (MADE.get(), rig.sent.len());
+    let told = |node: &str, domain: &str| BTreeMap::from([(node.to_owned(), domain.to_owned())]);
+    rig.put(CoordinatorInput::Domains(told("n2", "zone-b/rack-7")));
+    assert_eq!(domains(&rig), ["", "zone-b/rack-7"]);
+    // What is told takes the place of all that was told before.
+    rig.put(CoordinatorInput::Domains(told("n1", "zone-a")));
+    assert_eq!(domains(&rig), ["zone-a", ""]);
+    assert_eq!((MADE.get(), rig.sent.len()), (made, sent));
+}
