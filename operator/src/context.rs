@@ -5,7 +5,7 @@ use crate::cluster::apply::Applier;
 use crate::cluster::credentials::CredentialStore;
 use crate::cluster::event_recorder::EventRecorder;
 use crate::cluster::publish::Publisher;
-use crate::decide::{NODE_SIGNALS, Settings};
+use crate::decide::Settings;
 use crate::health::Health;
 use crate::index::Index;
 use crate::probes::Probes;
@@ -57,9 +57,7 @@ impl Context {
     ) -> Context {
         let instance = format!("varuna-operator {instance}");
         let metrics = Arc::clone(&health.metrics);
-        let known = NODE_SIGNALS.iter().map(|signal| (*signal).to_owned());
-        let signals = known.chain(settings.node_signals.iter().cloned()).collect();
-        let index = Arc::new(Index::new(signals));
+        let index = Arc::new(Index::new(settings.clone()));
         let recorder = EventRecorder::new(client.clone(), instance, metrics);
         Context {
             applier: Applier::new(client.clone(), Arc::clone(&index)),

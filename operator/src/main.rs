@@ -31,6 +31,10 @@ struct Arguments {
     /// Prefix of a node taint, or type of a node condition, that announces the end of a node, in addition to the known ones.
     #[arg(long)]
     node_signal: Vec<String>,
+    /// Label of nodes that says where they are, in addition to the known ones of zones, blocks and NVLink domains; several from the widest part to
+    /// the narrowest.
+    #[arg(long)]
+    topology_label: Vec<String>,
     /// Image of the jobs' coordinators.
     #[arg(long, env = "VARUNA_COORDINATOR_IMAGE")]
     coordinator_image: String,
@@ -97,6 +101,7 @@ async fn main() -> Result<()> {
         coordinator_priority_class: arguments.coordinator_priority_class,
         gpu_resource: Some(arguments.gpu_resource).filter(|g| !g.is_empty()),
         node_signals: arguments.node_signal,
+        topology_labels: arguments.topology_label,
     };
     let leads = leadership.leads.clone();
     let ended = async {

@@ -161,7 +161,7 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
     let all: Api<Node> = Api::all(context.client.clone());
     for name in unknown {
         if let Some(node) = all.get_opt(name).await? {
-            context.index.node_read(name, observe::node(&node));
+            context.index.node_read(&node);
         }
     }
     Ok(())

@@ -34,6 +34,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- range .Values.nodeSignals }}
 - --node-signal={{ . }}
 {{- end }}
+{{- range .Values.topologyLabels }}
+- --topology-label={{ . }}
+{{- end }}
 {{- end }}
 {{- define "varuna.environment" -}}
 - {name: VARUNA_LOG, value: {{ .Values.logLevel | quote }}}

@@ -165,6 +165,7 @@ mod tests {
             save_at: None,
             leaving: vec![],
             ended: vec![],
+            domains: std::collections::BTreeMap::new(),
         })
     }
 

@@ -8,7 +8,7 @@ use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
 use kube::{Api, Client};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -228,6 +228,7 @@ struct Told {
     steps: u64,
     leaving: BTreeSet<String>,
     ended: BTreeSet<String>,
+    domains: BTreeMap<String, String>,
 }
 
 impl Told {
@@ -250,6 +251,9 @@ impl Told {
         // If the channel is full, the next orders tell it again.
         if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
             self.steps = spec.steps;
+        }
+        if spec.domains != self.domains && control.domains.try_send(spec.domains.clone()).is_ok() {
+            self.domains.clone_from(&spec.domains);
         }
         let notices = [
             (

@@ -4,7 +4,9 @@ use crate::decide::objects::{
     AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, GROUP_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION,
     NUMBER_LABEL, WORKER,
 };
-use crate::decide::{ContainerEnd, ObservedJob, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
+use crate::decide::{
+    ContainerEnd, ObservedJob, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection, Settings,
+};
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -262,7 +264,7 @@ fn ended(container: &ContainerStatus) -> Option<ContainerEnd> {
 
 /// A node.
 #[must_use]
-pub fn node(node: &Node) -> ObservedNode {
+pub fn node(node: &Node, settings: &Settings) -> ObservedNode {
     let taints = node.spec.as_ref().and_then(|s| s.taints.as_ref());
     let conditions = node
         .status
@@ -280,6 +282,7 @@ pub fn node(node: &Node) -> ObservedNode {
             .filter(|c| c.status == "True")
             .map(|c| c.type_.clone())
             .collect(),
+        domain: settings.domain(node.labels()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::decision::{CoordinatorGoal, PodDeletion};
 use super::observed::{Observed, ObservedPod, PodPhase, ProbeAnswer};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
-use super::worker_notices::WorkerNotices;
+use super::worker_notices::{WorkerNotices, domains};
 use varuna_api::Reason;
 use varuna_api::crd::{RunEnd, RunGoal, RunSpec};
 
@@ -133,6 +133,7 @@ pub(super) fn plan_coordinator(
         save_at: suspend::asked_checkpoint(observed),
         leaving: notices.leaving,
         ended: notices.ended,
+        domains: domains(observed),
     };
     CoordinatorPlan {
         orders: (known != Some(&orders)).then_some(orders),

@@ -35,7 +35,7 @@ pub use decision::{
 pub use events::deletion_events;
 pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
-    ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings,
+    ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
 pub use status::report;

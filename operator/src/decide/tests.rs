@@ -1,4 +1,5 @@
 use super::*;
+use crate::index::ObjectKind;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{Condition, RunCheckpoints, RunGoal, RunSpec, Status};
@@ -9,6 +10,7 @@ use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 mod checkpoints;
 mod coordinator;
 mod disruption_budget;
+mod domains;
 mod failures;
 mod job_progress;
 mod network_policies;
@@ -59,6 +61,7 @@ fn observed(max: u32) -> Observed {
             coordinator_priority_class: None,
             gpu_resource: Some("nvidia.com/gpu".into()),
             node_signals: vec![],
+            topology_labels: vec!["example.com/rack".into()],
         },
     }
 }
@@ -296,6 +299,10 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
             "NetworkPolicy"
         ]
     );
+    for kind in kinds {
+        let is_watched = ObjectKind::ALL.iter().any(|watched| watched.kind == kind);
+        assert!(is_watched, "a {kind} that somebody deletes is not noticed");
+    }
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     let pod = &desired.create[0];
     assert_eq!(pod["spec"]["restartPolicy"], "Never");
@@ -338,6 +345,7 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
             ready: true,
             taints: vec!["karpenter.sh/disrupted".into()],
             conditions: vec![],
+            domain: String::new(),
         },
     );
     observed.pods[4].node = Some("spot".into());
@@ -375,6 +383,7 @@ fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
         ready: true,
         taints: vec!["my.cloud/spot-warning".into()],
         conditions: vec![],
+        domain: String::new(),
     };
     observed.nodes.insert("spot".into(), spot);
     observed.pods = vec![ObservedPod {

@@ -2,7 +2,8 @@
 
 use super::decision::PodDeletion;
 use super::observed::{Observed, ObservedPod};
-use varuna_api::crd::NOTICES_MAX;
+use std::collections::BTreeMap;
+use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
 
 /// Names of workers that their coordinator is told of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -33,4 +34,19 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
         leaving: names(true, &leaves),
         ended: names(false, &ended),
     }
+}
+
+/// Where the nodes of the job's workers are, as far as their labels say. A pod is made before it has a node, so it cannot bring this along; it is
+/// known as soon as the pod is bound, before its image is pulled.
+pub(super) fn domains(observed: &Observed) -> BTreeMap<String, String> {
+    let pods = observed.pods.iter().filter(|p| !p.has_ended());
+    let nodes = pods.filter_map(|p| Some((p.node.as_ref()?, observed.nodes.get(p.node.as_ref()?)?)));
+    let said: BTreeMap<&String, &String> = nodes
+        .map(|(name, node)| (name, &node.domain))
+        .filter(|(_, domain)| !domain.is_empty())
+        .collect();
+    let bounded = said.into_iter().take(DOMAINS_MAX);
+    bounded
+        .map(|(name, domain)| (name.clone(), domain.clone()))
+        .collect()
 }

@@ -14,7 +14,7 @@ pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
 pub use pods::{Expected, IndexedPod, JobPods, PodIndex};
 pub use runs::{IndexedRun, RunIndex};
 
-use crate::decide::ObservedNode;
+use crate::decide::Settings;
 use crate::resource::JobRef;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -49,20 +49,20 @@ pub trait Fill<K>: Send + Sync {
 }
 
 impl Index {
-    /// An empty index. `signals`: what announces the end of a node for every job.
+    /// An empty index. The settings say what announces the end of a node, and where it is.
     #[must_use]
-    pub fn new(signals: Vec<String>) -> Index {
+    pub fn new(settings: Settings) -> Index {
         Index {
             pods: Mutex::default(),
-            nodes: Mutex::new(NodeIndex::new(signals)),
+            nodes: Mutex::new(NodeIndex::new(settings)),
             runs: Mutex::default(),
             owned: Mutex::default(),
         }
     }
 
     /// A node that was read apart from the watch.
-    pub fn node_read(&self, name: &str, node: ObservedNode) {
-        self.nodes.lock().read(name, node);
+    pub fn node_read(&self, node: &Node) {
+        self.nodes.lock().read(node);
     }
 
     fn jobs_on(&self, nodes: impl IntoIterator<Item = String>) -> Vec<JobRef> {

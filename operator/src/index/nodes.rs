@@ -2,7 +2,7 @@
 
 use super::relist::Relist;
 use crate::cluster::observe;
-use crate::decide::{ObservedNode, announced_end};
+use crate::decide::{NODE_SIGNALS, ObservedNode, Settings, announced_end};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,15 +15,20 @@ pub struct NodeIndex {
     leaving: BTreeSet<String>,
     /// What announces the end of a node for every job.
     signals: Vec<String>,
+    /// The labels that say where a node is.
+    settings: Settings,
     relist: Relist<String>,
 }
 
 impl NodeIndex {
-    pub(super) fn new(signals: Vec<String>) -> NodeIndex {
+    pub(super) fn new(settings: Settings) -> NodeIndex {
+        let known = NODE_SIGNALS.iter().map(|signal| (*signal).to_owned());
+        let signals = known.chain(settings.node_signals.iter().cloned()).collect();
         NodeIndex {
             nodes: BTreeMap::new(),
             leaving: BTreeSet::new(),
             signals,
+            settings,
             relist: Relist::default(),
         }
     }
@@ -60,13 +65,14 @@ impl NodeIndex {
     pub(super) fn seen(&mut self, node: &Node) -> bool {
         let name = node.name_any();
         self.relist.seen(&name);
-        self.put(name, observe::node(node))
+        self.put(name, observe::node(node, &self.settings))
     }
 
     /// Notes a node that was read apart from the watch, unless that has shown it meanwhile.
-    pub(super) fn read(&mut self, name: &str, node: ObservedNode) {
-        if !self.knows(name) {
-            self.put(name.to_owned(), node);
+    pub(super) fn read(&mut self, node: &Node) {
+        let name = node.name_any();
+        if !self.knows(&name) {
+            self.put(name, observe::node(node, &self.settings));
         }
     }
 

@@ -1,5 +1,4 @@
 use super::*;
-use crate::decide::NODE_SIGNALS;
 use crate::decide::objects::{APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL};
 use crate::resource::job_ref;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -10,7 +9,14 @@ use std::time::{Duration, Instant};
 use varuna_api::manifest::{API_VERSION, KIND};
 
 fn index() -> Index {
-    Index::new(NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect())
+    Index::new(Settings {
+        image: None,
+        coordinator_image: None,
+        coordinator_priority_class: None,
+        gpu_resource: None,
+        node_signals: vec![],
+        topology_labels: vec![],
+    })
 }
 
 fn owner(job: &str) -> Value {

@@ -353,6 +353,7 @@ pub fn operator(client: Client, namespace: &str) -> JoinHandle<Result<()>> {
         coordinator_priority_class: None,
         gpu_resource: Some("nvidia.com/gpu".into()),
         node_signals: vec![],
+        topology_labels: vec![],
     };
     let health = Arc::new(Health::new(Arc::default()));
     let (_, leads) = tokio::sync::watch::channel(true);

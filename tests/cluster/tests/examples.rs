@@ -32,6 +32,7 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
             coordinator_priority_class: None,
             gpu_resource: Some("nvidia.com/gpu".into()),
             node_signals: vec![],
+            topology_labels: vec![],
         },
     };
     let decision = decide(&observed);

@@ -15,7 +15,8 @@ pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use progress::{HISTORY_MAX, HistoryEntry, TimeSpent};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
-    MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus, VarunaRun,
+    DOMAINS_MAX, MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus,
+    VarunaRun,
 };
 pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending, WorkerGroupStatus};
 

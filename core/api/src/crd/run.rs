@@ -4,10 +4,13 @@
 use kube_derive::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use varuna_protocol::coordinator::Snapshot;
 
 /// Most names of workers in a notice. A job that loses more at once tells of the rest when these are gone.
 pub const NOTICES_MAX: usize = 4096;
+/// Most nodes of which a coordinator is told where they are.
+pub const DOMAINS_MAX: usize = 4096;
 /// Most messages in a report.
 pub const MESSAGES_MAX: usize = 64;
 
@@ -56,6 +59,11 @@ pub struct RunSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]
     pub ended: Vec<String>,
+    /// Where the nodes of its workers are, by their names, from the widest part to the narrowest: `zone-a/block-3`. Plans keep neighbours near to
+    /// each other.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = DOMAINS_MAX))]
+    pub domains: BTreeMap<String, String>,
 }
 
 /// What a coordinator is to do.

@@ -14,6 +14,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         save_at: None,
         leaving: vec![],
         ended: vec![],
+        domains: BTreeMap::new(),
     }
 }
 
@@ -49,6 +50,7 @@ fn leaving_node() -> ObservedNode {
         ready: true,
         taints: vec!["karpenter.sh/disrupted".into()],
         conditions: vec![],
+        domain: String::new(),
     }
 }
 

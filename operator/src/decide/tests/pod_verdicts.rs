@@ -13,6 +13,7 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
             ready: true,
             taints: vec!["karpenter.sh/disrupted".into()],
             conditions: vec![],
+            domain: String::new(),
         },
     );
     nodes.insert(
@@ -21,6 +22,7 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
             ready: true,
             taints: vec![],
             conditions: vec!["VMEventScheduled".into()],
+            domain: String::new(),
         },
     );
     nodes.insert(
@@ -29,6 +31,7 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
             ready: true,
             taints: vec!["node.kubernetes.io/unschedulable".into()],
             conditions: vec![],
+            domain: String::new(),
         },
     );
     let on = |node: &str| ObservedPod {

@@ -79,6 +79,7 @@ fn any_observed() -> impl Strategy<Value = Observed> {
                 ready: true,
                 taints: vec!["karpenter.sh/disrupted".into()],
                 conditions: vec![],
+                domain: String::new(),
             };
             observed.nodes.insert("spot".into(), spot);
             if suspend {

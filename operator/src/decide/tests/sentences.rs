@@ -211,6 +211,7 @@ fn coordinator_waits(unschedulable: &str, image: Option<&str>) -> Observed {
             save_at: None,
             leaving: vec![],
             ended: vec![],
+            domains: BTreeMap::new(),
         }),
         coordinators: vec![waits],
         run: Some(ObservedRun::default()),

@@ -5,6 +5,7 @@
     reason = "tests that tell a story"
 )]
 
+mod domains;
 mod network;
 mod ownership;
 mod refused;

@@ -1,0 +1,60 @@
+//! Where the nodes of a job's workers are, as its coordinator is told.
+
+use super::*;
+
+/// The operator's labels and one of its own.
+fn domain(labels: &[(&str, &str)]) -> String {
+    let labels = labels
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    observed(1).settings.domain(&labels.collect())
+}
+
+#[test]
+fn a_nodes_domain_goes_from_the_zone_to_the_rack_whatever_labels_its_cloud_has() {
+    assert_eq!(domain(&[("kubernetes.io/hostname", "n")]), "");
+    assert_eq!(
+        domain(&[
+            ("example.com/rack", "r7"),
+            ("topology.kubernetes.io/zone", "eu-1a"),
+            ("cloud.google.com/gce-topology-block", "b3"),
+        ]),
+        "eu-1a/b3/r7"
+    );
+    assert_eq!(
+        domain(&[
+            ("nvidia.com/gpu.clique", "c.1"),
+            ("topology.k8s.aws/network-node-layer-3", "nn-3"),
+            ("topology.k8s.aws/network-node-layer-1", "nn-1"),
+        ]),
+        "nn-1/nn-3/c.1"
+    );
+    let long = domain(&[("topology.kubernetes.io/zone", &"z".repeat(1000))]);
+    assert_eq!(long.len(), 512);
+}
+
+#[test]
+fn the_coordinator_is_told_of_the_nodes_that_its_workers_are_on_and_of_no_others() {
+    let mut observed = observed(3);
+    for (name, domain) in [("good", "eu-1a"), ("other", "eu-1b"), ("unknown", "")] {
+        let node = ObservedNode {
+            ready: true,
+            domain: domain.into(),
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(name.to_owned(), node);
+    }
+    let told = |observed: &Observed| decide(observed).orders.unwrap().domains;
+    observed.pods = vec![pod(1, PodPhase::Pending)];
+    assert_eq!(told(&observed), BTreeMap::new(), "it has no node yet");
+    // As soon as it is bound, before it runs: its worker must not attach first.
+    observed.pods[0].node = Some("good".into());
+    observed.pods.push(ObservedPod {
+        node: Some("unknown".into()),
+        ..pod(2, PodPhase::Running)
+    });
+    observed.pods.push(ended(3, 1, "Error", 5));
+    observed.pods[2].node = Some("other".into());
+    let good = BTreeMap::from([("good".to_owned(), "eu-1a".to_owned())]);
+    assert_eq!(told(&observed), good);
+}
