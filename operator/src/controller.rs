@@ -1,10 +1,10 @@
 //! The controller: which jobs are looked at, and when. Decides nothing about them.
 
-use crate::cluster::observe;
 use crate::context::Context;
 use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
+use crate::observe;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref, resource};
 use crate::watches::{self, Reports, WATCHES};

@@ -1,8 +1,8 @@
 //! Reconciles one job: observe -> decide -> carry out -> report. What is reported is published in a lane of its own (`cluster/publish.rs`).
 
+use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
 use crate::cluster::record::begin_run;
-use crate::cluster::{observe, orders};
 use crate::context::Context;
 use crate::controller::observed_job;
 use crate::decide::objects::record_name;
@@ -12,6 +12,7 @@ use crate::decide::{
 };
 use crate::error::{DEADLINE, Error};
 use crate::index::{IndexedPod, IndexedRun, resource_version};
+use crate::observe;
 use crate::resource::job_ref;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;

@@ -5,6 +5,9 @@ use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::reflector::ObjectRef;
 use varuna_api::crd::api_resource;
 
+/// Field manager of all objects of jobs.
+pub const MANAGER: &str = "varuna-operator";
+
 /// A job, by namespace and name.
 pub type JobRef = ObjectRef<DynamicObject>;
 

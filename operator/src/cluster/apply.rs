@@ -8,7 +8,7 @@ use crate::decide::objects::APPLIED_ANNOTATION;
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
 use crate::index::{Index, JobKey, KnownObject, ObjectKey};
-use crate::resource::resource;
+use crate::resource::{MANAGER, resource};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
@@ -23,8 +23,6 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Field manager of all objects.
-pub const MANAGER: &str = "varuna-operator";
 /// Pods of one job that are created and deleted concurrently.
 const PODS_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that

@@ -4,7 +4,6 @@ pub mod apply;
 pub mod credentials;
 pub mod event_recorder;
 pub mod lease;
-pub mod observe;
 pub mod orders;
 pub mod ownership;
 pub mod publish;

@@ -4,11 +4,10 @@
 //! The latest status wins: one write a second for each job at most. Decisions count from one status to the next, so until the watch
 //! shows what was written, the status that was reported last stands for it ([`Publisher::status`]).
 
-use super::apply::MANAGER;
 use super::event_recorder::{EventRecorder, NOTE_MAX};
 use crate::decide::{EventNote, ObservedJob, Report};
 use crate::index::resource_version;
-use crate::resource::{JobIdentity, resource};
+use crate::resource::{JobIdentity, MANAGER, resource};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use kube::api::{DynamicObject, Patch, PatchParams};

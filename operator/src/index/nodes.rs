@@ -1,8 +1,8 @@
 //! Nodes: of thousands, a job needs to know its own and those that announce their end.
 
 use super::relist::Relist;
-use crate::cluster::observe;
 use crate::decide::{NODE_SIGNALS, ObservedNode, Settings, announced_end};
+use crate::observe;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};

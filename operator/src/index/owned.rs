@@ -5,9 +5,8 @@
 use super::documents::{controller_uid, job_of, resource_version};
 use super::relist::Relist;
 use super::{Fill, Index};
-use crate::cluster::apply::MANAGER;
 use crate::decide::objects::APPLIED_ANNOTATION;
-use crate::resource::{JobRef, job_ref};
+use crate::resource::{JobRef, MANAGER, job_ref};
 use kube::api::{DynamicObject, ObjectMeta};
 use kube::core::PartialObjectMeta;
 use std::collections::BTreeMap;

@@ -4,8 +4,8 @@
 use super::JobKey;
 use super::documents::controller_uid;
 use super::relist::Relist;
-use crate::cluster::observe;
 use crate::decide::ObservedPod;
+use crate::observe;
 use crate::resource::{JobRef, job_ref};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;

@@ -3,8 +3,8 @@
 use super::documents::{job_of, resource_version};
 use super::relist::Relist;
 use super::{Fill, Index};
-use crate::cluster::observe;
 use crate::decide::ObservedRun;
+use crate::observe;
 use crate::resource::JobRef;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ObjectMeta};

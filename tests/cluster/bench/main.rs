@@ -9,6 +9,7 @@
 mod audit;
 mod effects;
 mod operator_process;
+mod played;
 mod scale;
 mod signals;
 mod stand_in;

@@ -4,8 +4,9 @@
 use crate::audit::{Audited, Who, by_kind};
 use crate::effects::{Effects, effects};
 use crate::operator_process::{MachineTime, Operator};
+use crate::played::{job, node_name};
 use crate::quantile;
-use crate::stand_in::{StandIn, job, node_name};
+use crate::stand_in::StandIn;
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};

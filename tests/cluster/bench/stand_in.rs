@@ -1,11 +1,12 @@
 //! Stands in for nodes, kubelets, the scheduler, workers and coordinators of very many jobs, as cheaply as it can: what is measured is the
 //! operator. Coordinators report through the shipped reporter, so that its rates are the real ones.
 
+use crate::played::{add_node, answer_probes, node_name};
 use anyhow::Result;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
@@ -14,8 +15,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use varuna_api::crd::{RunMessage, RunStatus};
@@ -31,8 +31,6 @@ const ABREAST: usize = 16;
 const STEP: Duration = Duration::from_secs(2);
 /// A kubelet reports its node's state this often.
 const HEARTBEAT: Duration = Duration::from_secs(300);
-/// Images that a node reports, as real ones do.
-const IMAGES: usize = 20;
 /// Not where it listens: an EndpointSlice may not hold a loopback address.
 const ADDRESS: &str = "192.0.2.1:7070";
 
@@ -326,32 +324,6 @@ fn argument(pod: &Pod, name: &str) -> Option<String> {
     arguments.get(at + 1).cloned()
 }
 
-pub(crate) fn node_name(i: usize) -> String {
-    format!("bench-{i}")
-}
-
-/// A node that reports what real ones do, but for its lease: the controller manager that reads those is stopped.
-async fn add_node(client: &Client, i: usize) -> Result<()> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let name = node_name(i);
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
-    nodes
-        .create(&PostParams::default(), &serde_json::from_value(node)?)
-        .await?;
-    let now = Timestamp::now().to_string();
-    let images: Vec<_> = (0..IMAGES)
-        .map(|image| json!({ "names": [format!("registry.example/team/image-{image}@sha256:{image:064x}")], "sizeBytes": 1 << 30 }))
-        .collect();
-    let ready = json!({ "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status",
-        "lastHeartbeatTime": now, "lastTransitionTime": now });
-    let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "250", "nvidia.com/gpu": "64" });
-    let status =
-        json!({ "capacity": amounts, "allocatable": amounts, "conditions": [ready], "images": images });
-    let patch = Patch::Strategic(json!({ "status": status }));
-    nodes.patch_status(&name, &PatchParams::default(), &patch).await?;
-    Ok(())
-}
-
 fn report(coordinator: &Coordinator, health: SocketAddr) -> RunStatus {
     let generation = Generation(coordinator.generation);
     let workers = coordinator.workers.iter().zip(1..).map(|(name, id)| WorkerView {
@@ -405,45 +377,4 @@ fn report(coordinator: &Coordinator, health: SocketAddr) -> RunStatus {
         messages: vec![message],
         ..RunStatus::default()
     }
-}
-
-/// Answers every probe of every coordinator.
-async fn answer_probes(listener: TcpListener) {
-    while let Ok((stream, _)) = listener.accept().await {
-        tokio::spawn(answer_probes_of(stream));
-    }
-}
-
-async fn answer_probes_of(mut stream: TcpStream) {
-    let mut seen = Vec::new();
-    let mut buffer = [0; 512];
-    while let Ok(n) = stream.read(&mut buffer).await {
-        if n == 0 {
-            return;
-        }
-        seen.extend_from_slice(&buffer[..n]);
-        if seen.ends_with(b"\r\n\r\n") {
-            seen.clear();
-            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-            if stream.write_all(answer).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// A job whose pods the stand-in binds.
-pub(crate) fn job(name: &str, pods: usize) -> Result<DynamicObject> {
-    let unscheduled = json!({ "spec": { "schedulerName": "none" } });
-    let document = json!({
-        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": name },
-        "spec": {
-            "model": { "preset": "gpt2-tiny" }, "data": { "path": "/data/x" },
-            "training": { "globalBatchSize": 64, "steps": 1_000_000, "optimizer": { "learningRate": 0.001 } },
-            "elasticity": { "minWorkers": 1, "maxWorkers": pods },
-            "coordinator": { "template": unscheduled.clone() },
-            "workers": { "template": unscheduled },
-        },
-    });
-    Ok(serde_json::from_value(document)?)
 }

@@ -25,10 +25,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use varuna_api::crd::VarunaRecord;
-use varuna_operator::cluster::observe;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::{ObservedJob, Settings};
 use varuna_operator::health::Health;
+use varuna_operator::observe;
 use varuna_operator::resource::resource;
 
 /// The control plane is ready in three to ten seconds on two cores.

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::crd::Status;
 use varuna_cluster_tests::{cluster, root};
-use varuna_operator::cluster::observe;
 use varuna_operator::decide::{Observed, Settings, decide};
+use varuna_operator::observe;
 
 /// What the operator makes of a new job: the pods of its workers, that of its coordinator, and other objects.
 #[expect(clippy::unwrap_used, reason = "a test's helper")]
