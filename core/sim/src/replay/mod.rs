@@ -10,6 +10,7 @@ mod ideal;
 mod ledger;
 mod net;
 mod parts;
+mod ranks;
 mod report;
 mod text;
 mod trace;

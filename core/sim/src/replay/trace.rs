@@ -1,5 +1,6 @@
 //! Availability traces: which nodes are there, and when. Reading is strict: an error names file, line and field.
 
+use super::ranks::Ranks;
 use crate::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::csv_rows;
@@ -267,41 +268,6 @@ impl Reader<'_> {
     }
 }
 
-/// The items of a list that are left, by rank: a binary indexed tree (Fenwick 1994) over which are there.
-struct Ranks {
-    tree: Vec<usize>,
-}
-
-impl Ranks {
-    /// All items of a list.
-    fn of(length: usize) -> Ranks {
-        // Node i covers as many items as its lowest bit says; at first all are there.
-        let tree = (0..=length).map(|i| i & i.wrapping_neg()).collect();
-        Ranks { tree }
-    }
-
-    /// Takes out the item of this rank among those left; returns its index. There must be one.
-    fn take(&mut self, rank: usize) -> usize {
-        let length = self.tree.len() - 1;
-        let (mut at, mut before) = (0, rank);
-        let mut width = (length + 1).next_power_of_two();
-        while width > 0 {
-            let next = at + width;
-            if next <= length && self.tree[next] <= before {
-                before -= self.tree[next];
-                at = next;
-            }
-            width /= 2;
-        }
-        let mut node = at + 1;
-        while node <= length {
-            self.tree[node] -= 1;
-            node += node & node.wrapping_neg();
-        }
-        at
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,18 +293,6 @@ mod tests {
         let counts: Vec<usize> = read(1).counts().into_iter().map(|(_, n)| n).collect();
         assert_eq!(counts, [4, 1, 3]);
         assert!((2..20).any(|seed| read(seed) != read(1)));
-    }
-
-    #[test]
-    fn items_are_taken_by_their_rank_among_those_left() {
-        for length in [1, 2, 7, 8, 9, 100] {
-            let (mut ranks, mut left) = (Ranks::of(length), (0..length).collect::<Vec<_>>());
-            let mut rng = Rng(5);
-            while !left.is_empty() {
-                let rank = usize::try_from(rng.below(left.len() as u64)).unwrap();
-                assert_eq!(ranks.take(rank), left.remove(rank));
-            }
-        }
     }
 
     #[test]
