@@ -3,7 +3,6 @@
 use varuna_api::Job;
 
 /// A small job of nine steps with these settings of checkpoints; none where they are left out.
-#[expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 pub(crate) fn job(checkpoint: Option<&str>) -> Job {
     let checkpoint = checkpoint.map_or(String::new(), |c| format!("  checkpoint: {{{c}}}\n"));
     let text = format!(

@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
-
 use super::*;
 use crate::store::FileStore;
 use crate::test_job::job;
