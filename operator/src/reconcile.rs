@@ -59,8 +59,12 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
     for note in deletion_events(&decision) {
         context.publisher.note(job, &note);
     }
+    let mut is_left = false;
     match carry_out(&seen, &decision, context).await {
-        Ok(()) => context.backoff.succeeded(job, &observed.failures),
+        Ok(left) => {
+            is_left = left;
+            context.backoff.succeeded(job, &observed.failures);
+        }
         Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
         Err(error) => return Err(error),
     }
@@ -76,7 +80,7 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
     let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
     let again = again.map_or(INTERVAL, Duration::from_secs);
     // What was reported may be decided on: no watch tells of that, as this program alone writes statuses.
-    let latest = if is_news { SOON } else { INTERVAL };
+    let latest = if is_news || is_left { SOON } else { INTERVAL };
     Ok(Action::requeue(again.clamp(SOON, latest)))
 }
 
@@ -169,8 +173,8 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
 }
 
 /// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
-/// them; the others after.
-async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<(), Error> {
+/// them; the others after. Returns whether something is left that has to wait.
+async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<bool, Error> {
     let job = &seen.observed.job;
     if decision.starts_coordinator {
         context.credentials.make_sure(job).await?;
@@ -183,10 +187,11 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         let written = orders::write(&context.client, job, orders, present).await?;
         context.index.runs.lock().seen(&written);
     }
-    let (missing, changed) = context.applier.outdated(job, &decision.objects);
-    context.applier.apply_objects(job, missing).await?;
+    let objects = context.applier.outdated(job, &decision.objects);
+    context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;
-    context.applier.apply_objects(job, changed).await
+    context.applier.apply_objects(job, objects.changed).await?;
+    Ok(objects.wait)
 }
 
 /// Asks the coordinator in charge from now on whether it answers.

@@ -23,6 +23,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The first of several changes of an object is applied at once, and what follows after this time.
+const BETWEEN: Duration = Duration::from_secs(1);
 /// Pods of one job that are created and deleted concurrently.
 const PODS_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
@@ -32,10 +34,23 @@ const REAPPLY: Duration = Duration::from_secs(7200);
 /// What is known of an object that was applied.
 #[derive(Clone, Copy, Debug)]
 struct Applied {
+    /// When it was; none where another leader did.
+    at: Option<Instant>,
     /// When it is applied again.
     again: Instant,
     /// Identity of our fields of it.
     fields: u64,
+}
+
+/// Which of a job's objects are to be written.
+#[derive(Debug)]
+pub struct Objects {
+    /// Those that are missing.
+    pub missing: Vec<Outdated>,
+    /// Those that are there but not as they should be.
+    pub changed: Vec<Outdated>,
+    /// Some were written a moment ago and have to wait.
+    pub wait: bool,
 }
 
 /// An object that is not as it should be.
@@ -64,10 +79,10 @@ impl Applier {
         }
     }
 
-    /// Which of a job's objects are to be written: those that are missing, and those that are there but not as they should be.
+    /// Which of a job's objects are to be written.
     #[must_use]
-    pub fn outdated(&self, job: &ObservedJob, objects: &[Value]) -> (Vec<Outdated>, Vec<Outdated>) {
-        let (mut missing, mut changed) = (vec![], vec![]);
+    pub fn outdated(&self, job: &ObservedJob, objects: &[Value]) -> Objects {
+        let (mut missing, mut changed, mut found_soon) = (vec![], vec![], false);
         let (owned, mut applied) = (self.index.owned.lock(), self.applied.lock());
         let applied = applied.entry(job.uid.clone()).or_default();
         for object in objects {
@@ -85,6 +100,7 @@ impl Applier {
             let now = Instant::now();
             // Another leader has applied it: it is as that has left it, or somebody has written it since.
             let found = || Applied {
+                at: None,
                 again: if known.is_touched {
                     now
                 } else {
@@ -94,11 +110,20 @@ impl Applier {
             };
             let before = *applied.entry(key.clone()).or_insert_with(found);
             let is_same = known.applied.as_ref() == Some(&hash) && known.fields == before.fields;
-            if !is_same || before.again <= now {
-                changed.push(Outdated { key, object });
+            if is_same && before.again > now {
+                continue;
             }
+            if before.at.is_some_and(|at| now.duration_since(at) < BETWEEN) {
+                found_soon = true;
+                continue;
+            }
+            changed.push(Outdated { key, object });
         }
-        (missing, changed)
+        Objects {
+            missing,
+            changed,
+            wait: found_soon,
+        }
     }
 
     /// Applies objects.
@@ -116,7 +141,8 @@ impl Applier {
                     let of_job = applied.entry(job.uid.clone()).or_default();
                     let again = Instant::now() + REAPPLY;
                     let fields = written.fields;
-                    of_job.insert(key.clone(), Applied { again, fields });
+                    let at = Some(Instant::now());
+                    of_job.insert(key.clone(), Applied { at, again, fields });
                     owned.written(key, written);
                 }
                 // Whatever is there, the next look makes sure of it.

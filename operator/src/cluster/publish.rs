@@ -23,6 +23,8 @@ use varuna_api::manifest::{API_VERSION, KIND};
 
 /// What changes within this time is one write.
 const DEBOUNCE: Duration = Duration::from_secs(1);
+/// Sentences that come within this time are published together: nobody acts on them, and a preemption with all that follows takes as long.
+const EVENTS_DEBOUNCE: Duration = Duration::from_secs(5);
 /// Jobs that are published at the same time: few, as pods and orders share the API server with them.
 const CONCURRENCY: usize = 4;
 /// A write that takes longer has failed.
@@ -43,6 +45,8 @@ struct Publication {
     /// The version of the object that the last write has made.
     written: Option<u64>,
     events: Vec<EventNote>,
+    /// When those are due.
+    events_due: Option<Instant>,
     failures: u32,
     /// When it is due, if it is.
     due: Option<Instant>,
@@ -63,10 +67,12 @@ impl Publications {
 
     fn schedule(&mut self, uid: &str, at: Instant) {
         if let Some((_, publication)) = self.jobs.get_mut(uid)
-            && publication.due.is_none()
+            && publication.due.is_none_or(|due| at < due)
             && !publication.is_being_written
         {
-            publication.due = Some(at);
+            if let Some(later) = publication.due.replace(at) {
+                self.due.remove(&(later, uid.to_owned()));
+            }
             self.due.insert((at, uid.to_owned()));
         }
     }
@@ -81,10 +87,15 @@ impl Publications {
             if let Some((job, publication)) = self.jobs.get_mut(&uid) {
                 publication.due = None;
                 publication.is_being_written = true;
+                let says = publication.events_due.take_if(|due| *due <= now).is_some();
                 return Ok(Work {
                     job: job.clone(),
                     status: publication.status.clone().filter(|_| publication.is_dirty),
-                    events: std::mem::take(&mut publication.events),
+                    events: if says {
+                        std::mem::take(&mut publication.events)
+                    } else {
+                        vec![]
+                    },
                 });
             }
         }
@@ -112,8 +123,12 @@ impl Publications {
                 RETRY_MAX.min(DEBOUNCE * (1 << publication.failures.min(5)))
             }
         };
-        if publication.is_dirty || !publication.events.is_empty() {
+        let events_due = publication.events_due;
+        if publication.is_dirty {
             self.schedule(uid, now + delay);
+        }
+        if let Some(due) = events_due {
+            self.schedule(uid, due);
         }
     }
 }
@@ -186,7 +201,10 @@ impl Publisher {
             return;
         }
         publication.events.push(note.clone());
-        publications.schedule(&job.uid, Instant::now() + DEBOUNCE);
+        let due = *publication
+            .events_due
+            .get_or_insert_with(|| Instant::now() + EVENTS_DEBOUNCE);
+        publications.schedule(&job.uid, due);
         drop(publications);
         self.wake.notify_one();
         tracing::info!(

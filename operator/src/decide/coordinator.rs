@@ -136,10 +136,24 @@ pub(super) fn plan_coordinator(
         domains: domains(observed),
     };
     CoordinatorPlan {
-        orders: (known != Some(&orders)).then_some(orders),
+        orders: known
+            .is_none_or(|known| says_more(&orders, known))
+            .then_some(orders),
         start: next.or(Some(number)).filter(|n| *n > newest),
         delete: superseded(&observed.coordinators, number, next),
     }
+}
+
+/// Whether orders say more than those that are there. Notices that are no longer needed stay until something else is ordered: names of pods
+/// are never used again, so that they stay true.
+fn says_more(orders: &RunSpec, known: &RunSpec) -> bool {
+    let told = RunSpec {
+        leaving: known.leaving.clone(),
+        ended: known.ended.clone(),
+        ..orders.clone()
+    };
+    let is_new = |names: &[String], known: &[String]| names.iter().any(|name| !known.contains(name));
+    told != *known || is_new(&orders.leaving, &known.leaving) || is_new(&orders.ended, &known.ended)
 }
 
 /// Number of the newest coordinator that was started.

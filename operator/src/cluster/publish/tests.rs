@@ -62,6 +62,27 @@ fn the_latest_status_wins_and_one_is_written_a_second() {
 }
 
 #[test]
+fn sentences_wait_for_what_follows_and_no_status_waits_for_them() {
+    let (mut all, start) = (Publications::default(), Instant::now());
+    reported(&mut all, start, 1);
+    {
+        let publication = &mut all.jobs.get_mut("u").unwrap().1;
+        publication.events.push(note(Reason::Run, "a"));
+        publication.events_due = Some(start + EVENTS_DEBOUNCE);
+    }
+    all.schedule("u", start + EVENTS_DEBOUNCE);
+    let work = all.take_due(start + DEBOUNCE).ok().unwrap();
+    assert_eq!((work.status.as_ref(), work.events.len()), (Some(&status(1)), 0));
+    all.finish(start + DEBOUNCE, &work, &Ok(Some(1)));
+    let due = start + EVENTS_DEBOUNCE;
+    assert_eq!(all.take_due(start + DEBOUNCE).err(), Some(Some(due)));
+    let work = all.take_due(due).ok().unwrap();
+    assert_eq!((work.status.as_ref(), work.events.len()), (None, 1));
+    all.finish(due, &work, &Ok(None));
+    assert_eq!(all.take_due(due).err(), Some(None));
+}
+
+#[test]
 fn a_write_that_fails_is_tried_again_less_and_less_often() {
     let (mut all, mut now) = (Publications::default(), Instant::now());
     reported(&mut all, now, 1);
