@@ -15,7 +15,7 @@ pub type Right = (&'static str, &'static str, &'static [&'static str]);
 
 /// Rights on the objects of jobs, in each namespace that is looked after. The chart's role grants these and no others.
 pub const JOB_RIGHTS: &[Right] = &[
-    ("varuna.dev", "varunajobs", &["get", "list", "watch", "delete"]),
+    ("varuna.dev", "varunajobs", &["list", "watch", "delete"]),
     ("varuna.dev", "varunajobs/status", &["patch"]),
     ("varuna.dev", "varunajobs/finalizers", &["update"]),
     ("", "pods", &["get", "list", "watch", "create", "delete"]),
