@@ -167,7 +167,7 @@ impl Coordinator {
             CoordinatorInput::MaxWorkers(most) => shared.max_workers = most,
             CoordinatorInput::Domains(domains) => {
                 // The next plan is made with them: none is worth being made for them alone.
-                shared.domains = domains;
+                shared.roster.domains = domains;
                 return mode;
             }
             CoordinatorInput::LastStep(step) => shared.order_last_step(step, turn.now),

@@ -45,7 +45,7 @@ impl Shared {
     pub(super) fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
         let info = |id: &WorkerId| {
             let hello = self.roster.hello(*id);
-            let domain = hello.and_then(|h| self.domains.get(&h.node));
+            let domain = hello.and_then(|h| self.roster.domains.get(&h.node));
             WorkerInfo {
                 id: *id,
                 memory_bytes: hello.and_then(|h| h.memory_bytes),

@@ -41,6 +41,8 @@ pub(super) struct Roster {
     /// that looking costs nothing where it is done for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
+    /// Where nodes are, by their names.
+    pub(super) domains: BTreeMap<String, String>,
     /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
     changes: u64,
 }
@@ -51,6 +53,7 @@ impl Roster {
             workers: BTreeMap::new(),
             distrusted: BTreeSet::new(),
             churn,
+            domains: BTreeMap::new(),
             changes: 0,
         }
     }

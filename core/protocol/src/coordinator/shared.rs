@@ -15,7 +15,6 @@ use super::roster::Roster;
 use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
-use std::collections::BTreeMap;
 use varuna_plan::{Plan, Planner};
 
 /// What outlives every mode.
@@ -26,8 +25,6 @@ pub(super) struct Shared {
     pub(super) may_begin_anew: bool,
     /// The most workers to use.
     pub(super) max_workers: Option<usize>,
-    /// Where nodes are, by their names.
-    pub(super) domains: BTreeMap<String, String>,
     pub(super) record: RecordKeeper,
     pub(super) roster: Roster,
     pub(super) outbox: Outbox,
@@ -57,7 +54,6 @@ impl Shared {
             planner,
             may_begin_anew: false,
             max_workers: None,
-            domains: BTreeMap::new(),
             record: RecordKeeper::default(),
             roster: Roster::new(Churn::expecting(config.timing.stay)),
             outbox: Outbox::new(config.timing.repeat),
