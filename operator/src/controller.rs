@@ -4,7 +4,6 @@ use crate::context::Context;
 use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
-use crate::observe;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref, resource};
 use crate::watches::{self, Reports, WATCHES};
@@ -154,23 +153,4 @@ async fn forget_deleted_jobs(context: &Context, jobs: Store<DynamicObject>) {
         context.probes.retain(|uid| uids.contains(uid));
         known = uids;
     }
-}
-
-/// A job, whose spec is parsed once for each of its generations.
-pub(crate) fn observed_job(object: &DynamicObject, context: &Context) -> crate::decide::ObservedJob {
-    let (uid, generation) = (
-        object.uid().unwrap_or_default(),
-        object.metadata.generation.unwrap_or(0),
-    );
-    let parsed = {
-        let specs = context.specs.lock();
-        let known = specs.get(&uid).filter(|(of, _)| *of == generation);
-        known.map(|(_, parsed)| parsed.clone())
-    };
-    let parsed = parsed.unwrap_or_else(|| {
-        let parsed = observe::parsed_spec(object);
-        context.specs.lock().insert(uid, (generation, parsed.clone()));
-        parsed
-    });
-    observe::job_with(object, parsed)
 }

@@ -4,7 +4,6 @@ use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
 use crate::cluster::record::begin_run;
 use crate::context::Context;
-use crate::controller::observed_job;
 use crate::decide::objects::record_name;
 use crate::decide::{
     Decision, EventNote, JobPart, Observed, ObservedJob, ObservedNode, PodVerdict, Report,
@@ -235,4 +234,23 @@ pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) 
     } else {
         RETRY
     })
+}
+
+/// A job, whose spec is parsed once for each of its generations.
+fn observed_job(object: &DynamicObject, context: &Context) -> ObservedJob {
+    let (uid, generation) = (
+        object.uid().unwrap_or_default(),
+        object.metadata.generation.unwrap_or(0),
+    );
+    let parsed = {
+        let specs = context.specs.lock();
+        let known = specs.get(&uid).filter(|(of, _)| *of == generation);
+        known.map(|(_, parsed)| parsed.clone())
+    };
+    let parsed = parsed.unwrap_or_else(|| {
+        let parsed = observe::parsed_spec(object);
+        context.specs.lock().insert(uid, (generation, parsed.clone()));
+        parsed
+    });
+    observe::job_with(object, parsed)
 }
