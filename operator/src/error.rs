@@ -49,6 +49,9 @@ impl Error {
         }
     }
 
+    /// All kinds.
+    pub const KINDS: [&str; 4] = ["api", "refused", "stale", "late"];
+
     /// The label `kind` of the metric `varuna_reconcile_errors`.
     #[must_use]
     pub fn kind(&self) -> &'static str {

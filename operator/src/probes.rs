@@ -6,6 +6,11 @@
 
 use crate::decide::{CoordinatorProbe, ProbeAnswer};
 use crate::resource::JobRef;
+use http_body_util::{BodyExt as _, Limited};
+use hyper::Request;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HOST;
+use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use std::collections::BTreeMap;
@@ -13,7 +18,6 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
@@ -32,7 +36,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(8);
 /// After a connection has failed another one is tried: soon while the silence may still end in time, later from then on.
 const RETRY: Duration = Duration::from_millis(500);
 const RETRY_SILENT: Duration = Duration::from_secs(15);
-/// Bytes of an answer's head, and of its body.
+/// Bytes of an answer.
 const ANSWER_MAX: usize = 4096;
 
 /// Whether a coordinator is heard.
@@ -202,19 +206,24 @@ async fn ask(targets: Arc<Targets>, uid: String, number: i64, address: SocketAdd
 /// Holds a connection to a coordinator for as long as it answers over that; calls `answered` each time. Returns how it ended.
 async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> Error {
     let held = async {
-        let mut stream = timeout(DEADLINE, TcpStream::connect(address)).await??;
+        let stream = timeout(DEADLINE, TcpStream::connect(address)).await??;
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL)
             .with_retries(KEEPALIVE_TRIES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(cause)?;
+        // It ends with the stream, and when nobody sends over it any more.
+        let mut connection = tokio::spawn(connection);
         loop {
-            timeout(DEADLINE, exchange(&mut stream, address)).await??;
+            timeout(DEADLINE, exchange(&mut sender, address)).await??;
             answered();
-            // Nothing comes unasked: what can be read is the end.
-            if let Ok(end) = timeout(interval, stream.read_u8()).await {
-                end?;
-                return Err(Error::from(ErrorKind::InvalidData));
+            tokio::select! {
+                () = sleep(interval) => {}
+                ended = &mut connection => {
+                    ended?.map_err(cause)?;
+                    return Err(ErrorKind::UnexpectedEof.into());
+                }
             }
         }
     };
@@ -223,38 +232,26 @@ async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> E
 }
 
 /// Asks `/healthz` over a connection that stays open.
-async fn exchange(stream: &mut TcpStream, address: SocketAddr) -> Result<()> {
-    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    let head = loop {
-        if let Some(end) = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
-            break end + 4;
-        }
-        read_more(stream, &mut answer).await?;
-    };
-    let text = String::from_utf8_lossy(&answer[..head]).to_ascii_lowercase();
-    let length = text
-        .lines()
-        .find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-    let length = length.ok_or(ErrorKind::InvalidData)?;
-    while answer.len() < head + length {
-        read_more(stream, &mut answer).await?;
-    }
-    match text.split(' ').nth(1) {
-        Some("200") => Ok(()),
-        _ => Err(ErrorKind::Other.into()),
+async fn exchange(sender: &mut SendRequest<String>, address: SocketAddr) -> Result<()> {
+    sender.ready().await.map_err(cause)?;
+    let request = Request::get("/healthz").header(HOST, address.to_string());
+    let request = request.body(String::new()).map_err(Error::other)?;
+    let answer = sender.send_request(request).await.map_err(cause)?;
+    let is_well = answer.status().is_success();
+    // To its end: only then can the connection be used again.
+    let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+    body.map_err(Error::other)?;
+    if is_well {
+        Ok(())
+    } else {
+        Err(ErrorKind::Other.into())
     }
 }
 
-async fn read_more(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<()> {
-    if answer.len() > 2 * ANSWER_MAX {
-        return Err(ErrorKind::InvalidData.into());
-    }
-    match stream.read_buf(answer).await? {
-        0 => Err(ErrorKind::UnexpectedEof.into()),
-        _ => Ok(()),
-    }
+/// What the system has said, where that is why a connection has failed.
+fn cause(error: hyper::Error) -> Error {
+    let of_system = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<Error>());
+    Error::new(of_system.map_or(ErrorKind::Other, Error::kind), error)
 }
 
 #[cfg(test)]

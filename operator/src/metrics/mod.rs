@@ -7,6 +7,8 @@ mod jobs;
 
 pub use jobs::{JobKey, Jobs};
 
+use crate::error::Error;
+use crate::index::ObjectKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,6 +22,11 @@ use std::time::Duration;
 const RECONCILE: [f64; 12] = [
     0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
 ];
+
+/// What becomes of Events.
+const EVENTS: [&str; 4] = ["written", "repeated", "dropped", "failed"];
+/// What is watched beside the objects that the operator makes.
+const WATCHED: [&str; 3] = ["Pod", "Node", "VarunaRun"];
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct KindLabel {
@@ -77,11 +84,26 @@ impl Default for Metrics {
             "Watches that failed and began anew, by kind of object",
             m.watch_errors.clone(),
         );
+        metrics.begin_at_zero();
         Metrics { registry, ..metrics }
     }
 }
 
 impl Metrics {
+    /// All series are there from the start: of one that comes with its first event, a rate does not count that event.
+    fn begin_at_zero(&self) {
+        let watches = WATCHED.into_iter().chain(ObjectKind::ALL.map(|kind| kind.kind));
+        for (family, kinds) in [
+            (&self.errors, Error::KINDS.to_vec()),
+            (&self.events, EVENTS.to_vec()),
+            (&self.watch_errors, watches.collect()),
+        ] {
+            for kind in kinds {
+                drop(family.get_or_create(&KindLabel { kind }));
+            }
+        }
+    }
+
     /// All metrics in OpenMetrics' text form.
     #[must_use]
     pub fn render(&self) -> String {

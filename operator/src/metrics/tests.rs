@@ -32,6 +32,16 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
 #[test]
 fn reconciliations_and_errors_are_told_apart_by_bounded_labels() {
     let metrics = Metrics::default();
+    // Before anything has happened.
+    let text = metrics.render();
+    for error in [Error::Stale, Error::Timeout] {
+        let line = format!(r#"varuna_reconcile_errors_total{{kind="{}"}} 0"#, error.kind());
+        assert!(text.contains(&line), "no {line} in:\n{text}");
+    }
+    assert!(
+        text.contains(r#"varuna_watch_errors_total{kind="NetworkPolicy"} 0"#),
+        "{text}"
+    );
     metrics.reconciled(Duration::from_millis(3), None);
     metrics.reconciled(Duration::from_millis(40), Some("api"));
     let text = metrics.render();

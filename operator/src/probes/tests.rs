@@ -3,6 +3,7 @@ use crate::resource::job_ref;
 use axum::http::StatusCode;
 use axum::{Router, routing};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc::channel;
 
