@@ -1,6 +1,7 @@
 //! Why a reconciliation failed.
 
 use crate::decide::JobPart;
+use kube::core::Status;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -30,10 +31,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Tells what the API server refuses, however often it is asked, from what it cannot do now.
+    /// Tells what the API server answers with a refusal from what has changed meanwhile and from no answer. A webhook or a store of the API
+    /// server that does not answer is a refusal too: it may stay so for long, and the job says it.
     pub(crate) fn refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
+        let refuses =
+            |s: &Status| s.is_forbidden() || s.is_invalid() || matches!(s.code, 400 | 429) || s.code >= 500;
         move |error| match error {
-            kube::Error::Api(s) if s.is_forbidden() || s.is_invalid() || s.code == 400 => Error::Refused {
+            kube::Error::Api(s) if refuses(&s) => Error::Refused {
                 part,
                 message: s.message.clone(),
             },
@@ -60,6 +64,37 @@ impl Error {
             Error::Refused { .. } => "refused",
             Error::Stale => "stale",
             Error::Timeout => "late",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_api_server_answers_with_is_a_refusal_unless_something_has_changed() {
+        for (code, is_refusal) in [
+            (400, true),
+            (403, true),
+            (404, false),
+            (409, false),
+            (422, true),
+            (429, true),
+            (500, true),
+            (504, true),
+        ] {
+            let mut answer = Status::failure("in its words", "");
+            answer.code = code;
+            if code == 403 {
+                answer.reason = "Forbidden".into();
+            }
+            if code == 422 {
+                answer.reason = "Invalid".into();
+            }
+            let error = Error::refused(JobPart::Pods)(kube::Error::Api(Box::new(answer)));
+            let found = matches!(&error, Error::Refused { message, .. } if message == "in its words");
+            assert_eq!(found, is_refusal, "{code}: {error}");
         }
     }
 }

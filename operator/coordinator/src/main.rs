@@ -19,7 +19,7 @@ const HEALTH_PORT: u16 = 8081;
 /// It reads its orders from the job's VarunaRun and reports there, keeps its record in the job's VarunaRecord, and ends when the run has ended
 /// or another coordinator is in charge. SIGTERM does not end it: the operator puts another one in charge first.
 #[derive(Parser)]
-#[command(version = program_version())]
+#[command(name = "varuna-coordinator", version = program_version())]
 struct Arguments {
     /// Namespace of the job.
     #[arg(long, env = "VARUNA_POD_NAMESPACE")]

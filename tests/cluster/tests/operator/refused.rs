@@ -113,3 +113,37 @@ async fn a_namespace_that_is_deleted_takes_its_job_along() {
     .unwrap();
     drop(node);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_webhook_that_does_not_answer_is_named_and_holds_pods_up_only_while_it_is_there() {
+    let namespace = cluster().namespace("webhook").unwrap();
+    let client = cluster().client().await.unwrap();
+    let webhook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": { "name": namespace },
+        "webhooks": [{
+            "name": "down.example.com", "failurePolicy": "Fail", "sideEffects": "None", "timeoutSeconds": 1,
+            "admissionReviewVersions": ["v1"],
+            // Nobody listens there.
+            "clientConfig": { "url": "https://127.0.0.1:1/" },
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": namespace } },
+            "rules": [{ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"] }],
+        }],
+    });
+    cluster()
+        .kubectl(&["apply", "-f", "-"], &webhook.to_string())
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace);
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    degraded(&client, &namespace, "PodsRefused", "failed calling webhook")
+        .await
+        .unwrap();
+    let gone = ["delete", "validatingwebhookconfiguration", &namespace];
+    cluster().kubectl(&gone, "").unwrap();
+    eventually("the pod is there", || async {
+        ensure!(live(&client, &namespace).await?.len() == 1, "none");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
