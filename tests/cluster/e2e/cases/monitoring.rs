@@ -43,17 +43,20 @@ impl CaseRun<'_> {
         let worker = workers.iter().find(|p| p.name_any() == pod).context("the pod")?;
         kill(process_of(worker, "varuna-worker")?, Signal::SIGKILL)?;
         self.goes_on(&before).await?;
-        for (panel, expression) in expressions()? {
-            let expression = expression
-                .replace("$namespace", &self.job.namespace)
-                .replace("$job", ".*");
-            eventually(&format!("data in the panel {panel:?}: {expression}"), || async {
-                let found = prometheus.query(&expression).await?;
-                ensure!(!found.is_empty(), "no data");
-                Ok(())
-            })
-            .await?;
-        }
+        let expressions = expressions()?;
+        eventually("every panel of the dashboard has data", || async {
+            let mut empty = vec![];
+            for (panel, expression) in &expressions {
+                let expression = expression.replace("$namespace", &self.job.namespace);
+                let expression = expression.replace("$job", ".*");
+                if prometheus.query(&expression).await?.is_empty() {
+                    empty.push(format!("{panel}: {expression}"));
+                }
+            }
+            ensure!(empty.is_empty(), "no data: {empty:#?}");
+            Ok(())
+        })
+        .await?;
         let alerts = alerts()?;
         let sound = prometheus.sound_alerts().await?;
         ensure!(alerts == sound, "evaluated {sound:?} of {alerts:?}");
