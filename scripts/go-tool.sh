@@ -1,4 +1,4 @@
-# Sourced by the scripts that build programs of pinned Go modules for the tests. Needs $name, the script's own, for messages.
+# Sourced by the scripts that build programs of pinned Go modules, for the tests and for releases. Needs $name, the script's own, for messages.
 #
 # The go.sum files hold the SHA-256 of every module: Go refuses a module that is another one, and -mod=readonly a build that
 # would need one that is not listed.
@@ -32,7 +32,7 @@ provide() {
     built=$cache/$(basename "$1")-$key
     if [ ! -x "$built" ]; then
         need_go
-        echo "$name: building $(basename "$1") for the tests into $built (minutes, once)" >&2
+        echo "$name: building $(basename "$1") into $built (minutes, once)" >&2
         (cd "$2" && CGO_ENABLED=0 GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -o "$built.$$" -tags "${5:-}" -ldflags "-s -w $4" "$3") ||
             fail "the build of $(basename "$1") failed (is the Go module proxy reachable?)"
         mv "$built.$$" "$built"
