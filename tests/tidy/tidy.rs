@@ -78,8 +78,8 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        let built =
-            name.starts_with("target") || ["runs", ".git", ".cache", ".idea", ".vscode"].contains(&&*name);
+        let built = name.starts_with("target")
+            || ["runs", "dist", ".git", ".cache", ".idea", ".vscode"].contains(&&*name);
         if path.is_symlink() || built {
             continue;
         }
@@ -290,7 +290,9 @@ fn the_top_level_stays_small() {
             .to_string_lossy()
             .into_owned()
     });
-    let built = |name: &String| name.starts_with("target") || name == "runs" || name.starts_with('.');
+    let built = |name: &String| {
+        name.starts_with("target") || name == "runs" || name == "dist" || name.starts_with('.')
+    };
     let visible: BTreeSet<String> = names.filter(|name| !built(name)).collect();
     assert!(visible.contains("README.md"), "{visible:?}");
     assert!(
