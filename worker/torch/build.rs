@@ -30,6 +30,7 @@ fn main() {
     build("shim.cpp", 0);
     build("driver.cpp", 0);
     // The glue calls these, so they are linked after it. Two call libtorch for whole tensors, the last loops over all elements.
+    build("memory_meter.cpp", 0);
     build("head_loss.cpp", 0);
     build("fused.cpp", 0);
     build("philox.cpp", 3);

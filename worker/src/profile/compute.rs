@@ -342,23 +342,8 @@ mod tests {
         }
     }
 
-    /// Set where a test runs in a process of its own.
-    const ALONE: &str = "VARUNA_TEST_ALONE";
-
     #[test]
     fn memory_grows_by_what_autograd_keeps() {
-        // The allocator counts for the whole process, in which other tests run.
-        if std::env::var_os(ALONE).is_none() {
-            let name = "profile::compute::tests::memory_grows_by_what_autograd_keeps";
-            let alone = std::process::Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", name, "--test-threads=1"])
-                .env(ALONE, "1")
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&alone.stdout);
-            assert!(alone.status.success() && said.contains("1 passed"), "{said}");
-            return;
-        }
         let bench = bench();
         let bytes = super::super::memory::measure(&bench).unwrap();
         let block = bytes[&1];

@@ -3,11 +3,10 @@
 use super::compute::Bench;
 use anyhow::Result;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tch::{Kind, Tensor};
 use varuna_model::{Model, SegmentKind, Unit};
 use varuna_plan::Step;
-use varuna_torch::{HeadLoss, TorchError, backward, taken_bytes};
+use varuna_torch::{HeadLoss, MemoryMeter, TorchError, backward};
 
 use crate::backend::Backend;
 use crate::model::dropout::Dropout;
@@ -31,8 +30,6 @@ pub(super) fn measure(bench: &Bench) -> Result<BTreeMap<u32, Bytes>> {
         let Some(segment) = segments.first().copied() else {
             continue;
         };
-        // The first time fills caches of the libraries.
-        let _ = one(model, bench.backend, segment)?;
         found.insert(segment, one(model, bench.backend, segment)?);
     }
     Ok(found)
@@ -56,35 +53,14 @@ fn one(model: &Model, backend: Backend, segment: u32) -> Result<Bytes> {
         step: Step(0),
         samples: &[0],
     };
-    let (begun, end) = (AtomicBool::new(false), AtomicBool::new(false));
-    let most = AtomicU64::new(0);
-    let (before, kept) = std::thread::scope(|scope| {
-        // The allocator counts what is taken now, not at most: another thread looks again and again.
-        scope.spawn(|| {
-            while !end.load(Ordering::Relaxed) {
-                most.fetch_max(taken_bytes(), Ordering::Relaxed);
-                begun.store(true, Ordering::Release);
-            }
-        });
-        while !begun.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        let before = taken_bytes();
-        most.store(before, Ordering::Relaxed);
-        let ran = forward(model, segment, &units, &input, &dropout).and_then(|output| {
-            let kept = taken_bytes();
-            let gradient = output_gradient(model, segment, &units, &output)?;
-            backward(&[&output], &[&gradient])?;
-            Ok((before, kept))
-        });
-        end.store(true, Ordering::Relaxed);
-        ran
-    })?;
-    let saved = kept.saturating_sub(before);
-    let most = most.into_inner().saturating_sub(before);
+    let meter = MemoryMeter::begin(backend.device)?;
+    let output = forward(model, segment, &units, &input, &dropout)?;
+    let saved = meter.taken().now;
+    let gradient = output_gradient(model, segment, &units, &output)?;
+    backward(&[&output], &[&gradient])?;
     Ok(Bytes {
         saved,
-        working: most.saturating_sub(saved),
+        working: meter.taken().most.saturating_sub(saved),
     })
 }
 
