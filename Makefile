@@ -67,7 +67,7 @@ chaos: build ## Real processes under faults, judged by the run folder (DURATION=
 
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked --features varuna/kubernetes -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked --features varuna-cluster-tests/cluster,varuna/kubernetes -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	scripts/cargo-deny.sh
 

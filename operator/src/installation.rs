@@ -13,6 +13,9 @@ use std::time::Duration;
 /// A right that the operator needs: API group, resource with its subresource, verbs.
 pub type Right = (&'static str, &'static str, &'static [&'static str]);
 
+/// Verbs on what the operator makes for a job by server-side apply, and watches.
+const MADE: &[&str] = &["get", "list", "watch", "create", "patch"];
+
 /// Rights on the objects of jobs, in each namespace that is looked after. The chart's role grants these and no others.
 pub const JOB_RIGHTS: &[Right] = &[
     ("varuna.dev", "varunajobs", &["list", "watch", "delete"]),
@@ -28,38 +31,14 @@ pub const JOB_RIGHTS: &[Right] = &[
     ("varuna.dev", "varunaruns/status", &["update"]),
     ("varuna.dev", "varunarecords/status", &["update"]),
     ("", "secrets", &["create"]),
-    (
-        "",
-        "serviceaccounts",
-        &["get", "list", "watch", "create", "patch"],
-    ),
-    (
-        "rbac.authorization.k8s.io",
-        "roles",
-        &["get", "list", "watch", "create", "patch"],
-    ),
-    (
-        "rbac.authorization.k8s.io",
-        "rolebindings",
-        &["get", "list", "watch", "create", "patch"],
-    ),
-    ("", "services", &["get", "list", "watch", "create", "patch"]),
-    ("", "configmaps", &["get", "list", "watch", "create", "patch"]),
-    (
-        "policy",
-        "poddisruptionbudgets",
-        &["get", "list", "watch", "create", "patch"],
-    ),
-    (
-        "networking.k8s.io",
-        "networkpolicies",
-        &["get", "list", "watch", "create", "patch"],
-    ),
-    (
-        "discovery.k8s.io",
-        "endpointslices",
-        &["get", "list", "watch", "create", "patch"],
-    ),
+    ("", "serviceaccounts", MADE),
+    ("rbac.authorization.k8s.io", "roles", MADE),
+    ("rbac.authorization.k8s.io", "rolebindings", MADE),
+    ("", "services", MADE),
+    ("", "configmaps", MADE),
+    ("policy", "poddisruptionbudgets", MADE),
+    ("networking.k8s.io", "networkpolicies", MADE),
+    ("discovery.k8s.io", "endpointslices", MADE),
     ("discovery.k8s.io", "endpointslices/restricted", &["create"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];

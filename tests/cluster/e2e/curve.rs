@@ -1,5 +1,6 @@
 //! The loss curve of all disturbed runs against the one that an undisturbed run draws.
 
+use crate::job::{small, workers};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -57,11 +58,9 @@ impl Curve {
 /// Losses by step of the same job with one worker.
 fn reference(steps: u64) -> Result<BTreeMap<u64, f64>> {
     let folder = tempfile::tempdir()?;
-    let mut job = crate::job::spec("reference");
+    let mut job = small("reference", workers());
     job["spec"]["training"]["steps"] = steps.into();
     job["spec"]["data"]["path"] = root().join(".cache/data/kjv").to_string_lossy().into();
-    job["spec"]["pipeline"] = serde_json::json!({});
-    job["spec"]["elasticity"] = serde_json::json!({ "minWorkers": 1, "maxWorkers": 1 });
     let file = folder.path().join("job.json");
     std::fs::write(&file, job.to_string())?;
     let binaries = std::env::var_os("BINARIES").map_or_else(|| root().join("target/release"), Into::into);

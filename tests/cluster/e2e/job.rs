@@ -30,11 +30,33 @@ pub(crate) fn spec(name: &str) -> Value {
             // Two stages at least, so that a worker that goes takes a part of the model with it.
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
-            "workers": { "threads": 1 },
+            "workers": workers(),
             // Where nodes of workers come and go, that is what a case is about.
             "coordinator": { "template": { "spec": { "nodeSelector": { "varuna.dev/node": "t2" } } } },
         },
     })
+}
+
+/// A job of one worker in one stage, with these of its workers' fields in place of the usual ones.
+pub(crate) fn small(name: &str, workers: Value) -> Value {
+    let mut document = spec(name);
+    document["spec"]["pipeline"] = json!({});
+    document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+    document["spec"]["workers"] = workers;
+    document
+}
+
+/// Makes a job write checkpoints to this location, opened with these variables of its workers.
+pub(crate) fn with_checkpoints(mut document: Value, uri: &str, variables: Vec<Value>) -> Value {
+    document["spec"]["checkpoint"] = json!({ "uri": uri, "intervalSteps": 20 });
+    document["spec"]["workers"]["template"]["spec"]["containers"] =
+        json!([{ "name": "worker", "env": variables }]);
+    document
+}
+
+/// The fields of workers that the jobs of the tests have.
+pub(crate) fn workers() -> Value {
+    json!({ "threads": 1 })
 }
 
 /// The job at one moment.

@@ -1,6 +1,7 @@
 //! The bucket of the tests: MinIO, a real S3 server, on this machine.
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -86,14 +87,14 @@ impl Bucket {
         }
     }
 
-    /// Environment variables for its users.
-    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+    /// Environment variables of a container that has this bucket's keys and looks for it at an endpoint.
+    pub(crate) fn variables(&self, endpoint: &str) -> Vec<Value> {
         vec![
-            ("AWS_ACCESS_KEY_ID", self.user.clone()),
-            ("AWS_SECRET_ACCESS_KEY", format!("{}-secret", self.user)),
-            ("AWS_ENDPOINT", self.endpoint.clone()),
-            ("AWS_REGION", "us-east-1".into()),
-            ("AWS_ALLOW_HTTP", "true".into()),
+            json!({ "name": "AWS_ACCESS_KEY_ID", "value": self.user }),
+            json!({ "name": "AWS_SECRET_ACCESS_KEY", "value": format!("{}-secret", self.user) }),
+            json!({ "name": "AWS_ENDPOINT", "value": endpoint }),
+            json!({ "name": "AWS_REGION", "value": "us-east-1" }),
+            json!({ "name": "AWS_ALLOW_HTTP", "value": "true" }),
         ]
     }
 }

@@ -1,6 +1,6 @@
 //! The cluster of the tests with the operator in it, installed as users do.
 
-use crate::job::Job;
+use crate::job::{Job, with_checkpoints};
 use crate::prometheus;
 use crate::store::{self, Bucket};
 use anyhow::{Context as _, Result, ensure};
@@ -194,10 +194,6 @@ impl World {
         Ok(format!("{}-next", self.tag))
     }
 
-    fn environment(&self) -> Vec<(&'static str, String)> {
-        self.bucket.as_ref().map(Bucket::environment).unwrap_or_default()
-    }
-
     /// Says how many GPUs a node has, as a device plugin would.
     ///
     /// # Errors
@@ -263,17 +259,14 @@ impl World {
     }
 
     /// Gives a job checkpoints in the bucket.
-    pub(crate) fn with_checkpoints(&self, mut document: Value, case: &str) -> Value {
-        document["spec"]["checkpoint"] =
-            json!({ "uri": format!("s3://{}/{case}-{}", store::BUCKET, self.cases), "intervalSteps": 20 });
-        let environment: Vec<Value> = self
-            .environment()
-            .into_iter()
-            .map(|(name, value)| json!({ "name": name, "value": value }))
-            .collect();
-        document["spec"]["workers"]["template"]["spec"]["containers"] =
-            json!([{ "name": "worker", "env": environment }]);
-        document
+    pub(crate) fn with_checkpoints(&self, document: Value, case: &str) -> Value {
+        let uri = format!("s3://{}/{case}-{}", store::BUCKET, self.cases);
+        let bucket = self.bucket.as_ref();
+        with_checkpoints(
+            document,
+            &uri,
+            bucket.map_or(vec![], |b| b.variables(&b.endpoint)),
+        )
     }
 
     /// The operator's pods that run.

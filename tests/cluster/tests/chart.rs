@@ -2,8 +2,8 @@
 
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
-use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_api::crd::VarunaRecord;
@@ -12,6 +12,7 @@ use varuna_cluster_tests::{
     cluster, coordinators, documents, eventually, job, jobs, observed, operator, record, root,
 };
 use varuna_operator::cluster::lease::Candidate;
+use varuna_operator::decide::ObservedJob;
 use varuna_operator::decide::objects::{
     COORDINATOR_LABEL, coordinator_name, record_name, token_name, worker_selector,
 };
@@ -114,6 +115,83 @@ fn the_charts_pods_keep_to_the_restricted_pod_security_standard() {
     }
 }
 
+/// Installs or upgrades the chart for its own namespace alone; no kubelet would run the Deployment's pods. Returns what helm says.
+#[expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+fn install(namespace: &str) -> String {
+    let chart = chart();
+    let arguments = [
+        "upgrade",
+        "--install",
+        "v",
+        &chart,
+        "-n",
+        namespace,
+        "--take-ownership",
+        "--force-conflicts",
+        "--set",
+        "namespaced=true,replicas=0",
+    ];
+    cluster().helm(&arguments).unwrap()
+}
+
+/// The operator does not read Secrets. A coordinator reads neither Secrets nor the record of another job, and does not change its own job.
+#[expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+async fn nobody_reads_secrets_or_the_records_of_others(namespace: &str, job: &ObservedJob, operator: Client) {
+    let account = coordinator_name(job);
+    let refused =
+        |answer: kube::Result<()>| matches!(answer, Err(kube::Error::Api(status)) if status.is_forbidden());
+    let secrets: Api<Secret> = Api::namespaced(operator, namespace);
+    let token = token_name(job);
+    assert!(
+        refused(secrets.get(&token).await.map(drop)),
+        "the operator reads a Secret"
+    );
+    let may = cluster().client_as(namespace, &account).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(may.clone(), namespace);
+    assert!(
+        refused(secrets.get(&token).await.map(drop)),
+        "a coordinator reads a Secret"
+    );
+    let records: Api<VarunaRecord> = Api::namespaced(may.clone(), namespace);
+    records.get(&record_name(job)).await.unwrap();
+    assert!(
+        refused(records.get("another").await.map(drop)),
+        "a coordinator reads another's record"
+    );
+    let patch = Patch::Merge(serde_json::json!({ "spec": { "job": "{}" } }));
+    let name = record_name(job);
+    let changed = records.patch(&name, &PatchParams::default(), &patch).await;
+    assert!(
+        refused(changed.map(drop)),
+        "a coordinator changes the job of its record"
+    );
+}
+
+/// Two workers' pods, and all that a job needs beside them.
+#[expect(clippy::unwrap_used, reason = "a job that is not made has failed the test")]
+async fn everything_is_made(admin: &Client, namespace: &str) {
+    let pods: Api<Pod> = Api::namespaced(admin.clone(), namespace);
+    let workers = ListParams::default().labels(&worker_selector("j"));
+    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
+    let slices = documents(admin, namespace, &slices);
+    let events: Api<Event> = Api::namespaced(admin.clone(), namespace);
+    eventually("everything that a job needs is made", || async {
+        ensure!(pods.list(&workers).await?.items.len() == 2, "pods");
+        let job = observed(admin, namespace, "j").await?;
+        slices.get(&coordinator_name(&job)).await?;
+        ensure!(record(admin, namespace).await?.status.is_some(), "no record");
+        let status = jobs(admin, namespace).get("j").await?.data["status"].clone();
+        ensure!(status["newestPod"] == 2, "{status}");
+        ensure!(
+            !events.list(&ListParams::default()).await?.items.is_empty(),
+            "events"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restricted() {
     let namespace = cluster().namespace("rights").unwrap();
@@ -121,25 +199,8 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     cluster()
         .kubectl(&["label", "namespace", &namespace, enforce], "")
         .unwrap();
-    let chart = chart();
-    // No kubelet would run the Deployment's pods.
-    let set = ["--set", "namespaced=true,replicas=0"];
-    let install = [
-        &[
-            "upgrade",
-            "--install",
-            "v",
-            &chart,
-            "-n",
-            &namespace,
-            "--take-ownership",
-            "--force-conflicts",
-        ],
-        &set[..],
-    ]
-    .concat();
-    cluster().helm(&install).unwrap();
-    let said = cluster().helm(&install).unwrap();
+    install(&namespace);
+    let said = install(&namespace);
     assert!(said.contains("REVISION: 2"), "{said}");
     let admin = cluster().client().await.unwrap();
     let limited = cluster()
@@ -166,24 +227,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     let _coordinators = coordinators(&admin, coordinator, &namespace, folder.path());
     let pods: Api<Pod> = Api::namespaced(admin.clone(), &namespace);
     let workers = ListParams::default().labels(&worker_selector("j"));
-    let slices = ApiResource::erase::<k8s_openapi::api::discovery::v1::EndpointSlice>(&());
-    let slices = documents(&admin, &namespace, &slices);
-    let events: Api<Event> = Api::namespaced(admin.clone(), &namespace);
-    eventually("everything that a job needs is made", || async {
-        ensure!(pods.list(&workers).await?.items.len() == 2, "pods");
-        let job = observed(&admin, &namespace, "j").await?;
-        slices.get(&coordinator_name(&job)).await?;
-        ensure!(record(&admin, &namespace).await?.status.is_some(), "no record");
-        let status = jobs(&admin, &namespace).get("j").await?.data["status"].clone();
-        ensure!(status["newestPod"] == 2, "{status}");
-        ensure!(
-            !events.list(&ListParams::default()).await?.items.is_empty(),
-            "events"
-        );
-        Ok(())
-    })
-    .await
-    .unwrap();
+    everything_is_made(&admin, &namespace).await;
     cluster()
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
@@ -199,35 +243,9 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .unwrap();
     assert_eq!(
         pod.items[0].spec.as_ref().unwrap().service_account_name,
-        Some(account.clone())
+        Some(account)
     );
-    let refused =
-        |answer: kube::Result<()>| matches!(answer, Err(kube::Error::Api(status)) if status.is_forbidden());
-    let secrets: Api<Secret> = Api::namespaced(limited, &namespace);
-    let token = token_name(&own);
-    assert!(
-        refused(secrets.get(&token).await.map(drop)),
-        "the operator reads a Secret"
-    );
-    let may = cluster().client_as(&namespace, &account).await.unwrap();
-    let secrets: Api<Secret> = Api::namespaced(may.clone(), &namespace);
-    assert!(
-        refused(secrets.get(&token).await.map(drop)),
-        "a coordinator reads a Secret"
-    );
-    let records: Api<VarunaRecord> = Api::namespaced(may.clone(), &namespace);
-    records.get(&record_name(&own)).await.unwrap();
-    assert!(
-        refused(records.get("another").await.map(drop)),
-        "a coordinator reads another's record"
-    );
-    let patch = Patch::Merge(serde_json::json!({ "spec": { "job": "{}" } }));
-    let name = record_name(&own);
-    let changed = records.patch(&name, &PatchParams::default(), &patch).await;
-    assert!(
-        refused(changed.map(drop)),
-        "a coordinator changes the job of its record"
-    );
+    nobody_reads_secrets_or_the_records_of_others(&namespace, &own, limited).await;
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
     // The definition stays, and the job with it.
     jobs(&admin, &namespace).get("j").await.unwrap();
@@ -277,20 +295,7 @@ fn the_role_of_the_chart_has_the_rights_that_the_operator_checks_and_no_others()
 #[tokio::test(flavor = "multi_thread")]
 async fn the_check_of_an_installation_names_every_fault() {
     let namespace = cluster().namespace("installation").unwrap();
-    let chart = chart();
-    let install = [
-        "upgrade",
-        "--install",
-        "v",
-        &chart,
-        "-n",
-        &namespace,
-        "--take-ownership",
-        "--force-conflicts",
-        "--set",
-        "namespaced=true,replicas=0",
-    ];
-    cluster().helm(&install).unwrap();
+    install(&namespace);
     let installation = Installation {
         namespace: Some(namespace.clone()),
         lease_namespace: namespace.clone(),
@@ -328,52 +333,70 @@ async fn the_check_of_an_installation_names_every_fault() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn only_who_may_create_pods_may_make_jobs_and_the_roles_of_every_cluster_reach_them() {
-    let namespace = cluster().namespace("admission").unwrap();
-    let kubectl = |arguments: &[&str], input: &str| {
-        cluster().kubectl(&[&["-n", &namespace], arguments].concat(), input)
-    };
+/// kubectl in one namespace.
+struct InNamespace(String);
+
+impl InNamespace {
+    fn kubectl(&self, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+        cluster().kubectl(&[&["-n", &self.0], arguments].concat(), input)
+    }
+
+    /// What a command is refused with, empty where it is not.
+    fn refusal(&self, arguments: &[&str], input: &str) -> String {
+        let said = self.kubectl(arguments, input).err();
+        said.map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    /// Gives a user the right to a verb on a resource, by a role of this name.
+    fn grant(&self, name: &str, user: &str, verb: &str, resource: &str) -> anyhow::Result<()> {
+        let (verb, resource) = (format!("--verb={verb}"), format!("--resource={resource}"));
+        self.kubectl(&["create", "role", name, &verb, &resource], "")?;
+        self.bind(name, &format!("--role={name}"), user)
+    }
+
+    fn bind(&self, name: &str, role: &str, user: &str) -> anyhow::Result<()> {
+        let user = format!("--user={user}");
+        self.kubectl(&["create", "rolebinding", name, role, &user], "")?;
+        Ok(())
+    }
+
+    fn can(&self, user: &str, verb: &str, what: &str) -> bool {
+        let said = self.kubectl(&["auth", "can-i", verb, what, &format!("--as={user}")], "");
+        said.is_ok_and(|said| said.trim() == "yes")
+    }
+
+    fn patch_as_dev(&self, spec: &str) -> anyhow::Result<String> {
+        self.kubectl(&["--as=dev", "patch", "vj", "j", "--type=merge", "-p", spec], "")
+    }
+}
+
+/// A file of the chart's templates, for one namespace.
+fn rendered(file: &str, namespace: &str) -> anyhow::Result<String> {
     let chart = chart();
-    let shown = [
+    cluster().helm(&[
+        "template",
+        "v",
+        &chart,
+        "-n",
+        namespace,
+        "--set",
+        "namespaced=true",
         "--show-only",
-        "templates/roles.yaml",
-        "--show-only",
-        "templates/admission.yaml",
-    ];
-    let template = [
-        &[
-            "template",
-            "v",
-            &chart,
-            "-n",
-            &namespace,
-            "--set",
-            "namespaced=true",
-        ],
-        &shown[..],
-    ]
-    .concat();
-    let rendered = cluster().helm(&template).unwrap();
-    kubectl(&["apply", "-f", "-"], &rendered).unwrap();
-    let may = [
-        "create",
-        "role",
-        "jobs",
-        "--verb=*",
-        "--resource=varunajobs.varuna.dev",
-    ];
-    kubectl(&may, "").unwrap();
-    kubectl(
-        &["create", "rolebinding", "jobs", "--role=jobs", "--user=dev"],
-        "",
-    )
-    .unwrap();
+        &format!("templates/{file}"),
+    ])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_who_may_create_pods_may_make_jobs() {
+    let namespace = cluster().namespace("admission").unwrap();
+    let rendered = rendered("admission.yaml", &namespace).unwrap();
+    let inside = InNamespace(namespace.clone());
+    inside.kubectl(&["apply", "-f", "-"], &rendered).unwrap();
+    inside.grant("jobs", "dev", "*", "varunajobs.varuna.dev").unwrap();
     let document = job("j").to_string();
-    let create = ["--as=dev", "create", "-f", "-"];
+    let create = ["--as=dev", "create", "-f", "-", "--dry-run=server"];
     eventually("who may not create pods is refused", || async {
-        let said = kubectl(&[&create[..], &["--dry-run=server"]].concat(), &document);
-        let said = said.err().map(|e| e.to_string()).unwrap_or_default();
+        let said = inside.refusal(&create, &document);
         ensure!(
             said.contains("user dev may not create pods in namespace") && said.contains(&namespace),
             "{said}"
@@ -382,85 +405,58 @@ async fn only_who_may_create_pods_may_make_jobs_and_the_roles_of_every_cluster_r
     })
     .await
     .unwrap();
-    kubectl(&["create", "-f", "-"], &document).unwrap();
-    let patch = |spec: &str| kubectl(&["--as=dev", "patch", "vj", "j", "--type=merge", "-p", spec], "");
-    patch("{\"spec\": {\"disruption\": {\"noticeSeconds\": 40}}}").unwrap();
-    let said =
-        patch("{\"spec\": {\"workers\": {\"template\": {\"spec\": {\"serviceAccountName\": \"other\"}}}}}");
+    inside.kubectl(&["create", "-f", "-"], &document).unwrap();
+    inside
+        .patch_as_dev("{\"spec\": {\"disruption\": {\"noticeSeconds\": 40}}}")
+        .unwrap();
+    let said = inside.patch_as_dev(
+        "{\"spec\": {\"workers\": {\"template\": {\"spec\": {\"serviceAccountName\": \"other\"}}}}}",
+    );
     let said = said.expect_err("another account for its pods").to_string();
     assert!(said.contains("may not create pods"), "{said}");
     // Who may create pods may still not say whom they reach.
-    kubectl(
-        &["create", "role", "pods", "--verb=create", "--resource=pods"],
-        "",
-    )
-    .unwrap();
-    kubectl(
-        &["create", "rolebinding", "pods", "--role=pods", "--user=dev"],
-        "",
-    )
-    .unwrap();
+    inside.grant("pods", "dev", "create", "pods").unwrap();
     eventually("rules of a network policy are refused", || async {
         let rules = "{\"spec\": {\"network\": {\"extraIngress\": [{}]}, \"workers\": {\"image\": \"i:1\"}}}";
-        let said = patch(rules).err().map(|e| e.to_string()).unwrap_or_default();
+        let said = inside.patch_as_dev(rules).err();
+        let said = said.map(|e| e.to_string()).unwrap_or_default();
         ensure!(said.contains("user dev may not create networkpolicies"), "{said}");
         Ok(())
     })
     .await
     .unwrap();
-    patch("{\"spec\": {\"network\": {\"encryption\": \"none\"}, \"workers\": {\"image\": \"i:1\"}}}")
+    inside
+        .patch_as_dev(
+            "{\"spec\": {\"network\": {\"encryption\": \"none\"}, \"workers\": {\"image\": \"i:1\"}}}",
+        )
         .unwrap();
-    // The roles of every cluster: the controller manager adds what is aggregated to them.
-    kubectl(
-        &[
-            "create",
-            "rolebinding",
-            "views",
-            "--clusterrole=view",
-            "--user=viewer",
-        ],
-        "",
-    )
-    .unwrap();
-    kubectl(
-        &[
-            "create",
-            "rolebinding",
-            "edits",
-            "--clusterrole=edit",
-            "--user=editor",
-        ],
-        "",
-    )
-    .unwrap();
+    inside.kubectl(&["delete", "-f", "-"], &rendered).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_roles_of_every_cluster_reach_jobs() {
+    let namespace = cluster().namespace("roles").unwrap();
+    let rendered = rendered("roles.yaml", &namespace).unwrap();
+    let inside = InNamespace(namespace);
+    inside.kubectl(&["apply", "-f", "-"], &rendered).unwrap();
+    // The controller manager adds what is aggregated to them.
+    inside.bind("views", "--clusterrole=view", "viewer").unwrap();
+    inside.bind("edits", "--clusterrole=edit", "editor").unwrap();
+    let (jobs, scale) = ("varunajobs.varuna.dev", "varunajobs.varuna.dev/scale");
     eventually("an editor makes jobs and a viewer sees them", || async {
-        let can = |user: &str, verb: &str, what: &str| {
-            let said = kubectl(&["auth", "can-i", verb, what, &format!("--as={user}")], "");
-            said.is_ok_and(|said| said.trim() == "yes")
-        };
-        ensure!(
-            can("viewer", "get", "varunajobs.varuna.dev"),
-            "a viewer sees nothing"
-        );
-        ensure!(
-            !can("viewer", "create", "varunajobs.varuna.dev"),
-            "a viewer makes jobs"
-        );
-        ensure!(
-            can("editor", "create", "varunajobs.varuna.dev"),
-            "an editor makes none"
-        );
-        ensure!(
-            can("editor", "patch", "varunajobs.varuna.dev/scale"),
-            "an editor scales none"
-        );
+        ensure!(inside.can("viewer", "get", jobs), "a viewer sees nothing");
+        ensure!(!inside.can("viewer", "create", jobs), "a viewer makes jobs");
+        ensure!(inside.can("editor", "create", jobs), "an editor makes none");
+        ensure!(inside.can("editor", "patch", scale), "an editor scales none");
         Ok(())
     })
     .await
     .unwrap();
-    let other = job("k").to_string();
-    kubectl(&["--as=editor", "create", "-f", "-"], &other).unwrap();
-    kubectl(&["delete", "-f", "-"], &rendered).unwrap();
+    let document = job("k").to_string();
+    inside
+        .kubectl(&["--as=editor", "create", "-f", "-"], &document)
+        .unwrap();
+    inside.kubectl(&["delete", "-f", "-"], &rendered).unwrap();
 }
 
 #[test]

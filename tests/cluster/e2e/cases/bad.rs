@@ -1,7 +1,7 @@
 //! Jobs that cannot run: their conditions say what to do, and other jobs are not affected.
 
 use super::CaseRun;
-use crate::job::spec;
+use crate::job::{small, spec, workers};
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, PostParams};
@@ -37,9 +37,7 @@ const BAD: [Bad; 5] = [
 
 impl CaseRun<'_> {
     fn bad(&self, what: &str) -> Value {
-        let mut document = spec(what);
-        document["spec"]["pipeline"] = json!({});
-        document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
+        let mut document = small(what, workers());
         let worker = |fields: Value| json!({ "spec": { "containers": [fields] } });
         let (path, value) = match what {
             "image" => ("image", json!("localhost/none:1")),

@@ -86,17 +86,22 @@ impl CaseRun<'_> {
         result
     }
 
-    /// Twice the workers of the other cases: half of them go with their node, and come back.
-    pub(super) async fn eight_workers(&mut self) -> Result<()> {
-        let (before, node) = (self.job.now()?, self.busiest().await?);
-        let drained = self.kubectl(&[
+    /// `kubectl drain`, as an administrator calls it.
+    fn drain_node(&self, node: &str) -> Result<String> {
+        self.kubectl(&[
             "drain",
-            &node,
+            node,
             "--force",
             "--ignore-daemonsets",
             "--delete-emptydir-data",
             "--timeout=120s",
-        ]);
+        ])
+    }
+
+    /// Twice the workers of the other cases: half of them go with their node, and come back.
+    pub(super) async fn eight_workers(&mut self) -> Result<()> {
+        let (before, node) = (self.job.now()?, self.busiest().await?);
+        let drained = self.drain_node(&node);
         let result = async {
             drained?;
             self.job
@@ -115,14 +120,7 @@ impl CaseRun<'_> {
 
     pub(super) async fn drain(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
-        let drained = self.kubectl(&[
-            "drain",
-            &node,
-            "--force",
-            "--ignore-daemonsets",
-            "--delete-emptydir-data",
-            "--timeout=60s",
-        ]);
+        let drained = self.drain_node(&node);
         let result = async {
             drained?;
             self.empty(&node).await?;

@@ -1,7 +1,7 @@
 //! What a job's pods are made from: wrong, corrected, changed while it trains. And a suspension that would lose what was trained.
 
 use super::CaseRun;
-use crate::job::spec;
+use crate::job::small;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
@@ -9,15 +9,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use varuna_cluster_tests::{eventually, jobs, observed};
 use varuna_operator::decide::objects::pod_name;
-
-/// A job of one worker.
-fn small(name: &str, workers: Value) -> Value {
-    let mut document = spec(name);
-    document["spec"]["pipeline"] = json!({});
-    document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
-    document["spec"]["workers"] = workers;
-    document
-}
 
 impl CaseRun<'_> {
     /// A second job of this name with one worker.

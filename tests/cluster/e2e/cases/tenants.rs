@@ -1,12 +1,12 @@
 //! Two teams that share a cluster and nothing else.
 
 use super::CaseRun;
-use crate::job::{Job, spec};
+use crate::job::{Job, small, with_checkpoints, workers};
 use crate::store::{BUCKET, Bucket};
 use crate::world::OPERATOR;
 use anyhow::{Context as _, Result, ensure};
 use kube::api::{DynamicObject, PostParams};
-use serde_json::{Value, json};
+use serde_json::Value;
 use varuna_cluster_tests::nodes::BRIDGE;
 use varuna_cluster_tests::{eventually, jobs};
 
@@ -21,7 +21,7 @@ impl CaseRun<'_> {
             &self.job.client,
             &namespace,
             OPERATOR,
-            small("j", &own, &own.endpoint),
+            tenants_job("j", &own, &own.endpoint),
         )
         .await?;
         other
@@ -29,7 +29,7 @@ impl CaseRun<'_> {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
             })
             .await?;
-        let thief: DynamicObject = serde_json::from_value(small("thief", &own, &first.endpoint))?;
+        let thief: DynamicObject = serde_json::from_value(tenants_job("thief", &own, &first.endpoint))?;
         let api = jobs(&self.job.client, &namespace);
         api.create(&PostParams::default(), &thief).await?;
         let status = eventually("the bucket of the first team refuses the second", || async {
@@ -58,24 +58,7 @@ impl CaseRun<'_> {
 }
 
 /// A job of one worker with the keys of this bucket, and checkpoints where `endpoint` is.
-fn small(name: &str, keys: &Bucket, endpoint: &str) -> Value {
-    let mut document = spec(name);
-    document["spec"]["pipeline"] = json!({});
-    document["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 1 });
-    document["spec"]["checkpoint"] = json!({ "uri": format!("s3://{BUCKET}"), "intervalSteps": 20 });
-    let environment: Vec<Value> = keys
-        .environment()
-        .into_iter()
-        .map(|(name, value)| {
-            let value = if name == "AWS_ENDPOINT" {
-                endpoint.to_owned()
-            } else {
-                value
-            };
-            json!({ "name": name, "value": value })
-        })
-        .collect();
-    document["spec"]["workers"]["template"]["spec"]["containers"] =
-        json!([{ "name": "worker", "env": environment }]);
-    document
+fn tenants_job(name: &str, keys: &Bucket, endpoint: &str) -> Value {
+    let uri = format!("s3://{BUCKET}");
+    with_checkpoints(small(name, workers()), &uri, keys.variables(endpoint))
 }

@@ -20,7 +20,6 @@ impl CaseRun<'_> {
     }
 
     async fn upgrade_one_by_one(&mut self, next: &str) -> Result<()> {
-        let before = self.job.now()?;
         let (workers, coordinator) = (self.images().await?, self.job.coordinator().await?.name_any());
         self.world.install(next)?;
         self.job.trains(4).await?;
@@ -29,7 +28,7 @@ impl CaseRun<'_> {
             "an upgrade of the operator has replaced pods of the job"
         );
         self.replace_coordinator(2, next).await?;
-        let pod = self.first_pod().await?;
+        let (before, pod) = (self.job.now()?, self.first_pod().await?);
         self.kubectl(&["-n", &self.job.namespace, "delete", "pod", &pod, "--wait=false"])?;
         self.replaced(&before, &pod).await?;
         let images = self.images().await?;
