@@ -3,7 +3,7 @@
 
 use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
-use crate::index::{Fill, Index, ObjectKind, OfKind};
+use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
 use crate::metrics::Metrics;
 use crate::resource::{JobRef, resource};
 use futures::{Stream, StreamExt as _};
@@ -19,8 +19,8 @@ use tokio::sync::watch;
 
 /// A dead connection is noticed five seconds after this time.
 const WATCH_SECONDS: u32 = 45;
-/// Those of pods, nodes and runs, and one for each kind of other object.
-pub const WATCHES: usize = 3 + ObjectKind::ALL.len();
+/// One for each kind of object that decisions are made from, and one for each kind of other object.
+pub const WATCHES: usize = DecidedOn::ALL.len() + ObjectKind::ALL.len();
 
 /// Which jobs.
 #[derive(Clone, Debug)]
@@ -82,9 +82,9 @@ pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
         async move { fill(kind.kind, events, &OfKind(to.index, kind), to).await }
     });
     futures::join!(
-        fill::<Pod, _>("Pod", pods, to.index, to),
-        fill::<Node, _>("Node", nodes, to.index, to),
-        fill::<DynamicObject, _>("VarunaRun", runs, to.index, to),
+        fill::<Pod, _>(DecidedOn::Pod.kind(), pods, to.index, to),
+        fill::<Node, _>(DecidedOn::Node.kind(), nodes, to.index, to),
+        fill::<DynamicObject, _>(DecidedOn::VarunaRun.kind(), runs, to.index, to),
         futures::future::join_all(owned),
     );
 }

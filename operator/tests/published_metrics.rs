@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 use varuna_cluster_coordinator::metrics::{self as of_runs, Cause, Measured, Phase};
-use varuna_operator::metrics::Metrics;
+use varuna_operator::metrics::{EventOutcome, Metrics};
 
 const DASHBOARD: &str = include_str!("../../charts/varuna/dashboard.json");
 const RULES: &str = include_str!("../../charts/varuna/rules.yaml");
@@ -13,7 +13,7 @@ const REFERENCE: &str = include_str!("../../docs/reference/observability.md");
 fn published() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.reconciled(Duration::ZERO, Some("api"));
-    metrics.event("dropped");
+    metrics.event(EventOutcome::Dropped);
     let run = of_runs::Metrics::new("ns", "j");
     for phase in [Phase::Plan, Phase::Total] {
         run.recovered(&Measured {

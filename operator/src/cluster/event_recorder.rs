@@ -4,7 +4,7 @@
 //! would be lost. Here only a repeated sentence is counted in the Event that is there. The rate of each job is limited.
 
 use crate::decide::EventNote;
-use crate::metrics::Metrics;
+use crate::metrics::{EventOutcome, Metrics};
 use crate::resource::JobIdentity;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
@@ -167,20 +167,23 @@ impl EventRecorder {
             .record(now, note);
         let done = match action {
             Action::Known => return false,
-            Action::Drop => Ok("dropped"),
-            Action::Count(name, times) => self.count(job, &name, times).await.map(|()| "repeated"),
+            Action::Drop => Ok(EventOutcome::Dropped),
+            Action::Count(name, times) => {
+                let counted = self.count(job, &name, times).await;
+                counted.map(|()| EventOutcome::Repeated)
+            }
             Action::Create => self.create(job, note).await.map(|name| {
                 if let Some(history) = self.histories.lock().get_mut(&job.uid) {
                     history.remember(now, note, name);
                 }
-                "written"
+                EventOutcome::Written
             }),
         };
-        let kind = done.unwrap_or_else(|error| {
+        let outcome = done.unwrap_or_else(|error| {
             tracing::warn!(%error, job = job.name, namespace = job.namespace, "an Event is lost");
-            "failed"
+            EventOutcome::Failed
         });
-        self.metrics.event(kind);
+        self.metrics.event(outcome);
         true
     }
 

@@ -20,6 +20,32 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 
+/// A kind of object whose fields decisions are made from. Each has a watch of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DecidedOn {
+    /// Pods of workers and of coordinators.
+    Pod,
+    /// Nodes.
+    Node,
+    /// What coordinators are ordered, and what they report.
+    VarunaRun,
+}
+
+impl DecidedOn {
+    /// All of them.
+    pub const ALL: [DecidedOn; 3] = [DecidedOn::Pod, DecidedOn::Node, DecidedOn::VarunaRun];
+
+    /// As in `kind`.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            DecidedOn::Pod => "Pod",
+            DecidedOn::Node => "Node",
+            DecidedOn::VarunaRun => "VarunaRun",
+        }
+    }
+}
+
 /// Namespace and name of a job.
 pub type JobKey = (String, String);
 

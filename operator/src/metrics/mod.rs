@@ -8,7 +8,7 @@ mod jobs;
 pub use jobs::{JobKey, Jobs};
 
 use crate::error::Error;
-use crate::index::ObjectKind;
+use crate::index::{DecidedOn, ObjectKind};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -23,10 +23,37 @@ const RECONCILE: [f64; 12] = [
     0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
 ];
 
-/// What becomes of Events.
-const EVENTS: [&str; 4] = ["written", "repeated", "dropped", "failed"];
-/// What is watched beside the objects that the operator makes.
-const WATCHED: [&str; 3] = ["Pod", "Node", "VarunaRun"];
+/// What became of an Event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventOutcome {
+    /// It is written.
+    Written,
+    /// It is counted in an older one of the same text.
+    Repeated,
+    /// Its job has had too many.
+    Dropped,
+    /// The API server has refused it, or did not answer.
+    Failed,
+}
+
+impl EventOutcome {
+    const ALL: [EventOutcome; 4] = [
+        EventOutcome::Written,
+        EventOutcome::Repeated,
+        EventOutcome::Dropped,
+        EventOutcome::Failed,
+    ];
+
+    /// The label `kind` of the metric `varuna_events`.
+    const fn label(self) -> &'static str {
+        match self {
+            EventOutcome::Written => "written",
+            EventOutcome::Repeated => "repeated",
+            EventOutcome::Dropped => "dropped",
+            EventOutcome::Failed => "failed",
+        }
+    }
+}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct KindLabel {
@@ -92,10 +119,13 @@ impl Default for Metrics {
 impl Metrics {
     /// All series are there from the start: of one that comes with its first event, a rate does not count that event.
     fn begin_at_zero(&self) {
-        let watches = WATCHED.into_iter().chain(ObjectKind::ALL.map(|kind| kind.kind));
+        let decided_on = DecidedOn::ALL.map(DecidedOn::kind);
+        let watches = decided_on
+            .into_iter()
+            .chain(ObjectKind::ALL.map(|kind| kind.kind));
         for (family, kinds) in [
             (&self.errors, Error::KINDS.to_vec()),
-            (&self.events, EVENTS.to_vec()),
+            (&self.events, EventOutcome::ALL.map(EventOutcome::label).to_vec()),
             (&self.watch_errors, watches.collect()),
         ] {
             for kind in kinds {
@@ -128,8 +158,9 @@ impl Metrics {
         self.watch_errors.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// What became of an Event: `written`, `repeated`, `dropped` or `failed`.
-    pub fn event(&self, kind: &'static str) {
+    /// What became of an Event.
+    pub fn event(&self, outcome: EventOutcome) {
+        let kind = outcome.label();
         self.events.get_or_create(&KindLabel { kind }).inc();
     }
 }

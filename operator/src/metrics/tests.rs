@@ -38,9 +38,19 @@ fn reconciliations_and_errors_are_told_apart_by_bounded_labels() {
         let line = format!(r#"varuna_reconcile_errors_total{{kind="{}"}} 0"#, error.kind());
         assert!(text.contains(&line), "no {line} in:\n{text}");
     }
+    let watched = DecidedOn::ALL.map(DecidedOn::kind);
+    let watched = watched.into_iter().chain(["NetworkPolicy"]);
+    let watches = watched.map(|kind| format!(r#"varuna_watch_errors_total{{kind="{kind}"}} 0"#));
+    let outcomes = ["written", "repeated", "dropped", "failed"];
+    let events = outcomes.map(|kind| format!(r#"varuna_events_total{{kind="{kind}"}} 0"#));
+    for line in watches.chain(events) {
+        assert!(text.contains(&line), "no {line} in:\n{text}");
+    }
+    metrics.event(EventOutcome::Repeated);
     assert!(
-        text.contains(r#"varuna_watch_errors_total{kind="NetworkPolicy"} 0"#),
-        "{text}"
+        metrics
+            .render()
+            .contains(r#"varuna_events_total{kind="repeated"} 1"#)
     );
     metrics.reconciled(Duration::from_millis(3), None);
     metrics.reconciled(Duration::from_millis(40), Some("api"));
