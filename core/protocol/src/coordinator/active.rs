@@ -29,6 +29,8 @@ pub(super) struct Active {
     switched: Option<(Generation, WorkerId)>,
     /// The last planned change whose members were armed.
     pub(super) armed: Generation,
+    /// The last planned change that has taken place.
+    promoted: Generation,
     /// The last planned change that this coordinator proposed itself.
     pub(super) proposed: Generation,
     /// When the newest plan was written, or found.
@@ -135,12 +137,18 @@ impl Active {
             return Next::Write(shared.record.with_compared(id));
         }
         match next {
-            Some(next) if switched && running => Next::Write(shared.record.with_promoted(next)),
+            Some(next) if switched && running => {
+                self.promote(next, shared, turn);
+                Next::Stay
+            }
             Some(_) if switched => Next::Stay,
             Some(next) => self.change(shared, turn, &plan, &next),
             None if running && turn.now >= self.change_after && turn.scope == Scope::Everyone => {
                 match self.propose(shared, turn, &plan) {
                     Some(next) => Next::Write(shared.record.with_next(Some(next))),
+                    None if shared.record.is_promotion_due(turn.now) => {
+                        Next::Write(shared.record.stored.clone())
+                    }
                     None => {
                         shared.prepare_plan(turn.now);
                         Next::Stay
@@ -154,7 +162,8 @@ impl Active {
     /// The generation trains, nobody came, went or announced it, and everyone was looked at a moment ago: what is known of
     /// thousands of workers need not be looked at with every tick. A worker that says something is looked at when it does.
     fn is_quiet(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan) -> bool {
-        if turn.scope != Scope::Everyone || !shared.is_last_step_written() {
+        let writes = !shared.is_last_step_written() || shared.record.is_promotion_due(turn.now);
+        if turn.scope != Scope::Everyone || writes {
             return false;
         }
         let trains = self.is_running(plan.generation) && self.suspicion.is_none();
@@ -204,6 +213,18 @@ impl Active {
         let based = all.find(|w| is_based(**w));
         self.switched = based.map(|w| (next.generation, *w));
         based.is_some()
+    }
+
+    /// The next plan is the one in force from here on.
+    fn promote(&mut self, next: Arc<Plan>, shared: &mut Shared, turn: &mut Turn<'_>) {
+        let generation = next.generation;
+        let due = turn.now.after(shared.config.timing.promotion);
+        shared.record.promote(next, due);
+        // After a write whose outcome was unclear the record is read, which may not show it.
+        if self.promoted != generation {
+            self.promoted = generation;
+            turn.event(Event::Switched { generation });
+        }
     }
 
     /// A suspicion that had to wait.

@@ -51,6 +51,9 @@ pub struct Timing {
     pub deadline_floor: Duration,
     /// Pause before the next planned change, after Go and after a cancelled one.
     pub change_delay: Duration,
+    /// A planned change that has taken place is noted in the record by the next write, and after this time where none comes. Until then a
+    /// coordinator that takes over finds both plans there, as where this one dies before that write.
+    pub promotion: Duration,
     /// Interval at which a plan for a possible loss is prepared while nothing else happens; zero: never.
     pub prepare_plans_every: Duration,
     /// Expected time between changes of the workers, before anything is known of them.
@@ -79,6 +82,7 @@ impl Default for Timing {
             bad_link: ms(120_000),
             deadline_floor: ms(4_000),
             change_delay: ms(300),
+            promotion: ms(60_000),
             prepare_plans_every: ms(100),
             stay: ms(1_800_000),
         }
@@ -109,6 +113,7 @@ impl Timing {
             bad_link: ms(6_000),
             deadline_floor: ms(400),
             change_delay: ms(60),
+            promotion: ms(400),
             prepare_plans_every: Duration::ZERO,
             stay: ms(1_800_000),
         }

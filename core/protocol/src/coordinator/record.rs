@@ -25,6 +25,8 @@ pub(super) struct RecordKeeper {
     write_at: Time,
     /// The greatest last step that was ordered of this coordinator; every write carries it.
     pub(super) ordered_last_step: Step,
+    /// When the planned change that has taken place is written at the latest; none where the store knows of it.
+    promotion_due: Option<Time>,
 }
 
 fn number(plan: &Option<Arc<Plan>>) -> Option<Generation> {
@@ -61,6 +63,12 @@ impl RecordKeeper {
 
     pub(super) fn note_write(&mut self) {
         self.failures = 0;
+        self.promotion_due = None;
+    }
+
+    /// Whether it is time to write that a planned change has taken place, as no other write has done it.
+    pub(super) fn is_promotion_due(&self, now: Time) -> bool {
+        self.promotion_due.is_some_and(|due| now >= due)
     }
 
     /// The store has just refused several writes.
@@ -180,13 +188,12 @@ impl RecordKeeper {
         }
     }
 
-    /// The record after a planned change has taken place.
-    pub(super) fn with_promoted(&self, next: Arc<Plan>) -> Record {
-        Record {
-            plan: Some(next),
-            next: None,
-            ..self.stored.clone()
-        }
+    /// A planned change has taken place. It fences nobody and allows nothing that was not allowed before, so that it need not be written at
+    /// once: every write carries it, and one is made for it alone where none comes until `due`.
+    pub(super) fn promote(&mut self, next: Arc<Plan>, due: Time) {
+        self.stored.plan = Some(next);
+        self.stored.next = None;
+        self.promotion_due = Some(due);
     }
 
     /// Numbers are burnt, never reused. `stored` is the greatest generation of a checkpoint: states of an earlier run on the

@@ -241,12 +241,6 @@ impl Shared {
                 finished: decision.is_some(),
                 restored: checkpoint,
             });
-        } else if let (Some(next), None) = (&before.next, &self.record.stored.next)
-            && self.record.stored.plan.is_some()
-            && self.record.generation() == next.generation
-        {
-            let generation = next.generation;
-            turn.event(Event::Switched { generation });
         }
     }
 }

@@ -6,6 +6,7 @@ mod domains;
 mod estimates;
 mod guards;
 mod last_step;
+mod promotion;
 mod resuming;
 mod reviewed;
 mod waiting;
