@@ -5,6 +5,7 @@
 mod fake;
 
 use fake::{Fake, Net, hello, loss_of};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -604,4 +605,46 @@ async fn a_worker_with_other_bits_than_two_more_holders_is_named_and_let_go_and_
         (&last["restored"], last["stepsLost"].as_u64().unwrap_or(0)),
         (&false.into(), 0)
     );
+}
+
+/// The zones of the workers of each pipeline, where these workers are in one zone and all others of four in another.
+async fn zones_of_pipelines(together: [u64; 2]) -> Vec<BTreeSet<&'static str>> {
+    let zone = |number: u64| {
+        if together.contains(&number) {
+            "zone-a"
+        } else {
+            "zone-b"
+        }
+    };
+    let mut run = Run::start(0).await;
+    let node = |number: u64| format!("n{number}");
+    let domains = (1..=4).map(|n| (node(n), zone(n).to_owned())).collect();
+    run.control.domains.send(domains).await.unwrap();
+    for number in 1..=4 {
+        let hello = Hello {
+            node: node(number),
+            ..hello(number)
+        };
+        let to = (run.address(), TOKEN.to_owned());
+        run.workers.push(Fake::start_as(&run.net, &job(), to, hello));
+    }
+    run.wait_for_step(1).await;
+    let view = run.control.view.borrow().clone();
+    let mut zones: BTreeMap<usize, BTreeSet<&'static str>> = BTreeMap::new();
+    for worker in view.snapshot.unwrap().workers {
+        let of_pipeline = zones.entry(worker.pipeline.unwrap()).or_default();
+        of_pipeline.insert(zone(worker.id.0));
+    }
+    run.finish().await;
+    zones.into_values().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_are_placed_by_where_their_nodes_are_told_to_be() {
+    // Without it, the same workers would be together both times.
+    for together in [[1, 2], [1, 3]] {
+        let zones = zones_of_pipelines(together).await;
+        let expected = [BTreeSet::from(["zone-a"]), BTreeSet::from(["zone-b"])];
+        assert_eq!(zones, expected, "workers {together:?} are in one zone");
+    }
 }

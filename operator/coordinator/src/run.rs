@@ -392,3 +392,6 @@ fn options(
         scale: None,
     })
 }
+
+#[cfg(test)]
+mod tests;

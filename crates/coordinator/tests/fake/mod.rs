@@ -140,6 +140,12 @@ pub(crate) struct Fake {
 impl Fake {
     /// Starts one.
     pub(crate) fn start(net: &Net, job: &Job, coordinator: String, token: &str, number: u64) -> Fake {
+        Fake::start_as(net, job, (coordinator, token.to_owned()), hello(number))
+    }
+
+    /// Starts one that attaches to a coordinator, with its token, with this hello.
+    pub(crate) fn start_as(net: &Net, job: &Job, to: (String, String), hello: Hello) -> Fake {
+        let number = hello.worker.0;
         let id = WorkerId(number);
         let (inbox, said) = unbounded_channel();
         net.with(|n| n.inboxes.insert(id, inbox));
@@ -167,7 +173,7 @@ impl Fake {
             up: None,
             released: false,
         };
-        let task = tokio::spawn(worker.live(hello(number), (coordinator, token.to_owned()), said));
+        let task = tokio::spawn(worker.live(hello, to, said));
         Fake {
             id,
             net: net.clone(),
