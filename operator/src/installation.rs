@@ -35,7 +35,6 @@ pub const JOB_RIGHTS: &[Right] = &[
     ("rbac.authorization.k8s.io", "roles", MADE),
     ("rbac.authorization.k8s.io", "rolebindings", MADE),
     ("", "services", MADE),
-    ("", "configmaps", MADE),
     ("policy", "poddisruptionbudgets", MADE),
     ("networking.k8s.io", "networkpolicies", MADE),
     ("discovery.k8s.io", "endpointslices", MADE),

@@ -204,6 +204,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         },
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
+        deleted_at: deleted_at(pod),
         disrupted,
         unschedulable,
         waiting: containers.iter().find_map(waiting),
@@ -217,6 +218,12 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
         image: None,
     })
+}
+
+/// When a pod was asked to go: its deletion timestamp is when it has to be gone.
+fn deleted_at(pod: &Pod) -> Option<i64> {
+    let gone_by = pod.metadata.deletion_timestamp.as_ref()?.0.as_second();
+    Some(gone_by - pod.metadata.deletion_grace_period_seconds.unwrap_or(0))
 }
 
 /// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition

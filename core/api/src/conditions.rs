@@ -114,7 +114,7 @@ words! {
         PlanInForce,
         /// Degraded: nothing is wrong.
         AllIsWell,
-        /// Degraded: the API server refuses the job's Service, Secrets or ConfigMap.
+        /// Degraded: the API server refuses the job's Service, Secrets or another of its objects.
         ObjectsRefused,
         /// Degraded: the API server refuses the job's pods.
         PodsRefused,

@@ -1,10 +1,16 @@
 //! What is reported of a run, and which of its changes cannot wait. Pure.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 use varuna_api::crd::{MESSAGES_MAX, RunCheckpoints, RunEnd, RunMessage, RunStatus};
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
 use varuna_plan::{Generation, Layout};
 
+/// A recovery that waits for the certain end of a worker, which the operator can tell, is reported after this time: most need nobody's, and have a plan
+/// by then. So is a plan without somebody who had a place: then the next one may be evicted.
+const MISSED: Duration = Duration::from_millis(500);
+/// What is only shown is reported this long after the first change: the plan without a worker, and often the one with its replacement.
+const SHOWN: Duration = Duration::from_secs(3);
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
 
@@ -98,34 +104,54 @@ fn checkpoints(health: &CheckpointHealth) -> RunCheckpoints {
     }
 }
 
-/// What is reported at once when it changes. Everything else may wait: steps go by all the time.
+/// What is acted on, or shown, beside steps, which go by all the time.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct UrgentPart {
-    by: i64,
-    address: Option<String>,
-    end: Option<RunEnd>,
+pub struct ReportedPart {
+    /// Acted on by the operator: who reports, where, how it ended, and the checkpoint that a suspension waits for.
+    acted_on: (i64, Option<String>, Option<RunEnd>, Option<u64>),
+    /// Detached workers that have a place in the plan in force.
+    missed: BTreeSet<String>,
+    /// All that have one.
+    placed: BTreeSet<String>,
     run: Option<(RunMode, Generation, usize)>,
-    /// Names, and whether they are attached.
-    workers: Vec<(String, bool)>,
-    /// A suspension waits for it.
-    newest_checkpoint: Option<u64>,
+    /// Names, whether they are attached, and whether they will go.
+    workers: Vec<(String, bool, bool)>,
     newest_message: Option<i64>,
 }
 
-impl UrgentPart {
+impl ReportedPart {
     /// That of a report.
     #[must_use]
-    pub fn of(status: &RunStatus) -> UrgentPart {
+    pub fn of(status: &RunStatus) -> ReportedPart {
         let state = status.state.as_ref();
-        let workers = state.into_iter().flat_map(|s| &s.workers);
-        UrgentPart {
-            by: status.coordinator,
-            address: status.address.clone(),
-            end: status.end.clone(),
+        let workers = || state.into_iter().flat_map(|s| &s.workers);
+        let missed = workers().filter(|w| !w.up && w.pipeline.is_some());
+        let placed = workers().filter(|w| w.pipeline.is_some());
+        let newest_checkpoint = status.checkpoints.as_ref().and_then(|c| c.newest_step);
+        ReportedPart {
+            acted_on: (
+                status.coordinator,
+                status.address.clone(),
+                status.end.clone(),
+                newest_checkpoint,
+            ),
+            missed: missed.map(|w| w.name.clone()).collect(),
+            placed: placed.map(|w| w.name.clone()).collect(),
             run: state.map(|s| (s.run.mode, s.run.generation, s.run.members)),
-            workers: workers.map(|w| (w.name.clone(), w.up)).collect(),
-            newest_checkpoint: status.checkpoints.as_ref().and_then(|c| c.newest_step),
+            workers: workers().map(|w| (w.name.clone(), w.up, w.draining)).collect(),
             newest_message: status.messages.last().map(|m| m.number),
+        }
+    }
+
+    /// How long what has changed since `before` was reported may wait for what follows from it; none where nothing has.
+    #[must_use]
+    pub fn may_wait(&self, before: &ReportedPart) -> Option<Duration> {
+        if self.acted_on != before.acted_on {
+            Some(Duration::ZERO)
+        } else if !self.missed.is_subset(&before.missed) || !before.placed.is_subset(&self.placed) {
+            Some(MISSED)
+        } else {
+            (self != before).then_some(SHOWN)
         }
     }
 }
@@ -263,25 +289,37 @@ mod tests {
     }
 
     #[test]
-    fn steps_may_wait_and_everything_that_is_acted_on_may_not() {
+    fn steps_may_wait_and_what_is_acted_on_may_not() {
         let messages = Messages::new(1);
         let part =
-            |view: &View, messages: &Messages, end| UrgentPart::of(&report(&by(1), view, messages, end));
+            |view: &View, messages: &Messages, end| ReportedPart::of(&report(&by(1), view, messages, end));
         let before = part(&view(7), &messages, None);
-        assert_eq!(part(&view(8), &messages, None), before);
-        let mut detached = view(7);
-        detached.snapshot.as_mut().unwrap().workers[0].up = false;
-        let mut recovering = view(7);
-        recovering.snapshot.as_mut().unwrap().run.mode = RunMode::Recovering;
+        let waits = |after: ReportedPart| after.may_wait(&before);
+        assert_eq!(waits(part(&view(8), &messages, None)), None, "steps");
         let mut saved = view(7);
         saved.checkpoints.as_mut().unwrap().newest = Some(Step(7));
-        for changed in [detached, recovering, saved] {
-            assert_ne!(part(&changed, &messages, None), before);
+        assert_eq!(waits(part(&saved, &messages, None)), Some(Duration::ZERO));
+        let end = Some(RunEnd::Done);
+        assert_eq!(waits(part(&view(7), &messages, end)), Some(Duration::ZERO));
+        let mut missed = view(7);
+        let worker = &mut missed.snapshot.as_mut().unwrap().workers[0];
+        (worker.up, worker.pipeline) = (false, Some(0));
+        assert_eq!(waits(part(&missed, &messages, None)), Some(MISSED));
+        let mut without = view(7);
+        without.snapshot.as_mut().unwrap().workers[0].pipeline = None;
+        let without = part(&without, &messages, None);
+        assert_eq!(without.may_wait(&before), Some(MISSED), "its place is gone");
+        assert_eq!(before.may_wait(&without), Some(SHOWN), "it has got one");
+        let mut recovering = view(7);
+        recovering.snapshot.as_mut().unwrap().run.mode = RunMode::Recovering;
+        let mut draining = view(7);
+        draining.snapshot.as_mut().unwrap().workers[0].draining = true;
+        for shown in [recovering, draining] {
+            assert_eq!(waits(part(&shown, &messages, None)), Some(SHOWN));
         }
-        assert_ne!(part(&view(7), &messages, Some(RunEnd::Done)), before);
         let mut said = messages.clone();
         said.resumed("training goes on".into());
-        assert_ne!(part(&view(7), &said, None), before);
+        assert_eq!(waits(part(&view(7), &said, None)), Some(SHOWN));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Writes the reports of a coordinator into the status of its `VarunaRun`: at once where something has changed that matters, from time to
-//! time where only steps were committed.
+//! Writes the reports of a coordinator into the status of its `VarunaRun`: at once where something has changed that the operator acts on, a
+//! moment later where it is only shown, from time to time where only steps were committed.
 
 use crate::orders::{SeenOrders, Turn, orders_of, turn};
-use crate::report::UrgentPart;
+use crate::report::ReportedPart;
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
 use serde_json::json;
@@ -49,12 +49,14 @@ impl Reports {
         let mut schedule = Schedule::default();
         let mut version = None;
         loop {
-            let due = {
+            let now = Instant::now();
+            let (due, report) = {
                 let report = reports.borrow_and_update();
-                let is_due = |report: &&RunStatus| schedule.is_due(Instant::now(), report);
-                report.as_ref().filter(is_due).cloned()
+                let due = report.as_ref().map(|report| schedule.due(now, report));
+                let is_due = due.is_some_and(|due| due <= now);
+                (due, report.as_ref().filter(|_| is_due).cloned())
             };
-            if let Some(report) = due {
+            if let Some(report) = report {
                 match self.write_one(&report, &mut version).await {
                     Ok(Written::Done) if report.end.is_some() => return Ended::Reported,
                     Ok(Written::Done) => schedule.wrote(Instant::now(), &report),
@@ -67,13 +69,14 @@ impl Reports {
                     }
                 }
             }
+            let due = due.filter(|due| *due > now);
             let not_before = schedule.not_before();
             tokio::select! {
                 changed = reports.changed() => if changed.is_err() {
                     // Its owner has ended without a last report.
                     return Ended::Deposed;
                 },
-                () = tokio::time::sleep_until(schedule.steps_due()) => {}
+                () = tokio::time::sleep_until(due.unwrap_or_else(|| schedule.steps_due())) => {}
             }
             tokio::time::sleep_until(not_before).await;
         }
@@ -148,20 +151,29 @@ impl Reports {
 #[derive(Debug, Default)]
 struct Schedule {
     /// What was written last, and when.
-    written: Option<(UrgentPart, Instant)>,
+    written: Option<(ReportedPart, Instant)>,
     /// From that report to the next one of steps alone.
     interval: Duration,
+    /// Since when there is something new beside steps.
+    changed: Option<Instant>,
 }
 
 impl Schedule {
-    fn is_due(&self, now: Instant, report: &RunStatus) -> bool {
-        self.written
-            .as_ref()
-            .is_none_or(|(part, _)| now >= self.steps_due() || *part != UrgentPart::of(report))
+    /// When a report is due that has this in it.
+    fn due(&mut self, now: Instant, report: &RunStatus) -> Instant {
+        let Some((before, _)) = &self.written else {
+            return now;
+        };
+        let Some(wait) = ReportedPart::of(report).may_wait(before) else {
+            self.changed = None;
+            return self.steps_due();
+        };
+        let since = *self.changed.get_or_insert(now);
+        (since + wait).min(self.steps_due()).max(self.not_before())
     }
 
     fn wrote(&mut self, now: Instant, report: &RunStatus) {
-        let part = UrgentPart::of(report);
+        let part = ReportedPart::of(report);
         let only_steps = self.written.as_ref().is_some_and(|(before, _)| *before == part);
         self.interval = if only_steps {
             (self.interval * 2).min(STEPS_INTERVAL_MAX)
@@ -169,6 +181,7 @@ impl Schedule {
             STEPS_INTERVAL
         };
         self.written = Some((part, now));
+        self.changed = None;
     }
 
     /// When steps alone are reported.
@@ -227,23 +240,50 @@ mod tests {
     #[test]
     fn a_change_is_due_at_once_and_steps_less_and_less_often() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
-        assert!(schedule.is_due(start, &report("a", 1.0)), "the first");
+        assert_eq!(schedule.due(start, &report("a", 1.0)), start, "the first");
         schedule.wrote(start, &report("a", 1.0));
         let mut at = start;
         for seconds in [15, 30, 60, 60] {
             let next = at + Duration::from_secs(seconds);
-            assert!(!schedule.is_due(next - Duration::from_millis(1), &report("a", 0.5)));
-            assert!(schedule.is_due(next, &report("a", 0.5)), "after {seconds} s");
+            assert_eq!(schedule.due(at, &report("a", 0.5)), next, "after {seconds} s");
             schedule.wrote(next, &report("a", 0.5));
             at = next;
         }
-        assert!(schedule.is_due(at, &report("b", 0.5)), "another address");
-        assert_eq!(schedule.not_before(), at + BURST, "not within a burst");
-        schedule.wrote(at, &report("b", 0.5));
-        assert_eq!(
-            schedule.steps_due(),
-            at + STEPS_INTERVAL,
-            "soon again after a change"
-        );
+        let burst = at + BURST;
+        assert_eq!(schedule.due(at, &report("b", 0.5)), burst, "another address");
+        let later = at + 2 * BURST;
+        assert_eq!(schedule.due(later, &report("b", 0.5)), burst, "overdue");
+        schedule.wrote(later, &report("b", 0.5));
+        let steps = schedule.due(later, &report("b", 0.4));
+        assert_eq!(steps, later + STEPS_INTERVAL, "soon again after a change");
+    }
+
+    fn said(messages: i64) -> RunStatus {
+        let message = |number| varuna_api::crd::RunMessage {
+            number,
+            resumed: false,
+            text: String::new(),
+        };
+        RunStatus {
+            messages: (1..=messages).map(message).collect(),
+            ..report("a", 1.0)
+        }
+    }
+
+    #[test]
+    fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        schedule.wrote(start, &said(0));
+        let changed = start + Duration::from_secs(5);
+        let due = schedule.due(changed, &said(1));
+        assert_eq!(due, changed + Duration::from_secs(3));
+        let more = changed + Duration::from_secs(1);
+        assert_eq!(schedule.due(more, &said(2)), due);
+        let end = RunStatus {
+            end: Some(varuna_api::crd::RunEnd::Done),
+            ..said(2)
+        };
+        assert!(schedule.due(more, &end) <= more, "the end waits for nothing");
+        assert_eq!(schedule.due(more, &said(0)), start + STEPS_INTERVAL, "as it was");
     }
 }

@@ -3,6 +3,7 @@
 //! Apply is forced, so it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to touch
 //! another object that has taken the name meanwhile.
 
+use super::applied::{Applied, least};
 use super::ownership::{is_of, verify};
 use crate::decide::objects::APPLIED_ANNOTATION;
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
@@ -30,17 +31,6 @@ const PODS_CONCURRENTLY: usize = 8;
 /// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
 /// those of many jobs do not come together.
 const REAPPLY: Duration = Duration::from_secs(7200);
-
-/// What is known of an object that was applied.
-#[derive(Clone, Copy, Debug)]
-struct Applied {
-    /// When it was; none where another leader did.
-    at: Option<Instant>,
-    /// When it is applied again.
-    again: Instant,
-    /// Identity of our fields of it.
-    fields: u64,
-}
 
 /// Which of a job's objects are to be written.
 #[derive(Debug)]
@@ -107,10 +97,17 @@ impl Applier {
                     now + spread(&known.uid)
                 },
                 fields: known.fields,
+                least: None,
+                next: None,
             };
-            let before = *applied.entry(key.clone()).or_insert_with(found);
+            let before = applied.entry(key.clone()).or_insert_with(found);
             let is_same = known.applied.as_ref() == Some(&hash) && known.fields == before.fields;
+            let may_wait = before.may_wait(now, least(&object));
             if is_same && before.again > now {
+                continue;
+            }
+            if may_wait && known.fields == before.fields {
+                found_soon = true;
                 continue;
             }
             if before.at.is_some_and(|at| now.duration_since(at) < BETWEEN) {
@@ -142,7 +139,14 @@ impl Applier {
                     let again = Instant::now() + REAPPLY;
                     let fields = written.fields;
                     let at = Some(Instant::now());
-                    of_job.insert(key.clone(), Applied { at, again, fields });
+                    let applied = Applied {
+                        at,
+                        again,
+                        fields,
+                        least: least(&object),
+                        next: None,
+                    };
+                    of_job.insert(key.clone(), applied);
                     owned.written(key, written);
                 }
                 // Whatever is there, the next look makes sure of it.

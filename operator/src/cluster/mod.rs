@@ -1,8 +1,10 @@
 //! Everything that reads from the API server or writes to it.
 
+mod applied;
 pub mod apply;
 pub mod credentials;
 pub mod event_recorder;
+mod joined_events;
 pub mod lease;
 pub mod orders;
 pub mod ownership;

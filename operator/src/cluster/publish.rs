@@ -4,7 +4,8 @@
 //! The latest status wins: one write a second for each job at most. Decisions count from one status to the next, so until the watch
 //! shows what was written, the status that was reported last stands for it ([`Publisher::status`]).
 
-use super::event_recorder::{EventRecorder, NOTE_MAX};
+use super::event_recorder::EventRecorder;
+use super::joined_events::joined;
 use crate::decide::{EventNote, ObservedJob, Report};
 use crate::index::resource_version;
 use crate::resource::{JobIdentity, MANAGER, resource};
@@ -18,13 +19,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use varuna_api::JobPhase;
 use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
 
-/// What changes within this time is one write.
+/// What changes within this time is one write, where it is something that others wait for ([`is_awaited`]).
 const DEBOUNCE: Duration = Duration::from_secs(1);
+/// All other changes: a coordinator reports a worker's loss at once and what follows within three seconds more, and all of it is one write then.
+const FIGURES_DEBOUNCE: Duration = Duration::from_secs(6);
 /// Sentences that come within this time are published together: nobody acts on them, and a preemption with all that follows takes as long.
-const EVENTS_DEBOUNCE: Duration = Duration::from_secs(5);
+const EVENTS_DEBOUNCE: Duration = Duration::from_secs(8);
 /// Jobs that are published at the same time: few, as pods and orders share the API server with them.
 const CONCURRENCY: usize = 4;
 /// A write that takes longer has failed.
@@ -180,7 +184,12 @@ impl Publisher {
             let publication = publications.of(job);
             publication.status = Some(report.status.clone());
             publication.is_dirty = true;
-            publications.schedule(&job.uid, Instant::now() + DEBOUNCE);
+            let delay = if is_awaited(&job.status, &report.status) {
+                DEBOUNCE
+            } else {
+                FIGURES_DEBOUNCE
+            };
+            publications.schedule(&job.uid, Instant::now() + delay);
             self.wake.notify_one();
         }
         for note in &report.events {
@@ -249,7 +258,7 @@ impl Publisher {
             tracing::warn!(%error, job = work.job.name, namespace = work.job.namespace, "the status is not written");
         }
         let version = written.map(Option::flatten);
-        for note in merged(&work.events) {
+        for note in joined(&work.events) {
             self.recorder.record(&work.job, &note).await;
         }
         let mut publications = self.publications.lock();
@@ -293,21 +302,14 @@ fn is_news(before: &Status, after: &Status) -> bool {
     timeless(before) != timeless(after) || before.time.is_some() != after.time.is_some()
 }
 
-/// What is recorded of sentences that came together: those of one reason in one Event, as far as there is room.
-fn merged(notes: &[EventNote]) -> Vec<EventNote> {
-    let mut merged: Vec<EventNote> = vec![];
-    for note in notes {
-        let same = merged
-            .iter_mut()
-            .rfind(|m| !m.lasting && !note.lasting && (m.reason, m.warning) == (note.reason, note.warning));
-        match same {
-            Some(same) if same.text.len() + note.text.len() + 2 <= NOTE_MAX => {
-                same.text = format!("{}; {}", same.text, note.text);
-            }
-            _ => merged.push(note.clone()),
-        }
-    }
-    merged
+/// Whether a status says something that programs wait for: another phase. Between training and recovering a job may go to and fro within the
+/// second.
+fn is_awaited(before: &Status, after: &Status) -> bool {
+    let phase = |status: &Status| match status.phase {
+        Some(JobPhase::Recovering) => Some(JobPhase::Training),
+        phase => phase,
+    };
+    phase(before) != phase(after)
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
-use varuna_protocol::coordinator::Snapshot;
 
 /// Label with the job's name, on everything that belongs to a job.
 pub const JOB_LABEL: &str = "varuna.dev/job";
@@ -67,12 +66,6 @@ pub(crate) const PRIVATE_KEY: &str = "tls.key";
 #[must_use]
 pub fn token_name(job: &ObservedJob) -> String {
     name_of(job, "-token")
-}
-
-/// Name of the ConfigMap that shows the plan.
-#[must_use]
-pub fn plan_name(job: &ObservedJob) -> String {
-    name_of(job, "-plan")
 }
 
 /// Name of the `VarunaRun` with the coordinator's orders and reports, and of the `VarunaRecord` with its record.
@@ -176,7 +169,7 @@ fn coordinator_rights(observed: &ObservedJob, job: &Job) -> Vec<Value> {
     objects
 }
 
-/// The coordinator's account and rights, Service and EndpointSlice, and a ConfigMap that shows the plan.
+/// The coordinator's account and rights, Service and EndpointSlice.
 #[must_use]
 pub fn job_objects(job: &ObservedJob, spec: &Job, run: Option<&ObservedRun>) -> Vec<Value> {
     let service = coordinator_name(job);
@@ -201,33 +194,5 @@ pub fn job_objects(job: &ObservedJob, spec: &Job, run: Option<&ObservedRun>) -> 
         labels["endpointslice.kubernetes.io/managed-by"] = "varuna-operator".into();
         objects.push(slice);
     }
-    if let Some(snapshot) = run.snapshot.as_ref().filter(|s| s.run.generation.0 > 0) {
-        objects.push(json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": metadata(job, &plan_name(job)),
-            "data": {
-                "generation": snapshot.run.generation.0.to_string(),
-                "shape": snapshot.run.plan.clone().unwrap_or_default(),
-                "rank-map": rank_map(snapshot),
-            },
-        }));
-    }
     objects
-}
-
-/// Which worker runs which stages: a line for each pipeline.
-fn rank_map(snapshot: &Snapshot) -> String {
-    let mut pipelines: BTreeMap<usize, Vec<(u32, String)>> = BTreeMap::new();
-    for worker in &snapshot.workers {
-        let Some(pipeline) = worker.pipeline else { continue };
-        let stages = worker.segments.iter();
-        let stages = stages.map(|s| (s.start, format!("{s} {}", worker.name)));
-        pipelines.entry(pipeline).or_default().extend(stages);
-    }
-    let lines = pipelines.into_values().map(|mut stages| {
-        stages.sort();
-        let stages: Vec<_> = stages.into_iter().map(|(_, stage)| stage).collect();
-        stages.join("; ")
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }

@@ -12,6 +12,7 @@ use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
+use super::worker_notices::told_in;
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Status, WorkerGroupStatus};
 use varuna_api::{Job, JobPhase, PodGroup};
 use varuna_protocol::coordinator::RunMode;
@@ -73,6 +74,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
             .chain(decision.replace_in)
             .chain(deadline)
             .chain(deletion)
+            .chain(told_in(observed))
             .min(),
     }
 }

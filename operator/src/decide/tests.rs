@@ -74,6 +74,7 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         phase,
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
         deleting: false,
+        deleted_at: None,
         disrupted: None,
         unschedulable: None,
         waiting: None,
@@ -155,6 +156,13 @@ fn with_workers(mut run: ObservedRun, up: &[&str], down: &[&str]) -> ObservedRun
     let up = up.iter().map(|name| worker(name, true));
     let workers = up.chain(down.iter().map(|name| worker(name, false)));
     run.snapshot.as_mut().unwrap().workers = workers.collect();
+    run
+}
+
+/// Each of its workers runs a stage.
+fn all_placed(mut run: ObservedRun) -> ObservedRun {
+    let workers = &mut run.snapshot.as_mut().unwrap().workers;
+    workers.iter_mut().for_each(|w| w.pipeline = Some(0));
     run
 }
 
@@ -319,9 +327,11 @@ fn a_new_job_gets_its_pods_its_token_and_its_service() {
 fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     let mut observed = observed(4);
     let detached = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
-    observed.run = Some(with_workers(training(3), &["j-w5-u", "j-w6-u"], &detached));
+    let workers = with_workers(training(3), &["j-w5-u", "j-w6-u"], &detached);
+    observed.run = Some(all_placed(workers));
     let leaving = |number| ObservedPod {
         deleting: true,
+        deleted_at: Some(NOW - 4),
         ..pod(number, PodPhase::Running)
     };
     observed.pods = vec![
@@ -331,6 +341,13 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
         leaving(5),
         pod(6, PodPhase::Running),
     ];
+    let desired = decide(&observed);
+    assert!(
+        desired.orders.unwrap().leaving.is_empty(),
+        "it may still say so itself"
+    );
+    assert_eq!(desired.reconcile_in, Some(1));
+    observed.now += 1;
     let orders = decide(&observed).orders.unwrap();
     assert_eq!(orders.leaving, ["j-w5-u"]);
     assert_eq!(
@@ -352,6 +369,21 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     let desired = decide(&observed);
     assert!(deleted(&desired).contains(&"j-w6-u"), "{desired:?}");
     assert_eq!(desired.orders.unwrap().leaving, ["j-w5-u", "j-w6-u"]);
+    // One that has said so itself, and ones that nobody misses.
+    let snapshot = observed.run.as_mut().unwrap().snapshot.as_mut().unwrap();
+    for worker in &mut snapshot.workers {
+        (worker.draining, worker.pipeline) = (worker.up, None);
+    }
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!((orders.leaving.len(), orders.ended.len()), (0, 0));
+    snapshot_mode(&mut observed, RunMode::Recovering);
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ended, ["j-w2-u", "j-w4-u"], "a recovery may wait for them");
+}
+
+fn snapshot_mode(observed: &mut Observed, mode: RunMode) {
+    let run = observed.run.as_mut().unwrap();
+    run.snapshot.as_mut().unwrap().run.mode = mode;
 }
 
 #[test]

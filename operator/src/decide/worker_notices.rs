@@ -4,6 +4,7 @@ use super::decision::PodDeletion;
 use super::observed::{Observed, ObservedPod};
 use std::collections::BTreeMap;
 use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
+use varuna_protocol::coordinator::WorkerView;
 
 /// Names of workers that their coordinator is told of.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -14,26 +15,52 @@ pub(super) struct WorkerNotices {
     pub(super) ended: Vec<String>,
 }
 
-/// A pod that is being deleted, or is about to be, will go, even if its process has missed the signal: one that has just started may not
-/// receive it. A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or
-/// whose node is silent, may still have a process.
+/// So long a worker has to say itself that it will go, once its pod is being deleted: a kubelet's signal reaches it within a second, and its
+/// coordinator reports it within three.
+const SAYS_SO_SECONDS: i64 = 5;
+
+/// A pod that is about to be deleted will go, and its coordinator hears of it first. One that somebody else deletes has its kubelet's signal by
+/// then, and its worker says so; where it does not, its process has missed the signal: one that has just started may not receive it.
+///
+/// A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or
+/// whose node is silent, may still have a process. Whoever trains without it need not know.
 pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> WorkerNotices {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return WorkerNotices::default();
     };
     let pod = |name: &str| observed.pods.iter().find(|p| p.name == name);
     let is_deleted = |name: &str| deletions.iter().any(|d| d.name == name);
-    let leaves = |name: &&str| pod(name).is_some_and(|p| p.deleting) || is_deleted(name);
+    let is_silent = |name: &str| pod(name).and_then(|p| says_so_in(observed, p)) == Some(0);
+    let leaves = |worker: &&WorkerView| {
+        let name = worker.name.as_str();
+        worker.up && !worker.draining && (is_deleted(name) || is_silent(name))
+    };
     let has_ended = |p: &ObservedPod| p.ended.is_some();
-    let ended = |name: &&str| pod(name).is_none_or(has_ended);
-    let names = |attached: bool, wanted: &dyn Fn(&&str) -> bool| -> Vec<String> {
-        let workers = run.workers(attached).filter(wanted);
-        workers.take(NOTICES_MAX).map(str::to_owned).collect()
+    let has_ended = |worker: &&WorkerView| {
+        let is_missed = worker.pipeline.is_some() || !run.is_training();
+        !worker.up && is_missed && pod(&worker.name).is_none_or(has_ended)
+    };
+    let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
+        let workers = run.snapshot.iter().flat_map(|s| &s.workers);
+        let wanted = workers.filter(wanted).take(NOTICES_MAX);
+        wanted.map(|worker| worker.name.clone()).collect()
     };
     WorkerNotices {
-        leaving: names(true, &leaves),
-        ended: names(false, &ended),
+        leaving: names(&leaves),
+        ended: names(&has_ended),
     }
+}
+
+/// Seconds that the worker of a pod that somebody deletes still has to say that it will go; none where nobody deletes it.
+fn says_so_in(observed: &Observed, pod: &ObservedPod) -> Option<i64> {
+    let since = pod.deleted_at.filter(|_| pod.deleting)?;
+    Some((since + SAYS_SO_SECONDS - observed.now).max(0))
+}
+
+/// Seconds until the coordinator is to be told of a worker that does not say itself that it will go.
+pub(super) fn told_in(observed: &Observed) -> Option<i64> {
+    let left = observed.pods.iter().filter_map(|p| says_so_in(observed, p));
+    left.filter(|seconds| *seconds > 0).min()
 }
 
 /// Where the nodes of the job's workers are, as far as their labels say. A pod is made before it has a node, so it cannot bring this along; it is

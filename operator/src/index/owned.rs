@@ -25,9 +25,8 @@ pub struct ObjectKind {
 
 impl ObjectKind {
     /// All of them.
-    pub const ALL: [ObjectKind; 8] = [
+    pub const ALL: [ObjectKind; 7] = [
         ObjectKind::new("", "v1", "Service"),
-        ObjectKind::new("", "v1", "ConfigMap"),
         ObjectKind::new("", "v1", "ServiceAccount"),
         ObjectKind::new("rbac.authorization.k8s.io", "v1", "Role"),
         ObjectKind::new("rbac.authorization.k8s.io", "v1", "RoleBinding"),

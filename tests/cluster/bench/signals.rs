@@ -28,8 +28,8 @@ type Measured = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 /// Interval at which the step is read.
 const LOOK: Duration = Duration::from_millis(2);
-/// Statuses and Events are written within this time.
-const REST: Duration = Duration::from_secs(4);
+/// Reports, statuses and Events are written within this time: what follows from one signal joins nothing of the next one.
+const REST: Duration = Duration::from_secs(8);
 
 fn job(pool: &str) -> Value {
     json!({
@@ -207,9 +207,6 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     tokio::time::sleep(REST).await;
     audited.requests()?;
     let all = measured(&mut bench, rounds).await?;
-    bench.settled().await?;
-    // What is reported of the last one.
-    tokio::time::sleep(REST).await;
     let requests = audited.requests()?;
     follower.abort();
     operator.abort();
@@ -243,6 +240,8 @@ async fn measured(bench: &mut Bench, rounds: u32) -> Result<Measured> {
     for _ in 0..rounds {
         for kind in KINDS {
             let (plan, step) = bench.signal(kind).await.context(kind)?;
+            bench.settled().await?;
+            tokio::time::sleep(REST).await;
             println!("{kind}: plan after {plan:.0} ms, step after {step:.0} ms");
             let (plans, steps) = all.entry(kind).or_default();
             plans.push(plan);

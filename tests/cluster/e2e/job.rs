@@ -291,7 +291,9 @@ impl Job {
             };
             let found = all
                 .iter()
-                .any(|e| e.reason.as_deref() == Some(reason) && said(e).contains(text));
+                .map(said)
+                // Under another reason, where it was told together with that.
+                .any(|said| said.contains(&format!("{reason}: ")) && said.contains(text));
             ensure!(found, "{:#?}", all.iter().map(said).collect::<Vec<_>>());
             Ok(())
         })

@@ -124,30 +124,15 @@ fn time_that_passes_is_no_news_and_everything_else_is() {
 }
 
 #[test]
-fn sentences_of_one_reason_that_come_together_are_one_event() {
-    let warning = EventNote {
-        warning: true,
-        ..note(Reason::Run, "d")
+fn another_phase_is_written_before_figures() {
+    let in_phase = |phase, step| Status {
+        phase: Some(phase),
+        ..status(step)
     };
-    let lasting = EventNote {
-        lasting: true,
-        ..note(Reason::Run, "e")
-    };
-    let notes = [
-        note(Reason::Run, "a"),
-        note(Reason::Planned, "b"),
-        note(Reason::Run, "c"),
-        warning.clone(),
-        lasting.clone(),
-    ];
-    let expected = [
-        note(Reason::Run, "a; c"),
-        note(Reason::Planned, "b"),
-        warning,
-        lasting,
-    ];
-    assert_eq!(merged(&notes), expected);
-    let long = "x".repeat(NOTE_MAX - 2);
-    let notes = [note(Reason::Run, &long), note(Reason::Run, "y")];
-    assert_eq!(merged(&notes).len(), 2, "nothing is cut off");
+    let before = in_phase(JobPhase::Training, 1);
+    assert!(!is_awaited(&before, &in_phase(JobPhase::Training, 2)));
+    assert!(is_awaited(&before, &in_phase(JobPhase::Complete, 1)));
+    let recovers = in_phase(JobPhase::Recovering, 1);
+    assert!(!is_awaited(&before, &recovers), "it may train again in a moment");
+    assert!(is_awaited(&recovers, &in_phase(JobPhase::Waiting, 1)));
 }

@@ -318,7 +318,7 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
     let mut beside = ended(1, 1, "Error", 0);
     beside.phase = PodPhase::Running;
     observed.pods = vec![beside];
-    observed.run = Some(with_workers(training(3), &[], &["j-w1-u"]));
+    observed.run = Some(all_placed(with_workers(training(3), &[], &["j-w1-u"])));
     let desired = decide(&observed);
     assert_eq!(desired.status.recent_failures.len(), 1);
     assert_eq!(desired.orders.as_ref().unwrap().ended, ["j-w1-u"]);

@@ -3,7 +3,7 @@
 use super::{condition, create, live, pods, pooled};
 use anyhow::{Context as _, ensure};
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use varuna_api::crd::{RecordStatus, VarunaRecord};
 use varuna_cluster_tests::{cluster, coordinators, eventually, job, jobs, observed, operator, record};
 use varuna_coordinator::record_format;
 use varuna_operator::decide::objects::{
-    COORDINATOR_LABEL, coordinator_name, plan_name, pod_name, token_name,
+    COORDINATOR_LABEL, coordinator_name, pod_name, token_name,
 };
 use varuna_protocol::Record;
 
@@ -89,8 +89,6 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let secret = secrets.get(&token).await.unwrap();
     assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
     assert!(secret.metadata.owner_references.is_none());
-    let plans: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
-    assert!(plans.get_opt(&plan_name(&job)).await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,155 @@
+//! Which sentences that came together become one Event. Pure.
+
+use super::event_recorder::NOTE_MAX;
+use crate::decide::EventNote;
+use varuna_api::Reason;
+
+/// What tells of one change of plan, from what happens along the way to how it ended: the last that is there names the Event of all.
+const STORY: [Reason; 3] = [Reason::Run, Reason::Planned, Reason::Resumed];
+
+/// Place of a reason in [`STORY`].
+fn place(reason: Reason) -> Option<usize> {
+    STORY.iter().position(|of_story| *of_story == reason)
+}
+
+/// Sentences that become one Event.
+struct Joined {
+    warning: bool,
+    lasting: bool,
+    /// By reason, in the order in which the reasons came.
+    texts: Vec<(Reason, String)>,
+}
+
+impl Joined {
+    /// Bytes of the text, each reason counted.
+    fn len(&self) -> usize {
+        let lens = self
+            .texts
+            .iter()
+            .map(|(reason, text)| reason.as_str().len() + text.len() + 4);
+        lens.sum()
+    }
+
+    fn takes(&self, note: &EventNote) -> bool {
+        let of_story = |reason| place(reason).is_some();
+        let first = self.texts.first().map(|(reason, _)| *reason);
+        let fits_reason =
+            first.is_some_and(|first| first == note.reason || (of_story(first) && of_story(note.reason)));
+        let added = note.reason.as_str().len() + note.text.len() + 4;
+        let same = !self.lasting && !note.lasting && self.warning == note.warning;
+        same && fits_reason && self.len() + added <= NOTE_MAX
+    }
+
+    fn add(&mut self, note: &EventNote) {
+        match self.texts.iter_mut().find(|(reason, _)| *reason == note.reason) {
+            Some((_, text)) => *text = format!("{text}; {}", note.text),
+            None => self.texts.push((note.reason, note.text.clone())),
+        }
+    }
+
+    fn into_note(self) -> EventNote {
+        let named = self
+            .texts
+            .iter()
+            .map(|(reason, _)| *reason)
+            .max_by_key(|r| place(*r));
+        let reason = named.unwrap_or(Reason::Run);
+        // The sentences of the Event's own reason first; the others' say which is theirs.
+        let (own, others): (Vec<_>, Vec<_>) = self.texts.into_iter().partition(|(r, _)| *r == reason);
+        let own = own.into_iter().map(|(_, text)| text);
+        let others = others.into_iter().map(|(r, text)| format!("{r}: {text}"));
+        EventNote {
+            warning: self.warning,
+            lasting: self.lasting,
+            reason,
+            text: own.chain(others).collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+/// What is recorded of sentences that came together: those of one reason in one Event, and the story of a change of plan in one, as far as there is
+/// room. Warnings keep their reasons, which people and rules look for.
+pub(super) fn joined(notes: &[EventNote]) -> Vec<EventNote> {
+    let mut all: Vec<Joined> = vec![];
+    for note in notes {
+        if let Some(joined) = all.iter_mut().rfind(|joined| joined.takes(note)) {
+            joined.add(note);
+            continue;
+        }
+        all.push(Joined {
+            warning: note.warning,
+            lasting: note.lasting,
+            texts: vec![(note.reason, note.text.clone())],
+        });
+    }
+    all.into_iter().map(Joined::into_note).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(reason: Reason, text: &str) -> EventNote {
+        EventNote {
+            warning: false,
+            lasting: false,
+            reason,
+            text: text.into(),
+        }
+    }
+
+    #[test]
+    fn sentences_of_one_reason_that_come_together_are_one_event() {
+        let warning = |text: &str| EventNote {
+            warning: true,
+            ..note(Reason::WorkerPreempted, text)
+        };
+        let lasting = EventNote {
+            lasting: true,
+            ..warning("e")
+        };
+        let notes = [
+            warning("a"),
+            note(Reason::Phase, "b"),
+            warning("c"),
+            lasting.clone(),
+        ];
+        let expected = [warning("a; c"), note(Reason::Phase, "b"), lasting];
+        assert_eq!(joined(&notes), expected);
+    }
+
+    #[test]
+    fn a_change_of_plan_is_one_event_under_the_reason_that_says_how_it_ended() {
+        let lost = EventNote {
+            warning: true,
+            ..note(Reason::WorkerLost, "w")
+        };
+        let notes = [
+            note(Reason::Run, "lost w1"),
+            lost.clone(),
+            note(Reason::Planned, "plan 2"),
+            note(Reason::Run, "planned"),
+            note(Reason::Resumed, "after 61 ms"),
+        ];
+        let story = "after 61 ms; Run: lost w1; planned; Planned: plan 2";
+        assert_eq!(joined(&notes), [note(Reason::Resumed, story), lost]);
+        assert_eq!(
+            joined(&notes[..1]),
+            [note(Reason::Run, "lost w1")],
+            "what came alone says no reason twice"
+        );
+    }
+
+    #[test]
+    fn what_has_no_room_is_an_event_of_its_own() {
+        let long = "x".repeat(NOTE_MAX - 8);
+        let notes = [note(Reason::Run, &long), note(Reason::Planned, "y")];
+        let events = joined(&notes);
+        assert_eq!(events, notes, "nothing is cut off");
+        let many: Vec<_> = (0..100).map(|i| note(STORY[i % 3], &"z".repeat(40))).collect();
+        let events = joined(&many);
+        assert!(events.iter().all(|e| e.text.len() <= NOTE_MAX), "{events:?}");
+        let sentences = events.iter().map(|e| e.text.matches("zzz").count());
+        assert!(sentences.sum::<usize>() > 100, "none is lost");
+    }
+}
