@@ -176,10 +176,10 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
 async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<bool, Error> {
     let job = &seen.observed.job;
     if decision.starts_coordinator {
-        context.credentials.make_sure(job).await?;
         let spec = seen.object.data.get("spec").cloned().unwrap_or_default();
         let text = observe::run_document(&job.name, &job.namespace, &spec).to_string();
-        begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
+        let secret = begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
+        context.credentials.make_sure(job, secret).await?;
     }
     if let Some(orders) = &decision.orders {
         let present = seen.run.as_ref().map(|run| &run.metadata);

@@ -2,6 +2,7 @@
 //!
 //! Made once for a job, into its Secret, and never read by the operator. They must never be logged.
 
+use super::record::{SecretOwner, note_taken_secret};
 use crate::decide::objects::token_secret;
 use crate::decide::{Credentials, JobPart, ObservedJob};
 use crate::error::Error;
@@ -33,12 +34,12 @@ impl CredentialStore {
         }
     }
 
-    /// Makes sure that a job has credentials: new ones, unless there are some. They are never read: whose Secret it is that has the name
-    /// cannot be asked without, so that one that a stranger has made under a name with the job's uid is taken for the job's.
+    /// Makes sure that a job has credentials: new ones, unless there are some. They are never read. `present`: whose a Secret is that has the
+    /// name already.
     ///
     /// # Errors
-    /// The API server refuses or does not answer, or no key can be made.
-    pub async fn make_sure(&self, job: &ObservedJob) -> Result<(), Error> {
+    /// The API server refuses or does not answer, no key can be made, or a stranger has the name.
+    pub async fn make_sure(&self, job: &ObservedJob, present: SecretOwner) -> Result<(), Error> {
         let known = self.made.lock().get(&job.uid).copied();
         if known.is_some_and(|seen| seen.elapsed() < LOOK_AGAIN) {
             return Ok(());
@@ -48,7 +49,11 @@ impl CredentialStore {
         let secret: Secret = secret.map_err(kube::Error::SerdeError)?;
         match secrets.create(&PostParams::default(), &secret).await {
             Ok(_) => {}
-            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                if present == SecretOwner::Stranger {
+                    return Err(note_taken_secret(&self.client, job).await?);
+                }
+            }
             Err(error) => return Err(Error::refused(JobPart::Objects)(error)),
         }
         self.made.lock().insert(job.uid.clone(), Instant::now());

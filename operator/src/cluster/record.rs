@@ -1,16 +1,29 @@
 //! The `VarunaRecord` of a job: the operator creates it, with the job as its run begins. Its coordinator writes the status alone.
 
 use super::ownership::verify;
-use crate::decide::objects::{metadata, record_name};
+use crate::decide::objects::{metadata, record_name, token_name};
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
 use varuna_api::with_steps_of;
 
-/// Makes sure that the job has a record, and returns the job's text that its run goes by: `text` where the run begins, or where
-/// `takes_text` says that no worker holds another one; else the one that the run began with.
+/// Annotation of a record: the Secret whose name somebody else had taken when the job's credentials were to be made.
+const SECRET_TAKEN: &str = "varuna.dev/secret-name-taken";
+
+/// Whose the Secret with the job's credentials is, if there is one. It cannot be asked, as Secrets are not read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SecretOwner {
+    /// Somebody else's: no operator has tried to make the job's yet.
+    Stranger,
+    /// The job's, as far as can be known: an operator has made it, or was about to when it ended.
+    Job,
+}
+
+/// Makes sure that the job has a record with the job's text that its run goes by: `text` where the run begins, or where
+/// `takes_text` says that no worker holds another one; else the one that the run began with. The record comes before the job's credentials, so
+/// that a Secret that is there when the record is made is none of ours.
 ///
 /// # Errors
 /// The API server refuses or does not answer, the name is another's, or the record is gone although plans were made.
@@ -19,7 +32,7 @@ pub async fn begin_run(
     job: &ObservedJob,
     text: &str,
     takes_text: bool,
-) -> Result<String, Error> {
+) -> Result<SecretOwner, Error> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &job.namespace);
     let name = record_name(job);
     let params = PostParams::default();
@@ -41,18 +54,51 @@ pub async fn begin_run(
             .create(&params, &record)
             .await
             .map_err(Error::refused(JobPart::Coordinator))?;
-        return Ok(text.to_owned());
+        return Ok(SecretOwner::Stranger);
     };
     verify("VarunaRecord", &record.metadata, job)?;
+    // Taken away before it is tried again: if this process ends in between, a Secret of ours must not be taken for a stranger's.
+    let was_taken = record.annotations_mut().remove(SECRET_TAKEN).is_some();
     let text = continued(&record.spec.job, text);
-    if takes_text && record.spec.job != text {
+    let is_another = takes_text && record.spec.job != text;
+    if is_another {
         record.spec.job = text;
-        record = records
+    }
+    if is_another || was_taken {
+        records
             .replace(&name, &params, &record)
             .await
             .map_err(Error::refused(JobPart::Coordinator))?;
     }
-    Ok(record.spec.job)
+    Ok(if was_taken {
+        SecretOwner::Stranger
+    } else {
+        SecretOwner::Job
+    })
+}
+
+/// Notes that the name of the job's Secret is somebody else's, so that the next try does not take that for the job's. Returns what to say.
+///
+/// # Errors
+/// The API server refuses or does not answer.
+pub async fn note_taken_secret(client: &Client, job: &ObservedJob) -> Result<Error, Error> {
+    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &job.namespace);
+    let (name, secret) = (record_name(job), token_name(job));
+    let mut record = records.get(&name).await?;
+    verify("VarunaRecord", &record.metadata, job)?;
+    let annotations = record.annotations_mut();
+    annotations.insert(SECRET_TAKEN.to_owned(), secret.clone());
+    records
+        .replace(&name, &PostParams::default(), &record)
+        .await
+        .map_err(Error::refused(JobPart::Coordinator))?;
+    Ok(Error::Refused {
+        part: JobPart::Names,
+        message: format!(
+            "the job (uid {}) needs the name of Secret {secret}, which was there before the job's was made",
+            job.uid
+        ),
+    })
 }
 
 /// The text of a run that is taken up again: the number of steps stays what the run began with, or the learning rate's curve would bend and

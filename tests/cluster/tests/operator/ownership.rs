@@ -10,9 +10,7 @@ use serde_json::{Value, json};
 use varuna_api::crd::{RecordStatus, VarunaRecord};
 use varuna_cluster_tests::{cluster, coordinators, eventually, job, jobs, observed, operator, record};
 use varuna_coordinator::record_format;
-use varuna_operator::decide::objects::{
-    COORDINATOR_LABEL, coordinator_name, pod_name, token_name,
-};
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_name, pod_name, token_name};
 use varuna_protocol::Record;
 
 /// Something that a user made.
@@ -55,11 +53,32 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     ] {
         add(&namespace, &object);
     }
-    let _operator = operator(client.clone(), &namespace);
+    let first_operator = operator(client.clone(), &namespace);
     let now = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()
     };
+
+    // Tried again and again, and by another operator, it stays somebody else's.
+    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    first_operator.abort();
+    let tries = || async {
+        let record = record(&client, &namespace).await?;
+        Ok::<_, anyhow::Error>(record.resource_version().unwrap_or_default())
+    };
+    let before = tries().await.unwrap();
+    let _operator = operator(client.clone(), &namespace);
+    eventually("another operator has tried it", || async {
+        let now = tries().await?;
+        ensure!(now != before, "not yet");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    let secret = secrets.get(&token).await.unwrap();
+    assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
+    secrets.delete(&token, &now).await.unwrap();
 
     says_that_the_name_is_taken(&client, &namespace, &format!("Service {service}")).await;
     let found = services.get(&service).await.unwrap();
@@ -85,10 +104,9 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     })
     .await
     .unwrap();
-    // Secrets are not read, so that nobody can say whose this one is. It is left as it was.
     let secret = secrets.get(&token).await.unwrap();
-    assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
-    assert!(secret.metadata.owner_references.is_none());
+    assert_eq!(secret.owner_references()[0].uid, job.uid);
+    assert_ne!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
