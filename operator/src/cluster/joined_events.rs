@@ -5,11 +5,11 @@ use crate::decide::EventNote;
 use varuna_api::Reason;
 
 /// What tells of one change of plan, from what happens along the way to how it ended: the last that is there names the Event of all.
-const STORY: [Reason; 3] = [Reason::Run, Reason::Planned, Reason::Resumed];
+const OF_A_CHANGE: [Reason; 3] = [Reason::Run, Reason::Planned, Reason::Resumed];
 
-/// Place of a reason in [`STORY`].
+/// Place of a reason in [`OF_A_CHANGE`].
 fn place(reason: Reason) -> Option<usize> {
-    STORY.iter().position(|of_story| *of_story == reason)
+    OF_A_CHANGE.iter().position(|of_a_change| *of_a_change == reason)
 }
 
 /// Sentences that become one Event.
@@ -31,10 +31,10 @@ impl Joined {
     }
 
     fn takes(&self, note: &EventNote) -> bool {
-        let of_story = |reason| place(reason).is_some();
+        let of_a_change = |reason| place(reason).is_some();
         let first = self.texts.first().map(|(reason, _)| *reason);
-        let fits_reason =
-            first.is_some_and(|first| first == note.reason || (of_story(first) && of_story(note.reason)));
+        let fits_reason = first
+            .is_some_and(|first| first == note.reason || (of_a_change(first) && of_a_change(note.reason)));
         let added = note.reason.as_str().len() + note.text.len() + 4;
         let same = !self.lasting && !note.lasting && self.warning == note.warning;
         same && fits_reason && self.len() + added <= NOTE_MAX
@@ -67,7 +67,7 @@ impl Joined {
     }
 }
 
-/// What is recorded of sentences that came together: those of one reason in one Event, and the story of a change of plan in one, as far as there is
+/// What is recorded of sentences that came together: those of one reason in one Event, and all that tells of one change of plan in one, as far as there is
 /// room. Warnings keep their reasons, which people and rules look for.
 pub(super) fn joined(notes: &[EventNote]) -> Vec<EventNote> {
     let mut all: Vec<Joined> = vec![];
@@ -131,8 +131,8 @@ mod tests {
             note(Reason::Run, "planned"),
             note(Reason::Resumed, "after 61 ms"),
         ];
-        let story = "after 61 ms; Run: lost w1; planned; Planned: plan 2";
-        assert_eq!(joined(&notes), [note(Reason::Resumed, story), lost]);
+        let text = "after 61 ms; Run: lost w1; planned; Planned: plan 2";
+        assert_eq!(joined(&notes), [note(Reason::Resumed, text), lost]);
         assert_eq!(
             joined(&notes[..1]),
             [note(Reason::Run, "lost w1")],
@@ -146,7 +146,9 @@ mod tests {
         let notes = [note(Reason::Run, &long), note(Reason::Planned, "y")];
         let events = joined(&notes);
         assert_eq!(events, notes, "nothing is cut off");
-        let many: Vec<_> = (0..100).map(|i| note(STORY[i % 3], &"z".repeat(40))).collect();
+        let many: Vec<_> = (0..100)
+            .map(|i| note(OF_A_CHANGE[i % 3], &"z".repeat(40)))
+            .collect();
         let events = joined(&many);
         assert!(events.iter().all(|e| e.text.len() <= NOTE_MAX), "{events:?}");
         let sentences = events.iter().map(|e| e.text.matches("zzz").count());
