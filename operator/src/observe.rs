@@ -14,7 +14,7 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use varuna_api::crd::{RunGoal, RunSpec, RunStatus, SAVE_AT, Status};
-use varuna_api::manifest::{API_VERSION, KIND};
+use varuna_api::manifest::{API_VERSION, KIND, OPERATOR};
 use varuna_api::{Job, parse_job_of_any_release};
 
 /// The job as `varuna run` would read it: what a server added to the object is left out.
@@ -51,6 +51,7 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     drop("", "activeDeadlineSeconds");
     drop("", "ttlSecondsAfterFinished");
     drop("", "allowStateLoss");
+    drop("", "managedBy");
     for field in ["image", "template", "gpusPerPod", "shmSize", "resources"] {
         drop("workers", field);
     }
@@ -58,6 +59,13 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
         drop("network", field);
     }
     document(name, namespace, &spec)
+}
+
+/// Whether another controller looks after a job. Also that of a job whose spec cannot be read is left to it.
+#[must_use]
+pub fn is_managed_by_another(object: &DynamicObject) -> bool {
+    let manager = object.data.pointer("/spec/managedBy").and_then(Value::as_str);
+    manager.is_some_and(|manager| manager != OPERATOR)
 }
 
 /// Characters of the annotation that asks for a checkpoint: a time has fewer.
@@ -387,6 +395,18 @@ mod tests {
             job(&object(&json!({}), &json!("nonsense"))).status,
             Status::default()
         );
+    }
+
+    #[test]
+    fn a_job_of_another_controller_is_known_by_its_name_also_where_nothing_else_can_be_read() {
+        let managed_by = |manager: &Value| {
+            is_managed_by_another(&object(
+                &json!({ "managedBy": manager, "training": 7 }),
+                &json!({}),
+            ))
+        };
+        assert!(managed_by(&json!("example.com/another")));
+        assert!(!managed_by(&json!(OPERATOR)) && !managed_by(&Value::Null));
     }
 
     #[test]

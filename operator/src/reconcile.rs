@@ -44,6 +44,10 @@ pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Res
 }
 
 async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Action, Error> {
+    if observe::is_managed_by_another(object) {
+        // It cannot become ours: the API server refuses that.
+        return Ok(Action::await_change());
+    }
     let job = observed_job(object, context);
     let key = (job.namespace.clone(), job.name.clone());
     if let Some(left) = context.index.pods.lock().unmet(Instant::now(), &key) {

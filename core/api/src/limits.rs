@@ -72,3 +72,8 @@ pub(crate) const NETWORK_RULES_MAX: usize = 32;
 pub(crate) const NODE_SIGNALS_MAX: usize = 64;
 /// Characters of a node signal: a qualified name of Kubernetes has a prefix of at most 253.
 pub(crate) const NODE_SIGNAL: RangeInclusive<usize> = 1..=253;
+/// Characters of the name of a controller, as those of a Job of Kubernetes.
+pub(crate) const MANAGER: RangeInclusive<usize> = 3..=63;
+/// What such a name looks like: a domain, and a name below it.
+#[cfg(feature = "kubernetes")]
+pub(crate) const MANAGER_PATTERN: &str = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9_.~/-]+$";

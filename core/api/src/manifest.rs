@@ -23,6 +23,7 @@ use varuna_model::gpt2;
 
 mod checkpoint;
 mod coordinator;
+mod disruption;
 mod failure_policy;
 mod loss_scale;
 mod network;
@@ -30,6 +31,7 @@ mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
 pub use coordinator::CoordinatorSpec;
+pub use disruption::DisruptionSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
 pub use network::NetworkSpec;
@@ -40,6 +42,8 @@ pub use workers::WorkersSpec;
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
 /// `kind` of a job file.
 pub const KIND: &str = "VarunaJob";
+/// `spec.managedBy` of jobs that the operator looks after, as it does after those that leave the field out.
+pub const OPERATOR: &str = "varuna.dev/operator";
 
 /// The whole file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -103,6 +107,8 @@ pub struct Metadata {
             "network.encryption cannot change: make a new job"),
         validation = ("(has(self.network) && has(self.network.policy) ? self.network.policy : 'ingress') == (has(oldSelf.network) && has(oldSelf.network.policy) ? oldSelf.network.policy : 'ingress')",
             "network.policy cannot change (extraIngress and extraEgress can; a rule {} lets everything through): make a new job"),
+        validation = ("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+            "managedBy cannot change, as two controllers would look after the job for a while: make a new job"),
         validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
         validation = ("!(has(self.suspend) && self.suspend) || (has(oldSelf.suspend) && oldSelf.suspend) || has(self.checkpoint) || (has(self.allowStateLoss) && self.allowStateLoss)",
             "the job saves no checkpoints, so that suspending it would lose all that it has trained: set allowStateLoss to true to do it all the same"),
@@ -166,6 +172,10 @@ pub struct Spec {
     pub allow_state_loss: Option<bool>,
     /// Stop the run and delete its pods until this is false again.
     pub suspend: Option<bool>,
+    /// The controller that looks after the job in a cluster, as `example.com/controller`. The operator leaves a job alone that names another one than
+    /// `varuna.dev/operator`, which is meant where it is left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::pattern(limits::MANAGER_PATTERN, limits::MANAGER)))]
+    pub managed_by: Option<String>,
 }
 
 /// A preset, explicit sizes, or a preset with some sizes replaced.
@@ -379,17 +389,4 @@ pub struct ElasticitySpec {
     /// Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what `kubectl scale` sets.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER), extend("default" = 1)))]
     pub max_workers: Option<u32>,
-}
-
-/// What announces the end of a worker.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct DisruptionSpec {
-    /// Prefixes of node taints and names of node conditions that announce the end of a node.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::set_of_texts(limits::NODE_SIGNALS_MAX, limits::NODE_SIGNAL)))]
-    pub node_signals: Option<Vec<String>>,
-    /// Seconds between a notice and the end of the worker; 25 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::NOTICE_SECONDS)))]
-    pub notice_seconds: Option<u32>,
 }

@@ -66,6 +66,9 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let groups = spec.worker_groups.unwrap_or_default();
     let worker_groups = worker_groups::worker_groups(check, groups, &workers, &mut elasticity);
     let network = spec.network.unwrap_or_default();
+    if let Some(manager) = &spec.managed_by {
+        check.manager("spec.managedBy", manager);
+    }
     Job {
         name,
         namespace,

@@ -41,6 +41,12 @@ pub(crate) fn text(characters: RangeInclusive<usize>) -> impl Transform {
     with(json!({ "minLength": characters.start(), "maxLength": characters.end() }))
 }
 
+/// A text of so many characters that looks like this.
+pub(crate) fn pattern(pattern: &str, characters: RangeInclusive<usize>) -> impl Transform {
+    let (shortest, longest) = characters.into_inner();
+    with(json!({ "pattern": pattern, "minLength": shortest, "maxLength": longest }))
+}
+
 /// At most `max` different texts of so many characters. Bounds keep the cost of rules within a server's limit.
 pub(crate) fn set_of_texts(max: usize, characters: RangeInclusive<usize>) -> impl Transform {
     let (shortest, longest) = characters.into_inner();

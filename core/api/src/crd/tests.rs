@@ -145,7 +145,14 @@ const ALONE: &[&str] = &["spec.training.lossScale.static"];
 
 /// Values at the bounds of a field and outside, each with whether the schema takes it.
 fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {
-    let text = |characters: u64| "x".repeat(usize::try_from(characters).unwrap());
+    let text = |characters: u64| {
+        let text = "x".repeat(usize::try_from(characters).unwrap());
+        // Names below a domain have a slash.
+        match schema["pattern"].as_str() {
+            Some(pattern) if pattern.contains('/') => text.replacen("xx", "x/", 1),
+            _ => text,
+        }
+    };
     let mut values = Vec::new();
     if let Some(names) = schema["enum"].as_array() {
         values.extend(names.iter().map(|name| (name.clone(), true)));

@@ -2,6 +2,7 @@
 
 use crate::error::Found;
 use crate::limits;
+use crate::manifest::OPERATOR;
 use crate::quantity;
 use serde_json::Value;
 use std::fmt::Display;
@@ -118,6 +119,15 @@ impl Check {
         })
     }
 
+    /// The name of a controller: one below a domain.
+    pub(super) fn manager(&mut self, path: &str, value: &str) {
+        let (least, most) = (limits::MANAGER.start(), limits::MANAGER.end());
+        if !limits::MANAGER.contains(&value.len()) || !is_name_below_a_domain(value) {
+            let allowed = format!("a domain and a name, such as {OPERATOR}, of {least} to {most} characters");
+            self.0.push(path, quoted(value), allowed);
+        }
+    }
+
     /// A DNS label (RFC 1123), as Kubernetes wants names that become parts of other names.
     pub(super) fn label(&mut self, path: &str, value: Option<String>) -> String {
         let allowed = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
@@ -129,6 +139,20 @@ impl Check {
         }
         value
     }
+}
+
+/// Whether a text is a domain and a name below it, as `example.com/controller`.
+fn is_name_below_a_domain(text: &str) -> bool {
+    let Some((domain, name)) = text.split_once('/') else {
+        return false;
+    };
+    let outer = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let ends = domain.starts_with(outer) && domain.ends_with(outer);
+    ends && domain.chars().all(|c| outer(c) || ".-".contains(c))
+        && !name.is_empty()
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_.~/-".contains(c))
 }
 
 /// Text as it is shown in an error.

@@ -156,6 +156,11 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             "choose a name of at most 40 characters",
         ),
         ("/metadata/name", json!("a.b"), "choose a name without dots"),
+        (
+            "/spec/managedBy",
+            json!("another"),
+            "spec.managedBy in body should match",
+        ),
         ("/spec/nonsense", json!(1), "unknown field \"spec.nonsense\""),
     ];
     for (pointer, value, want) in cases {
@@ -221,6 +226,10 @@ fn what_makes_a_run_cannot_change_and_the_number_of_workers_can() {
             "model cannot change",
         ),
         (json!({ "pipeline": { "maxDepth": 2 } }), "pipeline cannot change"),
+        (
+            json!({ "managedBy": "example.com/another" }),
+            "managedBy cannot change",
+        ),
         (
             json!({ "elasticity": { "minWorkers": 1 } }),
             "minWorkers cannot change",

@@ -495,6 +495,34 @@ async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_another_controller_manages_is_left_alone() {
+    let namespace = cluster().namespace("managed-by").unwrap();
+    let client = cluster().client().await.unwrap();
+    let theirs = json!("example.com/another");
+    let of_another = with(pooled(&namespace, 1), "/spec/managedBy", theirs);
+    create(&client, &namespace, of_another).await.unwrap();
+    let _operator = operator(client.clone(), &namespace);
+    let ours = with(
+        pooled(&namespace, 1),
+        "/spec/managedBy",
+        json!("varuna.dev/operator"),
+    );
+    let ours = with(ours, "/metadata/name", json!("ours"));
+    create(&client, &namespace, ours).await.unwrap();
+    // The operator has seen both by the time at which the second one has a status.
+    eventually("the operator looks after its own", || async {
+        let job = jobs(&client, &namespace).get("ours").await?;
+        ensure!(job.data["status"]["newestPod"] == 1, "{}", job.data["status"]);
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let theirs = jobs(&client, &namespace).get("j").await.unwrap();
+    assert_eq!(theirs.data.get("status"), None);
+    assert_eq!(pods(&client, &namespace).await.unwrap().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn others_fields_on_our_objects_stay() {
     let namespace = cluster().namespace("fields").unwrap();
     let client = cluster().client().await.unwrap();

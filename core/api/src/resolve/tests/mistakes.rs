@@ -435,7 +435,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "suspend: true",
         "paused: true",
-        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `workerGroups`, `checkpoint`, `network`, `integrity`, `disruption`, `coordinator`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`",
+        "spec.paused: unknown field — one of `model`, `data`, `training`, `pipeline`, `elasticity`, `workers`, `workerGroups`, `checkpoint`, `network`, `integrity`, `disruption`, `coordinator`, `failurePolicy`, `activeDeadlineSeconds`, `ttlSecondsAfterFinished`, `allowStateLoss`, `suspend`, `managedBy`",
     ),
     (
         "coordinator: {serviceAccountName: checkpoints, template: {spec: {new: null}}}",
@@ -461,6 +461,16 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "shmSize: 1Gi",
         "shmSize: big",
         "spec.workers.shmSize: \"big\" — an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes",
+    ),
+    (
+        "managedBy: example.com/another",
+        "managedBy: another",
+        "spec.managedBy: \"another\" — a domain and a name, such as varuna.dev/operator, of 3 to 63 characters",
+    ),
+    (
+        "managedBy: example.com/another",
+        "managedBy: Example.com/another",
+        "spec.managedBy: \"Example.com/another\" — a domain and a name, such as varuna.dev/operator, of 3 to 63 characters",
     ),
 ];
 
