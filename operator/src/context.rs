@@ -17,8 +17,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
 
-/// Generation of a spec, and the spec or everything that is wrong with it.
-type ParsedSpec = (i64, Result<Job, String>);
+/// Generation of a spec and the label with the job's queue, and the spec or everything that is wrong with it.
+type ParsedSpec = ((i64, Option<String>), Result<Job, String>);
 
 /// What all reconciliations share.
 pub struct Context {

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
+use crate::observe;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref, resource};
 use crate::watches::{self, Reports, WATCHES};
@@ -58,7 +59,9 @@ pub async fn run(
     let writer = Writer::new(resource());
     let store = writer.as_reader();
     // A status is written by this program alone, and it knows what it writes.
-    let interesting = predicates::generation.combine(predicates::annotations);
+    let interesting = predicates::generation
+        .combine(predicates::annotations)
+        .combine(predicates::labels);
     let job_events = watcher(jobs, watches::config())
         .default_backoff()
         .modify(|job| job.metadata.managed_fields = None)
@@ -83,12 +86,20 @@ pub async fn run(
         filled: &filled,
         metrics: &metrics,
     };
+    let known = store.clone();
+    let queued = move || {
+        let jobs = known.state().into_iter();
+        let queued = jobs.filter(|job| observe::queue_label(job).is_some());
+        queued
+            .map(|job| job_ref(&job.namespace().unwrap_or_default(), &job.name_any()))
+            .collect()
+    };
     let work = controller
         .run(reconcile_when_ready, failed, Arc::clone(&context))
         .for_each(|_| std::future::ready(()));
     tokio::select! {
         () = work => {}
-        () = watches::run(&client, &scope, &reports) => {}
+        () = watches::run(&client, &scope, &reports, queued) => {}
         () = forget_deleted_jobs(&context, store) => {}
         () = report_filled_caches(&health, watches_filled) => {}
         () = context.publisher.run() => {}

@@ -40,10 +40,19 @@ pub const JOB_RIGHTS: &[Right] = &[
     ("discovery.k8s.io", "endpointslices", MADE),
     ("discovery.k8s.io", "endpointslices/restricted", &["create"]),
     ("events.k8s.io", "events", &["create", "patch"]),
+    (
+        "kueue.x-k8s.io",
+        "workloads",
+        &["get", "list", "watch", "create", "patch", "delete"],
+    ),
+    ("kueue.x-k8s.io", "workloads/status", &["patch"]),
 ];
 
 /// Rights on what belongs to no namespace.
-const CLUSTER_RIGHTS: &[Right] = &[("", "nodes", &["get", "list", "watch"])];
+const CLUSTER_RIGHTS: &[Right] = &[
+    ("", "nodes", &["get", "list", "watch"]),
+    ("kueue.x-k8s.io", "resourceflavors", &["list", "watch"]),
+];
 
 /// The lease is watched for this time at most: its holder renews it every two seconds.
 const LEASE_WATCH: Duration = Duration::from_secs(20);

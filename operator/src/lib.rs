@@ -8,7 +8,7 @@
 //! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
 //! | [`metrics`] | what is measured | state only |
 //! | [`backoff`] | what failed and is not tried again yet | state only |
-//! | [`observe`] | what decisions are made from, of the cluster's objects | none: pure |
+//! | [`observe`], [`observe_queue`] | what decisions are made from, of the cluster's objects and of Kueue's | none: pure |
 //! | [`index`] | what the watches have shown, by job | state only |
 //! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
@@ -26,9 +26,11 @@ pub mod error;
 pub mod health;
 pub mod index;
 pub mod installation;
+mod kueue_watch;
 pub mod leadership;
 pub mod metrics;
 pub mod observe;
+pub mod observe_queue;
 pub mod probes;
 pub mod reconcile;
 pub mod resource;

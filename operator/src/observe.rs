@@ -14,7 +14,7 @@ use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use varuna_api::crd::{RunGoal, RunSpec, RunStatus, SAVE_AT, Status};
-use varuna_api::manifest::{API_VERSION, KIND, OPERATOR};
+use varuna_api::manifest::{API_VERSION, KIND, OPERATOR, QUEUE_LABEL};
 use varuna_api::{Job, parse_job_of_any_release};
 
 /// The job as `varuna run` would read it: what a server added to the object is left out.
@@ -61,6 +61,12 @@ pub fn run_document(name: &str, namespace: &str, spec: &Value) -> Value {
     document(name, namespace, &spec)
 }
 
+/// The label of a job that names its queue.
+#[must_use]
+pub fn queue_label(object: &DynamicObject) -> Option<&String> {
+    object.labels().get(QUEUE_LABEL)
+}
+
 /// Whether another controller looks after a job. Also that of a job whose spec cannot be read is left to it.
 #[must_use]
 pub fn is_managed_by_another(object: &DynamicObject) -> bool {
@@ -84,7 +90,11 @@ pub fn job(object: &DynamicObject) -> ObservedJob {
 pub fn parsed_spec(object: &DynamicObject) -> Result<Job, String> {
     let (name, namespace) = (object.name_any(), object.namespace().unwrap_or_default());
     let spec = object.data.get("spec").cloned().unwrap_or_default();
-    let document = document(&name, &namespace, &spec).to_string();
+    let mut document = document(&name, &namespace, &spec);
+    if let Some(queue) = queue_label(object) {
+        document["metadata"]["labels"] = json!({ QUEUE_LABEL: queue });
+    }
+    let document = document.to_string();
     parse_job_of_any_release(&document).map_err(|errors| errors.to_string())
 }
 

@@ -3,6 +3,7 @@
 use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
 use crate::cluster::record::begin_run;
+use crate::cluster::workloads;
 use crate::context::Context;
 use crate::decide::objects::record_name;
 use crate::decide::{
@@ -127,6 +128,7 @@ async fn observe<'a>(
         failures: context.backoff.failures(&job),
         now: Timestamp::now().as_second(),
         settings: context.settings.clone(),
+        queue: context.index.queues.lock().of(&job),
         job,
     };
     if let Some((number, why)) = coordinator_failure(&observed) {
@@ -190,6 +192,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         let written = orders::write(&context.client, job, orders, present).await?;
         context.index.runs.lock().seen(&written);
     }
+    workloads::carry_out(context, job, &decision.workload).await?;
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;
@@ -242,18 +245,18 @@ pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) 
 
 /// A job, whose spec is parsed once for each of its generations.
 fn observed_job(object: &DynamicObject, context: &Context) -> ObservedJob {
-    let (uid, generation) = (
-        object.uid().unwrap_or_default(),
-        object.metadata.generation.unwrap_or(0),
-    );
+    let uid = object.uid().unwrap_or_default();
+    let generation = object.metadata.generation.unwrap_or(0);
+    // A label is no part of the spec: it changes no generation.
+    let version = (generation, observe::queue_label(object).cloned());
     let parsed = {
         let specs = context.specs.lock();
-        let known = specs.get(&uid).filter(|(of, _)| *of == generation);
+        let known = specs.get(&uid).filter(|(of, _)| *of == version);
         known.map(|(_, parsed)| parsed.clone())
     };
     let parsed = parsed.unwrap_or_else(|| {
         let parsed = observe::parsed_spec(object);
-        context.specs.lock().insert(uid, (generation, parsed.clone()));
+        context.specs.lock().insert(uid, (version, parsed.clone()));
         parsed
     });
     observe::job_with(object, parsed)

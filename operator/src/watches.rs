@@ -4,6 +4,7 @@
 use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
 use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
+use crate::kueue_watch;
 use crate::metrics::Metrics;
 use crate::resource::{JobRef, resource};
 use futures::{Stream, StreamExt as _};
@@ -19,8 +20,8 @@ use tokio::sync::watch;
 
 /// A dead connection is noticed five seconds after this time.
 const WATCH_SECONDS: u32 = 45;
-/// One for each kind of object that decisions are made from, and one for each kind of other object.
-pub const WATCHES: usize = DecidedOn::ALL.len() + ObjectKind::ALL.len();
+/// One for each kind of object that decisions are made from, one for each kind of other object, and what Kueue says.
+pub const WATCHES: usize = DecidedOn::ALL.len() + ObjectKind::ALL.len() + 1;
 
 /// Which jobs.
 #[derive(Clone, Debug)]
@@ -55,6 +56,11 @@ pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
+/// The same, of the objects of jobs alone.
+pub(crate) fn labelled() -> watcher::Config {
+    config().labels(JOB_LABEL)
+}
+
 /// What the watches report to.
 pub struct Reports<'a> {
     /// Filled by them.
@@ -67,9 +73,8 @@ pub struct Reports<'a> {
     pub metrics: &'a Metrics,
 }
 
-/// Watches pods, nodes, runs and all other objects of jobs. Never ends.
-pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
-    let labelled = || config().labels(JOB_LABEL);
+/// Watches pods, nodes, runs and all other objects of jobs. `queued`: the jobs with a queue. Never ends.
+pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, queued: impl Fn() -> Vec<JobRef>) {
     let pods = watch_objects(scope.pods(client), labelled()).default_backoff();
     let nodes = watch_objects(Api::<Node>::all(client.clone()), config()).default_backoff();
     let runs: Api<DynamicObject> = scope.documents(client, &orders::resource());
@@ -86,6 +91,7 @@ pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
         fill::<Node, _>(DecidedOn::Node.kind(), nodes, to.index, to),
         fill::<DynamicObject, _>(DecidedOn::VarunaRun.kind(), runs, to.index, to),
         futures::future::join_all(owned),
+        kueue_watch::run(client, scope, to, queued),
     );
 }
 

@@ -42,6 +42,8 @@ words! {
     JobPhase {
         /// No coordinator runs yet.
         Pending,
+        /// Its queue has not admitted it, or takes its quota back.
+        Queued,
         /// The coordinator runs, and no step was committed yet.
         Starting,
         /// Steps are committed.
@@ -66,6 +68,8 @@ words! {
     ConditionType {
         /// The spec is valid and may be run.
         Accepted,
+        /// Its queue has admitted it. Only jobs with a queue have it.
+        Admitted,
         /// A plan is in force.
         Planned,
         /// Steps are committed.
@@ -106,6 +110,14 @@ words! {
         InvalidSpec,
         /// Accepted: another run writes to the checkpoint location.
         CheckpointsTaken,
+        /// Admitted: the queue has admitted the job.
+        QuotaReserved,
+        /// Admitted: the queue has no quota for the job yet.
+        WaitsForQuota,
+        /// Admitted, Suspended: the queue takes its quota back.
+        Evicted,
+        /// Admitted: the API server does not serve Kueue's resources.
+        NoKueue,
         /// Planned: no coordinator runs.
         NoCoordinator,
         /// Planned: the coordinator has made no plan yet.

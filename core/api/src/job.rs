@@ -42,6 +42,9 @@ pub struct Job {
     pub disruption: Disruption,
     /// The run is stopped until this is false again.
     pub suspend: bool,
+    /// The queue of Kueue whose admission it waits for, in a cluster; none = it waits for none. Not in the hash, as with `lifecycle`.
+    #[serde(skip)]
+    pub queue: Option<String>,
     /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
     #[serde(skip)]
     pub lifecycle: Lifecycle,

@@ -42,6 +42,8 @@ pub use workers::WorkersSpec;
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
 /// `kind` of a job file.
 pub const KIND: &str = "VarunaJob";
+/// Label of a job that waits for the admission of a queue of Kueue, and that queue's name. Kueue's own name for it.
+pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// `spec.managedBy` of jobs that the operator looks after, as it does after those that leave the field out.
 pub const OPERATOR: &str = "varuna.dev/operator";
 

@@ -13,6 +13,7 @@ mod check;
 mod checkpoint;
 mod model;
 mod pipeline;
+mod queue;
 #[cfg(test)]
 pub(crate) mod tests;
 mod training;
@@ -46,10 +47,11 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     check.one_of("apiVersion", file.api_version, &[(manifest::API_VERSION, ())]);
     check.one_of("kind", file.kind, &[(manifest::KIND, ())]);
     let metadata = check.required("metadata", file.metadata, "a mapping with a name");
+    let spec = check.required("spec", file.spec, "a mapping with model, data and training");
+    let queue = queue::queue(check, &metadata, &spec);
     let name = check.label("metadata.name", metadata.name);
     let namespace = metadata.namespace.unwrap_or("default".into());
     let namespace = check.label("metadata.namespace", Some(namespace));
-    let spec = check.required("spec", file.spec, "a mapping with model, data and training");
     let data = training::data(check, spec.data);
     let model = model::model(check, spec.model);
     let allowed = "globalBatchSize, steps and optimizer";
@@ -86,6 +88,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),
+        queue,
         coordinator: workers::coordinator(check, spec.coordinator.unwrap_or_default()),
         lifecycle: Lifecycle {
             failure_policy: workers::failure_policy(check, &spec.failure_policy.unwrap_or_default()),

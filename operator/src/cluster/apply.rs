@@ -5,7 +5,7 @@
 
 use super::applied::{Applied, least};
 use super::ownership::{is_of, verify};
-use crate::decide::objects::APPLIED_ANNOTATION;
+use crate::decide::objects::{APPLIED_ANNOTATION, identity_of};
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
 use crate::index::{Index, JobKey, KnownObject, ObjectKey};
@@ -76,7 +76,7 @@ impl Applier {
         let (owned, mut applied) = (self.index.owned.lock(), self.applied.lock());
         let applied = applied.entry(job.uid.clone()).or_default();
         for object in objects {
-            let hash = hash(object);
+            let hash = identity_of(object);
             let mut object = object.clone();
             object["metadata"]["annotations"][APPLIED_ANNOTATION] = hash.clone().into();
             let key = key(&object);
@@ -326,13 +326,6 @@ fn key(object: &Value) -> ObjectKey {
         text(&metadata["namespace"]),
         text(&metadata["name"]),
     )
-}
-
-/// Identity of what an object is applied as. Another release may compute another one: then the object is applied once more.
-fn hash(object: &Value) -> String {
-    let mut hasher = DefaultHasher::new();
-    object.to_string().hash(&mut hasher);
-    format!("{:016x}", hasher.finish())
 }
 
 /// From half of the interval to all of it, by the object's uid.

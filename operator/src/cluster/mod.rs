@@ -10,3 +10,4 @@ pub mod orders;
 pub mod ownership;
 pub mod publish;
 pub mod record;
+pub mod workloads;

@@ -3,6 +3,7 @@
 use super::decision::{JobOutcome, time};
 use super::job_outcome::asks_for_more;
 use super::observed::{Observed, ObservedRun};
+use super::queue::{self, Standing};
 use super::suspend::would_lose_state;
 use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, JobPhase, Reason};
@@ -70,7 +71,8 @@ pub(super) fn conditions(
     };
     let condition =
         |(kind, is, reason, message): Statement| condition(observed, kind, is, reason.as_str(), message);
-    vec![
+    let admitted = admitted(observed).map(condition);
+    let others = [
         condition(accepted),
         condition(planned(run)),
         training(observed, phase),
@@ -79,7 +81,23 @@ pub(super) fn conditions(
         condition(suspended(observed, outcome)),
         condition(complete),
         condition(failed),
-    ]
+    ];
+    others.into_iter().chain(admitted).collect()
+}
+
+/// Only of a job with a queue: of others there is nothing to say.
+fn admitted(observed: &Observed) -> Option<Statement> {
+    let job = observed.job.spec.as_ref().ok()?;
+    match queue::standing(observed, job) {
+        Standing::Free => None,
+        Standing::Admitted(workload) => Some(statement(
+            ConditionType::Admitted,
+            true,
+            Reason::QuotaReserved,
+            queue::admitted(workload),
+        )),
+        Standing::Waits(reason, why) => Some(statement(ConditionType::Admitted, false, reason, why)),
+    }
 }
 
 fn planned(run: Option<&ObservedRun>) -> Statement {
@@ -171,7 +189,9 @@ fn suspended(observed: &Observed, outcome: &JobOutcome) -> Statement {
             Reason::SuspendIsTrue,
             "the job is suspended; set spec.suspend to false to go on",
         ),
-        (JobOutcome::Suspend, false) => (false, Reason::Stopping, "the run is being stopped"),
+        (JobOutcome::Suspend | JobOutcome::Queue, false) => {
+            (false, Reason::Stopping, "the run is being stopped")
+        }
         _ => (false, Reason::SuspendIsFalse, "the job is not suspended"),
     };
     statement(ConditionType::Suspended, is, reason, message)

@@ -1,6 +1,7 @@
 //! What a decision consists of: what is to be done, and what is to be reported.
 
 use super::pod_verdicts::JudgedPod;
+use super::workload::WorkloadChange;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -27,10 +28,12 @@ pub enum JobOutcome {
     Refuse(Reason, String),
     /// It runs.
     Run,
-    /// It runs until a checkpoint holds its state; then it is suspended.
+    /// It runs until a checkpoint holds its state; then it is suspended, or waits in its queue.
     SaveThenSuspend,
     /// It is suspended.
     Suspend,
+    /// Its queue has not admitted it, or takes its quota back: nothing runs, or not for long.
+    Queue,
     /// It is complete.
     Complete,
     /// It cannot go on. Reason and message.
@@ -99,6 +102,8 @@ pub struct Decision<'a> {
     pub replace_in: Option<i64>,
     /// The job ended so long ago that it is deleted.
     pub delete_job: bool,
+    /// What becomes of its Workloads in Kueue.
+    pub workload: Vec<WorkloadChange>,
 }
 
 impl Decision<'_> {

@@ -4,6 +4,7 @@ use super::checkpoint_location::taken_by_another_run;
 use super::decision::{JobOutcome, Progress};
 use super::observed::{ContainerEnd, Observed, ObservedRun, RunEnd};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::queue::{Standing, standing};
 use super::suspend::{waits_for_checkpoint, would_lose_state};
 use super::time_limits::seconds_left;
 use varuna_api::crd::Condition;
@@ -103,6 +104,13 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
             JobOutcome::SaveThenSuspend
         } else {
             JobOutcome::Suspend
+        };
+    }
+    if let Standing::Waits(..) = standing(observed, job) {
+        return if waits_for_checkpoint(observed, job) {
+            JobOutcome::SaveThenSuspend
+        } else {
+            JobOutcome::Queue
         };
     }
     let workers = job.elasticity.max_workers.unwrap_or(1);

@@ -22,11 +22,14 @@ mod pod_template;
 mod pod_verdicts;
 mod pods;
 mod problems;
+mod queue;
+mod queue_objects;
 mod rollout;
 mod status;
 mod suspend;
 mod time_limits;
 mod worker_notices;
+mod workload;
 
 pub use coordinator::coordinator_failure;
 pub use decision::{
@@ -38,12 +41,15 @@ pub use observed::{
     ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
+pub use queue_objects::{Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement};
 pub use status::report;
+pub use workload::WorkloadChange;
 
 use job_outcome::{job_outcome, progress};
 use observed::postponed;
 use pods::{plan_pods, stop_pods};
-use varuna_api::Reason;
+use queue::Standing;
+use varuna_api::{Job, Reason};
 
 /// Decides what is to be done for a job.
 #[must_use]
@@ -70,6 +76,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         newest_pod: pods::newest_pod(observed),
         replace_in: None,
         delete_job: false,
+        workload: vec![],
     };
     let over = time_limits::deleted_in(observed, &decision.outcome, &observed.job.status);
     decision.delete_job = over.is_some_and(|seconds| seconds <= 0) && !observed.job.deleting;
@@ -90,13 +97,33 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.objects.extend(policies);
     }
     match decision.outcome {
-        JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_pods(observed, job, &mut decision),
+        JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_admitted_pods(observed, job, &mut decision),
         // The coordinator releases the workers; the pods that are left when it has ended are deleted then.
         _ if decision.coordinator == CoordinatorGoal::Stop => {}
         _ => stop_pods(&mut decision),
     }
     place_coordinator(observed, &mut decision);
+    if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
+        decision.workload = workload::workload_changes(observed, job, &decision.outcome, &decision.pods);
+    }
     decision
+}
+
+/// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota is given no more.
+fn plan_admitted_pods<'a>(observed: &'a Observed, job: &Job, decision: &mut Decision<'a>) {
+    let groups = job.pod_groups();
+    match queue::standing(observed, job) {
+        Standing::Free => plan_pods(observed, job, &groups, decision),
+        Standing::Admitted(workload) => {
+            let groups = queue::within_admission(groups, workload);
+            plan_pods(observed, job, &groups, decision);
+            queue::place_workers(observed, workload, &groups, &mut decision.create);
+        }
+        Standing::Waits(..) => {
+            plan_pods(observed, job, &groups, decision);
+            decision.create.clear();
+        }
+    }
 }
 
 /// Adds to a decision what is to be done about the job's coordinator.
@@ -112,8 +139,15 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
         // Another number for each try would be tried again at once.
         (Some(_), Ok(_)) if refused => {}
         (Some(number), Ok(job)) => {
+            let mut pod =
+                coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
+            if let Standing::Admitted(workload) = queue::standing(observed, job)
+                && !queue::place_coordinator(observed, job, workload, &mut pod)
+            {
+                // Where it may go is known soon.
+                return;
+            }
             decision.starts_coordinator = true;
-            let pod = coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
             decision.create.insert(0, pod);
             decision.orders = plan.orders;
         }
@@ -146,7 +180,9 @@ fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoa
         // A spec that this release cannot read ends no run that another one has begun.
         JobOutcome::Refuse(Reason::InvalidSpec, _) if runs => CoordinatorGoal::Run,
         JobOutcome::SaveThenSuspend => CoordinatorGoal::RunAndSave,
-        JobOutcome::Suspend | JobOutcome::Fail(..) if runs && can_stop(observed) => CoordinatorGoal::Stop,
+        JobOutcome::Suspend | JobOutcome::Queue | JobOutcome::Fail(..) if runs && can_stop(observed) => {
+            CoordinatorGoal::Stop
+        }
         _ => CoordinatorGoal::Absent,
     }
 }

@@ -3,6 +3,7 @@
 use super::observed::{Credentials, ObservedJob, ObservedRun};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use varuna_api::Job;
 use varuna_api::manifest::{API_VERSION, KIND};
 
@@ -29,6 +30,14 @@ pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
 /// Annotation of every other object: the identity of what it was applied as.
 pub const APPLIED_ANNOTATION: &str = "varuna.dev/applied";
+
+/// Identity of what an object is applied as. Another release may compute another one: then the object is applied once more.
+#[must_use]
+pub fn identity_of(object: &Value) -> String {
+    let mut hasher = DefaultHasher::new();
+    object.to_string().hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
 
 /// Selects a job's pods, those of its coordinators included.
 #[must_use]
@@ -78,6 +87,18 @@ pub fn record_name(job: &ObservedJob) -> String {
 #[must_use]
 pub fn workers_name(job: &ObservedJob) -> String {
     name_of(job, "-workers")
+}
+
+/// First part of the names of a job's Workloads.
+#[must_use]
+pub fn workload_prefix(job: &str) -> String {
+    format!("{job}-q")
+}
+
+/// Name of a job's Workload of a number.
+#[must_use]
+pub fn workload_name(job: &ObservedJob, number: i64) -> String {
+    name_of(job, &format!("-q{number}"))
 }
 
 /// Name of a coordinator's pod.

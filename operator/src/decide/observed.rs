@@ -1,5 +1,6 @@
 //! What a decision is made from: the job, its pods, the nodes, its coordinator. Times are seconds since 1970.
 
+use super::queue_objects::ObservedQueue;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use varuna_api::Job;
@@ -31,6 +32,8 @@ pub struct Observed {
     pub now: i64,
     /// The operator's configuration.
     pub settings: Settings,
+    /// What is known of its queue in Kueue.
+    pub queue: ObservedQueue,
 }
 
 /// How a job's workers and its coordinator recognise each other.

@@ -18,13 +18,17 @@ pub(super) fn newest_pod(observed: &Observed) -> i64 {
     newest.max(observed.job.status.newest_pod)
 }
 
-/// Plans the pods of a job that runs: creates those that are missing, deletes those that are too many or cannot go on. Groups do not lend each
+/// Plans the pods of a job that runs, of these groups: creates those that are missing, deletes those that are too many or cannot go on. Groups do not lend each
 /// other places: what the one cannot get would stay with the other when it can.
-pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
-    let groups = job.pod_groups();
+pub(super) fn plan_pods(
+    observed: &Observed,
+    job: &Job,
+    groups: &[PodGroup<'_>],
+    decision: &mut Decision<'_>,
+) {
     let (held_back, replace_in) = clear_failed(observed, decision);
-    clear_unusable(observed, &groups, decision);
-    clear_surplus(&groups, decision);
+    clear_unusable(observed, groups, decision);
+    clear_surplus(groups, decision);
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
@@ -45,7 +49,7 @@ pub(super) fn plan_pods(observed: &Observed, job: &Job, decision: &mut Decision<
         .filter(stays)
         .map(|p| p.pod.group.as_deref())
         .collect();
-    for group in &groups {
+    for group in groups {
         let count = |of: &[Option<&str>]| of.iter().filter(|name| **name == group.name).count();
         let there = count(&staying) + count(&held_back);
         for _ in there..group.pods as usize {

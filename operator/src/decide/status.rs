@@ -10,6 +10,7 @@ use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole}
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
+use super::queue::waits_for;
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
 use super::worker_notices::told_in;
@@ -35,6 +36,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         }
         JobOutcome::Refuse(_, why) => (JobPhase::Refused, Some(why.clone())),
         JobOutcome::Suspend => (JobPhase::Suspended, None),
+        JobOutcome::Queue => (JobPhase::Queued, waits_for(observed)),
         JobOutcome::Complete => (JobPhase::Complete, None),
         JobOutcome::Fail(_, why) => (JobPhase::Failed, Some(why.clone())),
         JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(run) {
@@ -96,6 +98,8 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         suspending: match decision.outcome {
             JobOutcome::SaveThenSuspend => Some(suspending(observed)),
             JobOutcome::Suspend => before.suspending.clone(),
+            // Until the run has ended: the wait for its checkpoint is over.
+            JobOutcome::Queue => before.suspending.clone().filter(|_| observed.run.is_some()),
             _ => None,
         },
         last_message: newest_message(observed).max(before.last_message),

@@ -17,6 +17,7 @@ mod network_policies;
 mod pod_template;
 mod pod_verdicts;
 mod properties;
+mod queue;
 mod sentences;
 mod worker_groups;
 
@@ -63,6 +64,7 @@ fn observed(max: u32) -> Observed {
             node_signals: vec![],
             topology_labels: vec!["example.com/rack".into()],
         },
+        queue: ObservedQueue::default(),
     }
 }
 
@@ -179,6 +181,7 @@ struct Decided {
     status: Status,
     events: Vec<EventNote>,
     reconcile_in: Option<i64>,
+    workload: Vec<WorkloadChange>,
 }
 
 fn decide(observed: &Observed) -> Decided {
@@ -204,6 +207,7 @@ fn decide(observed: &Observed) -> Decided {
         status: report.status,
         events,
         reconcile_in: report.reconcile_in,
+        workload: decision.workload,
     }
 }
 

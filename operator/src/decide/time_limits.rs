@@ -33,6 +33,6 @@ pub(super) fn note_times(observed: &Observed, outcome: &JobOutcome, status: &mut
         JobOutcome::Complete | JobOutcome::Fail(..) => {
             status.completion_time = status.completion_time.take().or_else(now);
         }
-        JobOutcome::Refuse(..) | JobOutcome::Suspend => {}
+        JobOutcome::Refuse(..) | JobOutcome::Suspend | JobOutcome::Queue => {}
     }
 }

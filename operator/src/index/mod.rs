@@ -7,12 +7,14 @@ mod owned;
 mod pods;
 mod relist;
 mod runs;
+mod workloads;
 
 pub use documents::resource_version;
 pub use nodes::NodeIndex;
 pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
 pub use pods::{Expected, IndexedPod, JobPods, PodIndex};
 pub use runs::{IndexedRun, RunIndex};
+pub use workloads::{Flavors, QueueIndex, Workloads};
 
 use crate::decide::Settings;
 use crate::resource::JobRef;
@@ -60,6 +62,8 @@ pub struct Index {
     pub runs: Mutex<RunIndex>,
     /// All other objects of jobs.
     pub owned: Mutex<OwnedIndex>,
+    /// What Kueue says of jobs with a queue.
+    pub queues: Mutex<QueueIndex>,
 }
 
 /// An index that a watch fills. Each method returns the jobs for which something has changed that decisions are made from.
@@ -83,6 +87,7 @@ impl Index {
             nodes: Mutex::new(NodeIndex::new(settings)),
             runs: Mutex::default(),
             owned: Mutex::default(),
+            queues: Mutex::default(),
         }
     }
 

@@ -6,10 +6,12 @@
 mod coordinators;
 mod fake;
 pub mod kubelet;
+mod kueue;
 pub mod nodes;
 
 pub use coordinators::{Coordinators, coordinators};
 pub use fake::FakeNode;
+pub use kueue::kueue_resource;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -148,6 +150,12 @@ impl Cluster {
         };
         cluster.define()?;
         Ok(cluster)
+    }
+
+    /// Whether it was started by this process; else it was given.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.folder.is_some()
     }
 
     /// Where its state lies, where it is our own.

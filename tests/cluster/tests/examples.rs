@@ -5,18 +5,30 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::crd::Status;
 use varuna_cluster_tests::{cluster, root};
-use varuna_operator::decide::{Observed, Settings, decide};
+use varuna_operator::decide::{
+    KueueVersion, Observed, ObservedJob, ObservedQueue, Settings, WorkloadChange, decide,
+};
 use varuna_operator::observe;
 
-/// What the operator makes of a new job: the pods of its workers, that of its coordinator, and other objects.
+/// What the operator makes of a new job that waits for no queue: the pods of its workers, that of its coordinator, and other objects.
 #[expect(clippy::unwrap_used, reason = "a test's helper")]
 fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>) {
     let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
     object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
     object.metadata.namespace = Some(namespace.to_owned());
+    object.metadata.labels = None;
     let mut job = observe::job(&object);
     job.status = Status::default();
-    let observed = Observed {
+    let observed = observed(job);
+    let decision = decide(&observed);
+    let mut pods = decision.create;
+    let coordinator = pods.remove(0);
+    (pods, coordinator, decision.objects)
+}
+
+/// A new job, of which nothing is there.
+fn observed(job: ObservedJob) -> Observed {
+    Observed {
         job,
         pods: vec![],
         coordinators: vec![],
@@ -34,15 +46,29 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
             node_signals: vec![],
             topology_labels: vec![],
         },
-    };
-    let decision = decide(&observed);
-    let mut pods = decision.create;
-    let coordinator = pods.remove(0);
-    (pods, coordinator, decision.objects)
+        queue: ObservedQueue::default(),
+    }
 }
 
-#[test]
-fn the_examples_and_their_pods_are_taken_by_an_api_server() {
+/// The Workload that the operator makes of a new job with a queue; none of a job without.
+#[expect(clippy::unwrap_used, reason = "a test's helper")]
+fn workload_of(document: &Value, namespace: &str) -> Option<Value> {
+    let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
+    object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
+    object.metadata.namespace = Some(namespace.to_owned());
+    let mut observed = observed(observe::job(&object));
+    observed.queue.served = Some(KueueVersion::V1Beta2);
+    match decide(&observed).workload.pop() {
+        Some(WorkloadChange::Create(workload)) => Some(workload),
+        _ => None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_examples_and_their_pods_are_taken_by_an_api_server() {
+    let client = cluster().client().await.unwrap();
+    cluster().define_kueue(&client).await.unwrap();
+    let mut queued = 0;
     let mut seen = 0;
     for entry in std::fs::read_dir(root().join("examples/kubernetes")).unwrap() {
         let path = entry.unwrap().path();
@@ -68,6 +94,10 @@ fn the_examples_and_their_pods_are_taken_by_an_api_server() {
                 continue;
             }
             apply(&document, &["--dry-run=server"]);
+            if let Some(workload) = workload_of(&document, &namespace) {
+                apply(&workload, &["--dry-run=server"]);
+                queued += 1;
+            }
             let (pods, coordinator, objects) = made_of(&document, &namespace);
             let gpus: u64 = pods
                 .iter()
@@ -95,5 +125,5 @@ fn the_examples_and_their_pods_are_taken_by_an_api_server() {
         assert_eq!(jobs, 1, "{}", path.display());
         seen += 1;
     }
-    assert!(seen >= 6, "{seen} examples");
+    assert!(seen >= 7 && queued == 1, "{seen} examples, {queued} with a queue");
 }

@@ -56,6 +56,21 @@ fn interleaving_is_allowed_beside_the_plain_orders() {
 }
 
 #[test]
+fn the_queue_of_a_job_is_its_label_and_no_part_of_what_identifies_the_run() {
+    let queued = |to: &str| parse_job(&with(FULL, "labels: {a: b}", to)).unwrap();
+    let (plain, queued) = (
+        queued("labels: {a: b}"),
+        queued("labels: {kueue.x-k8s.io/queue-name: team-a}"),
+    );
+    assert_eq!(
+        (plain.queue.as_deref(), queued.queue.as_deref()),
+        (None, Some("team-a"))
+    );
+    let text = |job: &Job| serde_json::to_string(job).unwrap();
+    assert_eq!(text(&plain), text(&queued));
+}
+
+#[test]
 fn a_minimal_job_gets_its_defaults() {
     let job = parse_job(MINIMAL).unwrap();
     assert_eq!(

@@ -230,7 +230,7 @@ fn diverged() -> Divergence {
 #[test]
 fn the_sentences_that_users_see_are_those_that_were_reviewed() {
     let mut lines: BTreeSet<String> = BTreeSet::new();
-    for scene in [pod_scenes(), run_scenes(), other_scenes()].concat() {
+    for scene in [pod_scenes(), run_scenes(), other_scenes(), queue::scenes()].concat() {
         let decided = decide(&scene);
         for c in &decided.status.conditions {
             lines.insert(format!(

@@ -9,6 +9,11 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "varuna.dev/v2",
         "apiVersion: \"varuna.dev/v2\" — varuna.dev/v1alpha1",
     ),
+    (
+        "{name: demo}",
+        "{name: demo, labels: {kueue.x-k8s.io/queue-name: team-a}}",
+        "metadata.labels.kueue.x-k8s.io/queue-name: \"team-a\" — a queue only with spec.checkpoint, or with spec.allowStateLoss true: it may take its quota back at any time, and then the workers end",
+    ),
     ("kind: VarunaJob", "kind: Job", "kind: \"Job\" — VarunaJob"),
     ("kind: VarunaJob", "", "kind: missing — VarunaJob"),
     (
@@ -461,6 +466,11 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "shmSize: 1Gi",
         "shmSize: big",
         "spec.workers.shmSize: \"big\" — an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes",
+    ),
+    (
+        "labels: {a: b}",
+        "labels: {kueue.x-k8s.io/queue-name: Team}",
+        "metadata.labels.kueue.x-k8s.io/queue-name: \"Team\" — 1 to 63 of a-z, 0-9 and -, neither first nor last a -",
     ),
     (
         "managedBy: example.com/another",

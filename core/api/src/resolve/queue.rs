@@ -1,0 +1,17 @@
+//! The queue of a job: a label, as Kueue has it of all kinds of jobs.
+
+use super::check::{Check, quoted};
+use crate::manifest::{Metadata, QUEUE_LABEL, Spec};
+
+/// The name of the job's queue. One that may take its quota back at any time is only for a job whose state outlives that.
+pub(super) fn queue(check: &mut Check, metadata: &Metadata, spec: &Spec) -> Option<String> {
+    let name = metadata.labels.as_ref()?.get(QUEUE_LABEL)?;
+    let path = format!("metadata.labels.{QUEUE_LABEL}");
+    let keeps_state = spec.checkpoint.is_some() || spec.allow_state_loss == Some(true);
+    if !keeps_state {
+        let allowed = "a queue only with spec.checkpoint, or with spec.allowStateLoss true: it may take its quota back at any time, and then the \
+                       workers end";
+        check.0.push(&path, quoted(name), allowed);
+    }
+    Some(check.label(&path, Some(name.clone())))
+}

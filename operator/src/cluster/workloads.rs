@@ -1,0 +1,119 @@
+//! Carries out what was decided about a job's Workloads in Kueue. Each is written over the version that was decided on.
+
+use super::ownership::verify;
+use crate::context::Context;
+use crate::decide::{JobPart, KueueVersion, ObservedJob, WorkloadChange};
+use crate::error::Error;
+use crate::resource::MANAGER;
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams, Preconditions,
+};
+use kube::{Api, ResourceExt};
+use serde_json::Value;
+
+/// One of Kueue's resources.
+#[must_use]
+pub fn resource(version: KueueVersion, kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(
+        KueueVersion::GROUP,
+        version.version(),
+        kind,
+    ))
+}
+
+/// Carries changes out.
+///
+/// # Errors
+/// The API server or a webhook of Kueue refuses or does not answer, a name is another's, or the Workload has changed since: then a watch shows it
+/// soon.
+pub async fn carry_out(
+    context: &Context,
+    job: &ObservedJob,
+    changes: &[WorkloadChange],
+) -> Result<(), Error> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let Some(version) = context.index.queues.lock().of(job).served else {
+        return Ok(());
+    };
+    let workloads: Api<DynamicObject> = Api::namespaced_with(
+        context.client.clone(),
+        &job.namespace,
+        &resource(version, "Workload"),
+    );
+    let params = PatchParams {
+        field_manager: Some(MANAGER.into()),
+        ..PatchParams::default()
+    };
+    for change in changes {
+        let written = match change {
+            WorkloadChange::Create(workload) => Some(create(&workloads, job, workload).await?),
+            WorkloadChange::Patch { name, patch } => Some(
+                workloads
+                    .patch(name, &params, &Patch::Merge(patch))
+                    .await
+                    .map_err(refused)?,
+            ),
+            WorkloadChange::PatchStatus { name, patch } => {
+                let patched = workloads.patch_status(name, &params, &Patch::Merge(patch)).await;
+                Some(patched.map_err(refused)?)
+            }
+            WorkloadChange::Delete(name) => {
+                delete(context, &workloads, job, name).await?;
+                None
+            }
+        };
+        if let Some(written) = written {
+            context.index.queues.lock().seen(&written);
+        }
+    }
+    Ok(())
+}
+
+fn refused(error: kube::Error) -> Error {
+    match error {
+        kube::Error::Api(status) if status.is_conflict() || status.is_not_found() => Error::Stale,
+        error => Error::refused(JobPart::Objects)(error),
+    }
+}
+
+async fn create(
+    workloads: &Api<DynamicObject>,
+    job: &ObservedJob,
+    workload: &Value,
+) -> Result<DynamicObject, Error> {
+    let workload: DynamicObject =
+        serde_json::from_value(workload.clone()).map_err(kube::Error::SerdeError)?;
+    let params = PostParams {
+        field_manager: Some(MANAGER.into()),
+        ..PostParams::default()
+    };
+    match workloads.create(&params, &workload).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let found = workloads.get(&workload.name_any()).await?;
+            verify("Workload", &found.metadata, job)?;
+            Ok(found)
+        }
+        created => created.map_err(refused),
+    }
+}
+
+/// The Workload that was seen and no other of its name.
+async fn delete(
+    context: &Context,
+    workloads: &Api<DynamicObject>,
+    job: &ObservedJob,
+    name: &str,
+) -> Result<(), Error> {
+    let uid = context.index.queues.lock().uid(&job.namespace, name);
+    let params = DeleteParams::background().preconditions(Preconditions {
+        uid,
+        resource_version: None,
+    });
+    match workloads.delete(name, &params).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

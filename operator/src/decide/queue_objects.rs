@@ -1,0 +1,150 @@
+//! What is observed of Kueue's objects, as far as decisions are made from it.
+
+use super::pod_template::append;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_api::crd::Condition;
+
+/// Versions of Kueue's API that this release can use, the newest first: all that it reads and writes is alike in them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KueueVersion {
+    /// Served from Kueue 0.15.
+    V1Beta2,
+    /// Served by those before.
+    V1Beta1,
+}
+
+impl KueueVersion {
+    /// All of them, in the order in which they are preferred.
+    pub const ALL: [KueueVersion; 2] = [KueueVersion::V1Beta2, KueueVersion::V1Beta1];
+    /// The API group.
+    pub const GROUP: &'static str = "kueue.x-k8s.io";
+
+    /// The version alone, as in `v1beta2`.
+    #[must_use]
+    pub fn version(self) -> &'static str {
+        match self {
+            KueueVersion::V1Beta2 => "v1beta2",
+            KueueVersion::V1Beta1 => "v1beta1",
+        }
+    }
+
+    /// As in `apiVersion`.
+    #[must_use]
+    pub fn api_version(self) -> String {
+        format!("{}/{}", KueueVersion::GROUP, self.version())
+    }
+}
+
+/// What is known of a job's queue.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ObservedQueue {
+    /// What the API server serves; none where Kueue is not installed, or the operator may not use it.
+    pub served: Option<KueueVersion>,
+    /// The newest Workload of the job.
+    pub workload: Option<ObservedWorkload>,
+    /// Names of those before it.
+    pub earlier: Vec<String>,
+    /// Where flavours are, by name.
+    pub flavors: BTreeMap<String, Placement>,
+}
+
+/// A Workload.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ObservedWorkload {
+    /// Its name.
+    pub name: String,
+    /// Its number among those of the job.
+    pub number: i64,
+    /// Its `resourceVersion`: what is decided is written over this one alone.
+    pub version: String,
+    /// Generation of its spec.
+    pub generation: i64,
+    /// Identity of what its spec was made from.
+    pub made_from: Option<String>,
+    /// It has a deletion timestamp.
+    pub deleting: bool,
+    /// It may be admitted.
+    pub is_active: bool,
+    /// Name of the queue that it is in.
+    pub queue: String,
+    /// Its conditions.
+    pub conditions: Vec<Condition>,
+    /// What was admitted, by set of pods; none where nothing is.
+    pub assignments: Option<BTreeMap<String, Assignment>>,
+    /// What admission checks ask of its pods, by set.
+    pub updates: BTreeMap<String, Placement>,
+}
+
+impl ObservedWorkload {
+    /// Its condition of a type.
+    #[must_use]
+    pub fn condition(&self, kind: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|c| c.type_ == kind)
+    }
+
+    /// The same, if it is true.
+    #[must_use]
+    pub fn if_true(&self, kind: &str) -> Option<&Condition> {
+        self.condition(kind).filter(|c| c.status == "True")
+    }
+
+    /// Whether quota is reserved for it: then its spec is fixed.
+    #[must_use]
+    pub fn holds_quota(&self) -> bool {
+        self.if_true("QuotaReserved").is_some()
+    }
+
+    /// What was admitted of a set of pods.
+    #[must_use]
+    pub fn assignment(&self, set: &str) -> Option<&Assignment> {
+        self.assignments.as_ref()?.get(set)
+    }
+}
+
+/// What was admitted of a set of pods.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Assignment {
+    /// Pods.
+    pub count: u32,
+    /// Flavours, one for each resource that has a quota.
+    pub flavors: BTreeSet<String>,
+}
+
+/// What pods need to be on certain nodes, and what else an admission check asks of them.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Placement {
+    /// Labels of the nodes.
+    pub node_selector: BTreeMap<String, String>,
+    /// Tolerations, as documents.
+    pub tolerations: Vec<Value>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl Placement {
+    /// Adds it to a pod. Where the pod says otherwise, the queue has its way: the pod would else be on nodes of somebody else's quota.
+    pub(super) fn add_to(&self, pod: &mut Value) {
+        for (at, more) in [
+            ("/metadata/labels", &self.labels),
+            ("/metadata/annotations", &self.annotations),
+            ("/spec/nodeSelector", &self.node_selector),
+        ] {
+            let (above, field) = at.rsplit_once('/').unwrap_or_default();
+            let Some(above) = pod.pointer_mut(above) else {
+                continue;
+            };
+            if above[field].is_null() && !more.is_empty() {
+                above[field] = json!({});
+            }
+            for (name, value) in more {
+                above[field][name] = value.as_str().into();
+            }
+        }
+        let known = pod["spec"]["tolerations"].as_array().cloned().unwrap_or_default();
+        let new = self.tolerations.iter().filter(|t| !known.contains(t)).cloned();
+        append(&mut pod["spec"]["tolerations"], new.collect());
+    }
+}

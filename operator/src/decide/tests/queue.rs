@@ -1,0 +1,435 @@
+//! Jobs with a queue of Kueue.
+
+use super::*;
+use crate::observe_queue;
+use kube::api::DynamicObject;
+use proptest::prelude::*;
+use serde_json::json;
+
+const QUEUED: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+
+/// A job with a queue, of whose Workload nothing is known, on a cluster with Kueue.
+fn queued(max: u32, extra: &str) -> Observed {
+    let mut observed = observed(max);
+    let mut job = spec(max, &format!("{QUEUED}{extra}"));
+    job.queue = Some("team-a".into());
+    observed.job.spec = Ok(job);
+    observed.queue.served = Some(KueueVersion::V1Beta2);
+    let on_demand = Placement {
+        node_selector: BTreeMap::from([("pool".into(), "on-demand".into())]),
+        tolerations: vec![json!({ "key": "reserved", "operator": "Exists" })],
+        ..Placement::default()
+    };
+    observed.queue.flavors.insert("on-demand".into(), on_demand);
+    observed
+}
+
+/// The Workload that a decision makes.
+fn made(desired: &Decided) -> &Value {
+    match &desired.workload[..] {
+        [WorkloadChange::Create(workload)] => workload,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What the API server shows of a Workload with this status.
+fn seen(workload: &Value, status: &Value) -> ObservedWorkload {
+    let mut object = workload.clone();
+    object["metadata"]["resourceVersion"] = "7".into();
+    object["metadata"]["generation"] = 1.into();
+    object["status"] = status.clone();
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    observe_queue::workload(&object).unwrap()
+}
+
+fn stated(kind: &str, is: bool, reason: &str, message: &str) -> Value {
+    let status = if is { "True" } else { "False" };
+    json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z" })
+}
+
+/// As Kueue admits so many of these sets, on the flavour `on-demand`.
+fn admission(sets: &[(&str, u32)]) -> Value {
+    let sets = sets.iter().map(
+        |(name, count)| json!({ "name": name, "count": count, "flavors": { "nvidia.com/gpu": "on-demand", "cpu": "on-demand" } }),
+    );
+    json!({
+        "conditions": [stated("QuotaReserved", true, "QuotaReserved", ""), stated("Admitted", true, "Admitted", "")],
+        "admission": { "clusterQueue": "all", "podSetAssignments": sets.collect::<Vec<_>>() },
+    })
+}
+
+/// A job whose Workload was admitted with so many workers.
+fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
+    let mut observed = queued(max, extra);
+    let desired = decide(&observed);
+    let status = admission(&[("coordinator", 1), ("workers", workers)]);
+    observed.queue.workload = Some(seen(made(&desired), &status));
+    observed
+}
+
+/// The same, from which the queue takes its quota back.
+fn evicted(observed: &Observed, reason: &str) -> Observed {
+    let mut evicted = observed.clone();
+    let workload = evicted.queue.workload.as_mut().unwrap();
+    let condition = stated("Evicted", true, reason, "a job of team b is preferred");
+    workload
+        .conditions
+        .push(serde_json::from_value(condition).unwrap());
+    evicted
+}
+
+fn sets(workload: &Value) -> Vec<(&str, u64, Option<u64>)> {
+    let sets = workload["spec"]["podSets"].as_array().unwrap().iter();
+    let set = |s: &'_ Value| (s["count"].as_u64().unwrap(), s["minCount"].as_u64());
+    sets.map(|s| (s["name"].as_str().unwrap(), set(s).0, set(s).1))
+        .collect()
+}
+
+fn status_of(change: &WorkloadChange) -> BTreeMap<String, (String, String)> {
+    let WorkloadChange::PatchStatus { patch, .. } = change else {
+        panic!("{change:?}");
+    };
+    assert_eq!(patch["metadata"]["resourceVersion"], "7");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let conditions = patch["status"]["conditions"].as_array().unwrap().iter();
+    conditions
+        .map(|c| (text(&c["type"]), (text(&c["status"]), text(&c["reason"]))))
+        .collect()
+}
+
+/// For the sentences that users see.
+pub(super) fn scenes() -> Vec<Observed> {
+    let mut no_kueue = queued(2, "");
+    no_kueue.queue = ObservedQueue::default();
+    let mut waits = queued(2, "");
+    let full = stated(
+        "QuotaReserved",
+        false,
+        "WaitingForQuota",
+        "insufficient unused quota for nvidia.com/gpu",
+    );
+    waits.queue.workload = Some(seen(made(&decide(&waits)), &json!({ "conditions": [full] })));
+    let mut off = admitted(2, 2, "");
+    off.queue.workload.as_mut().unwrap().is_active = false;
+    let taken = evicted(&admitted(2, 2, ""), "Preempted");
+    vec![no_kueue, queued(2, ""), waits, admitted(2, 2, ""), off, taken]
+}
+
+#[test]
+fn a_job_with_a_queue_asks_for_quota_and_has_no_pod_before_it_is_admitted() {
+    let mut waiting = queued(8, "");
+    let desired = decide(&waiting);
+    assert_eq!((names(&desired).len(), desired.starts.is_some()), (0, false));
+    let workload = made(&desired).clone();
+    assert_eq!(workload["apiVersion"], "kueue.x-k8s.io/v1beta2");
+    assert_eq!(workload["metadata"]["name"], "j-q1-u");
+    assert_eq!(workload["metadata"]["labels"]["kueue.x-k8s.io/job-uid"], "u");
+    assert_eq!(workload["metadata"]["ownerReferences"][0]["uid"], "u");
+    assert_eq!(workload["spec"]["queueName"], "team-a");
+    assert_eq!(
+        sets(&workload),
+        [("coordinator", 1, None), ("workers", 8, Some(1))]
+    );
+    let worker = &workload["spec"]["podSets"][1]["template"]["spec"]["containers"][0];
+    assert_eq!(worker["resources"]["limits"]["nvidia.com/gpu"], "1");
+    assert_eq!(desired.status.phase, Some(JobPhase::Queued));
+
+    let no_quota = stated(
+        "QuotaReserved",
+        false,
+        "WaitingForQuota",
+        "no quota of nvidia.com/gpu is free",
+    );
+    waiting.queue.workload = Some(seen(&workload, &json!({ "conditions": [no_quota] })));
+    let desired = decide(&waiting);
+    assert_eq!((names(&desired).len(), desired.starts.is_some()), (0, false));
+    assert_eq!(desired.workload, [], "nothing to correct");
+    let admitted = condition(&desired, ConditionType::Admitted);
+    assert_eq!(
+        (admitted.status.as_str(), admitted.reason.as_str()),
+        ("False", "WaitsForQuota")
+    );
+    assert_eq!(
+        admitted.message,
+        "queue team-a: no quota of nvidia.com/gpu is free"
+    );
+}
+
+#[test]
+fn the_admitted_count_bounds_the_pods_and_its_flavour_says_where_they_go() {
+    let observed = admitted(8, 3, "");
+    let desired = decide(&observed);
+    assert_eq!(names(&desired).len(), 3);
+    let coordinator = desired.starts.as_ref().unwrap();
+    for pod in desired.create.iter().chain([coordinator]) {
+        assert_eq!(pod["spec"]["nodeSelector"]["pool"], "on-demand");
+        let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
+        let added = tolerations.iter().filter(|t| t["key"] == "reserved");
+        assert_eq!(added.count(), 1, "once, although two resources have the flavour");
+    }
+    let condition = condition(&desired, ConditionType::Admitted);
+    assert_eq!(condition.status, "True");
+    assert_eq!(
+        condition.message,
+        "queue team-a has admitted 1 of coordinator on on-demand, 3 of workers on on-demand"
+    );
+    // A pod too many, as after a second admission with less: the newest goes.
+    let mut many = observed;
+    many.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    assert_eq!(deleted(&decide(&many)), ["j-w4-u"]);
+}
+
+#[test]
+fn a_flavour_that_is_not_known_yet_holds_the_pods_back() {
+    let mut observed = admitted(8, 3, "");
+    observed.queue.flavors.clear();
+    let desired = decide(&observed);
+    assert_eq!((names(&desired).len(), desired.starts.is_some()), (0, false));
+    assert_eq!(desired.orders, None, "nor is anybody in charge");
+}
+
+#[test]
+fn what_admission_checks_ask_is_added_to_the_pods_of_their_set() {
+    let mut observed = queued(2, "");
+    let mut status = admission(&[("coordinator", 1), ("workers", 2)]);
+    status["admissionChecks"] = json!([{ "name": "provision", "state": "Ready", "podSetUpdates": [{
+        "name": "workers", "labels": { "a": "b" }, "annotations": { "c": "d" }, "nodeSelector": { "reservation": "r" },
+        "tolerations": [{ "key": "t", "operator": "Exists" }],
+    }] }]);
+    observed.queue.workload = Some(seen(made(&decide(&observed)), &status));
+    let desired = decide(&observed);
+    let pod = &desired.create[0];
+    assert_eq!(
+        (
+            &pod["metadata"]["labels"]["a"],
+            &pod["metadata"]["annotations"]["c"]
+        ),
+        (&json!("b"), &json!("d"))
+    );
+    assert_eq!(
+        pod["spec"]["nodeSelector"],
+        json!({ "pool": "on-demand", "reservation": "r" })
+    );
+    assert_eq!(
+        desired.starts.unwrap()["spec"]["nodeSelector"],
+        json!({ "pool": "on-demand" })
+    );
+}
+
+#[test]
+fn an_eviction_saves_stops_and_then_gives_the_quota_back() {
+    let mut running = admitted(2, 2, "");
+    running.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    running.coordinators = vec![coordinator(1, PodPhase::Running)];
+    let mut run = training(5);
+    run.checkpoints = Some(RunCheckpoints {
+        newest_step: Some(2),
+        failing: None,
+        stale: false,
+    });
+    running.run = Some(run);
+    let ready = decide(&running);
+    assert_eq!(status_of(&ready.workload[0])["PodsReady"].0, "True");
+
+    let mut evicted = evicted(&running, "Preempted");
+    let saving = decide(&evicted);
+    assert_eq!(saving.coordinator, CoordinatorGoal::RunAndSave);
+    assert_eq!((saving.workload.len(), deleted(&saving).len()), (0, 0));
+    evicted.job.status = saving.status.clone();
+    evicted
+        .run
+        .as_mut()
+        .unwrap()
+        .checkpoints
+        .as_mut()
+        .unwrap()
+        .newest_step = Some(5);
+    let stopping = decide(&evicted);
+    assert_eq!(stopping.coordinator, CoordinatorGoal::Stop);
+    assert_eq!(stopping.workload, [], "the quota is used as long as pods run");
+    assert_eq!(stopping.status.phase, Some(JobPhase::Queued));
+
+    evicted.run.as_mut().unwrap().ended = Some(RunEnd::Stopped);
+    let stopped = decide(&evicted);
+    assert_eq!(deleted(&stopped), ["j-w1-u", "j-w2-u"]);
+    assert_eq!(stopped.workload, []);
+    evicted.pods.iter_mut().for_each(|p| p.deleting = true);
+    assert_eq!(decide(&evicted).workload, [], "they still end");
+    evicted.pods.clear();
+    evicted.coordinators = vec![coordinator(1, PodPhase::Succeeded)];
+    let released = decide(&evicted);
+    let conditions = status_of(&released.workload[0]);
+    for (kind, status) in [
+        ("QuotaReserved", "False"),
+        ("Admitted", "False"),
+        ("Requeued", "True"),
+        ("Evicted", "True"),
+    ] {
+        assert_eq!(conditions[kind].0, status, "{kind}");
+    }
+    let WorkloadChange::PatchStatus { patch, .. } = &released.workload[0] else {
+        panic!()
+    };
+    assert_eq!(patch["status"].get("admission"), Some(&Value::Null));
+}
+
+#[test]
+fn one_that_was_switched_off_is_not_asked_for_again_and_a_workload_that_goes_stops_the_job() {
+    let off = evicted(&admitted(2, 2, ""), "Deactivated");
+    assert_eq!(status_of(&decide(&off).workload[0])["Requeued"].0, "False");
+    let mut deleted = admitted(2, 2, "");
+    deleted.run = Some(training(5));
+    deleted.queue.workload.as_mut().unwrap().deleting = true;
+    assert_eq!(decide(&deleted).coordinator, CoordinatorGoal::Stop);
+    deleted.queue.workload = None;
+    assert_eq!(decide(&deleted).coordinator, CoordinatorGoal::Stop);
+}
+
+#[test]
+fn of_several_groups_the_one_that_can_spare_most_may_be_admitted_in_part() {
+    let groups = "  workerGroups:\n    - {name: spot, maxWorkers: 12, gpusPerPod: 2}\n    - {name: coordinator, minWorkers: 1, maxWorkers: 3}\n    - {name: none, maxWorkers: 0}\n";
+    let mut observed = queued(16, groups);
+    let job = observed.job.spec.as_mut().unwrap();
+    job.elasticity.min_workers = 8;
+    let desired = decide(&observed);
+    // With 3 of the second, 5 of the first are the least: three pods of two.
+    let expected = [
+        ("varuna-coordinator", 1, None),
+        ("spot", 6, Some(3)),
+        ("coordinator", 3, None),
+    ];
+    assert_eq!(sets(made(&desired)), expected);
+    let status = admission(&[("varuna-coordinator", 1), ("spot", 4), ("coordinator", 3)]);
+    observed.queue.workload = Some(seen(made(&desired), &status));
+    let desired = decide(&observed);
+    let of_group = |name: &str| {
+        desired
+            .create
+            .iter()
+            .filter(|p| p["metadata"]["labels"][objects::GROUP_LABEL] == name)
+            .count()
+    };
+    assert_eq!((of_group("spot"), of_group("coordinator")), (4, 3));
+}
+
+#[test]
+fn a_workload_without_quota_follows_the_job_and_one_with_quota_is_fixed() {
+    let mut waiting = queued(4, "");
+    let workload = made(&decide(&waiting)).clone();
+    waiting.queue.workload = Some(seen(&workload, &json!({})));
+    waiting.job.spec.as_mut().unwrap().elasticity.max_workers = Some(6);
+    let desired = decide(&waiting);
+    let [WorkloadChange::Patch { patch, .. }] = &desired.workload[..] else {
+        panic!("{:?}", desired.workload);
+    };
+    assert_eq!(patch["spec"]["podSets"][1]["count"], 6);
+    let mut admitted = admitted(4, 4, "");
+    admitted.job.spec.as_mut().unwrap().elasticity.max_workers = Some(6);
+    let desired = decide(&admitted);
+    assert_eq!(names(&desired).len(), 4);
+    let is_patch = |c: &WorkloadChange| matches!(c, WorkloadChange::Patch { .. });
+    assert!(!desired.workload.iter().any(is_patch), "{:?}", desired.workload);
+    // The label is gone: what holds quota keeps it, what does not is deleted.
+    admitted.job.spec.as_mut().unwrap().queue = None;
+    assert_eq!(names(&decide(&admitted)).len(), 4);
+    waiting.job.spec.as_mut().unwrap().queue = None;
+    let desired = decide(&waiting);
+    assert_eq!(desired.workload, [WorkloadChange::Delete("j-q1-u".into())]);
+    assert_eq!(names(&desired).len(), 6);
+}
+
+#[test]
+fn the_end_of_a_job_and_its_suspension_give_the_quota_back() {
+    let mut done = admitted(2, 2, "");
+    done.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..training(10)
+    });
+    done.pods = vec![pod(1, PodPhase::Running)];
+    assert_eq!(decide(&done).workload, [], "a pod still ends");
+    done.pods = vec![];
+    let finished = decide(&done);
+    assert_eq!(
+        status_of(&finished.workload[0])["Finished"],
+        ("True".into(), "Succeeded".into())
+    );
+    // More steps: another Workload, and the one before goes.
+    let finish = stated("Finished", true, "Succeeded", "");
+    let workload = done.queue.workload.as_mut().unwrap();
+    workload.conditions.push(serde_json::from_value(finish).unwrap());
+    assert_eq!(decide(&done).workload, []);
+    done.job.spec.as_mut().unwrap().training.steps = 20;
+    assert_eq!(made(&decide(&done))["metadata"]["name"], "j-q2-u");
+    done.queue.earlier = vec!["j-q1-u".into()];
+    assert_eq!(decide(&done).workload[0], WorkloadChange::Delete("j-q1-u".into()));
+
+    let mut suspended = admitted(2, 2, "");
+    suspended.job.spec.as_mut().unwrap().suspend = true;
+    assert_eq!(
+        decide(&suspended).workload,
+        [WorkloadChange::Delete("j-q1-u".into())]
+    );
+    suspended.queue.workload = None;
+    assert_eq!(
+        decide(&suspended).workload,
+        [],
+        "who suspends a job waits for no quota"
+    );
+}
+
+#[test]
+fn without_kueue_the_job_says_so_and_a_run_goes_on() {
+    let mut observed = queued(2, "");
+    observed.queue = ObservedQueue::default();
+    let desired = decide(&observed);
+    assert_eq!((names(&desired).len(), desired.workload.len()), (0, 0));
+    let waits = condition(&desired, ConditionType::Admitted);
+    assert_eq!(waits.reason, "NoKueue");
+    assert!(
+        waits.message.contains("install Kueue, or remove the label"),
+        "{}",
+        waits.message
+    );
+    observed.run = Some(training(5));
+    assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Run);
+}
+
+proptest! {
+    #[test]
+    fn no_pod_is_made_without_admission_and_never_more_than_was_admitted(
+        max in 1_u32..9,
+        counts in proptest::option::of((0_u32..2, 0_u32..9)),
+        live in 0_i64..9,
+        is_evicted in any::<bool>(),
+        trains in any::<bool>(),
+        suspend in any::<bool>(),
+    ) {
+        let extra = if suspend { "  suspend: true\n" } else { "" };
+        let mut observed = queued(max, "");
+        let workload = made(&decide(&observed)).clone();
+        observed.queue.workload = counts.map(|(coordinator, workers)| {
+            seen(&workload, &admission(&[("coordinator", coordinator), ("workers", workers)]))
+        });
+        let mut job = spec(max, &format!("{QUEUED}{extra}"));
+        job.queue = Some("team-a".into());
+        observed.job.spec = Ok(job);
+        if is_evicted && counts.is_some() {
+            observed = evicted(&observed, "Preempted");
+        }
+        observed.pods = (1..=live).map(|i| pod(i, PodPhase::Running)).collect();
+        observed.run = trains.then(|| training(5));
+        let desired = decide(&observed);
+        let allowed = counts.filter(|_| !is_evicted).map_or(0, |(_, workers)| workers as usize);
+        let stay = usize::try_from(live).unwrap() - desired.delete.len();
+        prop_assert!(names(&desired).is_empty() || stay + names(&desired).len() <= allowed);
+        let holds = counts.is_some();
+        let gives_back = desired.workload.iter().any(|c| match c {
+            WorkloadChange::Delete(_) => holds,
+            WorkloadChange::PatchStatus { patch, .. } => patch["status"].get("admission").is_some(),
+            _ => false,
+        });
+        prop_assert!(!gives_back || (live == 0 && !trains), "quota is given back under running pods");
+        let second = decide(&carried_out(&observed, &desired));
+        prop_assert!(second.create.is_empty(), "{:?}", names(&second));
+    }
+}

@@ -1,0 +1,130 @@
+//! Watches what Kueue says, while the API server serves it. Kueue may be installed and removed while the operator runs.
+
+use crate::cluster::workloads::resource;
+use crate::decide::KueueVersion;
+use crate::index::{Flavors, Workloads};
+use crate::resource::JobRef;
+use crate::watches::{Reports, Scope, config, fill, labelled};
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// An installation of Kueue is noticed within this time.
+const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// After no answer the API server is asked again after this time.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Watches Workloads and ResourceFlavors wherever they are served. `jobs`: all jobs with a queue, which are looked at again when that changes. Never
+/// ends.
+pub(crate) async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, jobs: impl Fn() -> Vec<JobRef>) {
+    let mut is_counted = false;
+    let mut served = look(client, scope).await;
+    loop {
+        let changed = to.index.queues.lock().set_served(served);
+        for job in changed.into_iter().chain(jobs()) {
+            // Nobody reads only when the controller has ended.
+            let _ = to.changed.send(job).await;
+        }
+        let (filled, mut listed) = watch::channel(0);
+        let count = async {
+            let complete = if served.is_some() { 2 } else { 0 };
+            let _ = listed.wait_for(|listed| *listed >= complete).await;
+            if !std::mem::replace(&mut is_counted, true) {
+                to.filled.send_modify(|filled| *filled += 1);
+            }
+            std::future::pending::<()>().await;
+        };
+        let lists = Reports {
+            filled: &filled,
+            changed: to.changed.clone(),
+            ..*to
+        };
+        served = tokio::select! {
+            next = changes(client, scope, served) => next,
+            () = count => served,
+            () = watch_served(client, scope, served, &lists) => served,
+        };
+    }
+}
+
+/// Watches both kinds of a version; waits for ever where there is none.
+async fn watch_served(client: &Client, scope: &Scope, served: Option<KueueVersion>, to: &Reports<'_>) {
+    let Some(version) = served else {
+        return std::future::pending().await;
+    };
+    let (workloads, flavors) = apis(client, scope, version);
+    let workloads = watcher(workloads, labelled()).default_backoff();
+    let flavors = watcher(flavors, config()).default_backoff();
+    let (of_jobs, of_cluster) = (Workloads(to.index), Flavors(to.index));
+    futures::join!(
+        fill::<DynamicObject, _>("Workload", workloads, &of_jobs, to),
+        fill::<DynamicObject, _>("ResourceFlavor", flavors, &of_cluster, to),
+    );
+}
+
+fn apis(client: &Client, scope: &Scope, version: KueueVersion) -> (Api<DynamicObject>, Api<DynamicObject>) {
+    let of = |kind: &str| -> ApiResource { resource(version, kind) };
+    let flavors = Api::all_with(client.clone(), &of("ResourceFlavor"));
+    (scope.documents(client, &of("Workload")), flavors)
+}
+
+/// Returns when another version is served, or none any more.
+async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -> Option<KueueVersion> {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        // What is read already is not tried again.
+        let is_served = served_version(client).await;
+        if is_served.is_err() || is_served.is_ok_and(|version| version == served && served.is_some()) {
+            continue;
+        }
+        let now = look(client, scope).await;
+        if now != served {
+            return now;
+        }
+    }
+}
+
+/// The version of Kueue's API that is served and that the operator may read.
+async fn look(client: &Client, scope: &Scope) -> Option<KueueVersion> {
+    loop {
+        match usable(client, scope).await {
+            Ok(version) => return version,
+            // The API server has said that there is none for us.
+            Err(kube::Error::Api(status)) if status.is_not_found() => return None,
+            Err(kube::Error::Api(status)) if status.is_forbidden() => {
+                tracing::warn!(
+                    message = status.message,
+                    "Kueue is left out: the operator may not read its objects"
+                );
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "whether Kueue is installed is not known");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// The newest version that is served and that this release can use.
+async fn served_version(client: &Client) -> kube::Result<Option<KueueVersion>> {
+    let groups = client.list_api_groups().await?.groups;
+    let Some(group) = groups.into_iter().find(|group| group.name == KueueVersion::GROUP) else {
+        return Ok(None);
+    };
+    let is_served = |version: &KueueVersion| group.versions.iter().any(|v| v.version == version.version());
+    Ok(KueueVersion::ALL.into_iter().find(is_served))
+}
+
+async fn usable(client: &Client, scope: &Scope) -> kube::Result<Option<KueueVersion>> {
+    let Some(version) = served_version(client).await? else {
+        return Ok(None);
+    };
+    let (workloads, flavors) = apis(client, scope, version);
+    let one = ListParams::default().limit(1);
+    workloads.list(&one).await?;
+    flavors.list(&one).await?;
+    Ok(Some(version))
+}

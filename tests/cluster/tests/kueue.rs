@@ -1,0 +1,278 @@
+//! Jobs with a queue, on a real API server with Kueue's own definitions. What Kueue's controller writes, the tests write in its place.
+#![expect(
+    clippy::unwrap_used,
+    clippy::too_many_lines,
+    reason = "tests that tell a story"
+)]
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use varuna_cluster_tests::{
+    FakeNode, cluster, coordinators, documents, eventually, job, jobs, kueue_resource, operator,
+};
+
+/// A job of up to three workers with a queue, whose pods go to the nodes of its own test.
+fn queued(pool: &str) -> Value {
+    let mut job = job("j");
+    job["metadata"]["labels"] = json!({ "kueue.x-k8s.io/queue-name": "team-a" });
+    job["spec"]["allowStateLoss"] = true.into();
+    job["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 3 });
+    job["spec"]["workers"] =
+        json!({ "template": { "spec": { "nodeSelector": { "varuna.dev/test": pool } } } });
+    job
+}
+
+async fn create(client: &Client, namespace: &str, job: Value) {
+    let job: DynamicObject = serde_json::from_value(job).unwrap();
+    jobs(client, namespace)
+        .create(&PostParams::default(), &job)
+        .await
+        .unwrap();
+}
+
+async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    Ok(pods
+        .list(&ListParams::default().labels("varuna.dev/job"))
+        .await?
+        .items)
+}
+
+/// The job's only Workload.
+async fn workload(client: &Client, namespace: &str) -> Result<DynamicObject> {
+    let all = documents(client, namespace, &kueue_resource("Workload"));
+    let mut all = all.list(&ListParams::default()).await?.items;
+    ensure!(all.len() == 1, "{} Workloads", all.len());
+    all.pop().context("one")
+}
+
+/// Whether a condition of an object is true, and its reason.
+fn condition(object: &DynamicObject, kind: &str) -> (bool, String) {
+    let all = object.data["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let found = all.into_iter().find(|c| c["type"] == kind).unwrap_or_default();
+    (
+        found["status"] == "True",
+        found["reason"].as_str().unwrap_or_default().to_owned(),
+    )
+}
+
+async fn job_says(client: &Client, namespace: &str, phase: &str, admitted: (bool, &str), words: &str) {
+    eventually(&format!("the job says {phase} {admitted:?} {words}"), || async {
+        let job = jobs(client, namespace).get("j").await?;
+        let found = condition(&job, "Admitted");
+        let text = job.data["status"].to_string();
+        ensure!(
+            job.data["status"]["phase"] == phase
+                && (found.0, found.1.as_str()) == admitted
+                && text.contains(words),
+            "{text}"
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// As Kueue's controller does: changes conditions and the admission of the job's Workload.
+async fn kueue_writes(
+    client: &Client,
+    namespace: &str,
+    conditions: &[(&str, bool, &str)],
+    admission: Option<Value>,
+) {
+    let workloads = documents(client, namespace, &kueue_resource("Workload"));
+    let found = workload(client, namespace).await.unwrap();
+    let mut all = found.data["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    for (kind, is, reason) in conditions {
+        all.retain(|c| c["type"] != *kind);
+        all.push(json!({
+            "type": kind, "status": if *is { "True" } else { "False" }, "reason": reason, "message": format!("Kueue says {reason}"),
+            "lastTransitionTime": k8s_openapi::jiff::Timestamp::now().to_string(),
+        }));
+    }
+    let mut status = json!({ "conditions": all });
+    if let Some(admission) = admission {
+        status["admission"] = admission;
+    }
+    let patch = Patch::Merge(json!({ "status": status }));
+    workloads
+        .patch_status(&found.name_any(), &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// Admits the coordinator and so many workers.
+async fn kueue_admits(client: &Client, namespace: &str, workers: u32, flavor: &str) {
+    let set = |name: &str, count: u32| json!({ "name": name, "count": count, "flavors": { "cpu": flavor, "nvidia.com/gpu": flavor } });
+    let admission = json!({ "clusterQueue": "all", "podSetAssignments": [set("coordinator", 1), set("workers", workers)] });
+    let conditions = [
+        ("QuotaReserved", true, "QuotaReserved"),
+        ("Evicted", false, "QuotaReserved"),
+        ("Admitted", true, "Admitted"),
+    ];
+    kueue_writes(client, namespace, &conditions, Some(admission)).await;
+}
+
+/// Waits for so many pods of workers and a coordinator's, on nodes of the flavour.
+async fn pods_are(client: &Client, namespace: &str, workers: usize, flavor: &str) {
+    eventually(&format!("{workers} workers and a coordinator"), || async {
+        let pods = pods(client, namespace).await?;
+        ensure!(pods.len() == workers + 1, "{} pods", pods.len());
+        for pod in pods {
+            let selector = pod.spec.and_then(|s| s.node_selector).unwrap_or_default();
+            ensure!(
+                selector.get("pool").map(String::as_str) == Some(flavor),
+                "{selector:?}"
+            );
+        }
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Without a kubelet nobody ends a pod's last grace.
+async fn end_pods(client: &Client, namespace: &str) -> Result<()> {
+    let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let force = DeleteParams {
+        grace_period_seconds: Some(0),
+        ..DeleteParams::default()
+    };
+    for pod in pods(client, namespace).await? {
+        if pod.metadata.deletion_timestamp.is_some() {
+            all.delete(&pod.name_any(), &force).await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_when_it_is_evicted() {
+    let namespace = cluster().namespace("kueue").unwrap();
+    let client = cluster().client().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let _node = FakeNode::add(&client, &format!("{namespace}-n"), &namespace, 8)
+        .await
+        .unwrap();
+    let _operator = operator(client.clone(), &namespace);
+    let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
+    create(&client, &namespace, queued(&namespace)).await;
+    if cluster().is_own() {
+        // The definitions are not there yet: the operator has started without them, and finds them later.
+        job_says(&client, &namespace, "Queued", (false, "NoKueue"), "install Kueue").await;
+    }
+    cluster().define_kueue(&client).await.unwrap();
+    let asked = eventually("the operator asks for quota", || workload(&client, &namespace))
+        .await
+        .unwrap();
+    assert_eq!(asked.data["spec"]["queueName"], "team-a");
+    assert_eq!(asked.data["spec"]["podSets"][1]["minCount"], 1);
+    assert_eq!(asked.owner_references()[0].kind, "VarunaJob");
+    kueue_writes(
+        &client,
+        &namespace,
+        &[("QuotaReserved", false, "WaitingForQuota")],
+        None,
+    )
+    .await;
+    job_says(
+        &client,
+        &namespace,
+        "Queued",
+        (false, "WaitsForQuota"),
+        "Kueue says WaitingForQuota",
+    )
+    .await;
+    assert_eq!(pods(&client, &namespace).await.unwrap().len(), 0);
+
+    // Two of three, on a flavour that is made only then: a flavour is needed to place pods.
+    let flavor = format!("{namespace}-spot");
+    kueue_admits(&client, &namespace, 2, &flavor).await;
+    job_says(
+        &client,
+        &namespace,
+        "Pending",
+        (true, "QuotaReserved"),
+        "2 of workers",
+    )
+    .await;
+    assert_eq!(
+        pods(&client, &namespace).await.unwrap().len(),
+        0,
+        "where they go is not known"
+    );
+    let object = json!({
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": { "name": flavor },
+        "spec": { "nodeLabels": { "pool": flavor } },
+    });
+    cluster()
+        .kubectl(&["apply", "-f", "-"], &object.to_string())
+        .unwrap();
+    pods_are(&client, &namespace, 2, &flavor).await;
+
+    // Evicted: everything ends, then the quota goes back.
+    kueue_writes(&client, &namespace, &[("Evicted", true, "Preempted")], None).await;
+    job_says(
+        &client,
+        &namespace,
+        "Queued",
+        (false, "Evicted"),
+        "Kueue says Preempted",
+    )
+    .await;
+    eventually("the quota is given back once no pod is left", || async {
+        let held = condition(&workload(&client, &namespace).await?, "QuotaReserved").0;
+        let live = pods(&client, &namespace).await?;
+        let live = live
+            .iter()
+            .filter(|p| p.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Failed"))
+            .count();
+        ensure!(held || live == 0, "given back under {live} pods");
+        end_pods(&client, &namespace).await?;
+        ensure!(!held, "it is held");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let released = workload(&client, &namespace).await.unwrap();
+    assert_eq!(released.data["status"].get("admission"), None);
+    assert_eq!(condition(&released, "Requeued"), (true, "Preempted".into()));
+    assert_eq!(released.uid(), asked.uid(), "it keeps its place in the queue");
+
+    // Admitted again, as a whole.
+    kueue_admits(&client, &namespace, 3, &flavor).await;
+    eventually("all three workers", || async {
+        end_pods(&client, &namespace).await?;
+        let live = pods(&client, &namespace).await?;
+        let live = live.iter().filter(|p| {
+            p.metadata.deletion_timestamp.is_none() && p.labels().contains_key("varuna.dev/pod-number")
+        });
+        ensure!(live.count() == 3, "not yet");
+        Ok(())
+    })
+    .await
+    .unwrap();
+
+    // Suspended: the Workload goes when the last pod has gone.
+    let patch = Patch::Merge(json!({ "spec": { "suspend": true } }));
+    jobs(&client, &namespace)
+        .patch("j", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    eventually("the Workload is deleted", || async {
+        end_pods(&client, &namespace).await?;
+        ensure!(workload(&client, &namespace).await.is_err(), "it is there");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
