@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
+use crate::kueue_watch;
 use crate::observe;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref, resource};
@@ -99,7 +100,8 @@ pub async fn run(
         .for_each(|_| std::future::ready(()));
     tokio::select! {
         () = work => {}
-        () = watches::run(&client, &scope, &reports, queued) => {}
+        () = watches::run(&client, &scope, &reports) => {}
+        () = kueue_watch::run(&client, &scope, &reports, queued) => {}
         () = forget_deleted_jobs(&context, store) => {}
         () = report_filled_caches(&health, watches_filled) => {}
         () = context.publisher.run() => {}

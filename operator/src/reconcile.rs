@@ -192,7 +192,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         let written = orders::write(&context.client, job, orders, present).await?;
         context.index.runs.lock().seen(&written);
     }
-    workloads::carry_out(context, job, &decision.workload).await?;
+    workloads::carry_out(&context.client, &context.index, job, &decision.workload).await?;
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;

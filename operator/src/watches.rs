@@ -4,7 +4,6 @@
 use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
 use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
-use crate::kueue_watch;
 use crate::metrics::Metrics;
 use crate::resource::{JobRef, resource};
 use futures::{Stream, StreamExt as _};
@@ -73,8 +72,8 @@ pub struct Reports<'a> {
     pub metrics: &'a Metrics,
 }
 
-/// Watches pods, nodes, runs and all other objects of jobs. `queued`: the jobs with a queue. Never ends.
-pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, queued: impl Fn() -> Vec<JobRef>) {
+/// Watches pods, nodes, runs and all other objects of jobs. Never ends.
+pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
     let pods = watch_objects(scope.pods(client), labelled()).default_backoff();
     let nodes = watch_objects(Api::<Node>::all(client.clone()), config()).default_backoff();
     let runs: Api<DynamicObject> = scope.documents(client, &orders::resource());
@@ -91,7 +90,6 @@ pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, queued: impl 
         fill::<Node, _>(DecidedOn::Node.kind(), nodes, to.index, to),
         fill::<DynamicObject, _>(DecidedOn::VarunaRun.kind(), runs, to.index, to),
         futures::future::join_all(owned),
-        kueue_watch::run(client, scope, to, queued),
     );
 }
 

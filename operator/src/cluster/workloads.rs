@@ -1,14 +1,14 @@
 //! Carries out what was decided about a job's Workloads in Kueue. Each is written over the version that was decided on.
 
 use super::ownership::verify;
-use crate::context::Context;
 use crate::decide::{JobPart, KueueVersion, ObservedJob, WorkloadChange};
 use crate::error::Error;
+use crate::index::Index;
 use crate::resource::MANAGER;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams, Preconditions,
 };
-use kube::{Api, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 
 /// One of Kueue's resources.
@@ -27,21 +27,19 @@ pub fn resource(version: KueueVersion, kind: &str) -> ApiResource {
 /// The API server or a webhook of Kueue refuses or does not answer, a name is another's, or the Workload has changed since: then a watch shows it
 /// soon.
 pub async fn carry_out(
-    context: &Context,
+    client: &Client,
+    index: &Index,
     job: &ObservedJob,
     changes: &[WorkloadChange],
 ) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());
     }
-    let Some(version) = context.index.queues.lock().of(job).served else {
+    let Some(version) = index.queues.lock().of(job).served else {
         return Ok(());
     };
-    let workloads: Api<DynamicObject> = Api::namespaced_with(
-        context.client.clone(),
-        &job.namespace,
-        &resource(version, "Workload"),
-    );
+    let workloads: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &job.namespace, &resource(version, "Workload"));
     let params = PatchParams {
         field_manager: Some(MANAGER.into()),
         ..PatchParams::default()
@@ -60,12 +58,12 @@ pub async fn carry_out(
                 Some(patched.map_err(refused)?)
             }
             WorkloadChange::Delete(name) => {
-                delete(context, &workloads, job, name).await?;
+                delete(index, &workloads, job, name).await?;
                 None
             }
         };
         if let Some(written) = written {
-            context.index.queues.lock().seen(&written);
+            index.queues.lock().seen(&written);
         }
     }
     Ok(())
@@ -101,12 +99,12 @@ async fn create(
 
 /// The Workload that was seen and no other of its name.
 async fn delete(
-    context: &Context,
+    index: &Index,
     workloads: &Api<DynamicObject>,
     job: &ObservedJob,
     name: &str,
 ) -> Result<(), Error> {
-    let uid = context.index.queues.lock().uid(&job.namespace, name);
+    let uid = index.queues.lock().uid(&job.namespace, name);
     let params = DeleteParams::background().preconditions(Preconditions {
         uid,
         resource_version: None,

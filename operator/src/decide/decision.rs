@@ -1,7 +1,6 @@
 //! What a decision consists of: what is to be done, and what is to be reported.
 
 use super::pod_verdicts::JudgedPod;
-use super::workload::WorkloadChange;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -49,6 +48,29 @@ pub struct PodDeletion {
     pub why: String,
     /// The reason of an Event about it, where users are to know.
     pub event: Option<Reason>,
+}
+
+/// What is to be done about a job's Workload.
+#[derive(Clone, PartialEq, Debug)]
+pub enum WorkloadChange {
+    /// Make it.
+    Create(Value),
+    /// Merge this into it, if it is of the version that is in there.
+    Patch {
+        /// Its name.
+        name: String,
+        /// What is merged.
+        patch: Value,
+    },
+    /// Merge this into its status, likewise.
+    PatchStatus {
+        /// Its name.
+        name: String,
+        /// What is merged.
+        patch: Value,
+    },
+    /// Delete it.
+    Delete(String),
 }
 
 /// The latest step that is known, and when it was reached.

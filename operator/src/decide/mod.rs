@@ -34,6 +34,7 @@ mod workload;
 pub use coordinator::coordinator_failure;
 pub use decision::{
     AvoidedNodes, CoordinatorGoal, Decision, EventNote, JobOutcome, PodDeletion, Progress, Report,
+    WorkloadChange,
 };
 pub use events::deletion_events;
 pub use observed::{
@@ -43,7 +44,6 @@ pub use observed::{
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
 pub use queue_objects::{Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement};
 pub use status::report;
-pub use workload::WorkloadChange;
 
 use job_outcome::{job_outcome, progress};
 use observed::postponed;

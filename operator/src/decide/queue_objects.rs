@@ -1,6 +1,5 @@
 //! What is observed of Kueue's objects, as far as decisions are made from it.
 
-use super::pod_template::append;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::Condition;
@@ -143,8 +142,14 @@ impl Placement {
                 above[field][name] = value.as_str().into();
             }
         }
-        let known = pod["spec"]["tolerations"].as_array().cloned().unwrap_or_default();
-        let new = self.tolerations.iter().filter(|t| !known.contains(t)).cloned();
-        append(&mut pod["spec"]["tolerations"], new.collect());
+        let given = &mut pod["spec"]["tolerations"];
+        if given.is_null() {
+            *given = json!([]);
+        }
+        if let Some(tolerations) = given.as_array_mut() {
+            let new = self.tolerations.iter().filter(|t| !tolerations.contains(t));
+            let new: Vec<Value> = new.cloned().collect();
+            tolerations.extend(new);
+        }
     }
 }

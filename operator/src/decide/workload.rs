@@ -1,6 +1,6 @@
 //! The job's Workload: the document by which Kueue is asked for quota, and told what has become of it.
 
-use super::decision::{AvoidedNodes, JobOutcome, time};
+use super::decision::{AvoidedNodes, JobOutcome, WorkloadChange, time};
 use super::objects::{
     APPLIED_ANNOTATION, COORDINATOR_LABEL, NUMBER_LABEL, identity_of, metadata, workload_name,
 };
@@ -17,29 +17,6 @@ use varuna_api::{Job, PodGroup};
 const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
 /// Characters of a message in a Workload's condition.
 const MESSAGE_MAX: usize = 1024;
-
-/// What is to be done about a job's Workload.
-#[derive(Clone, PartialEq, Debug)]
-pub enum WorkloadChange {
-    /// Make it.
-    Create(Value),
-    /// Merge this into it, if it is of the version that is in there.
-    Patch {
-        /// Its name.
-        name: String,
-        /// What is merged.
-        patch: Value,
-    },
-    /// Merge this into its status, likewise.
-    PatchStatus {
-        /// Its name.
-        name: String,
-        /// What is merged.
-        patch: Value,
-    },
-    /// Delete it.
-    Delete(String),
-}
 
 /// What is to be done about the job's Workloads.
 pub(super) fn workload_changes(
