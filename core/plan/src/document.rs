@@ -333,6 +333,10 @@ pub struct Plan {
     pub relay: bool,
     /// Members below each member, at most, in the tree along which a step's norms are gathered and its decision spreads.
     pub tree_fan_out: u32,
+    /// Newcomers follow their units from members of the plan before, so that they are at the base of a switch by themselves. Left out
+    /// where it is not so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub following: bool,
     /// Whose inventories decided the base (recovery only).
     pub evidence: Vec<WorkerId>,
     /// Why this plan, for people.

@@ -18,8 +18,8 @@ pub use coordinator::{
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
-    Conclusion, Digests, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Report, Status,
-    Suspicion, Time,
+    Conclusion, Digests, Following, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Report,
+    Status, Suspicion, Time,
 };
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;

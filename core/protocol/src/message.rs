@@ -41,6 +41,18 @@ pub enum Phase {
     Running,
 }
 
+/// Whether a worker can follow the units that it will need (see [`PeerMessage::Follow`]), and how far it has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Following {
+    /// It knows nothing of it: a worker of an older version.
+    #[default]
+    Unable,
+    /// It can.
+    Able,
+    /// It follows all its units of the plan that it joins, and they are where the run is, or nearly.
+    CaughtUp,
+}
+
 /// A worker's level: sent on every change but that of the step, on a new stream, and as heartbeat. The coordinator acts on the
 /// latest one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -65,6 +77,9 @@ pub struct Status {
     pub draining: bool,
     /// The last step of the run, as far as the worker knows.
     pub last_step: Step,
+    /// Whether it can follow, and has caught up.
+    #[serde(default)]
+    pub following: Following,
 }
 
 /// A unit whose gradient of one step is completely reduced on this worker, not yet applied.
@@ -242,5 +257,13 @@ pub enum PeerMessage {
     Fetch {
         /// Which unit.
         unit: Unit,
+    },
+    /// Ask for a copy of a unit while its holder trains, and for the reduced gradient of each step after it. It is a [`PeerMessage::Fetch`] too:
+    /// what was not followed to the base is given there.
+    Follow {
+        /// Which unit.
+        unit: Unit,
+        /// The state that it is followed at; none: a copy is needed.
+        held: Option<StateId>,
     },
 }

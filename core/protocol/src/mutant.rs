@@ -362,6 +362,22 @@ mutants! {
     NoSecondChance => UNIT_TESTS,
     /// Who was found with wrong bits is forgotten with the coordinator that found it.
     ForgetOddHolders => UNIT_TESTS,
+    /// A newcomer applies gradients in whatever order they come.
+    ApplyForwardedOutOfOrder => unit_tests_and_seeds("b", 0),
+    /// A gradient that comes late is applied to a unit that was fetched at the base meanwhile.
+    FollowOnFromBase => unit_tests_and_seeds("b", 0),
+    /// A newcomer takes a gradient of another generation.
+    TakeGradientOfAnyGeneration => UNIT_TESTS,
+    /// Gradients are forwarded after the optimizer has scaled and clipped them.
+    ForwardAfterApply => unit_tests_and_seeds("b", 0),
+    /// However many gradients wait to be sent to a follower, more are copied.
+    ForwardWithoutBound => UNIT_TESTS,
+    /// A change is armed before its newcomers have caught up.
+    ArmBeforeCaughtUp => UNIT_TESTS,
+    /// Newcomers that never catch up are waited for without end.
+    WaitForFollowersForEver => UNIT_TESTS,
+    /// A newcomer is ready with units that it has followed, wherever they are.
+    ReadyBeforeBase => seeds("be", 0),
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.

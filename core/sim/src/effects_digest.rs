@@ -12,8 +12,9 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Inventory, MemberEffect, Norms, OddHolder,
-    Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status, Suspicion, Trust,
+    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory, MemberEffect, Norms,
+    OddHolder, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status,
+    Suspicion, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -138,7 +139,7 @@ structs! {
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
         generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
-        evidence; reason; index
+        evidence; reason; index; following
     },
     StepDeadline { step_ns, doublings, evaluation; floor_ns },
     EvaluationSteps { interval_steps, batches },
@@ -146,7 +147,7 @@ structs! {
     Rollback { to, generation },
     OddHolder { worker, name },
     Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step },
-    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining; last_step },
+    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },
@@ -220,6 +221,17 @@ impl Digest for Trust {
     }
 }
 
+/// Nothing where workers cannot follow: the effects of such schedules are what they were before any could.
+impl Digest for Following {
+    fn digest(&self, d: &mut EffectsDigest) {
+        match self {
+            Following::Unable => {}
+            Following::Able => d.tag(1),
+            Following::CaughtUp => d.tag(2),
+        }
+    }
+}
+
 /// Enums: a tag for each variant, the fields that count, then those that are for people.
 macro_rules! enums {
     ($($type:ident { $($tag:literal $variant:ident $({ $($field:ident),* $(; $ignored:ident)* })? $(( $($part:ident),* ))?),* $(,)? })*) => {
@@ -269,6 +281,7 @@ enums! {
         1 Norm(norms),
         2 Fetch { unit },
         3 Decided(conclusion),
+        4 Follow { unit, held },
     }
     ExitReason {
         1 Released,
@@ -314,6 +327,9 @@ enums! {
         14 Exit(reason),
         15 StopServing { generation },
         16 Digest { id, saved, units },
+        17 Copy { generation, to, unit, id, decision },
+        18 Forward { generation, to, unit, decision },
+        19 ApplyForwarded { unit, decision },
     }
     Event {
         1 TookOver { term },
@@ -341,5 +357,6 @@ enums! {
         23 Diverged(divergence),
         24 CostsCorrected { generation, predicted_ms, observed_ms, factor },
         25 FinalCheckpointDamaged { state, again },
+        26 FollowersLate { generation, workers },
     }
 }

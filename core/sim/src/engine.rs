@@ -82,6 +82,8 @@ type Mail<K> = BTreeMap<(Generation, K), u64>;
 pub(crate) struct Engine {
     pub(crate) held: BTreeMap<Unit, Held>,
     pub(crate) staged: BTreeMap<(Unit, StateId), UnitState>,
+    /// Gradients that were forwarded to it, by the state that their step leads to.
+    pub(crate) gradients: BTreeMap<(Unit, StateId), u64>,
     pub(crate) job: Option<Job>,
     pub(crate) reduced: Reduced,
     pub(crate) applying: Option<(Decision, Vec<Unit>)>,
@@ -317,15 +319,35 @@ impl Engine {
     pub(crate) fn apply(&mut self, decision: &Decision, units: &[Unit]) {
         for unit in units {
             let reduced = self.reduced.units.get(unit).map_or(0, |(bits, _)| *bits);
-            if let Some(held) = self.held.get_mut(unit) {
-                *held = Held {
-                    id: decision.id,
-                    state: UnitState {
-                        bits: applied_bits(held.state.bits, reduced, decision),
-                        progress: held.state.progress.after(decision.overflow, &SCALING),
-                    },
-                };
-            }
+            self.apply_to(*unit, reduced, decision);
         }
+    }
+
+    fn apply_to(&mut self, unit: Unit, reduced: u64, decision: &Decision) {
+        if let Some(held) = self.held.get_mut(&unit) {
+            *held = Held {
+                id: decision.id,
+                state: UnitState {
+                    bits: applied_bits(held.state.bits, reduced, decision),
+                    progress: held.state.progress.after(decision.overflow, &SCALING),
+                },
+            };
+        }
+    }
+
+    /// What is forwarded of the step in hand. Once the optimizer has begun, the gradient is scaled.
+    pub(crate) fn gradient(&self, unit: Unit) -> Option<u64> {
+        let (bits, _) = self.reduced.units.get(&unit)?;
+        let scaled = self.applying.is_some();
+        Some(if scaled { mix(*bits, 0x5CA1E) } else { *bits })
+    }
+
+    /// The optimizer's step with a gradient that was forwarded; whether there was one.
+    pub(crate) fn apply_forwarded(&mut self, unit: Unit, decision: &Decision) -> bool {
+        let gradient = self.gradients.remove(&(unit, decision.id));
+        if let Some(reduced) = gradient {
+            self.apply_to(unit, reduced, decision);
+        }
+        gradient.is_some()
     }
 }

@@ -116,6 +116,10 @@ impl EventText {
             Event::Switched { generation } => {
                 format!("switched to plan {generation} without stopping the training")
             }
+            Event::FollowersLate { generation, workers } => format!(
+                "plan {generation} is not held up for {} any longer, which did not catch up with the run: what is missing moves after the switch",
+                self.names(workers)
+            ),
             Event::Cancelled { generation, because } => {
                 format!("plan {generation} is cancelled before its start: {because}")
             }

@@ -181,6 +181,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         deadline: read_deadline(need(plan.deadline, M, "deadline")?),
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
+        following: false,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
         index: PlanIndex::default(),

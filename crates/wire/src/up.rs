@@ -12,7 +12,7 @@ use v1::up::Message as Wire;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
-use varuna_protocol::{Digests, Inventory, Phase, Prepared, Ran, Report, Status, Suspicion};
+use varuna_protocol::{Digests, Following, Inventory, Phase, Prepared, Ran, Report, Status, Suspicion};
 
 /// Lists of units.
 const ONCE: &str = "each unit at most once";
@@ -169,6 +169,8 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
         at: read_id(need(status.at, M, "at")?)?,
         draining: status.draining,
         last_step: Step(status.last_step),
+        // These messages do not carry gradients yet: a worker of another process never follows.
+        following: Following::Unable,
     })
 }
 

@@ -286,6 +286,11 @@ impl Agent {
                 self.command(Command::Apply { decision, units })?;
             }
             MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
+            MemberEffect::Copy { unit, .. }
+            | MemberEffect::Forward { unit, .. }
+            | MemberEffect::ApplyForwarded { unit, .. } => {
+                tracing::error!(%unit, "the member follows, though this worker told it that it cannot");
+            }
             MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
             MemberEffect::Exit(reason) => self.exit = Some(reason),
         }

@@ -212,6 +212,7 @@ fn whole() -> Plan {
         deadline: crate::deadline::StepDeadline::of_ms(1),
         relay: false,
         tree_fan_out: 2,
+        following: false,
         evidence: Vec::new(),
         reason: String::new(),
         index: crate::document::PlanIndex::default(),

@@ -132,6 +132,7 @@ impl Plan {
             deadline: StepDeadline::of_ms(0),
             relay: false,
             tree_fan_out: 2,
+            following: false,
             evidence: Vec::new(),
             reason: String::new(),
             index: PlanIndex::default(),

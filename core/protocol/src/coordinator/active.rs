@@ -1,6 +1,7 @@
 //! A generation in force: launch, watch, promote.
 
 use super::all_of::AllOf;
+use super::catching_up::CatchingUp;
 use super::config::{CoordinatorEffect, Timing};
 use super::considered::Considered;
 use super::event::Event;
@@ -25,6 +26,8 @@ pub(super) struct Active {
     /// Of the members of the present plan and of the next one: connected in the next one.
     pub(super) present_ready: AllOf,
     pub(super) next_ready: AllOf,
+    /// Whether, and since when, a change waits for its newcomers to catch up.
+    pub(super) catching_up: CatchingUp,
     /// A worker that was seen to be based in this generation: the switch to it has been decided.
     switched: Option<(Generation, WorkerId)>,
     /// The last planned change whose members were armed.

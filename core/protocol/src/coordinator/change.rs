@@ -1,6 +1,7 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
 use super::active::Active;
+use super::catching_up::follows;
 use super::considered::Considered;
 use super::event::Event;
 use super::roster::Worker;
@@ -81,12 +82,13 @@ impl Active {
             .map(|u| plan.holders(u).to_vec())
             .collect();
         let from = plan.generation;
-        let next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
+        let mut next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
+        next.following = follows(shared, plan, &next);
         self.proposed = next.generation;
         Some(next)
     }
 
-    /// Connects everyone of the next plan, then arms the members of the present one.
+    /// Connects everyone of the next plan, waits until its newcomers have caught up, then arms the members of the present one.
     pub(super) fn change(
         &mut self,
         shared: &mut Shared,
@@ -97,7 +99,9 @@ impl Active {
         let generation = next.generation;
         let Readiness { lost, dead } = connect(shared, turn, plan, next);
         let armed = self.armed == generation;
-        if armed || bug!(ArmUnconnected) || self.is_connected(shared, turn.scope, plan, next) {
+        let connected = armed || bug!(ArmUnconnected) || self.is_connected(shared, turn.scope, plan, next);
+        let over = armed || self.catching_up.is_over(shared, turn, (plan, next), connected);
+        if over {
             self.armed = generation;
             self.slow_changes = 0;
             let scope = if armed { turn.scope } else { Scope::Everyone };
@@ -114,7 +118,8 @@ impl Active {
         } else {
             timing.connect_next * (1 << self.slow_changes.min(SLOW_CHANGES))
         };
-        let late = turn.now > self.planned_at.after(patience);
+        let waits = self.catching_up.has_begun(generation) && !hasty;
+        let late = !waits && turn.now > self.planned_at.after(patience);
         let step = shared.progress.step_deadline(plan); // the switch waits for a commit
         let cannot = self.cancel_because.take_if(|(g, _)| *g == generation);
         let cannot = cannot.map(|(_, because)| because);
@@ -135,7 +140,8 @@ impl Active {
             turn.event(Event::Cancelled { generation, because });
             return Next::Write(shared.record.with_next(None));
         }
-        let expired = turn.now > self.planned_at.after(timing.launch + step);
+        let following = timing.following * u32::from(next.following);
+        let expired = turn.now > self.planned_at.after(timing.launch + following + step);
         if dead || expired || (lost && self.armed == generation) {
             return Next::Recover(format!("the change to generation {generation} failed"));
         }

@@ -41,6 +41,8 @@ pub struct Timing {
     pub lost: Duration,
     /// How long a planned change may take to connect before it is cancelled.
     pub connect_next: Duration,
+    /// How long a planned change whose members are connected waits for its newcomers to catch up with the run.
+    pub following: Duration,
     /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,
     /// How long a generation may take from the write of its plan to Go, its step deadline not counted.
@@ -77,6 +79,7 @@ impl Default for Timing {
             unanswered: ms(60_000),
             lost: Duration::ZERO,
             connect_next: ms(10_000),
+            following: ms(60_000),
             cancel_grace: ms(500),
             launch: ms(60_000),
             bad_link: ms(120_000),
@@ -108,6 +111,7 @@ impl Timing {
             unanswered: ms(1_400),
             lost: Duration::ZERO,
             connect_next: ms(500),
+            following: ms(600),
             cancel_grace: ms(50),
             launch: ms(1_500),
             bad_link: ms(6_000),

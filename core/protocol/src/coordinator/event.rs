@@ -100,6 +100,14 @@ pub enum Event {
         /// The generation that is in force now.
         generation: Generation,
     },
+    /// A planned change takes place although some newcomers have not caught up with the run: what they lack is copied after the switch,
+    /// while training stands.
+    FollowersLate {
+        /// The generation.
+        generation: Generation,
+        /// The newcomers.
+        workers: Vec<WorkerId>,
+    },
     /// A planned change was dropped before anyone was armed for it.
     Cancelled {
         /// The generation.

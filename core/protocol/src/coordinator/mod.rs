@@ -8,6 +8,7 @@
 mod active;
 mod all_of;
 mod bad_links;
+mod catching_up;
 mod change;
 mod checkpoints;
 mod churn;

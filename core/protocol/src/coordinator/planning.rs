@@ -113,6 +113,7 @@ impl Shared {
             addresses: involved.iter().filter_map(address).collect(),
             relay: false,
             tree_fan_out: tree_fan_out(shape.members().len(), self.config.tree_fan_out),
+            following: false,
             evidence: Vec::new(),
             reason,
             shape,

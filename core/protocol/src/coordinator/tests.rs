@@ -4,6 +4,7 @@ mod comparing;
 mod divergence;
 mod domains;
 mod estimates;
+mod following;
 mod guards;
 mod last_step;
 mod promotion;
@@ -266,6 +267,7 @@ fn idle() -> Status {
         at: StateId::INITIAL,
         draining: false,
         last_step: config().last_step,
+        following: crate::message::Following::Unable,
     }
 }
 

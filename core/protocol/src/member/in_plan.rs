@@ -1,6 +1,7 @@
 //! The plan in force on a worker, and the planned change that is being prepared meanwhile.
 
 use super::connections::Connections;
+use super::following::{Followed, Followers};
 use super::holdings::Holdings;
 use super::norm_exchange::NormExchange;
 use super::serving::Serving;
@@ -30,6 +31,10 @@ pub(super) struct InPlan {
     pub(super) connections: Connections,
     /// State for peers.
     pub(super) serving: Serving,
+    /// Peers that followed this worker to the switch.
+    pub(super) followers: Followers,
+    /// What this worker follows, or followed to the switch.
+    pub(super) followed: Followed,
     pub(super) norms: NormExchange,
     /// What its last steps took.
     pub(super) recent: RecentSteps,
@@ -59,6 +64,8 @@ impl InPlan {
             base,
             connections,
             serving: Serving::default(),
+            followers: Followers::default(),
+            followed: Followed::default(),
             norms: NormExchange::default(),
             recent: RecentSteps::default(),
             progress_at: now,
@@ -77,6 +84,11 @@ impl InPlan {
             Stage::Ready => Phase::Ready,
             Stage::Running => Phase::Running,
         }
+    }
+
+    /// It is a newcomer's, which follows what it will need.
+    pub(super) fn follows(&self) -> bool {
+        self.plan.following && matches!(self.stage, Stage::Loading(_)) && self.left.is_none()
     }
 
     /// Transfers of state, while it loads.
@@ -112,7 +124,8 @@ impl InPlan {
     /// The units of this worker that are not at the base.
     pub(super) fn lacking(&self, me: WorkerId, holdings: &Holdings) -> Vec<Unit> {
         let mut units = self.plan.units(me);
-        units.retain(|u| !holdings.is_at(*u, self.base));
+        let followed = |u: Unit| bug!(ReadyBeforeBase) && self.follows() && holdings.units.contains_key(&u);
+        units.retain(|u| !holdings.is_at(*u, self.base) && !followed(*u));
         units
     }
 }
@@ -122,6 +135,8 @@ pub(super) struct PlannedChange {
     pub(super) plan: Arc<Plan>,
     pub(super) connections: Connections,
     pub(super) serving: Serving,
+    /// Newcomers that follow.
+    pub(super) followers: Followers,
     /// Its number goes into the norm exchange.
     pub(super) armed: bool,
     /// Since when peers are being connected; none once all were, or somebody was suspected.
@@ -134,6 +149,7 @@ impl PlannedChange {
             plan,
             connections,
             serving: Serving::default(),
+            followers: Followers::default(),
             armed: false,
             suspect_at: Some(now),
         }

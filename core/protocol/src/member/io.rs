@@ -48,6 +48,8 @@ pub struct MemberConfig {
     pub last_step: Step,
     /// Steps between regular checkpoints; one is also made when it is ordered, and at the end. None = there is no store.
     pub checkpoint_every: Option<u64>,
+    /// It can follow units (see [`PeerMessage::Follow`]): its driver knows the inputs and effects of that.
+    pub follows: bool,
     /// Steps between comparisons of the holders' states; those of checkpoints are compared too. None = nothing is compared.
     pub compare_every: Option<u64>,
     /// Deadlines.
@@ -141,6 +143,27 @@ pub enum MemberInput {
         /// Which unit.
         unit: Unit,
     },
+    /// A gradient, see [`MemberEffect::Forward`], was sent to the end.
+    Forwarded {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+    },
+    /// The reduced gradient of a step lies staged under `(unit, decision.id)`. The member answers at once with
+    /// [`MemberEffect::ApplyForwarded`]; what it does not take is to be dropped.
+    Gradient {
+        /// Of the connection.
+        generation: Generation,
+        /// Who sent it.
+        from: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// The decision of its step.
+        decision: Decision,
+    },
     /// Engine: every unit of mine is reduced for the step.
     Prepared {
         /// Of the plan that was run.
@@ -162,7 +185,7 @@ pub enum MemberInput {
         /// `Decision::id` of the Apply.
         id: StateId,
     },
-    /// Engine: a unit is at `id` now (the answer to Adopt, and to Load of the initial state).
+    /// Engine: a unit is at `id` now (the answer to Adopt, to ApplyForwarded, and to Load of the initial state).
     Loaded {
         /// Which unit.
         unit: Unit,
@@ -223,6 +246,39 @@ pub enum MemberEffect {
         id: StateId,
         /// Travels with it.
         decision: Option<Decision>,
+    },
+    /// Make a copy of the unit as it is now, beside the next step, and send that: training waits neither for the network nor for the
+    /// reader. At most one at a time to each peer. Answer: Served, unless the connection is closed.
+    Copy {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// Its state.
+        id: StateId,
+        /// The decision that led to it.
+        decision: Option<Decision>,
+    },
+    /// Copy the unit's reduced gradient as it is now (of a step that is skipped, nothing), and send it with the decision. Answer: Forwarded,
+    /// unless the connection is closed.
+    Forward {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// The decision of the step.
+        decision: Decision,
+    },
+    /// Engine: apply the decision with the staged gradient to the unit, uninterruptibly. Answer: Loaded with `decision.id`.
+    ApplyForwarded {
+        /// Which unit; it is at the decision's parent when all that was ordered before is done.
+        unit: Unit,
+        /// What to apply.
+        decision: Decision,
     },
     /// Send no more state in this generation: the engine is about to change it.
     StopServing {

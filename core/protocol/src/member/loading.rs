@@ -32,8 +32,11 @@ impl Member {
         base: StateId,
         effects: &mut Vec<MemberEffect>,
     ) {
+        let mut change = change;
+        change.serving.forget(|to, unit| change.followers.has(to, unit));
         let entered = InPlan {
             serving: change.serving,
+            followers: change.followers,
             left: Some(self.generation()),
             ..InPlan::enter(now, self.config.id, change.plan, Some(base), change.connections)
         };
@@ -82,6 +85,7 @@ impl Member {
     pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
         if let Some(change) = self.change_to(generation) {
             change.serving.lose(peer);
+            change.followers.lose(peer);
             if change.connections.lose(peer) {
                 self.tell_change(effects);
             }
@@ -93,6 +97,7 @@ impl Member {
         };
         current.connections.lose(peer);
         current.serving.lose(peer);
+        current.followers.lose(peer);
         // a source may leave as soon as Go is given, which it may hear before this worker does
         let needed = match current.stage {
             Stage::Running => current.plan.has(peer) && !finished,
@@ -146,7 +151,7 @@ impl Member {
     fn obtain(&mut self, now: Time, unit: Unit, effects: &mut Vec<MemberEffect>) {
         let retry = self.config.timing.fetch_retry;
         let Some(current) = &mut self.current else { return };
-        let generation = current.plan.generation;
+        let (generation, follows) = (current.plan.generation, current.follows());
         let Stage::Loading(transfers) = &mut current.stage else {
             return;
         };
@@ -165,11 +170,19 @@ impl Member {
         let (based, connections) = (current.base.is_some(), &mut current.connections);
         match transfers.ask_peer(now, retry, unit, &sources, based, |w| connections.has(w)) {
             Some(Ask::Dial(peer)) => connections.dial(peer, &current.plan, effects),
-            Some(Ask::Fetch(to)) => effects.push(MemberEffect::Send {
-                generation,
-                to,
-                message: PeerMessage::Fetch { unit },
-            }),
+            Some(Ask::Fetch(to)) => {
+                let held = current.followed.at(unit);
+                let message = if follows && !based {
+                    PeerMessage::Follow { unit, held }
+                } else {
+                    PeerMessage::Fetch { unit }
+                };
+                effects.push(MemberEffect::Send {
+                    generation,
+                    to,
+                    message,
+                });
+            }
             None => {}
         }
     }
@@ -209,6 +222,7 @@ impl Member {
         let me = self.config.id;
         let Some(current) = &mut self.current else { return };
         let sources = current.plan.sources_for(me, unit);
+        current.followed.lose(unit);
         let Some(transfers) = current.transfers() else {
             return;
         };
@@ -237,6 +251,9 @@ impl Member {
     ) {
         let fenced = self.waiting.has_fence() && !bug!(AdoptBeforeFence);
         let open = self.phase() == Phase::Loading && self.engine == Engine::Idle && !fenced;
+        if open && self.is_copy(id, decision) {
+            return self.copied(now, from, unit, (id, decision), effects);
+        }
         if !open || !self.wants(unit) {
             return;
         }
@@ -252,6 +269,9 @@ impl Member {
             if !bug!(DecisionDoesNotTravel) && decision.is_some_and(|d| d.id == id) {
                 self.holdings.decision = decision;
             }
+            if !bug!(FollowOnFromBase) {
+                current.followed.lose(unit);
+            }
             self.replace(unit, id);
             effects.push(MemberEffect::Adopt { unit, id });
         }
@@ -261,7 +281,7 @@ impl Member {
     }
 
     /// The engine is about to overwrite the unit.
-    fn replace(&mut self, unit: Unit, id: StateId) {
+    pub(super) fn replace(&mut self, unit: Unit, id: StateId) {
         self.holdings.forget(unit);
         if let Some(transfers) = self.current.as_mut().and_then(InPlan::transfers) {
             transfers.forget(unit);
@@ -270,6 +290,9 @@ impl Member {
     }
 
     pub(super) fn on_loaded(&mut self, now: Time, unit: Unit, id: StateId, effects: &mut Vec<MemberEffect>) {
+        if let Some(current) = &mut self.current {
+            current.followed.done(unit);
+        }
         if self.adopting.get(&unit) != Some(&id) {
             return;
         }
@@ -348,7 +371,9 @@ impl Member {
         unit: Unit,
         effects: &mut Vec<MemberEffect>,
     ) {
-        if let Some(current) = self.current_in(generation) {
+        if let Some(change) = self.change_to(generation) {
+            change.followers.copy_sent(to, unit);
+        } else if let Some(current) = self.current_in(generation) {
             current.serving.sent(to, unit);
             self.serve(effects);
         }

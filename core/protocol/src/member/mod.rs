@@ -5,6 +5,7 @@
 //! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
 
 mod connections;
+mod following;
 mod holdings;
 mod in_plan;
 mod io;
@@ -155,6 +156,7 @@ impl Member {
             at: self.at,
             draining: self.draining,
             last_step: self.last_step,
+            following: self.following(),
         }
     }
 
@@ -272,6 +274,17 @@ impl Member {
             }
             MemberInput::FetchFailed { .. } => {}
             MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
+            MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
+            MemberInput::Gradient {
+                generation,
+                from,
+                unit,
+                decision,
+            } => {
+                if generation == self.generation() || bug!(TakeGradientOfAnyGeneration) {
+                    self.gradient_arrived(now, (from, unit), decision, effects);
+                }
+            }
             MemberInput::Prepared {
                 generation,
                 step,

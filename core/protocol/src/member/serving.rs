@@ -53,6 +53,11 @@ impl Serving {
         self.asks.retain(|(from, _)| *from != peer);
     }
 
+    /// These asks are answered otherwise.
+    pub(super) fn forget(&mut self, answered: impl Fn(WorkerId, Unit) -> bool) {
+        self.asks.retain(|(to, unit)| !answered(*to, *unit));
+    }
+
     /// Nothing is sent any more; true where something was on its way.
     pub(super) fn stop(&mut self) -> bool {
         self.asks.clear();

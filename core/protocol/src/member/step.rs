@@ -57,6 +57,9 @@ impl Member {
     ) {
         match message {
             PeerMessage::Fetch { unit } => self.asked(generation, from, unit, effects),
+            PeerMessage::Follow { unit, held } => {
+                self.asked_to_follow(generation, from, unit, held, effects);
+            }
             PeerMessage::Norm(norms) => {
                 let at = self.at;
                 let Some(current) = &mut self.current else { return };
@@ -158,10 +161,16 @@ impl Member {
         }
         current.norms.apply(conclusion);
         let units: Vec<Unit> = self.holdings.prepared.keys().copied().collect();
+        if !bug!(ForwardAfterApply) {
+            self.forward_gradients(decision, effects);
+        }
         effects.push(MemberEffect::Apply {
             decision,
             units: units.clone(),
         });
+        if bug!(ForwardAfterApply) {
+            self.forward_gradients(decision, effects);
+        }
         self.engine = Engine::Applying {
             decision,
             units,
@@ -242,6 +251,7 @@ impl Member {
             self.compare(saved, effects);
         }
         self.tell_change(effects);
+        self.copy_for_followers(effects);
         self.run(effects);
     }
 

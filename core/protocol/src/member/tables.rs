@@ -41,8 +41,11 @@ impl Member {
                 current.map(|c| c.connections.len()),
                 change.map(|c| c.connections.len()),
             ),
-            serving: count(current.map(|c| c.serving.len()), change.map(|c| c.serving.len())),
-            fetching: fetching.unwrap_or_default(),
+            serving: count(
+                current.map(|c| c.serving.len() + c.followers.len()),
+                change.map(|c| c.serving.len() + c.followers.len()),
+            ),
+            fetching: fetching.unwrap_or_default() + current.map_or(0, |c| c.followed.len()),
             units: self.holdings.units.len() + self.holdings.prepared.len() + self.adopting.len(),
         }
     }

@@ -2,6 +2,7 @@ mod checkpoints;
 mod comparing;
 mod connections;
 mod deadlines;
+mod following;
 mod guards;
 mod last_step;
 mod norm_tree;
@@ -60,6 +61,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
         deadline: StepDeadline::of_ms(1_000),
         relay: false,
         tree_fan_out: 2,
+        following: false,
         evidence: vec![],
         reason: String::new(),
         index: varuna_plan::PlanIndex::default(),
@@ -92,6 +94,7 @@ struct Rig {
 impl Rig {
     fn config() -> MemberConfig {
         MemberConfig {
+            follows: true,
             id: ME,
             layout: LAYOUT,
             last_step: Step(10),

@@ -131,6 +131,19 @@ impl Transfers {
         count >= DAMAGED_MAX && !bug!(AskDamagedForEver)
     }
 
+    /// The unit is followed from this source.
+    pub(super) fn keep(&mut self, asked_at: Time, from: WorkerId, unit: Unit) {
+        let dialled = false;
+        self.fetches.insert(
+            unit,
+            Fetch {
+                from,
+                asked_at,
+                dialled,
+            },
+        );
+    }
+
     /// The unit is here, or is to be asked for anew.
     pub(super) fn forget(&mut self, unit: Unit) {
         self.fetches.remove(&unit);

@@ -93,6 +93,7 @@ impl Host<Scale<'_>> {
     fn join(&mut self, setup: &Setup, workers: u64) {
         for _ in 0..workers {
             let config = MemberConfig {
+                follows: false,
                 id: self.members.next_id(),
                 layout: setup.planner.costs.layout(),
                 last_step: Step(1_000_000),

@@ -19,6 +19,8 @@ pub(super) struct Job {
     pub(super) checkpoint_every: u64,
     /// Checkpoints are also made by the clock.
     pub(super) save_every: Option<Duration>,
+    /// Workers know how to follow.
+    pub(super) following: bool,
     /// Steps between comparisons of the holders' states.
     pub(super) compare_every: Option<u64>,
     /// There is a store, and the job needs a checkpoint of its last step.
@@ -66,6 +68,7 @@ impl Job {
             may_begin_anew: rng.chance(50),
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,
+            following: Rng(mix(seed, 88)).chance(60),
             compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }

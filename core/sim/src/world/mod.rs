@@ -5,6 +5,7 @@ mod disturbances;
 mod drawing;
 mod fault_list;
 mod faults;
+mod following;
 mod job;
 mod network;
 mod outages;
@@ -36,7 +37,7 @@ use std::collections::BTreeMap;
 use store::Store;
 use unreliable::Unreliable;
 use uploads::{Outage, Upload};
-use varuna_plan::{Generation, StateId, Unit, WorkerId};
+use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
 use varuna_protocol::{CoordinatorEffect, Digests, Hello, MemberEffect, MemberInput, Mutant, Record};
 
 type Result = std::result::Result<(), Violation>;
@@ -53,6 +54,12 @@ pub(crate) enum Timer {
     Stop(WorkerId),
     Applied(WorkerId, StateId),
     Adopted(WorkerId, Unit, StateId),
+    /// A forwarded gradient is applied.
+    AppliedForwarded(WorkerId, Unit, Decision),
+    /// A copy or a gradient reaches the connection to a follower.
+    Follow(Link, Data),
+    /// A gradient was sent to a follower.
+    Forwarded(WorkerId, Generation, WorkerId, Unit),
     /// The digests of a state are computed.
     Digested(WorkerId, Digests),
     /// A unit's state was sent to a peer.
@@ -99,6 +106,7 @@ pub(crate) struct Worker {
     slow_until: u64,
     /// Shards that the store has not taken yet.
     uploads: usize,
+    follow: following::Order,
 }
 
 /// One schedule of delays and faults, drawn from a seed.
@@ -206,12 +214,15 @@ impl Environment for Schedule {
             | Timer::Stop(w)
             | Timer::Applied(w, _)
             | Timer::Adopted(w, ..)
+            | Timer::AppliedForwarded(w, ..)
+            | Timer::Forwarded(w, ..)
             | Timer::Digested(w, _)
             | Timer::Served(w, ..) => {
                 return host.engine_event(w, event);
             }
             Timer::Fault(fault, number, seed) => return host.fault(fault, number, seed),
             Timer::Part(link, state, parts) => host.send_part(link, state, parts),
+            Timer::Follow(link, data) => host.send_to_follower(link, data),
             Timer::ComeBack(crash_loop) => host.start_worker(Some(crash_loop)),
             Timer::Kill(w) => host.kill(w),
             Timer::Flap(w, left) => return host.flap(w, left),

@@ -47,7 +47,13 @@ pub(crate) enum Data {
         state: UnitState,
         decision: Option<Decision>,
     },
-    /// State whose digest is not the sender's.
+    /// The reduced gradient of a step, forwarded to who follows.
+    Gradient {
+        unit: Unit,
+        bits: u64,
+        decision: Decision,
+    },
+    /// State, or a gradient, whose digest is not the sender's.
     Damaged {
         unit: Unit,
     },
@@ -173,6 +179,15 @@ impl Host<Schedule> {
                     from,
                     unit,
                     id,
+                    decision,
+                }
+            }
+            Message::Data(Data::Gradient { unit, bits, decision }) => {
+                engine.gradients.insert((unit, decision.id), bits);
+                MemberInput::Gradient {
+                    generation,
+                    from,
+                    unit,
                     decision,
                 }
             }

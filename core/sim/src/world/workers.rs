@@ -19,6 +19,7 @@ impl Host<Schedule> {
         let id = self.members.next_id();
         let ms = Duration::from_millis;
         let config = MemberConfig {
+            follows: self.env.job.following,
             id,
             layout: self.env.job.layout,
             last_step: self.env.job.last_step,
@@ -44,6 +45,7 @@ impl Host<Schedule> {
             announced: false,
             slow_until: 0,
             uploads: 0,
+            follow: super::following::Order::default(),
         };
         self.members.start(config, worker);
         self.after_random(1, 30, Event::OpenStream(id));
@@ -79,6 +81,19 @@ impl Host<Schedule> {
                     self.send_part((w, to, generation), state, parts);
                 }
             }
+            MemberEffect::Copy {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => self.copy_to_follower((w, to, generation), (unit, id), decision),
+            MemberEffect::Forward {
+                generation,
+                to,
+                unit,
+                decision,
+            } => self.forward((w, to, generation), unit, decision),
             MemberEffect::Put { id, unit } => {
                 if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let from = w;
@@ -165,10 +180,18 @@ impl Host<Schedule> {
                 let late = self.store_delay();
                 self.after_random(1 + late, 40 + late, Timer::GetShard(w, generation, id, unit));
             }
-            MemberEffect::Adopt { unit, id } => self.after_random(1, 6, Timer::Adopted(w, unit, id)),
+            MemberEffect::Adopt { unit, id } => {
+                let at = self.engine_time(w, unit, 6);
+                self.at(at, Timer::Adopted(w, unit, id));
+            }
+            MemberEffect::ApplyForwarded { unit, decision } => {
+                let at = self.engine_time(w, unit, 12);
+                self.at(at, Timer::AppliedForwarded(w, unit, decision));
+            }
             MemberEffect::Free { keep } => {
                 engine.held.retain(|u, _| keep.contains(u));
                 engine.staged.clear();
+                engine.gradients.clear();
                 let phase = worker.machine.status().phase;
                 let allowed = matches!(phase, Phase::Running | Phase::Idle);
                 if allowed || !self.env.has(Mutant::FreeBeforeGo) {
@@ -204,6 +227,10 @@ impl Host<Schedule> {
             Timer::Served(_, generation, to, unit) => {
                 self.member(w, MemberInput::Served { generation, to, unit })
             }
+            Timer::Forwarded(_, generation, to, unit) => {
+                self.member(w, MemberInput::Forwarded { generation, to, unit })
+            }
+            Timer::AppliedForwarded(_, unit, decision) => self.applied_forwarded(w, unit, decision),
             Timer::Adopted(_, unit, id) => {
                 if let Some(state) = engine.staged.remove(&(unit, id)) {
                     engine.held.insert(unit, Held { id, state });

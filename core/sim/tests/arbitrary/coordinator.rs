@@ -154,6 +154,7 @@ impl Draw {
                     connected: self.chance(80),
                     next: self.generation(next),
                     next_connected: self.chance(80),
+                    following: varuna_protocol::Following::Unable,
                     at: self.state(),
                     draining: self.chance(3),
                     last_step: Step(self.number()),

@@ -20,6 +20,7 @@ pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };
     let ms = Duration::from_millis;
     let mut member = Member::new(MemberConfig {
+        follows: false,
         id: ME,
         layout: LAYOUT,
         last_step: Step(5 + draw.below(20)),
@@ -241,6 +242,7 @@ impl Draw {
             deadline: varuna_plan::StepDeadline::of_ms(50),
             relay: self.chance(30),
             tree_fan_out: 2,
+            following: false,
             evidence: Vec::new(),
             reason: String::new(),
             index: varuna_plan::PlanIndex::default(),

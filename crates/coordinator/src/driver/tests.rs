@@ -57,6 +57,7 @@ fn hello() -> Hello {
 /// What a worker says first of itself.
 fn first_status(job: &Job) -> Report {
     let mut member = Member::new(MemberConfig {
+        follows: false,
         id: WORKER,
         layout: job.model.layout(),
         last_step: Step(job.training.steps),

@@ -220,6 +220,10 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                     generation: GENERATION,
                     because: "connecting took too long".into(),
                 }),
+                now(Event::FollowersLate {
+                    generation: GENERATION,
+                    workers: vec![WorkerId(3)],
+                }),
                 now(Event::WriteFailed { version: 7 }),
                 now(Event::Lost {
                     units: vec![Unit(1), Unit(4)],
@@ -315,6 +319,7 @@ fn number(event: &Event) -> usize {
         Event::Diverged(_) => 22,
         Event::CostsCorrected { .. } => 23,
         Event::FinalCheckpointDamaged { .. } => 24,
+        Event::FollowersLate { .. } => 25,
     }
 }
 
@@ -332,7 +337,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=24),
+        numbers.into_iter().eq(0..=25),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

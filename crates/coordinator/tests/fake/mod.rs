@@ -150,6 +150,7 @@ impl Fake {
         let (inbox, said) = unbounded_channel();
         net.with(|n| n.inboxes.insert(id, inbox));
         let config = MemberConfig {
+            follows: false,
             id,
             layout: job.model.layout(),
             last_step: Step(job.training.steps),
@@ -403,7 +404,12 @@ impl Worker {
                     id: StateId::INITIAL,
                 }];
             }
-            MemberEffect::Load { .. } | MemberEffect::Put { .. } | MemberEffect::StopServing { .. } => {}
+            MemberEffect::Load { .. }
+            | MemberEffect::Put { .. }
+            | MemberEffect::Copy { .. }
+            | MemberEffect::Forward { .. }
+            | MemberEffect::ApplyForwarded { .. }
+            | MemberEffect::StopServing { .. } => {}
             MemberEffect::Adopt { unit, id } => {
                 let bits = self
                     .staged

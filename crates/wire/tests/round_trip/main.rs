@@ -44,6 +44,7 @@ fn small_plan() -> Plan {
         deadline: varuna_plan::StepDeadline::of_ms(1),
         relay: false,
         tree_fan_out: 2,
+        following: false,
         evidence: vec![],
         reason: String::new(),
         index: varuna_plan::PlanIndex::default(),

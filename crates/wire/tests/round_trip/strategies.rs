@@ -12,7 +12,9 @@ use varuna_plan::{
     StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, WorkerView};
-use varuna_protocol::{Digests, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion};
+use varuna_protocol::{
+    Digests, Following, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion,
+};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
 
@@ -109,6 +111,7 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 at,
                 draining,
                 last_step: Step(last_step),
+                following: Following::Unable,
             },
         )
 }

@@ -19,6 +19,7 @@ impl Host<Replay<'_>> {
     pub(super) fn join(&mut self, node: &str) {
         let id = self.members.next_id();
         let config = MemberConfig {
+            follows: false,
             id,
             layout: self.env.setup.planner.costs.layout(),
             last_step: LAST_STEP,

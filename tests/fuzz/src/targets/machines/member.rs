@@ -38,6 +38,7 @@ impl MemberRun {
         MemberRun {
             id,
             machine: Member::new(MemberConfig {
+                follows: true,
                 id,
                 layout: LAYOUT,
                 last_step: LAST,

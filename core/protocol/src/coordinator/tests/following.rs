@@ -1,0 +1,126 @@
+//! When a change is armed whose newcomers follow the run.
+
+use super::*;
+use crate::message::Following;
+
+const ARM: Order = Order::Arm {
+    generation: Generation(2),
+};
+
+fn able() -> Status {
+    Status {
+        following: Following::Able,
+        ..idle()
+    }
+}
+
+/// Trains in generation 1, with all of the next plan connected.
+fn present() -> Status {
+    Status {
+        generation: Generation(1),
+        phase: Phase::Running,
+        based: true,
+        connected: true,
+        next: Generation(2),
+        next_connected: true,
+        ..able()
+    }
+}
+
+/// Has joined generation 2, and is connected.
+fn newcomer(following: Following) -> Report {
+    Report::Status(Status {
+        generation: Generation(2),
+        phase: Phase::Loading,
+        connected: true,
+        following,
+        ..idle()
+    })
+}
+
+impl Rig {
+    /// One worker trains and another joins, of which both or one know how to follow; both are connected in the next plan.
+    fn growing(both: bool) -> Rig {
+        let mut rig = Rig::training(&[A]);
+        rig.say(A, Report::Status(present()));
+        rig.wait(100);
+        let hello = Hello {
+            address: "b:1".into(),
+            name: "b".into(),
+            node: String::new(),
+            hardware: None,
+            memory_bytes: None,
+            speed: 1.0,
+        };
+        rig.put(CoordinatorInput::StreamUp { from: B, hello });
+        rig.say(B, Report::Status(if both { able() } else { idle() }));
+        assert!(rig.machine.record().next.is_some());
+        rig.say(A, Report::Status(present()));
+        rig.say(B, newcomer(Following::Able));
+        rig
+    }
+
+    fn is_armed(&self) -> bool {
+        self.sent.contains(&(A, ARM))
+    }
+
+    fn is_late(&self) -> bool {
+        let late = Event::FollowersLate {
+            generation: Generation(2),
+            workers: vec![B],
+        };
+        self.events.contains(&late)
+    }
+
+    /// Time passes in which both are heard and a step is committed now and then.
+    fn train_on(&mut self, time: Duration, following: Following) {
+        for step in 1..=time.as_millis() / 100 {
+            self.wait(100);
+            let at = state(1, u64::try_from(step).unwrap());
+            self.say(A, Report::Status(Status { at, ..present() }));
+            self.say(B, newcomer(following));
+        }
+    }
+}
+
+#[test]
+fn a_change_waits_until_its_newcomers_have_caught_up() {
+    let mut rig = Rig::growing(true);
+    assert!(rig.machine.record().next.as_ref().unwrap().following);
+    rig.train_on(Duration::from_millis(400), Following::Able);
+    assert!(!rig.is_armed());
+    rig.say(B, newcomer(Following::CaughtUp));
+    assert!(rig.is_armed());
+    assert!(!rig.is_late());
+}
+
+#[test]
+fn newcomers_that_do_not_catch_up_are_waited_for_no_longer_than_is_allowed() {
+    let mut rig = Rig::growing(true);
+    let allowed = config().timing.following;
+    rig.train_on(allowed, Following::Able);
+    assert!(!rig.is_armed());
+    rig.train_on(Duration::from_millis(200), Following::Able);
+    assert!(rig.is_armed());
+    assert!(rig.is_late(), "it is said");
+    let broken = |e: &Event| matches!(e, Event::Cancelled { .. } | Event::Fenced { .. });
+    assert!(!rig.events.iter().any(broken), "{:?}", rig.events);
+}
+
+#[test]
+fn a_plan_with_a_worker_that_cannot_follow_is_armed_as_soon_as_it_is_connected() {
+    let rig = Rig::growing(false);
+    assert!(!rig.machine.record().next.as_ref().unwrap().following);
+    assert!(rig.is_armed());
+}
+
+#[test]
+fn a_change_is_not_held_up_once_a_member_will_go() {
+    let mut rig = Rig::growing(true);
+    let draining = true;
+    rig.say(B, Report::Status(Status { draining, ..able() }));
+    assert!(!rig.is_armed(), "it is cancelled instead");
+    let cancelled = |e: &Event| matches!(e, Event::Cancelled { .. });
+    rig.wait(100);
+    assert!(rig.events.iter().any(cancelled), "{:?}", rig.events);
+}

@@ -1,0 +1,97 @@
+//! Newcomers that follow: what is sent to them leaves its worker in order, and their engines apply it in order.
+
+use super::network::{Data, Ms};
+use super::{Result, Schedule, Timer};
+use crate::engine::Held;
+use crate::host::{Host, Link};
+use std::collections::BTreeMap;
+use varuna_plan::{Decision, StateId, Unit, WorkerId};
+use varuna_protocol::MemberInput;
+
+/// When the last of what must stay in its order is done.
+#[derive(Default)]
+pub(super) struct Order {
+    /// Copies and gradients leave the worker one after the other.
+    sent: Ms,
+    /// What the engine was given for a unit.
+    units: BTreeMap<Unit, Ms>,
+}
+
+impl Host<Schedule> {
+    /// When the engine will have done something for a unit that takes so long at most, after all that it was given for the unit before.
+    pub(super) fn engine_time(&mut self, w: WorkerId, unit: Unit, longest: Ms) -> Ms {
+        let at = self.now() + self.env.rng.range(1, longest);
+        let last = self.members[w].local.follow.units.entry(unit).or_default();
+        *last = at.max(*last);
+        *last
+    }
+
+    /// The copy is of this moment; it takes its time, and training does not wait for it.
+    pub(super) fn copy_to_follower(
+        &mut self,
+        link: Link,
+        (unit, id): (Unit, StateId),
+        decision: Option<Decision>,
+    ) {
+        let Some(Held { state, .. }) = self.members[link.0].local.engine.held.get(&unit).copied() else {
+            return;
+        };
+        self.env.stats.reach("following: a copy is made");
+        let state = Data::State {
+            unit,
+            id,
+            state,
+            decision,
+        };
+        let slow = self.env.rng.chance(self.env.unreliable.transfers);
+        let longest = if slow { 500 } else { 40 };
+        self.send_in_order(link, longest, state);
+    }
+
+    pub(super) fn forward(&mut self, link: Link, unit: Unit, decision: Decision) {
+        let Some(bits) = self.members[link.0].local.engine.gradient(unit) else {
+            return;
+        };
+        let slow = self.env.rng.chance(self.env.unreliable.transfers);
+        let longest = if slow { 150 } else { 12 };
+        self.send_in_order(link, longest, Data::Gradient { unit, bits, decision });
+    }
+
+    fn send_in_order(&mut self, link: Link, longest: Ms, data: Data) {
+        let time = self.now() + self.env.rng.range(1, longest);
+        let order = &mut self.members[link.0].local.follow;
+        order.sent = order.sent.max(time);
+        let at = order.sent;
+        self.at(at, Timer::Follow(link, data));
+    }
+
+    /// A copy or a gradient is sent to the end.
+    pub(super) fn send_to_follower(&mut self, link: Link, data: Data) {
+        let (w, to, generation) = link;
+        let (unit, sent) = match &data {
+            Data::State { unit, .. } => (*unit, Timer::Served(w, generation, to, *unit)),
+            Data::Gradient { unit, .. } => (*unit, Timer::Forwarded(w, generation, to, *unit)),
+            _ => return,
+        };
+        if !self.members[w].alive || !self.members[w].open.contains(&generation) {
+            return;
+        }
+        let damaged = self.env.rng.chance(self.env.unreliable.damaged_transfers);
+        let data = if damaged { Data::Damaged { unit } } else { data };
+        self.send_data(w, to, generation, data);
+        self.after_random(1, 8, sent);
+    }
+
+    pub(super) fn applied_forwarded(&mut self, w: WorkerId, unit: Unit, decision: Decision) -> Result {
+        let engine = &mut self.members[w].local.engine;
+        if engine.apply_forwarded(unit, &decision) {
+            self.env.stats.reach("following: a gradient is applied");
+            if let Some(held) = engine.held.get(&unit) {
+                self.env.checker.set(w, unit, held.id, held.state, true)?;
+            }
+            self.perhaps_hit(w, true);
+        }
+        let id = decision.id;
+        self.member(w, MemberInput::Loaded { unit, id })
+    }
+}
