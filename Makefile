@@ -149,7 +149,7 @@ bench-operator: build-release data ## The operator: from a signal to the plan an
 
 test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test chart --test examples --test operator --test plugin --test training
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test chart --test examples --test kueue --test operator --test plugin --test training
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
 	$(CARGO) run --release --locked -p varuna-bench-protocol

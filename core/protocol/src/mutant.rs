@@ -7,25 +7,7 @@
 mod caught_by;
 
 pub use caught_by::{CaughtBy, Seeds};
-
-const UNIT_TESTS: CaughtBy = CaughtBy {
-    unit_tests: true,
-    seeds: None,
-};
-
-const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
-    CaughtBy {
-        unit_tests: false,
-        seeds: Some(Seeds { invariants, from }),
-    }
-}
-
-const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
-    CaughtBy {
-        unit_tests: true,
-        ..seeds(invariants, from)
-    }
-}
+use caught_by::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
 macro_rules! mutants {
     ($($(#[$doc:meta])* $name:ident => $caught_by:expr),* $(,)?) => {
@@ -365,7 +347,7 @@ mutants! {
     /// A newcomer applies gradients in whatever order they come.
     ApplyForwardedOutOfOrder => unit_tests_and_seeds("b", 0),
     /// A gradient that comes late is applied to a unit that was fetched at the base meanwhile.
-    FollowOnFromBase => unit_tests_and_seeds("b", 0),
+    FollowOnFromBase => unit_tests_and_seeds("b", 900),
     /// A newcomer takes a gradient of another generation.
     TakeGradientOfAnyGeneration => UNIT_TESTS,
     /// Gradients are forwarded after the optimizer has scaled and clipped them.
@@ -377,7 +359,7 @@ mutants! {
     /// Newcomers that never catch up are waited for without end.
     WaitForFollowersForEver => UNIT_TESTS,
     /// A newcomer is ready with units that it has followed, wherever they are.
-    ReadyBeforeBase => seeds("be", 0),
+    ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.

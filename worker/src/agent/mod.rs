@@ -265,6 +265,10 @@ impl Agent {
                 self.command(Command::Snapshot { unit, id })?;
             }
             MemberEffect::Put { .. } => {}
+            // Its member was told that this worker cannot follow.
+            MemberEffect::Copy { .. }
+            | MemberEffect::Forward { .. }
+            | MemberEffect::ApplyForwarded { .. } => {}
             MemberEffect::Digest { id, saved, units } => {
                 self.command(Command::Compare { id, saved, units })?
             }
@@ -286,11 +290,6 @@ impl Agent {
                 self.command(Command::Apply { decision, units })?;
             }
             MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
-            MemberEffect::Copy { unit, .. }
-            | MemberEffect::Forward { unit, .. }
-            | MemberEffect::ApplyForwarded { unit, .. } => {
-                tracing::error!(%unit, "the member follows, though this worker told it that it cannot");
-            }
             MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
             MemberEffect::Exit(reason) => self.exit = Some(reason),
         }

@@ -247,6 +247,35 @@ impl Member {
                 from,
                 message,
             } => self.peer(generation, from, message, effects),
+            MemberInput::Fetched { .. }
+            | MemberInput::FetchProgress { .. }
+            | MemberInput::FetchFailed { .. }
+            | MemberInput::Served { .. }
+            | MemberInput::Forwarded { .. }
+            | MemberInput::Gradient { .. } => self.transfer(now, input, effects),
+            MemberInput::Prepared {
+                generation,
+                step,
+                units,
+                store_busy,
+            } => {
+                self.on_prepared(generation, step, &units, store_busy, effects);
+            }
+            MemberInput::Stopped { prepared } => self.on_stopped(now, &prepared, effects),
+            MemberInput::Applied { id } => self.on_applied(now, id, effects),
+            MemberInput::Loaded { unit, id } => self.on_loaded(now, unit, id, effects),
+            MemberInput::StepFailed { generation, about } => self.on_step_failed(generation, about, effects),
+            MemberInput::Digested(digests) => effects.push(MemberEffect::Report(Report::Digests(digests))),
+            MemberInput::Drain => {
+                self.draining = true;
+                self.tell(effects);
+            }
+        }
+    }
+
+    /// State and gradients that arrive, and what was sent of them.
+    fn transfer(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
+        match input {
             MemberInput::Fetched {
                 generation,
                 from,
@@ -272,7 +301,6 @@ impl Member {
             } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
                 self.fetch_failed(now, from, unit, effects)
             }
-            MemberInput::FetchFailed { .. } => {}
             MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
             MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
             MemberInput::Gradient {
@@ -285,23 +313,7 @@ impl Member {
                     self.gradient_arrived(now, (from, unit), decision, effects);
                 }
             }
-            MemberInput::Prepared {
-                generation,
-                step,
-                units,
-                store_busy,
-            } => {
-                self.on_prepared(generation, step, &units, store_busy, effects);
-            }
-            MemberInput::Stopped { prepared } => self.on_stopped(now, &prepared, effects),
-            MemberInput::Applied { id } => self.on_applied(now, id, effects),
-            MemberInput::Loaded { unit, id } => self.on_loaded(now, unit, id, effects),
-            MemberInput::StepFailed { generation, about } => self.on_step_failed(generation, about, effects),
-            MemberInput::Digested(digests) => effects.push(MemberEffect::Report(Report::Digests(digests))),
-            MemberInput::Drain => {
-                self.draining = true;
-                self.tell(effects);
-            }
+            _ => {}
         }
     }
 

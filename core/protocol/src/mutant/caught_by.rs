@@ -17,3 +17,22 @@ pub struct Seeds {
     /// One of the 400 seeds from here on breaks one of them.
     pub from: u64,
 }
+
+pub(super) const UNIT_TESTS: CaughtBy = CaughtBy {
+    unit_tests: true,
+    seeds: None,
+};
+
+pub(super) const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
+    CaughtBy {
+        unit_tests: false,
+        seeds: Some(Seeds { invariants, from }),
+    }
+}
+
+pub(super) const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
+    CaughtBy {
+        unit_tests: true,
+        ..seeds(invariants, from)
+    }
+}
