@@ -282,10 +282,8 @@ impl Member {
                 unit,
                 id,
                 decision,
-            } => {
-                if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) {
-                    self.fetched(now, from, unit, (id, decision), effects);
-                }
+            } if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) => {
+                self.fetched(now, from, unit, (id, decision), effects);
             }
             MemberInput::FetchProgress {
                 generation,
@@ -299,7 +297,7 @@ impl Member {
                 from,
                 unit,
             } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
-                self.fetch_failed(now, from, unit, effects)
+                self.fetch_failed(now, from, unit, effects);
             }
             MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
             MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
@@ -308,10 +306,8 @@ impl Member {
                 from,
                 unit,
                 decision,
-            } => {
-                if generation == self.generation() || bug!(TakeGradientOfAnyGeneration) {
-                    self.gradient_arrived(now, (from, unit), decision, effects);
-                }
+            } if generation == self.generation() || bug!(TakeGradientOfAnyGeneration) => {
+                self.gradient_arrived(now, (from, unit), decision, effects);
             }
             _ => {}
         }

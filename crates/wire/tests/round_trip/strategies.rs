@@ -400,6 +400,8 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     tree_fan_out,
                     evidence,
                     reason,
+                    // Not carried until workers can follow.
+                    following: false,
                     index: varuna_plan::PlanIndex::default(),
                 }
             },
