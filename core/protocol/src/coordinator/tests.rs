@@ -6,6 +6,7 @@ mod domains;
 mod estimates;
 mod following;
 mod guards;
+mod joining;
 mod last_step;
 mod promotion;
 mod resuming;
@@ -322,69 +323,6 @@ fn nobody_hears_of_a_plan_before_it_is_persisted_and_everyone_ready_means_go() {
     assert!(!rig.sent.contains(&go));
     rig.status(A, 1, Phase::Ready, StateId::INITIAL);
     assert!(rig.sent.contains(&go));
-}
-
-#[test]
-fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted() {
-    let mut rig = Rig::training(&[A]);
-    rig.wait(100);
-    rig.join(B);
-    let next = rig.machine.record().next.clone().unwrap();
-    assert_eq!(next.base, Base::AtSwitch { from: Generation(1) });
-    assert_eq!(next.addresses.len(), 2);
-    let arm = (
-        A,
-        Order::Arm {
-            generation: Generation(2),
-        },
-    );
-    assert!(!rig.sent.contains(&arm));
-    let connected = |next: u64, generation: u64, phase| Status {
-        generation: Generation(generation),
-        phase,
-        next: Generation(next),
-        next_connected: true,
-        connected: true,
-        ..idle()
-    };
-    rig.say(B, Report::Status(connected(0, 2, Phase::Loading)));
-    rig.say(A, Report::Status(connected(2, 1, Phase::Running)));
-    assert!(rig.sent.contains(&arm));
-    for phase in [Phase::Loading, Phase::Ready] {
-        rig.status(A, 2, phase, state(1, 1));
-        rig.status(B, 2, phase, StateId::INITIAL);
-    }
-    assert!(rig.sent.contains(&(
-        B,
-        Order::Go {
-            generation: Generation(2)
-        }
-    )));
-    assert_eq!(rig.plan().generation, Generation(2));
-    assert!(rig.events.contains(&Event::Switched {
-        generation: Generation(2)
-    }));
-    assert!(!rig.events.iter().any(|e| matches!(e, Event::Fenced { .. })));
-}
-
-#[test]
-fn a_joiner_that_dies_before_it_is_armed_costs_nothing_but_a_number() {
-    let mut rig = Rig::training(&[A]);
-    rig.wait(100);
-    rig.join(B);
-    rig.put(CoordinatorInput::StreamDown { from: B });
-    rig.status(A, 1, Phase::Running, state(1, 1));
-    rig.wait(70);
-    assert_eq!(rig.machine.record().next, None);
-    assert_eq!(rig.machine.record().highest, Generation(2));
-    assert_eq!(rig.plan().generation, Generation(1));
-    assert!(rig.events.iter().any(|e| matches!(
-        e,
-        Event::Cancelled {
-            generation: Generation(2),
-            ..
-        }
-    )));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The plan in force on a worker, and the planned change that is being prepared meanwhile.
 
 use super::connections::Connections;
-use super::following::{Followed, Followers};
+use super::followed::{Followed, Followers};
 use super::holdings::Holdings;
 use super::norm_exchange::NormExchange;
 use super::serving::Serving;

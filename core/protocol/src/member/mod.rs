@@ -5,6 +5,7 @@
 //! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
 
 mod connections;
+mod followed;
 mod following;
 mod holdings;
 mod in_plan;

@@ -1,0 +1,183 @@
+//! What is known of following: whom this worker sends what, and which units it follows itself. Nothing here asks or sends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_plan::{Decision, StateId, Unit, WorkerId};
+
+/// Gradients of one unit that may wait on their way to one follower, and in its engine. A state is three times its gradient, so that a link
+/// that keeps up with the run has no more of them waiting behind a copy.
+const WAITING_MAX: u32 = 4;
+
+/// Whom this worker sends copies and gradients to.
+#[derive(Default)]
+pub(super) struct Followers {
+    /// They need a copy.
+    asks: BTreeSet<(WorkerId, Unit)>,
+    /// The copy that is on its way to each.
+    copies: BTreeMap<WorkerId, Unit>,
+    /// Units that were copied, and how many of their gradients are on the way.
+    gradients: BTreeMap<(WorkerId, Unit), u32>,
+}
+
+impl Followers {
+    /// A peer asks to follow a unit; `in_order`: it holds what it was sent.
+    pub(super) fn ask(&mut self, from: WorkerId, unit: Unit, in_order: bool) {
+        let copying = self.copies.get(&from) == Some(&unit);
+        let known = in_order && self.gradients.contains_key(&(from, unit));
+        if !copying && !known {
+            self.gradients.remove(&(from, unit));
+            self.asks.insert((from, unit));
+        }
+    }
+
+    /// The copies to be made of the present state: one is on its way to each follower.
+    pub(super) fn next_copies(&mut self, can: impl Fn(WorkerId, Unit) -> bool) -> Vec<(WorkerId, Unit)> {
+        let mut next = Vec::new();
+        for (to, unit) in &self.asks {
+            if !self.copies.contains_key(to) && can(*to, *unit) {
+                self.copies.insert(*to, *unit);
+                self.gradients.insert((*to, *unit), 0);
+                next.push((*to, *unit));
+            }
+        }
+        for copied in &next {
+            self.asks.remove(copied);
+        }
+        next
+    }
+
+    /// The gradients to be sent of the present step. A unit of which too many wait is not followed any more: the follower asks anew.
+    pub(super) fn next_gradients(&mut self) -> Vec<(WorkerId, Unit)> {
+        if !bug!(ForwardWithoutBound) {
+            self.gradients.retain(|_, waiting| *waiting < WAITING_MAX);
+        }
+        self.gradients.values_mut().for_each(|waiting| *waiting += 1);
+        self.gradients.keys().copied().collect()
+    }
+
+    /// A copy was sent to the end.
+    pub(super) fn copy_sent(&mut self, to: WorkerId, unit: Unit) {
+        if self.copies.get(&to) == Some(&unit) {
+            self.copies.remove(&to);
+        }
+    }
+
+    /// A gradient was sent to the end.
+    pub(super) fn gradient_sent(&mut self, to: WorkerId, unit: Unit) {
+        if let Some(waiting) = self.gradients.get_mut(&(to, unit)) {
+            *waiting = waiting.saturating_sub(1);
+        }
+    }
+
+    /// The peer was sent all gradients of the unit after its copy.
+    pub(super) fn has(&self, to: WorkerId, unit: Unit) -> bool {
+        self.gradients.contains_key(&(to, unit))
+    }
+
+    /// Some of them are still on their way.
+    pub(super) fn is_sending(&self, to: WorkerId, unit: Unit) -> bool {
+        self.gradients
+            .get(&(to, unit))
+            .is_some_and(|waiting| *waiting > 0)
+    }
+
+    /// The connection to the peer is closed.
+    pub(super) fn lose(&mut self, peer: WorkerId) {
+        self.asks.retain(|(to, _)| *to != peer);
+        self.copies.remove(&peer);
+        self.gradients.retain(|(to, _), _| *to != peer);
+    }
+
+    /// Asks, and what is on its way.
+    pub(super) fn len(&self) -> usize {
+        self.asks.len() + self.copies.len() + self.gradients.len()
+    }
+}
+
+/// A unit that this worker follows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct FollowedUnit {
+    /// The state that it is at once the engine has done what it was given.
+    at: StateId,
+    /// A gradient has come after the copy.
+    stepped: bool,
+    /// What the engine was given and has not done.
+    in_engine: u32,
+}
+
+/// What becomes of a gradient that has arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Arrived {
+    Taken,
+    /// It was taken before, or lies before the copy.
+    Old,
+    /// Something before it is missing.
+    Gap,
+}
+
+/// The units that this worker follows.
+#[derive(Default)]
+pub(super) struct Followed {
+    units: BTreeMap<Unit, FollowedUnit>,
+}
+
+impl Followed {
+    /// The state that the unit is followed at.
+    pub(super) fn at(&self, unit: Unit) -> Option<StateId> {
+        self.units.get(&unit).map(|u| u.at)
+    }
+
+    /// The engine takes a copy over.
+    pub(super) fn copied(&mut self, unit: Unit, at: StateId) {
+        let in_engine = 1 + self.units.get(&unit).map_or(0, |u| u.in_engine);
+        let unit_now = FollowedUnit {
+            at,
+            stepped: false,
+            in_engine,
+        };
+        self.units.insert(unit, unit_now);
+    }
+
+    /// A gradient has arrived: it is taken only where it leads on from what is followed.
+    pub(super) fn gradient(&mut self, unit: Unit, decision: &Decision) -> Arrived {
+        let Some(followed) = self.units.get_mut(&unit) else {
+            return Arrived::Gap;
+        };
+        if decision.id <= followed.at && !bug!(ApplyForwardedOutOfOrder) {
+            return Arrived::Old;
+        }
+        let next = decision.parent == followed.at || bug!(ApplyForwardedOutOfOrder);
+        if !next || followed.in_engine >= WAITING_MAX {
+            self.units.remove(&unit);
+            return Arrived::Gap;
+        }
+        followed.at = decision.id;
+        followed.stepped = true;
+        followed.in_engine += 1;
+        Arrived::Taken
+    }
+
+    /// The engine has done something that it was given for the unit.
+    pub(super) fn done(&mut self, unit: Unit) {
+        if let Some(followed) = self.units.get_mut(&unit) {
+            followed.in_engine = followed.in_engine.saturating_sub(1);
+        }
+    }
+
+    /// What came was damaged: it needs another copy.
+    pub(super) fn lose(&mut self, unit: Unit) {
+        self.units.remove(&unit);
+    }
+
+    /// All these units have come on by a gradient, and none is more than a step behind another.
+    pub(super) fn has_caught_up(&self, units: &[Unit]) -> bool {
+        let followed: Vec<&FollowedUnit> = units.iter().filter_map(|u| self.units.get(u)).collect();
+        let steps = || followed.iter().map(|u| u.at.step.0);
+        let together = steps().min().zip(steps().max()).is_some_and(|(a, b)| b - a <= 1);
+        followed.len() == units.len() && followed.iter().all(|u| u.stepped) && together
+    }
+
+    /// Units followed.
+    pub(super) fn len(&self) -> usize {
+        self.units.len()
+    }
+}
