@@ -275,7 +275,9 @@ impl World {
     /// The API server does not answer.
     pub(crate) async fn operators(&self) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), OPERATOR);
-        Ok(pods.list(&ListParams::default()).await?.items)
+        // The pod of `helm test` stays where it ended.
+        let operators = ListParams::default().labels("app.kubernetes.io/name=varuna-operator");
+        Ok(pods.list(&operators).await?.items)
     }
 
     /// The name of the pod that leads, by the Lease.
