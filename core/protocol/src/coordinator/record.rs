@@ -116,6 +116,8 @@ impl RecordKeeper {
             if self.ordered_last_step > record.last_step {
                 // The state that was put anew is not the run's last one any more.
                 record.puts_anew = 0;
+                // Whoever found the end did not know of the order: it is looked for again.
+                record.done = false;
             }
             record.last_step = record.last_step.max(self.ordered_last_step);
         }
