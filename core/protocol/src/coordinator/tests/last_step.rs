@@ -75,6 +75,31 @@ fn a_record_is_not_done_while_more_steps_wait_to_be_written() {
 }
 
 #[test]
+fn an_end_that_was_written_late_does_not_take_more_steps_with_it() {
+    let mut rig = Rig::training(&[A]);
+    rig.manual = true;
+    rig.status(A, 1, Phase::Running, state(1, 10));
+    rig.wait(300);
+    let end = rig.written.take().unwrap();
+    assert!(end.done);
+    let failed = |record: &Record| CoordinatorInput::Written {
+        ok: false,
+        record: record.clone(),
+    };
+    rig.put(failed(&end));
+    rig.put(CoordinatorInput::LastStep(MORE));
+    rig.wait(300);
+    let more = rig.written.take().unwrap();
+    assert_eq!((more.last_step, more.done), (MORE, false));
+    // The write of the end happens only now, and takes the place of the other.
+    rig.store = end;
+    rig.put(failed(&more));
+    rig.wait(300);
+    let again = rig.written.take().unwrap();
+    assert_eq!((again.last_step, again.done), (MORE, false));
+}
+
+#[test]
 fn fewer_steps_change_nothing() {
     let mut rig = Rig::training(&[A]);
     let version = rig.store.version;
