@@ -132,6 +132,52 @@ fn is_true(object: &DynamicObject, kind: &str) -> bool {
         .any(|c| c["status"] == "True")
 }
 
+/// Applies Kueue's definitions and waits for them: the controller ends where they are not served yet.
+fn serve_definitions(built: &Path) {
+    let definitions = built.join("definitions");
+    let definitions = definitions.to_string_lossy();
+    let apply = ["apply", "--server-side", "-f", &definitions];
+    cluster().kubectl(&apply, "").unwrap();
+    let wait = [
+        "wait",
+        "--for=condition=Established",
+        "--timeout=60s",
+        "-f",
+        &definitions,
+    ];
+    cluster().kubectl(&wait, "").unwrap();
+}
+
+/// Says whether a ClusterQueue admits, or lets go of what it has admitted.
+async fn stop_policy(client: &Client, queue: &str, policy: &str) -> Result<()> {
+    let queues: Api<DynamicObject> = Api::all_with(client.clone(), &kueue_resource("ClusterQueue"));
+    let patch = Patch::Merge(json!({ "spec": { "stopPolicy": policy } }));
+    queues.patch(queue, &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// The queue is drained: Kueue evicts, the pods end, the quota is free.
+async fn drain(client: &Client, namespace: &str) {
+    stop_policy(client, namespace, "HoldAndDrain").await.unwrap();
+    eventually("the quota is given back", || async {
+        let live = workers(client, namespace).await?;
+        let found = workload(client, namespace).await?;
+        ensure!(
+            live.is_empty() && !is_true(&found, "QuotaReserved"),
+            "{live:?} {}",
+            found.data["status"]
+        );
+        ensure!(
+            found.data["status"].get("admission").is_none(),
+            "{}",
+            found.data["status"]
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Kueue's controller, which scripts/setup-kueue.sh builds from a checkout"]
 async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
@@ -145,19 +191,7 @@ async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
     let namespace = cluster().namespace("kueue-own").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let definitions = built.join("definitions");
-    let definitions = definitions.to_string_lossy();
-    let apply = ["apply", "--server-side", "-f", &definitions];
-    cluster().kubectl(&apply, "").unwrap();
-    // The controller ends where they are not served yet.
-    let wait = [
-        "wait",
-        "--for=condition=Established",
-        "--timeout=60s",
-        "-f",
-        &definitions,
-    ];
-    cluster().kubectl(&wait, "").unwrap();
+    serve_definitions(&built);
     let _controller = controller(&program, folder.path());
     let _node = FakeNode::add(&client, &format!("{namespace}-n"), &namespace, 8)
         .await
@@ -196,37 +230,10 @@ async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
     let first = workload(&client, &namespace).await.unwrap();
     assert!(is_true(&first, "Admitted"));
 
-    // The queue is drained: Kueue evicts, the pods end, the quota is free.
-    let cluster_queues: Api<DynamicObject> = Api::all_with(client.clone(), &kueue_resource("ClusterQueue"));
-    let stop = |policy: &str| Patch::Merge(json!({ "spec": { "stopPolicy": policy } }));
-    let params = PatchParams::default();
-    cluster_queues
-        .patch(&namespace, &params, &stop("HoldAndDrain"))
-        .await
-        .unwrap();
-    eventually("the quota is given back", || async {
-        let live = workers(&client, &namespace).await?;
-        let found = workload(&client, &namespace).await?;
-        ensure!(
-            live.is_empty() && !is_true(&found, "QuotaReserved"),
-            "{live:?} {}",
-            found.data["status"]
-        );
-        ensure!(
-            found.data["status"].get("admission").is_none(),
-            "{}",
-            found.data["status"]
-        );
-        Ok(())
-    })
-    .await
-    .unwrap();
+    drain(&client, &namespace).await;
 
     // And again, with other pods, by the same Workload.
-    cluster_queues
-        .patch(&namespace, &params, &stop("None"))
-        .await
-        .unwrap();
+    stop_policy(&client, &namespace, "None").await.unwrap();
     eventually("two workers again", || async {
         let live = workers(&client, &namespace).await?;
         ensure!(
