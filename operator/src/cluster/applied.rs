@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 /// A disruption budget with another number is applied once that has stood for this time: by then a worker that goes has most often handed on
 /// what it holds, its replacement runs, and the number is what it was. Whoever drains a node asks again after 5 s.
 const BUDGET_SETTLES: Duration = Duration::from_secs(1);
+
 /// What is known of an object that was applied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Applied {

@@ -35,10 +35,10 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
         let name = worker.name.as_str();
         worker.up && !worker.draining && (is_deleted(name) || is_silent(name))
     };
-    let has_ended = |p: &ObservedPod| p.ended.is_some();
+    let pod_has_ended = |p: &ObservedPod| p.ended.is_some();
     let has_ended = |worker: &&WorkerView| {
         let is_missed = worker.pipeline.is_some() || !run.is_training();
-        !worker.up && is_missed && pod(&worker.name).is_none_or(has_ended)
+        !worker.up && is_missed && pod(&worker.name).is_none_or(pod_has_ended)
     };
     let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
         let workers = run.snapshot.iter().flat_map(|s| &s.workers);

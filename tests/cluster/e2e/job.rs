@@ -292,8 +292,11 @@ impl Job {
             let found = all
                 .iter()
                 .map(said)
-                // Under another reason, where it was told together with that.
-                .any(|said| said.contains(&format!("{reason}: ")) && said.contains(text));
+                // After another reason's sentences, where they were told together.
+                .any(|said| {
+                    said.split_once(&format!("{reason}: "))
+                        .is_some_and(|(_, after)| after.contains(text))
+                });
             ensure!(found, "{:#?}", all.iter().map(said).collect::<Vec<_>>());
             Ok(())
         })

@@ -87,15 +87,7 @@ impl Transfers {
         let from = next(at)?;
         *tried = at + 1;
         let dialled = !is_connected(from);
-        let asked_at = now;
-        self.fetches.insert(
-            unit,
-            Fetch {
-                from,
-                asked_at,
-                dialled,
-            },
-        );
+        self.note_asked(now, unit, from, dialled);
         Some(if dialled {
             Ask::Dial(from)
         } else {
@@ -132,8 +124,11 @@ impl Transfers {
     }
 
     /// The unit is followed from this source.
-    pub(super) fn keep(&mut self, asked_at: Time, from: WorkerId, unit: Unit) {
-        let dialled = false;
+    pub(super) fn keep(&mut self, now: Time, from: WorkerId, unit: Unit) {
+        self.note_asked(now, unit, from, false);
+    }
+
+    fn note_asked(&mut self, asked_at: Time, unit: Unit, from: WorkerId, dialled: bool) {
         self.fetches.insert(
             unit,
             Fetch {
