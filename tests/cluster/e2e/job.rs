@@ -1,5 +1,6 @@
 //! A job in the cluster, watched from its first moment to its last.
 
+use crate::metrics;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
@@ -308,56 +309,10 @@ impl Job {
     /// # Errors
     /// Nobody leads, or there is no such series.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
-        let mut text = scrape(&self.client, &self.operator).await?;
-        text += &scrape_coordinator(&self.client, &self.namespace).await?;
-        let all = text.lines().filter(|l| {
-            l.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| l.contains(label))
-        });
-        let values: Vec<f64> = all.filter_map(|l| l.rsplit(' ').next()?.parse().ok()).collect();
-        ensure!(!values.is_empty(), "no {name} with {labels:?}");
-        Ok(values.iter().sum())
+        let mut text = metrics::of_operator(&self.client, &self.operator).await?;
+        text += &metrics::of_coordinator(&self.client, &self.namespace).await?;
+        metrics::sum(&text, name, labels)
     }
-}
-
-/// The metrics of the operator that leads.
-///
-/// # Errors
-/// Nobody leads.
-pub(crate) async fn scrape(client: &Client, operator: &str) -> Result<String> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), operator);
-    for pod in pods.list(&ListParams::default()).await? {
-        let path = format!(
-            "/api/v1/namespaces/{operator}/pods/{}:8081/proxy/metrics",
-            pod.name_any()
-        );
-        let request = http::Request::get(path).body(vec![])?;
-        // One that does not answer does not lead.
-        if let Ok(Ok(text)) = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await
-            && text.lines().any(|l| l == "varuna_operator_leader 1")
-        {
-            return Ok(text);
-        }
-    }
-    anyhow::bail!("no operator leads")
-}
-
-/// The metrics of the job's coordinator.
-///
-/// # Errors
-/// There is none, or it does not answer.
-async fn scrape_coordinator(client: &Client, namespace: &str) -> Result<String> {
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let coordinators = pods
-        .list(&ListParams::default().labels(COORDINATOR_LABEL))
-        .await?;
-    let newest = coordinators
-        .iter()
-        .max_by_key(|p| p.metadata.creation_timestamp.clone());
-    let name = newest.context("no coordinator")?.name_any();
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:8081/proxy/metrics");
-    let request = http::Request::get(path).body(vec![])?;
-    let answer = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await;
-    Ok(answer??)
 }
 
 async fn observe(client: Client, namespace: String, seen: Arc<Mutex<Seen>>) {
@@ -375,28 +330,12 @@ async fn observe(client: Client, namespace: String, seen: Arc<Mutex<Seen>>) {
             seen.observations.push(observation);
         }
         if ticks.is_multiple_of(4)
-            && let Ok(text) = scrape_coordinator(&client, &namespace).await
-            && let Some(pair) = pair(&text, &namespace)
+            && let Ok(text) = metrics::of_coordinator(&client, &namespace).await
+            && let Some(pair) = metrics::step_and_loss(&text, &namespace)
             && let Ok(mut seen) = seen.lock()
             && seen.losses.last() != Some(&pair)
         {
             seen.losses.push(pair);
         }
     }
-}
-
-/// The job's step and its loss.
-fn pair(metrics: &str, namespace: &str) -> Option<(u64, f64)> {
-    let value = |name: &str| {
-        let head = format!("{name}{{namespace=\"{namespace}\",job_name=\"j\"}} ");
-        metrics
-            .lines()
-            .find_map(|l| l.strip_prefix(&head)?.parse::<f64>().ok())
-    };
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a count of steps"
-    )]
-    Some((value("varuna_job_step")? as u64, value("varuna_job_loss")?))
 }

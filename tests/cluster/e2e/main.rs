@@ -12,6 +12,7 @@
 mod cases;
 mod curve;
 mod job;
+mod metrics;
 mod prometheus;
 mod store;
 mod world;

@@ -298,7 +298,7 @@ impl CaseRun<'_> {
                 "name",
             ])?;
             ensure!(left.trim().is_empty() || left.contains("No resources"), "{left}");
-            let text = crate::job::scrape(&self.job.client, OPERATOR).await?;
+            let text = crate::metrics::of_operator(&self.job.client, OPERATOR).await?;
             ensure!(
                 !text.contains(&format!("namespace=\"{namespace}\"")),
                 "its metrics stay"
