@@ -171,6 +171,12 @@ fn a_joining_worker_is_taken_in_without_a_recovery() {
     run.wait_for_workers(3);
     let fences = run.events().iter().filter(|e| e["event"] == "fenced").count();
     assert_eq!(fences, 0, "growth is a planned change\n{}", run.report());
+    let followed = run.events().iter().any(|e| e["event"] == "followersCaughtUp");
+    assert!(
+        followed,
+        "the newcomer follows the run before the switch\n{}",
+        run.report()
+    );
     finish(run);
 }
 

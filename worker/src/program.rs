@@ -106,7 +106,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let engine = engine(arguments, (me, backend), &job, data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
-        follows: false,
+        follows: true,
         id: me,
         layout: job.model.layout(),
         last_step: Step(job.training.steps),

@@ -249,6 +249,32 @@ impl UnitBuffers {
         Ok(values.iter().fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
     }
 
+    /// A copy of the gradients, without the tail.
+    ///
+    /// # Errors
+    /// The buffer is lent out.
+    pub fn gradient(&self) -> Result<Vec<f32>, LeaseError> {
+        let lease = self.gradient_memory.lease()?;
+        Ok(lease.copy(0..lease.len() - TAIL))
+    }
+
+    /// Replaces the gradients; the tail stays.
+    ///
+    /// # Errors
+    /// There are not as many, or the buffer is lent out.
+    pub fn set_gradient(&mut self, gradient: &[f32]) -> Result<(), LeaseError> {
+        let own = self.gradient_memory.len() - TAIL;
+        if gradient.len() != own {
+            let given = gradient.len();
+            let wrong = format!("a gradient of {given} elements for a unit of {own}");
+            return Err(TorchError(wrong).into());
+        }
+        let mut lease = self.gradient_memory.lease()?;
+        lease.set(0, gradient);
+        drop(lease);
+        Ok(self.gradient_memory.load()?)
+    }
+
     /// Zeroes the gradients and the tail in place.
     pub fn zero_gradients(&mut self) {
         let _ = self.gradients.zero_();

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use varuna_frames::{Refusal, StateHeader};
-use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
+use varuna_frames::{GradientHeader, Refusal, StateHeader};
+use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Norms, PeerMessage};
 use varuna_worker::transport::ring::Reducer;
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
@@ -122,6 +122,54 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
     });
     assert_eq!(state, Some((header, big)));
     assert_eq!(heard, Some(message));
+}
+
+#[test]
+fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    let unit = Unit(4);
+    let state = StateHeader {
+        unit,
+        id: StateId::INITIAL,
+        decision: None,
+        progress: varuna_plan::OptimizerProgress::START,
+        elements: 0,
+    };
+    a.mesh.send_state(G, b.id, state, Box::new(vec![1.0; 600_000]));
+    let mut at = StateId::INITIAL;
+    let mut sent = Vec::new();
+    for step in 1..=3u16 {
+        let decision = Decision::conclude(at, G, &[], None);
+        at = decision.id;
+        let gradient = vec![f32::from(step); 300_000 * usize::from(step - 1)];
+        let header = GradientHeader {
+            unit,
+            decision,
+            elements: gradient.len() as u64,
+        };
+        sent.push((header, gradient.clone()));
+        a.mesh.send_gradient(G, b.id, header, gradient);
+    }
+    let (mut states, mut arrived) = (0, Vec::new());
+    b.wait(|event| {
+        match event {
+            PeerEvent::State { .. } => states += 1,
+            PeerEvent::Gradient { header, data, .. } => {
+                assert_eq!(states, 1, "the state comes first");
+                arrived.push((header, data));
+            }
+            _ => {}
+        }
+        (arrived.len() == 3).then_some(())
+    });
+    assert_eq!(arrived, sent);
+    let mut ended = 0;
+    a.wait(|event| {
+        ended +=
+            usize::from(matches!(event, PeerEvent::GradientSent { to, unit: Unit(4), .. } if to == b.id));
+        (ended == 3).then_some(())
+    });
 }
 
 #[test]

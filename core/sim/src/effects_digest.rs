@@ -358,5 +358,6 @@ enums! {
         24 CostsCorrected { generation, predicted_ms, observed_ms, factor },
         25 FinalCheckpointDamaged { state, again },
         26 FollowersLate { generation, workers },
+        27 FollowersCaughtUp { generation, workers },
     }
 }

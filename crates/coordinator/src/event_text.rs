@@ -116,6 +116,10 @@ impl EventText {
             Event::Switched { generation } => {
                 format!("switched to plan {generation} without stopping the training")
             }
+            Event::FollowersCaughtUp { generation, workers } => format!(
+                "plan {generation} can begin: {} followed the run and hold its state",
+                self.names(workers)
+            ),
             Event::FollowersLate { generation, workers } => format!(
                 "plan {generation} is not held up for {} any longer, which did not catch up with the run: what is missing moves after the switch",
                 self.names(workers)

@@ -73,29 +73,29 @@ pub enum FrameError {
     },
 }
 
-/// Why frames do not make up the announced state.
+/// Why frames do not make up the announced state or gradient.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StateError {
     /// A unit that the model does not have.
-    #[error("a state of unit {unit}; there are {units} units")]
+    #[error("a state or gradient of unit {unit}; there are {units} units")]
     Unit {
         /// Announced.
         unit: Unit,
         /// Of the model.
         units: usize,
     },
-    /// A state of another size than the unit's.
-    #[error("a state of unit {unit} with {announced} elements; its state has {expected}")]
+    /// A state or a gradient of another size than the unit's.
+    #[error("a state or gradient of unit {unit} with {announced} elements; it has {expected}")]
     Size {
         /// Announced.
         unit: Unit,
         /// In the header.
         announced: u64,
-        /// By the model.
+        /// By the model; of a skipped step's gradient none.
         expected: u64,
     },
     /// A part or an end without a header before it.
-    #[error("a part or the end of unit {unit} at step {step}, and no state is announced")]
+    #[error("a part or the end of unit {unit} at step {step}, and nothing is announced")]
     Unannounced {
         /// Of the frame.
         unit: Unit,
@@ -142,7 +142,7 @@ pub enum StateError {
     },
     /// What arrived is not what was sent, although each frame's checksum is right.
     #[error(
-        "the state of unit {unit} at {id} has another digest than its sender's: it was changed on its way, or in the memory of one side"
+        "the state of unit {unit} at {id}, or the gradient that leads there, has another digest than its sender's: it was changed on its way, or in the memory of one side"
     )]
     Digest {
         /// The unit.

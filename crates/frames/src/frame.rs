@@ -21,9 +21,11 @@ pub enum Frame {
     Message(Vec<u8>),
     /// The encoded header of a state that follows.
     State(Vec<u8>),
-    /// A part of the announced state, with its unit and step.
+    /// The encoded header of a unit's gradient that follows.
+    UnitGradient(Vec<u8>),
+    /// A part of what is announced, with its unit and step.
     Part(Unit, Step, Vec<f32>),
-    /// The end of the announced state, with its unit, its step and its digest.
+    /// The end of what is announced, with its unit, its step and its digest.
     End(Unit, Step, StateDigest),
 }
 
@@ -38,7 +40,7 @@ impl Frame {
         match self {
             Frame::Tensor(_, packet) => packet.bytes(),
             Frame::Part(_, _, values) => bytemuck::cast_slice(values),
-            Frame::Message(bytes) | Frame::State(bytes) => bytes,
+            Frame::Message(bytes) | Frame::State(bytes) | Frame::UnitGradient(bytes) => bytes,
             Frame::End(_, _, digest) => digest,
         }
     }
@@ -62,6 +64,7 @@ impl Frame {
             },
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
             Frame::State(_) => (Kind::State, 0, 0, Step(0)),
+            Frame::UnitGradient(_) => (Kind::UnitGradient, 0, 0, Step(0)),
             Frame::Part(unit, step, _) => (Kind::Part, unit.0, 0, *step),
             Frame::End(unit, step, _) => (Kind::End, unit.0, 0, *step),
         }
@@ -134,6 +137,7 @@ impl Frame {
             },
             Kind::Message => return Ok(Frame::Message(bytes_of(input, &header, length)?)),
             Kind::State => return Ok(Frame::State(bytes_of(input, &header, length)?)),
+            Kind::UnitGradient => return Ok(Frame::UnitGradient(bytes_of(input, &header, length)?)),
             Kind::Part => {
                 let format = ElementFormat::Float32;
                 return Ok(Frame::Part(unit, step, elements_of(input, &header, format)?));

@@ -1,6 +1,6 @@
-//! A state that is being received, part by part.
+//! A state or a gradient that is being received, part by part.
 
-use crate::{Digester, Limits, StateDigest, StateError, StateHeader};
+use crate::{Digester, GradientHeader, Limits, StateDigest, StateError, StateHeader, TransferHeader};
 use std::io;
 use varuna_plan::{Step, Unit};
 
@@ -8,9 +8,9 @@ use varuna_plan::{Step, Unit};
 /// smaller, and are moved at no time.
 const AHEAD: usize = 1 << 24;
 
-/// A state that is being received.
+/// A state or a gradient that is being received.
 pub struct Incoming {
-    header: StateHeader,
+    header: TransferHeader,
     data: Vec<f32>,
     digester: Digester,
 }
@@ -21,8 +21,24 @@ impl Incoming {
     /// # Errors
     /// It is no header of a state, or of one that no unit has.
     pub fn announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
-        let header = StateHeader::decode(encoded)?;
-        limits.state(&header)?;
+        Incoming::of(
+            TransferHeader::State(StateHeader::decode(encoded)?),
+            encoded,
+            limits,
+        )
+    }
+
+    /// Nothing of the announced gradient has arrived. `encoded` is the payload of [`crate::Frame::UnitGradient`].
+    ///
+    /// # Errors
+    /// It is no header of a gradient, or of one that no unit has.
+    pub fn gradient_announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
+        let header = TransferHeader::Gradient(GradientHeader::decode(encoded)?);
+        Incoming::of(header, encoded, limits)
+    }
+
+    fn of(header: TransferHeader, encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
+        limits.transfer(&header)?;
         Ok(Incoming {
             header,
             data: Vec::new(),
@@ -30,13 +46,13 @@ impl Incoming {
         })
     }
 
-    /// Adds a part. It must belong to this state and fit.
+    /// Adds a part. It must belong to what was announced and fit.
     ///
     /// # Errors
     /// It does not, or there is no memory for it.
     pub fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> Result<(), StateError> {
         self.is_of(unit, step)?;
-        let StateHeader { elements, id, .. } = self.header;
+        let (elements, id) = (self.header.elements(), self.header.id());
         let start = self.data.len();
         let missing = elements.saturating_sub(start as u64);
         if part.len() as u64 > missing {
@@ -56,31 +72,29 @@ impl Incoming {
         Ok(())
     }
 
-    /// The state, if all of it has arrived as it was sent.
+    /// What was announced, if all of it has arrived as it was sent.
     ///
     /// # Errors
-    /// It has not, or the end is that of another state.
+    /// It has not, or the end is that of another transfer.
     pub fn finish(
         self,
         unit: Unit,
         step: Step,
         digest: &StateDigest,
-    ) -> Result<(StateHeader, Vec<f32>), StateError> {
+    ) -> Result<(TransferHeader, Vec<f32>), StateError> {
         self.is_of(unit, step)?;
-        if self.data.len() as u64 != self.header.elements {
+        if self.data.len() as u64 != self.header.elements() {
             return Err(self.elements(0));
         }
         if self.digester.digest() != *digest {
-            let id = self.header.id;
+            let id = self.header.id();
             return Err(StateError::Digest { unit, id });
         }
         Ok((self.header, self.data))
     }
 
     fn is_of(&self, unit: Unit, step: Step) -> Result<(), StateError> {
-        let StateHeader {
-            unit: announced, id, ..
-        } = self.header;
+        let (announced, id) = (self.header.unit(), self.header.id());
         if (unit, step) == (announced, id.step) {
             return Ok(());
         }
@@ -94,11 +108,11 @@ impl Incoming {
 
     fn elements(&self, part: usize) -> StateError {
         StateError::Elements {
-            unit: self.header.unit,
-            id: self.header.id,
+            unit: self.header.unit(),
+            id: self.header.id(),
             arrived: self.data.len() as u64,
             part: part as u64,
-            announced: self.header.elements,
+            announced: self.header.elements(),
         }
     }
 }
@@ -134,7 +148,7 @@ mod tests {
         }
         state.extend(Unit(1), Step(0), &[3.0]).unwrap();
         let (header, data) = state.finish(Unit(1), Step(0), &digester.digest()).unwrap();
-        assert_eq!((header.unit, data), (Unit(1), vec![1.0, 2.0, 3.0]));
+        assert_eq!((header.unit(), data), (Unit(1), vec![1.0, 2.0, 3.0]));
         let (empty, digester) = incoming(0);
         assert!(empty.finish(Unit(1), Step(0), &digester.digest()).is_ok());
     }
@@ -160,9 +174,8 @@ mod tests {
     #[test]
     fn the_header_is_part_of_the_digest() {
         let (_, digester) = incoming(0);
-        let (other, _) = incoming(1);
-        let mut other = other;
-        other.header.elements = 0;
+        let (mut other, _) = incoming(1);
+        other.header = incoming(0).0.header;
         assert!(other.finish(Unit(1), Step(0), &digester.digest()).is_err());
     }
 

@@ -15,17 +15,19 @@ pub enum Kind {
     Message = 4,
     /// The header of a state.
     State = 5,
-    /// Part of a state.
+    /// Part of a state, or of a unit's gradient.
     Part = 6,
-    /// The end of a state, with its digest.
+    /// The end of a state, or of a unit's gradient, with its digest.
     End = 7,
     /// What the ranks of a communicator tell each other before they use it.
     Meeting = 8,
+    /// The header of a unit's reduced gradient, for who follows the unit.
+    UnitGradient = 9,
 }
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u16 = Kind::Meeting as u16;
+    pub(crate) const LAST: u16 = Kind::UnitGradient as u16;
 
     /// The kind with this number.
     pub(crate) fn of(number: u16) -> Option<Kind> {
@@ -38,6 +40,7 @@ impl Kind {
             6 => Kind::Part,
             7 => Kind::End,
             8 => Kind::Meeting,
+            9 => Kind::UnitGradient,
             _ => return None,
         })
     }
@@ -54,6 +57,7 @@ impl fmt::Display for Kind {
             Kind::Part => "a part of a state",
             Kind::End => "the end of a state",
             Kind::Meeting => "a meeting of a communicator's ranks",
+            Kind::UnitGradient => "a header of a unit's gradient",
         })
     }
 }

@@ -15,8 +15,8 @@ mod kind;
 mod limits;
 mod packet;
 mod secret;
-mod state_header;
 mod tls;
+mod transfer_header;
 
 pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
@@ -30,8 +30,8 @@ pub use kind::Kind;
 pub use limits::{Limits, MEETING_ELEMENTS, PART_ELEMENTS};
 pub use packet::{ElementFormat, Packet};
 pub use secret::RunKey;
-pub use state_header::StateHeader;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
+pub use transfer_header::{GradientHeader, StateHeader, TransferHeader};
 
 use varuna_plan::{Step, Unit};
 

@@ -2,17 +2,19 @@
 //! proven itself may still be broken.
 
 use crate::header::Header;
-use crate::{ElementFormat, FrameError, Kind, StateError, StateHeader};
+use crate::{ElementFormat, FrameError, Kind, StateError, TransferHeader};
 
 /// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
 pub const PART_ELEMENTS: usize = 1 << 18;
-/// Longest header of a state, bytes: numbers and names of states.
+/// Longest header of a state or a gradient, bytes: numbers and names of states.
 const STATE_HEADER: u32 = 1 << 10;
 /// Elements of a meeting's message: an answer, and the 128 bytes of an id.
 pub const MEETING_ELEMENTS: u32 = 33;
 /// Longest digest, bytes.
 const DIGEST: u32 = 32;
-/// Bytes of an element of a state, whose numbers are float32.
+/// Elements of a state for each of its gradient: a parameter and its two moments.
+const STATE_OF_GRADIENT: u64 = 3;
+/// Bytes of an element of a state or a gradient, whose numbers are float32.
 const STATE_ELEMENT: u32 = 4;
 
 /// How much a receiver takes. Limits that follow from the job are the receiver's to set; what it takes before, or where there is
@@ -65,7 +67,7 @@ impl Limits {
                 });
             }
             Kind::Message => self.message_bytes,
-            Kind::State => STATE_HEADER,
+            Kind::State | Kind::UnitGradient => STATE_HEADER,
             Kind::Part => PART_ELEMENTS as u32 * STATE_ELEMENT,
             Kind::End => DIGEST,
         };
@@ -93,18 +95,23 @@ impl Limits {
         })
     }
 
-    /// Whether a unit has a state of so many elements.
-    pub(crate) fn state(&self, header: &StateHeader) -> Result<(), StateError> {
-        let StateHeader { unit, elements, .. } = *header;
+    /// Whether a unit has a state, or a gradient, of so many elements. Of a skipped step there is no gradient.
+    pub(crate) fn transfer(&self, header: &TransferHeader) -> Result<(), StateError> {
+        let (unit, announced) = (header.unit(), header.elements());
         let Some(known) = &self.state_elements else {
             return Ok(());
         };
-        match known.get(unit.index()) {
-            Some(expected) if *expected == elements => Ok(()),
+        let expected = known.get(unit.index()).map(|state| match header {
+            TransferHeader::State(_) => *state,
+            TransferHeader::Gradient(gradient) if gradient.decision.overflow => 0,
+            TransferHeader::Gradient(_) => state / STATE_OF_GRADIENT,
+        });
+        match expected {
+            Some(expected) if expected == announced => Ok(()),
             Some(expected) => Err(StateError::Size {
                 unit,
-                announced: elements,
-                expected: *expected,
+                announced,
+                expected,
             }),
             None => Err(StateError::Unit {
                 unit,
@@ -117,7 +124,22 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_plan::{StateId, Step, Unit};
+    use crate::{GradientHeader, StateHeader};
+    use varuna_plan::{Decision, StateId, Step, Unit};
+
+    /// A decision, of a step that is skipped or not.
+    fn decision(overflow: bool) -> Decision {
+        Decision {
+            parent: StateId::INITIAL,
+            id: StateId::INITIAL,
+            norm2: 1.0,
+            overflow,
+            before: varuna_plan::OptimizerProgress::START,
+            loss: 1.0,
+            eval_loss: None,
+            switch: None,
+        }
+    }
 
     fn header(kind: Kind, format: Option<ElementFormat>, length: u32) -> Header {
         Header {
@@ -148,6 +170,7 @@ mod tests {
             (Kind::Meeting, Some(Float32), 132),
             (Kind::Message, None, 7),
             (Kind::State, None, 1024),
+            (Kind::UnitGradient, None, 1024),
             (Kind::Part, None, 1 << 20),
             (Kind::End, None, 32),
         ];
@@ -205,26 +228,41 @@ mod tests {
     }
 
     #[test]
-    fn a_state_has_the_size_of_its_unit() {
-        let state = |unit, elements| StateHeader {
-            unit: Unit(unit),
-            id: StateId::INITIAL,
-            decision: None,
-            progress: varuna_plan::OptimizerProgress::START,
-            elements,
+    fn a_state_and_a_gradient_have_the_sizes_of_their_unit() {
+        let state = |unit, elements| {
+            TransferHeader::State(StateHeader {
+                unit: Unit(unit),
+                id: StateId::INITIAL,
+                decision: None,
+                progress: varuna_plan::OptimizerProgress::START,
+                elements,
+            })
+        };
+        let gradient = |unit, overflow, elements| {
+            TransferHeader::Gradient(GradientHeader {
+                unit: Unit(unit),
+                decision: decision(overflow),
+                elements,
+            })
         };
         let limits = Limits {
             state_elements: Some(vec![3, 6]),
             ..Limits::default()
         };
-        assert!(limits.state(&state(1, 6)).is_ok());
-        let said = |unit, elements| limits.state(&state(unit, elements)).unwrap_err().to_string();
-        assert!(
-            said(1, u64::MAX).contains("its state has 6"),
-            "{}",
-            said(1, u64::MAX)
-        );
-        assert!(said(2, 6).contains("there are 2 units"), "{}", said(2, 6));
-        assert!(Limits::default().state(&state(9, u64::MAX)).is_ok());
+        assert!(limits.transfer(&state(1, 6)).is_ok());
+        assert!(limits.transfer(&gradient(1, false, 2)).is_ok());
+        assert!(limits.transfer(&gradient(1, true, 0)).is_ok());
+        let said = |header| limits.transfer(&header).unwrap_err().to_string();
+        for (header, expected) in [
+            (state(1, u64::MAX), "it has 6"),
+            (state(2, 6), "there are 2 units"),
+            (gradient(1, false, 6), "it has 2"),
+            (gradient(1, false, 0), "it has 2"),
+            (gradient(1, true, 2), "it has 0"),
+            (gradient(2, false, 2), "there are 2 units"),
+        ] {
+            assert!(said(header).contains(expected), "{}", said(header));
+        }
+        assert!(Limits::default().transfer(&state(9, u64::MAX)).is_ok());
     }
 }

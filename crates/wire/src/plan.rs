@@ -47,6 +47,7 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
         deadline: Some(deadline_to_wire(plan.deadline)),
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
+        following: plan.following,
         evidence: ids_to_wire(&plan.evidence),
         reason: plan.reason.clone(),
     }
@@ -181,7 +182,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         deadline: read_deadline(need(plan.deadline, M, "deadline")?),
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
-        following: false,
+        following: plan.following,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
         index: PlanIndex::default(),

@@ -151,6 +151,15 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         at: Some(id_to_wire(status.at)),
         draining: status.draining,
         last_step: status.last_step.0,
+        following: following_to_wire(status.following).into(),
+    }
+}
+
+fn following_to_wire(following: Following) -> v1::Following {
+    match following {
+        Following::Unable => v1::Following::Unable,
+        Following::Able => v1::Following::Able,
+        Following::CaughtUp => v1::Following::CaughtUp,
     }
 }
 
@@ -169,13 +178,19 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
         at: read_id(need(status.at, M, "at")?)?,
         draining: status.draining,
         last_step: Step(status.last_step),
-        // These messages do not carry gradients yet: a worker of another process never follows.
-        following: Following::Unable,
+        following: match v1::Following::try_from(status.following) {
+            Ok(v1::Following::Unable) => Following::Unable,
+            Ok(v1::Following::Able) => Following::Able,
+            Ok(v1::Following::CaughtUp) => Following::CaughtUp,
+            Err(_) => return Err(WireError::value(M, "following", status.following, FOLLOWING)),
+        },
     })
 }
 
 /// The numbers of phases.
 const PHASES: &str = "1 to 5";
+/// The values of `WorkerStatus.following`.
+const FOLLOWING: &str = "0 (unable), 1 (able) or 2 (caught up)";
 /// The values of `Suspect.why`.
 const SUSPICIONS: &str = "0 (gone), 1 (unreachable) or 2 (damaged)";
 

@@ -171,7 +171,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
     let model = tiny(&job);
     let parts = AgentParts {
         member: MemberConfig {
-            follows: false,
+            follows: true,
             id: me,
             layout: job.model.layout(),
             last_step: Step(job.training.steps),

@@ -35,6 +35,15 @@ impl Compute for Stub {
         zeros.snapshot().map_err(|_| EngineError::Leased(unit))
     }
 
+    fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
+        let zeros = UnitBuffers::new(&self.model, unit, Backend::of_processor(Numerics::FP32))?;
+        zeros.gradient().map_err(|_| EngineError::Leased(unit))
+    }
+
+    fn apply_forwarded(&mut self, _: &Decision, _: Unit, _: &[f32]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     fn free(&mut self, _: &[Unit]) {}
 
     fn run_step(

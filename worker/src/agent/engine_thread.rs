@@ -18,6 +18,26 @@ use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
 
+/// Who is given something of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recipient {
+    /// Of the connection.
+    pub generation: Generation,
+    /// The peer.
+    pub to: WorkerId,
+    /// The unit.
+    pub unit: Unit,
+}
+
+/// Who reads a state that is given to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reader {
+    /// The connection, part by part: nobody trains meanwhile.
+    Connection,
+    /// A copy is made at once and sent from: the next optimizer step must not wait for the network.
+    Copy,
+}
+
 /// Commands to the engine, carried out one after the other.
 #[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Command {
@@ -40,6 +60,17 @@ pub enum Command {
     Quiesce,
     /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
     Apply { decision: Decision, units: Vec<Unit> },
+    /// Copy a unit's reduced gradient, if the decision's step is not skipped, for a peer that follows the unit. Answer: [`Event::Gradient`].
+    Gradient {
+        recipient: Recipient,
+        decision: Decision,
+    },
+    /// Apply a decision to a unit that is followed, with the gradient that its holder has sent. Answer: [`Event::Loaded`].
+    ApplyForwarded {
+        unit: Unit,
+        decision: Decision,
+        gradient: Vec<f32>,
+    },
     /// Free the state of all units that are not in `keep`.
     Free { keep: Vec<Unit> },
     /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
@@ -52,11 +83,10 @@ pub enum Command {
     },
     /// Give read access to a unit's state for a peer. Answer: [`Event::Exported`].
     Export {
-        to: WorkerId,
-        generation: Generation,
-        unit: Unit,
+        recipient: Recipient,
         id: StateId,
         decision: Option<Decision>,
+        reader: Reader,
     },
 }
 
@@ -97,12 +127,17 @@ pub enum Event {
     },
     /// For a peer.
     Exported {
-        to: WorkerId,
-        generation: Generation,
-        unit: Unit,
+        recipient: Recipient,
         id: StateId,
         decision: Option<Decision>,
+        reader: Reader,
         snapshot: UnitSnapshot,
+    },
+    /// For a peer that follows the unit.
+    Gradient {
+        recipient: Recipient,
+        decision: Decision,
+        gradient: Vec<f32>,
     },
     /// The engine cannot go on. The process must end, since its state cannot be trusted.
     Fatal(EngineError),
@@ -179,10 +214,19 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 let start = Instant::now();
                 self.engine.apply(&decision, &units)?;
                 self.prepared.retain(|(u, _)| !units.contains(u));
-                Event::Applied {
-                    decision,
-                    took: start.elapsed(),
-                }
+                let took = start.elapsed();
+                Event::Applied { decision, took }
+            }
+            Command::Gradient { recipient, decision } => self.gradient(recipient, decision)?,
+            Command::ApplyForwarded {
+                unit,
+                decision,
+                gradient,
+            } => {
+                self.engine.apply_forwarded(&decision, unit, &gradient)?;
+                self.prepared.retain(|(u, _)| *u != unit);
+                let id = decision.id;
+                Event::Loaded { unit, id }
             }
             Command::Free { keep } => {
                 self.engine.free(&keep);
@@ -194,29 +238,42 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 id,
                 snapshot: self.engine.snapshot(unit)?,
             },
-            Command::Compare { id, saved, units } => {
-                let share = |unit: Unit| Ok((unit, self.engine.snapshot(unit)?));
-                let snapshots: Result<Vec<_>, EngineError> = units.into_iter().map(share).collect();
-                let snapshots = snapshots?;
-                Event::Compared { id, saved, snapshots }
-            }
+            Command::Compare { id, saved, units } => self.compare(id, saved, units)?,
             Command::Export {
-                to,
-                generation,
-                unit,
+                recipient,
                 id,
                 decision,
+                reader,
             } => Event::Exported {
-                to,
-                generation,
-                unit,
+                recipient,
                 id,
                 decision,
-                snapshot: self.engine.snapshot(unit)?,
+                reader,
+                snapshot: self.engine.snapshot(recipient.unit)?,
             },
         };
         (self.emit)(event);
         Ok(())
+    }
+
+    /// Of a skipped step there is nothing to apply: its decision goes alone.
+    fn gradient(&self, recipient: Recipient, decision: Decision) -> Result<Event, EngineError> {
+        let gradient = match decision.overflow {
+            true => Vec::new(),
+            false => self.engine.gradient(recipient.unit)?,
+        };
+        Ok(Event::Gradient {
+            recipient,
+            decision,
+            gradient,
+        })
+    }
+
+    fn compare(&self, id: StateId, saved: bool, units: Vec<Unit>) -> Result<Event, EngineError> {
+        let share = |unit: Unit| Ok((unit, self.engine.snapshot(unit)?));
+        let snapshots: Result<Vec<_>, EngineError> = units.into_iter().map(share).collect();
+        let snapshots = snapshots?;
+        Ok(Event::Compared { id, saved, snapshots })
     }
 
     fn run(

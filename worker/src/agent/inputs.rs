@@ -1,17 +1,18 @@
 //! Turns events of the engine, the peers, the store and the coordinator into inputs of the member.
 
-use super::engine_thread::Event;
+use super::engine_thread::{Event, Reader, Recipient};
+use super::follower_sender::Sending;
 use super::store_reads::ReadStep;
 use super::uplink::UplinkEvent;
-use super::{Agent, AgentError, StoreEvent};
+use super::{Agent, AgentError, Staged, StoreEvent};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Lap, Work};
-use crate::state::UnitState;
+use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::tcp::PeerEvent;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use varuna_frames::StateHeader;
-use varuna_plan::{StateId, Unit};
+use varuna_frames::{GradientHeader, StateHeader};
+use varuna_plan::{Decision, Generation, WorkerId};
 use varuna_protocol::MemberInput;
 use varuna_wire::{SegmentTimes, StepMetrics, Upward};
 
@@ -76,23 +77,26 @@ impl Agent {
                 MemberInput::Applied { id: decision.id }
             }
             Event::Exported {
-                to,
-                generation,
-                unit,
+                recipient,
                 id,
                 decision,
+                reader,
                 snapshot,
             } => {
                 let header = StateHeader {
-                    unit,
+                    unit: recipient.unit,
                     id,
                     decision,
                     progress: snapshot.progress(),
                     elements: snapshot.elements() as u64,
                 };
-                self.mesh.send_state(generation, to, header, Box::new(snapshot));
-                return Ok(());
+                return self.send_state(recipient, header, reader, snapshot);
             }
+            Event::Gradient {
+                recipient,
+                decision,
+                gradient,
+            } => return self.send_gradient(recipient, decision, gradient),
             Event::Snapshot { unit, id, snapshot } => {
                 if let Some(checkpoints) = &self.checkpoints {
                     checkpoints.save(unit, id, snapshot);
@@ -106,6 +110,38 @@ impl Agent {
             Event::Fatal(error) => return Err(error.into()),
         };
         self.feed(input)
+    }
+
+    fn send_gradient(
+        &mut self,
+        recipient: Recipient,
+        decision: Decision,
+        gradient: Vec<f32>,
+    ) -> Result<(), AgentError> {
+        let header = GradientHeader {
+            unit: recipient.unit,
+            decision,
+            elements: gradient.len() as u64,
+        };
+        self.followers
+            .send(recipient, Sending::Gradient(header, gradient))
+    }
+
+    fn send_state(
+        &mut self,
+        recipient: Recipient,
+        header: StateHeader,
+        reader: Reader,
+        snapshot: UnitSnapshot,
+    ) -> Result<(), AgentError> {
+        match reader {
+            Reader::Connection => {
+                let Recipient { generation, to, .. } = recipient;
+                self.mesh.send_state(generation, to, header, Box::new(snapshot));
+                Ok(())
+            }
+            Reader::Copy => self.followers.send(recipient, Sending::Copy(header, snapshot)),
+        }
     }
 
     /// Sends the timings of the step that was just applied.
@@ -164,30 +200,23 @@ impl Agent {
                 from,
                 header,
                 data,
-            } => {
-                let StateHeader {
-                    unit,
-                    id,
-                    decision,
-                    progress,
-                    ..
-                } = header;
-                let fetched = MemberInput::Fetched {
-                    generation,
-                    from,
-                    unit,
-                    id,
-                    decision,
-                };
-                return self.feed_unit(unit, id, UnitState { progress, data }, fetched);
+            } => return self.state_arrived(generation, from, &header, data),
+            PeerEvent::GradientSent { generation, to, unit } => {
+                MemberInput::Forwarded { generation, to, unit }
             }
+            PeerEvent::Gradient {
+                generation,
+                from,
+                header,
+                data,
+            } => return self.gradient_arrived(generation, from, &header, data),
             PeerEvent::StateFailed {
                 generation,
                 from,
                 unit,
                 why,
             } => {
-                tracing::warn!(%generation, %from, %why, "a state is refused and asked for again");
+                tracing::warn!(%generation, %from, %why, "a state or a gradient is refused; the unit is asked for again");
                 MemberInput::FetchFailed {
                     generation,
                     from,
@@ -204,6 +233,43 @@ impl Agent {
             }
         };
         self.feed(input)
+    }
+
+    fn state_arrived(
+        &mut self,
+        generation: Generation,
+        from: WorkerId,
+        header: &StateHeader,
+        data: Vec<f32>,
+    ) -> Result<(), AgentError> {
+        let StateHeader { unit, id, .. } = *header;
+        let progress = header.progress;
+        let staged = Staged::State(unit, id, UnitState { progress, data });
+        let fetched = MemberInput::Fetched {
+            generation,
+            from,
+            unit,
+            id,
+            decision: header.decision,
+        };
+        self.offer(staged, fetched)
+    }
+
+    fn gradient_arrived(
+        &mut self,
+        generation: Generation,
+        from: WorkerId,
+        header: &GradientHeader,
+        data: Vec<f32>,
+    ) -> Result<(), AgentError> {
+        let GradientHeader { unit, decision, .. } = *header;
+        let gradient = MemberInput::Gradient {
+            generation,
+            from,
+            unit,
+            decision,
+        };
+        self.offer(Staged::Gradient(unit, decision.id, data), gradient)
     }
 
     pub(super) fn on_store_event(&mut self, event: StoreEvent) -> Result<(), AgentError> {
@@ -236,21 +302,15 @@ impl Agent {
                     id,
                     decision: None,
                 };
-                self.feed_unit(unit, id, state, fetched)
+                self.offer(Staged::State(unit, id, state), fetched)
             }
         }
     }
 
-    /// Offers a unit to the member, which adopts it at once or never.
-    fn feed_unit(
-        &mut self,
-        unit: Unit,
-        id: StateId,
-        state: UnitState,
-        fetched: MemberInput,
-    ) -> Result<(), AgentError> {
-        self.staged = Some((unit, id, state));
-        let fed = self.feed(fetched);
+    /// Offers what has arrived to the member, which takes it at once or never.
+    fn offer(&mut self, staged: Staged, arrived: MemberInput) -> Result<(), AgentError> {
+        self.staged = Some(staged);
+        let fed = self.feed(arrived);
         self.staged = None;
         fed
     }

@@ -4,19 +4,22 @@
 //! meet here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
 mod commands;
+mod effects;
 pub mod engine_thread;
+mod follower_sender;
 mod inputs;
 mod store_reads;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Compute, EngineError, Lap, StepTimings};
-use crate::state::{UnitSnapshot, UnitState};
+use crate::state::UnitState;
 use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
 use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event};
+use follower_sender::FollowerSender;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,8 +28,8 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_frames::RunKey;
 use varuna_plan::{Generation, StateId, Unit, WorkerId};
-use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput};
-use varuna_protocol::{Digests, Report, Time};
+use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberInput};
+use varuna_protocol::{Digests, Time};
 use varuna_wire::Upward;
 
 /// How often the state machine sees the clock.
@@ -112,11 +115,20 @@ pub struct AgentParts<E> {
     pub tokens_per_sample: u64,
 }
 
+/// What has arrived from a peer or from the store.
+enum Staged {
+    /// The state of a unit.
+    State(Unit, StateId, UnitState),
+    /// The gradient of a followed unit, and the state that it leads to.
+    Gradient(Unit, StateId, Vec<f32>),
+}
+
 struct Agent {
     me: WorkerId,
     member: Member,
     engine: Commands<Command>,
-    mesh: Box<dyn DataPlane>,
+    mesh: Arc<dyn DataPlane>,
+    followers: FollowerSender,
     checkpoints: Option<Checkpoints>,
     loading: StoreReads,
     events: Sender<AgentEvent>,
@@ -125,8 +137,8 @@ struct Agent {
     run: RunKey,
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
-    /// The unit that has arrived, while the member decides whether to adopt it.
-    staged: Option<(Unit, StateId, UnitState)>,
+    /// What has arrived, while the member decides whether to take it.
+    staged: Option<Staged>,
     timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
     /// Timings of steps before that are not told.
     metrics_from: Instant,
@@ -150,11 +162,13 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         let _ = from_engine.blocking_send(AgentEvent::Engine(event));
     })?;
     let (reports, mut uplink) = parts.uplink;
+    let mesh: Arc<dyn DataPlane> = Arc::from(parts.mesh);
     let mut agent = Agent {
         me: parts.member.id,
         member: Member::new(parts.member),
         engine: Commands::new(engine),
-        mesh: parts.mesh,
+        followers: FollowerSender::new(Arc::clone(&mesh)),
+        mesh,
         checkpoints: parts.checkpoints,
         loading: StoreReads::default(),
         events,
@@ -220,156 +234,6 @@ impl Agent {
         self.engine
             .push(command)
             .map_err(|EngineGone| AgentError::EngineGone)
-    }
-
-    fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
-        match effect {
-            MemberEffect::Accepted(plan) => {
-                let secret = self.run.secret(plan.generation);
-                self.mesh.open(plan.generation, &secret);
-            }
-            MemberEffect::Connect {
-                generation,
-                peer,
-                address,
-            } => self.mesh.dial(generation, peer, &address),
-            MemberEffect::Disconnect { generation } => self.mesh.close(generation),
-            MemberEffect::Send {
-                generation,
-                to,
-                message,
-            } => self.mesh.send_message(generation, to, &message),
-            MemberEffect::Serve {
-                generation,
-                to,
-                unit,
-                id,
-                decision,
-            } => {
-                self.command(Command::Export {
-                    to,
-                    generation,
-                    unit,
-                    id,
-                    decision,
-                })?;
-            }
-            MemberEffect::Report(report) => self.report(report),
-            MemberEffect::Load {
-                id: StateId::INITIAL,
-                unit,
-                ..
-            } => self.command(Command::Initialise { unit })?,
-            MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
-            MemberEffect::Put { id, unit } if self.checkpoints.is_some() => {
-                self.command(Command::Snapshot { unit, id })?;
-            }
-            MemberEffect::Put { .. } => {}
-            // Its member was told that this worker cannot follow.
-            MemberEffect::Copy { .. }
-            | MemberEffect::Forward { .. }
-            | MemberEffect::ApplyForwarded { .. } => {}
-            MemberEffect::Digest { id, saved, units } => {
-                self.command(Command::Compare { id, saved, units })?
-            }
-            MemberEffect::Adopt { unit, id } => match self.staged.take() {
-                Some((u, i, state)) if (u, i) == (unit, id) => {
-                    self.command(Command::Adopt { unit, id, state })?
-                }
-                _ => tracing::error!(%unit, %id, "the member adopts a unit that has not arrived"),
-            },
-            MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
-            MemberEffect::Abort => {
-                if let Some(link) = self.running.take() {
-                    link.abort();
-                }
-                self.command(Command::Quiesce)?;
-            }
-            MemberEffect::Apply { decision, units } => {
-                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
-                self.command(Command::Apply { decision, units })?;
-            }
-            MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
-            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
-            MemberEffect::Exit(reason) => self.exit = Some(reason),
-        }
-        Ok(None)
-    }
-
-    /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.
-    fn read(&mut self, generation: Generation, id: StateId, unit: Unit) {
-        let Some(checkpoints) = self.checkpoints.clone() else {
-            tracing::error!(%id, %unit, "cannot read a unit from a checkpoint: the job has no spec.checkpoint");
-            return;
-        };
-        if !self.loading.ask(id, unit, generation) {
-            return;
-        }
-        let events = self.events.clone();
-        tokio::spawn(async move {
-            // A full queue holds progress enough; a closed one means that the agent has ended.
-            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
-            let read = checkpoints.load(unit, id, progress).await;
-            let event = match read {
-                Ok(state) => StoreEvent::Loaded(unit, id, state),
-                Err(error) => {
-                    tracing::warn!(%error, "a unit cannot be read from its checkpoint");
-                    StoreEvent::Failed(unit, id, error.is_final())
-                }
-            };
-            let _ = events.send(AgentEvent::Store(event)).await;
-        });
-    }
-
-    /// Has the digests computed beside the next step. The optimizer waits for them only where they take longer than the step.
-    fn digest(&self, id: StateId, saved: bool, snapshots: Vec<(Unit, UnitSnapshot)>) {
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            let digest = |(unit, snapshot): (Unit, UnitSnapshot)| (unit, snapshot.digest());
-            let units = snapshots.into_iter().map(digest).collect();
-            // An error means that the agent has ended.
-            let _ = events.blocking_send(AgentEvent::Digested(Digests { id, saved, units }));
-        });
-    }
-
-    fn run_step(
-        &mut self,
-        plan: Arc<varuna_plan::Plan>,
-        step: varuna_plan::Step,
-        deadline: Duration,
-    ) -> Result<Option<MemberInput>, AgentError> {
-        let generation = plan.generation;
-        let Some(link) = self.mesh.link(generation) else {
-            return Ok(Some(MemberInput::StepFailed {
-                generation,
-                about: None,
-            }));
-        };
-        self.samples = plan
-            .shape
-            .place(self.me)
-            .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
-        self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
-        self.running = Some(Arc::clone(&link));
-        self.command(Command::Run {
-            plan,
-            step,
-            deadline,
-            link,
-        })?;
-        Ok(None)
-    }
-
-    fn report(&self, report: Report) {
-        if let Report::Suspect {
-            generation,
-            about,
-            why,
-        } = &report
-        {
-            tracing::info!(%generation, %about, ?why, "suspects a peer");
-        }
-        self.send(Upward::Report(report));
     }
 
     fn send(&self, message: Upward) {

@@ -14,6 +14,7 @@ pub trait Compute: Send + 'static {
     fn initialise(&mut self, unit: Unit) -> Result<(), EngineError>;
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError>;
+    fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError>;
     fn free(&mut self, keep: &[Unit]);
     fn run_step(
         &mut self,
@@ -23,6 +24,12 @@ pub trait Compute: Send + 'static {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure>;
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError>;
+    fn apply_forwarded(
+        &mut self,
+        decision: &Decision,
+        unit: Unit,
+        gradient: &[f32],
+    ) -> Result<(), EngineError>;
 }
 
 impl Compute for Engine {
@@ -36,6 +43,10 @@ impl Compute for Engine {
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
         Engine::snapshot(self, unit)
+    }
+
+    fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
+        Engine::gradient(self, unit)
     }
 
     fn free(&mut self, keep: &[Unit]) {
@@ -54,5 +65,14 @@ impl Compute for Engine {
 
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
         Engine::apply(self, decision, units)
+    }
+
+    fn apply_forwarded(
+        &mut self,
+        decision: &Decision,
+        unit: Unit,
+        gradient: &[f32],
+    ) -> Result<(), EngineError> {
+        Engine::apply_forwarded(self, decision, unit, gradient)
     }
 }

@@ -228,6 +228,16 @@ impl Engine {
             .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
+    /// A copy of the unit's reduced gradient, one element for each of its parameters' and in their order, for who follows the unit. It must be
+    /// taken before the step's decision is applied, which scales the gradient in place.
+    ///
+    /// # Errors
+    /// The unit is not held, or its gradient is with the reduction.
+    pub fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
+        let copy = self.held_unit(unit)?.gradient();
+        copy.map_err(|e| EngineError::of_buffer(unit, e))
+    }
+
     /// Takes over a unit's state.
     ///
     /// # Errors
@@ -313,6 +323,25 @@ impl Engine {
             buffers.apply(&training.optimizer, rate, factor, after)?;
         }
         Ok(())
+    }
+
+    /// Applies a decision to a unit that this worker follows, with the gradient that one of the unit's holders had ([`Engine::gradient`]): it
+    /// comes to the very same bits as there. Of a skipped step the gradient is empty.
+    ///
+    /// # Errors
+    /// As [`Engine::apply`], and for a gradient of another size.
+    pub fn apply_forwarded(
+        &mut self,
+        decision: &Decision,
+        unit: Unit,
+        gradient: &[f32],
+    ) -> Result<(), EngineError> {
+        if !decision.overflow {
+            let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+            let set = buffers.set_gradient(gradient);
+            set.map_err(|e| EngineError::of_buffer(unit, e))?;
+        }
+        self.apply(decision, &[unit])
     }
 
     /// The unit's master parameters by name, for export and tests.

@@ -58,12 +58,16 @@ impl CatchingUp {
         if !connected {
             return false;
         }
-        if !all && (late || !calm) {
-            let workers = next.members().iter().copied();
-            let workers = workers.filter(|w| !caught_up(*w)).collect();
-            turn.event(Event::FollowersLate { generation, workers });
+        let over = all || late || !calm;
+        if over {
+            let newcomers = next.members().iter().copied().filter(|w| !plan.has(*w));
+            let workers = newcomers.filter(|w| all || !caught_up(*w)).collect();
+            turn.event(match all {
+                true => Event::FollowersCaughtUp { generation, workers },
+                false => Event::FollowersLate { generation, workers },
+            });
         }
-        all || late || !calm
+        over
     }
 }
 

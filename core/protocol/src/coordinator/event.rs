@@ -100,6 +100,14 @@ pub enum Event {
         /// The generation that is in force now.
         generation: Generation,
     },
+    /// The newcomers of a planned change have followed the run and hold its state: the change takes place, and nothing of theirs moves while
+    /// training stands.
+    FollowersCaughtUp {
+        /// The generation.
+        generation: Generation,
+        /// The newcomers.
+        workers: Vec<WorkerId>,
+    },
     /// A planned change takes place although some newcomers have not caught up with the run: what they lack is copied after the switch,
     /// while training stands.
     FollowersLate {

@@ -33,6 +33,7 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::Resumed { .. } => "resume: from memory",
         Event::Planned { change: true, .. } => "change proposed",
         Event::Switched { .. } => "change switched",
+        Event::FollowersCaughtUp { .. } => "following: newcomers have caught up",
         Event::FollowersLate { .. } => "following: newcomers are late",
         Event::TookOver { .. } => "coordinator: takes over",
         Event::Deposed { .. } => "coordinator: deposed",

@@ -220,6 +220,10 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                     generation: GENERATION,
                     because: "connecting took too long".into(),
                 }),
+                now(Event::FollowersCaughtUp {
+                    generation: GENERATION,
+                    workers: vec![WorkerId(3)],
+                }),
                 now(Event::FollowersLate {
                     generation: GENERATION,
                     workers: vec![WorkerId(3)],
@@ -320,6 +324,7 @@ fn number(event: &Event) -> usize {
         Event::CostsCorrected { .. } => 23,
         Event::FinalCheckpointDamaged { .. } => 24,
         Event::FollowersLate { .. } => 25,
+        Event::FollowersCaughtUp { .. } => 26,
     }
 }
 
@@ -337,7 +342,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=25),
+        numbers.into_iter().eq(0..=26),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -92,14 +92,14 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
         any::<(u64, u64, u64)>(),
         phase,
         any::<(bool, bool, bool, bool)>(),
-        (state_id(), any::<u64>()),
+        (state_id(), any::<u64>(), following()),
     )
         .prop_map(
             |(
                 (generation, fenced, next),
                 phase,
                 (based, connected, next_connected, draining),
-                (at, last_step),
+                (at, last_step, following),
             )| Status {
                 generation: Generation(generation),
                 fenced: Generation(fenced),
@@ -111,9 +111,17 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 at,
                 draining,
                 last_step: Step(last_step),
-                following: Following::Unable,
+                following,
             },
         )
+}
+
+fn following() -> impl Strategy<Value = Following> {
+    prop_oneof![
+        Just(Following::Unable),
+        Just(Following::Able),
+        Just(Following::CaughtUp)
+    ]
 }
 
 pub(crate) fn prepared() -> impl Strategy<Value = Prepared> {
@@ -363,7 +371,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let addresses = proptest::collection::btree_map(worker(), "[a-z]{1,5}:[1-9]", 0..4);
     let numbers = (
         generation(),
-        (any::<u64>(), deadline(), any::<bool>(), any::<u32>()),
+        (any::<u64>(), deadline(), any::<(bool, bool)>(), any::<u32>()),
     );
     let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
     (
@@ -378,7 +386,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     )
         .prop_map(
             |(
-                (generation, (parent, deadline, relay, tree_fan_out)),
+                (generation, (parent, deadline, (relay, following), tree_fan_out)),
                 base,
                 layout,
                 shape,
@@ -400,8 +408,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     tree_fan_out,
                     evidence,
                     reason,
-                    // Not carried until workers can follow.
-                    following: false,
+                    following,
                     index: varuna_plan::PlanIndex::default(),
                 }
             },

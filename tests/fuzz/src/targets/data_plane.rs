@@ -3,8 +3,8 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Digester, Frame, Greeting, Hello, Incoming, Limits, Packet, Side, StateError, StateHeader, Tag,
-    read_answer, read_proof, write_answer, write_proof,
+    Digester, Frame, GradientHeader, Greeting, Hello, Incoming, Limits, Packet, Side, StateError,
+    StateHeader, Tag, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
@@ -82,11 +82,46 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
 }
 
 fn frame_seeds() -> Seeds {
+    let wire = |frames: &[Frame]| {
+        let mut wire = Vec::new();
+        for frame in frames {
+            frame.write(&mut wire).expect("memory takes everything");
+        }
+        wire
+    };
+    vec![
+        ("tensors", wire(&tensors())),
+        ("messages", wire(&messages())),
+        ("state", wire(&state())),
+        ("gradient", wire(&gradient())),
+    ]
+}
+
+fn tensors() -> [Frame; 5] {
     let tag = Tag::Activation {
         stage: 1,
         step: Step(4),
         micro_batch: 2,
     };
+    let (communicator, round) = (1, 1);
+    let meeting = Tag::Meeting { communicator, round };
+    [
+        Frame::Tensor(tag, Packet::Float32(vec![1.0, -0.5])),
+        Frame::Tensor(tag, Packet::BFloat16(vec![0x3f80, 0xbf00])),
+        Frame::Tensor(tag, Packet::Float16(vec![0x3c00])),
+        Frame::Tensor(
+            Tag::Ring {
+                step: Step(4),
+                unit: Unit(1),
+                round: 2,
+            },
+            Packet::Float32(vec![0.25; 3]),
+        ),
+        Frame::Tensor(meeting, Packet::Float32(vec![1.0; 33])),
+    ]
+}
+
+fn messages() -> [Frame; 3] {
     let norm = UnitNorm {
         norm2: 2.5,
         overflow: false,
@@ -101,6 +136,19 @@ fn frame_seeds() -> Seeds {
         save: true,
         store_busy: false,
     });
+    let unit = Unit(1);
+    let held = Some(ID);
+    let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");
+    [
+        norms,
+        PeerMessage::Fetch { unit },
+        PeerMessage::Follow { unit, held },
+    ]
+    .map(|m| Frame::Message(encode(&m)))
+}
+
+/// A state in two parts.
+fn state() -> [Frame; 4] {
     let header = StateHeader {
         unit: Unit(1),
         id: ID,
@@ -111,44 +159,31 @@ fn frame_seeds() -> Seeds {
         },
         elements: 4,
     };
-    let encode = |message: &PeerMessage| postcard::to_stdvec(message).expect("a message can be written");
-    let (communicator, round) = (1, 1);
-    let meeting = Tag::Meeting { communicator, round };
-    let tensors = [
-        Frame::Tensor(tag, Packet::Float32(vec![1.0, -0.5])),
-        Frame::Tensor(tag, Packet::BFloat16(vec![0x3f80, 0xbf00])),
-        Frame::Tensor(tag, Packet::Float16(vec![0x3c00])),
-        Frame::Tensor(
-            Tag::Ring {
-                step: Step(4),
-                unit: Unit(1),
-                round: 2,
-            },
-            Packet::Float32(vec![0.25; 3]),
-        ),
-        Frame::Tensor(meeting, Packet::Float32(vec![1.0; 33])),
-    ];
-    let messages = [norms, PeerMessage::Fetch { unit: Unit(1) }].map(|m| Frame::Message(encode(&m)));
     let encoded = header.encode().expect("a header can be written");
     let mut digester = Digester::new(&encoded);
     digester.add(&[1.0, 1.0, 1.0, 2.0]);
-    let state = [
+    [
         Frame::State(encoded),
         Frame::Part(Unit(1), ID.step, vec![1.0; 3]),
         Frame::Part(Unit(1), ID.step, vec![2.0]),
         Frame::End(Unit(1), ID.step, digester.digest()),
-    ];
-    let wire = |frames: &[Frame]| {
-        let mut wire = Vec::new();
-        for frame in frames {
-            frame.write(&mut wire).expect("memory takes everything");
-        }
-        wire
+    ]
+}
+
+/// A gradient of the same unit.
+fn gradient() -> [Frame; 3] {
+    let header = GradientHeader {
+        unit: Unit(1),
+        decision: super::conversation::decision(ID),
+        elements: 2,
     };
-    vec![
-        ("tensors", wire(&tensors)),
-        ("messages", wire(&messages)),
-        ("state", wire(&state)),
+    let encoded = header.encode().expect("a header can be written");
+    let mut digester = Digester::new(&encoded);
+    digester.add(&[1.0, 2.0]);
+    [
+        Frame::UnitGradient(encoded),
+        Frame::Part(Unit(1), ID.step, vec![1.0, 2.0]),
+        Frame::End(Unit(1), ID.step, digester.digest()),
     ]
 }
 
@@ -177,7 +212,7 @@ fn seal(mut bytes: &mut [u8]) {
 /// What a worker does with a connection, until its end.
 fn run_frames(mut input: &[u8]) -> Result<String, String> {
     let limits = Limits::default();
-    let mut state: Option<Incoming> = None;
+    let mut transfer: Option<Incoming> = None;
     let mut kinds = String::new();
     loop {
         let frame = match Frame::read(&mut input, &limits) {
@@ -202,18 +237,23 @@ fn run_frames(mut input: &[u8]) -> Result<String, String> {
             }
             Frame::State(bytes) => {
                 let announced = Incoming::announced(&bytes, &limits).map_err(|e| format!("{kinds} {e}"))?;
-                state = Some(announced);
+                transfer = Some(announced);
                 's'
             }
+            Frame::UnitGradient(bytes) => {
+                let announced = Incoming::gradient_announced(&bytes, &limits);
+                transfer = Some(announced.map_err(|e| format!("{kinds} {e}"))?);
+                'g'
+            }
             Frame::Part(unit, step, part) => {
-                let incoming = state.as_mut().ok_or("a part without its header")?;
+                let incoming = transfer.as_mut().ok_or("a part without its header")?;
                 incoming
                     .extend(unit, step, &part)
                     .map_err(|e| format!("{kinds} {e}"))?;
                 'p'
             }
             Frame::End(unit, step, digest) => {
-                let incoming = state.take().ok_or("an end without a header")?;
+                let incoming = transfer.take().ok_or("an end without a header")?;
                 match incoming.finish(unit, step, &digest) {
                     Ok(_) => 'e',
                     Err(StateError::Digest { .. }) => 'd',

@@ -7,7 +7,7 @@ use super::{Nccl, NcclLink};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use varuna_frames::StateHeader;
+use varuna_frames::{GradientHeader, StateHeader};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -75,6 +75,16 @@ impl<P: DataPlane> DataPlane for NcclPlane<P> {
         state: Box<dyn StateSource>,
     ) {
         self.inner.send_state(generation, to, header, state);
+    }
+
+    fn send_gradient(
+        &self,
+        generation: Generation,
+        to: WorkerId,
+        header: GradientHeader,
+        gradient: Vec<f32>,
+    ) {
+        self.inner.send_gradient(generation, to, header, gradient);
     }
 
     fn is_stuck(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::greet::{Session, accept, dial};
 use super::greetings::Greetings;
-use super::queue::Queue;
+use super::queue::{Queue, Sent};
 use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::io::{self, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use varuna_frames::{Frame, Incoming, Refusal, StateError};
+use varuna_frames::{Frame, Incoming, Refusal, StateError, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
 
 /// Pauses between two attempts to dial. A peer refuses until it knows the plan, typically for milliseconds.
@@ -98,7 +98,7 @@ fn report_loss(shared: &Shared, open: &Open, peer: WorkerId, damaged: bool) {
 fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -> io::Result<()> {
     let generation = open.generation;
     let limits = Arc::clone(&shared.limits.lock());
-    let mut state: Option<Incoming> = None;
+    let mut transfer: Option<Incoming> = None;
     loop {
         match Frame::read(&mut input, &limits)? {
             Frame::Tensor(tag, packet) => {
@@ -113,9 +113,10 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -
                     message,
                 });
             }
-            Frame::State(bytes) => state = Some(Incoming::announced(&bytes, &limits)?),
+            Frame::State(bytes) => transfer = Some(Incoming::announced(&bytes, &limits)?),
+            Frame::UnitGradient(bytes) => transfer = Some(Incoming::gradient_announced(&bytes, &limits)?),
             Frame::Part(unit, step, part) => {
-                let incoming = state.as_mut().ok_or(StateError::Unannounced { unit, step })?;
+                let incoming = transfer.as_mut().ok_or(StateError::Unannounced { unit, step })?;
                 incoming.extend(unit, step, &part)?;
                 (shared.emit)(PeerEvent::StateProgress {
                     generation,
@@ -124,15 +125,21 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -
                 });
             }
             Frame::End(unit, step, digest) => {
-                let incoming = state.take().ok_or(StateError::Unannounced { unit, step })?;
+                let incoming = transfer.take().ok_or(StateError::Unannounced { unit, step })?;
                 (shared.emit)(match incoming.finish(unit, step, &digest) {
-                    Ok((header, data)) => PeerEvent::State {
+                    Ok((TransferHeader::State(header), data)) => PeerEvent::State {
                         generation,
                         from,
                         header,
                         data,
                     },
-                    // The connection is sound: other states may come.
+                    Ok((TransferHeader::Gradient(header), data)) => PeerEvent::Gradient {
+                        generation,
+                        from,
+                        header,
+                        data,
+                    },
+                    // The connection is sound: others may come.
                     Err(why @ StateError::Digest { .. }) => PeerEvent::StateFailed {
                         generation,
                         from,
@@ -221,8 +228,10 @@ fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut o
         if frame.write(&mut out).is_err() {
             break;
         }
-        if let Some(unit) = sent {
-            (shared.emit)(PeerEvent::StateSent { generation, to, unit });
+        match sent {
+            Some(Sent::State(unit)) => (shared.emit)(PeerEvent::StateSent { generation, to, unit }),
+            Some(Sent::Gradient(unit)) => (shared.emit)(PeerEvent::GradientSent { generation, to, unit }),
+            None => {}
         }
     }
     queue.close();

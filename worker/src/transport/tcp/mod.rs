@@ -8,24 +8,28 @@ mod connection;
 mod greet;
 mod greetings;
 mod limits;
+mod link;
 mod queue;
 mod states;
 
+use super::Link;
 use super::mailbox::{BYTES_MAX, Mailbox};
-use super::{Address, Link, LinkError, Packet, Tag};
 use connection::{accept_loop, dial_loop};
 use greetings::Greetings;
 pub use limits::of_job;
+use link::TcpLink;
 use parking_lot::{Condvar, Mutex};
-use queue::{Queue, QueueError};
+use queue::Queue;
 pub use states::StateSource;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-use varuna_frames::{Frame, Limits, Refusal, StateError, StateHeader, Tls, TlsError};
+use std::time::Duration;
+use varuna_frames::{
+    GradientHeader, Limits, Refusal, StateError, StateHeader, Tls, TlsError, TransferHeader,
+};
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -45,7 +49,7 @@ pub enum PeerEvent {
         from: WorkerId,
         message: PeerMessage,
     },
-    /// A part of a state has arrived.
+    /// A part of a state, or of a gradient, has arrived.
     StateProgress {
         generation: Generation,
         from: WorkerId,
@@ -64,7 +68,20 @@ pub enum PeerEvent {
         header: StateHeader,
         data: Vec<f32>,
     },
-    /// A state has arrived that is not what was sent.
+    /// A complete gradient of a unit that this worker follows has arrived.
+    Gradient {
+        generation: Generation,
+        from: WorkerId,
+        header: GradientHeader,
+        data: Vec<f32>,
+    },
+    /// A gradient was sent to the end.
+    GradientSent {
+        generation: Generation,
+        to: WorkerId,
+        unit: Unit,
+    },
+    /// A state or a gradient has arrived that is not what was sent.
     StateFailed {
         generation: Generation,
         from: WorkerId,
@@ -316,20 +333,49 @@ impl Mesh {
         header: StateHeader,
         state: Box<dyn StateSource>,
     ) {
+        let elements = state.elements() as u64;
+        let header = StateHeader { elements, ..header };
+        match header.encode() {
+            Ok(encoded) => {
+                let header = TransferHeader::State(header);
+                self.transfer((generation, to), header, encoded, state);
+            }
+            Err(error) => tracing::error!(%error, "cannot encode the header of a state"),
+        }
+    }
+
+    /// Sends a unit's gradient as [`Mesh::send_state`] sends its state, and after what was given to either before;
+    /// [`PeerEvent::GradientSent`] follows.
+    pub fn send_gradient(
+        &self,
+        generation: Generation,
+        to: WorkerId,
+        header: GradientHeader,
+        gradient: Vec<f32>,
+    ) {
+        let elements = gradient.len() as u64;
+        let header = GradientHeader { elements, ..header };
+        match header.encode() {
+            Ok(encoded) => {
+                let header = TransferHeader::Gradient(header);
+                self.transfer((generation, to), header, encoded, Box::new(gradient));
+            }
+            Err(error) => tracing::error!(%error, "cannot encode the header of a gradient"),
+        }
+    }
+
+    fn transfer(
+        &self,
+        (generation, to): (Generation, WorkerId),
+        header: TransferHeader,
+        encoded: Vec<u8>,
+        source: Box<dyn StateSource>,
+    ) {
         let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
             return;
         };
-        let header = StateHeader {
-            elements: state.elements() as u64,
-            ..header
-        };
-        match header.encode() {
-            Ok(encoded) => {
-                if !queue.push_state(encoded, header, state) {
-                    tracing::error!(%to, unit = %header.unit, "too many states wait for this peer; one is dropped");
-                }
-            }
-            Err(error) => tracing::error!(%error, "cannot encode the header of a state"),
+        if !queue.push_transfer(encoded, header, source) {
+            tracing::error!(%to, unit = %header.unit(), "too many states and gradients wait for this peer; one is dropped");
         }
     }
 }
@@ -348,48 +394,5 @@ impl Drop for Mesh {
 impl Shared {
     fn open(&self, generation: Generation) -> Option<Arc<Open>> {
         self.generations.lock().get(&generation).cloned()
-    }
-}
-
-struct TcpLink {
-    open: Arc<Open>,
-}
-
-impl Link for TcpLink {
-    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
-        if self.open.mailbox.is_aborted() {
-            return Err(LinkError::Aborted);
-        }
-        let queue = self.open.queue(to).ok_or(LinkError::Unknown(to))?;
-        queue
-            .push(Frame::Tensor(tag, packet), deadline)
-            .map_err(|e| match e {
-                QueueError::Closed if self.open.mailbox.is_aborted() => LinkError::Aborted,
-                QueueError::Closed => LinkError::Closed(to),
-                QueueError::Deadline => LinkError::Deadline { from: to, tag },
-            })
-    }
-
-    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
-        self.open.mailbox.take(from, tag, deadline)
-    }
-
-    fn recv_any(
-        &self,
-        wanted: &BTreeSet<Address>,
-        deadline: Instant,
-    ) -> Result<Option<(Address, Packet)>, LinkError> {
-        self.open.mailbox.take_any(wanted, deadline)
-    }
-
-    fn poke(&self) {
-        self.open.mailbox.poke();
-    }
-
-    fn abort(&self) {
-        self.open.mailbox.abort();
-        for queue in self.open.peers.lock().outgoing.values() {
-            queue.close();
-        }
     }
 }

@@ -1,17 +1,18 @@
-//! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of state transfers. Transfers are
-//! sent one after another, since the receiver assembles one state at a time.
+//! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of transfers: states, and gradients for who
+//! follows a unit. Transfers are sent one after another in their order, since the receiver assembles one at a time.
 
 use super::states::StateSource;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::Instant;
-use varuna_frames::{Digester, Frame, PART_ELEMENTS as PART, StateHeader};
+use varuna_frames::{Digester, Frame, PART_ELEMENTS as PART, TransferHeader};
 use varuna_plan::Unit;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
-/// Transfers that may wait: the protocol has one on its way to each peer; those of a closed generation may overlap.
-const TRANSFERS_MAX: usize = 64;
+/// Transfers that may wait. The protocol bounds them: one state is on its way to each peer, and four gradients of each unit that the peer
+/// follows.
+const TRANSFERS_MAX: usize = 4096;
 
 /// Why a frame was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,12 +23,21 @@ pub(super) enum QueueError {
     Deadline,
 }
 
-/// One unit's state that is being sent.
+/// What was sent to the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sent {
+    /// The state of a unit.
+    State(Unit),
+    /// A gradient of a unit.
+    Gradient(Unit),
+}
+
+/// One unit's state or gradient that is being sent.
 struct Transfer {
-    header: StateHeader,
+    header: TransferHeader,
     /// The encoded header, until that is sent.
     encoded: Option<Vec<u8>>,
-    state: Box<dyn StateSource>,
+    source: Box<dyn StateSource>,
     /// Elements sent so far, after the header.
     sent: usize,
     /// Of what is sent so far.
@@ -37,15 +47,19 @@ struct Transfer {
 impl Transfer {
     /// The next frame, and whether it is the last one.
     fn next_frame(&mut self) -> (Frame, bool) {
-        let StateHeader { unit, id, .. } = self.header;
+        let (unit, id) = (self.header.unit(), self.header.id());
         if let Some(encoded) = self.encoded.take() {
-            return (Frame::State(encoded), false);
+            let announced = match self.header {
+                TransferHeader::State(_) => Frame::State(encoded),
+                TransferHeader::Gradient(_) => Frame::UnitGradient(encoded),
+            };
+            return (announced, false);
         }
-        let end = self.state.elements().min(self.sent + PART);
+        let end = self.source.elements().min(self.sent + PART);
         if self.sent == end {
             return (Frame::End(unit, id.step, self.digester.digest()), true);
         }
-        let part = self.state.range(self.sent, end);
+        let part = self.source.range(self.sent, end);
         self.digester.add(&part);
         self.sent = end;
         (Frame::Part(unit, id.step, part), false)
@@ -62,15 +76,18 @@ struct State {
 }
 
 impl State {
-    /// The next frame of the first transfer; with its unit, if it is the last one.
-    fn next_part(&mut self) -> Option<(Frame, Option<Unit>)> {
+    /// The next frame of the first transfer; with what it ends, if it is the last one.
+    fn next_part(&mut self) -> Option<(Frame, Option<Sent>)> {
         let transfer = self.transfers.front_mut()?;
-        let unit = transfer.header.unit;
+        let sent = match &transfer.header {
+            TransferHeader::State(state) => Sent::State(state.unit),
+            TransferHeader::Gradient(gradient) => Sent::Gradient(gradient.unit),
+        };
         let (frame, last) = transfer.next_frame();
         if last {
             self.transfers.pop_front();
         }
-        Some((frame, last.then_some(unit)))
+        Some((frame, last.then_some(sent)))
     }
 }
 
@@ -110,11 +127,11 @@ impl Queue {
     }
 
     /// Adds a transfer after those that wait. False: there are too many.
-    pub(super) fn push_state(
+    pub(super) fn push_transfer(
         &self,
         encoded: Vec<u8>,
-        header: StateHeader,
-        state: Box<dyn StateSource>,
+        header: TransferHeader,
+        source: Box<dyn StateSource>,
     ) -> bool {
         let mut own = self.state.lock();
         if own.closed {
@@ -128,20 +145,20 @@ impl Queue {
             header,
             digester: Digester::new(&encoded),
             encoded: Some(encoded),
-            state,
+            source,
             sent: 0,
         });
         self.changed.notify_all();
         true
     }
 
-    /// Drops the states that are not sent to the end.
+    /// Drops the states and gradients that are not sent to the end.
     pub(super) fn drop_states(&self) {
         self.state.lock().transfers.clear();
     }
 
-    /// The next frame, with the unit if it is the last one of a state; `None` once the connection is closed.
-    pub(super) fn pop(&self) -> Option<(Frame, Option<Unit>)> {
+    /// The next frame, with what it ends if it is the last one of a transfer; `None` once the connection is closed.
+    pub(super) fn pop(&self) -> Option<(Frame, Option<Sent>)> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
@@ -173,7 +190,8 @@ impl Queue {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use varuna_plan::{StateId, Step, Unit};
+    use varuna_frames::{GradientHeader, StateHeader};
+    use varuna_plan::{Decision, StateId, Step, Unit};
 
     fn frame(queue: &Queue) -> Option<Frame> {
         queue.pop().map(|(frame, _)| frame)
@@ -188,7 +206,30 @@ mod tests {
             progress: varuna_plan::OptimizerProgress::START,
             elements: elements as u64,
         };
-        assert!(queue.push_state(vec![u8::try_from(unit).unwrap()], header, Box::new(data)));
+        let (encoded, header) = (vec![u8::try_from(unit).unwrap()], TransferHeader::State(header));
+        assert!(queue.push_transfer(encoded, header, Box::new(data)));
+    }
+
+    fn gradient(queue: &Queue, unit: u32, elements: usize) {
+        let header = GradientHeader {
+            unit: Unit(unit),
+            decision: Decision {
+                parent: StateId::INITIAL,
+                id: StateId::INITIAL,
+                norm2: 1.0,
+                overflow: false,
+                before: varuna_plan::OptimizerProgress::START,
+                loss: 1.0,
+                eval_loss: None,
+                switch: None,
+            },
+            elements: elements as u64,
+        };
+        let (encoded, header) = (
+            vec![u8::try_from(unit).unwrap()],
+            TransferHeader::Gradient(header),
+        );
+        assert!(queue.push_transfer(encoded, header, Box::new(vec![unit as f32; elements])));
     }
 
     #[test]
@@ -210,7 +251,7 @@ mod tests {
             digester.add(&vec![unit as f32; elements]);
             Some((
                 Frame::End(Unit(unit), Step(0), digester.digest()),
-                Some(Unit(unit)),
+                Some(Sent::State(Unit(unit))),
             ))
         };
         assert_eq!(queue.pop(), end(1, PART + 1));
@@ -219,6 +260,20 @@ mod tests {
         assert_eq!(frame(&queue), Some(Frame::State(vec![3])));
         assert_eq!(frame(&queue), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
         assert_eq!(queue.pop(), end(3, 1));
+    }
+
+    #[test]
+    fn a_gradient_follows_the_copy_that_was_queued_before_it_and_is_told_apart() {
+        let queue = Queue::default();
+        transfer(&queue, 1, 1);
+        gradient(&queue, 1, 1);
+        let sent = |_| queue.pop().unwrap();
+        let frames: Vec<(Frame, Option<Sent>)> = (0..6).map(sent).collect();
+        assert_eq!(frames[0].0, Frame::State(vec![1]));
+        assert_eq!(frames[2].1, Some(Sent::State(Unit(1))));
+        assert_eq!(frames[3].0, Frame::UnitGradient(vec![1]));
+        assert_eq!(frames[4].0, Frame::Part(Unit(1), Step(0), vec![1.0]));
+        assert_eq!(frames[5].1, Some(Sent::Gradient(Unit(1))));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! States that are sent part by part.
+//! States and gradients that are sent part by part.
 
 use crate::state::UnitSnapshot;
 
-/// A state that is read part by part while it is sent. It must not change meanwhile.
+/// A state or a gradient that is read part by part while it is sent. It must not change meanwhile.
 pub trait StateSource: Send {
     /// How many elements it has.
     fn elements(&self) -> usize;

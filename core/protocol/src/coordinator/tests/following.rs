@@ -64,6 +64,14 @@ impl Rig {
         self.sent.contains(&(A, ARM))
     }
 
+    fn has_said_caught_up(&self) -> bool {
+        let caught_up = Event::FollowersCaughtUp {
+            generation: Generation(2),
+            workers: vec![B],
+        };
+        self.events.iter().filter(|e| **e == caught_up).count() == 1
+    }
+
     fn is_late(&self) -> bool {
         let late = Event::FollowersLate {
             generation: Generation(2),
@@ -88,10 +96,12 @@ fn a_change_waits_until_its_newcomers_have_caught_up() {
     let mut rig = Rig::growing(true);
     assert!(rig.machine.record().next.as_ref().unwrap().following);
     rig.train_on(Duration::from_millis(400), Following::Able);
-    assert!(!rig.is_armed());
+    assert!(!rig.is_armed() && !rig.has_said_caught_up());
     rig.say(B, newcomer(Following::CaughtUp));
     assert!(rig.is_armed());
     assert!(!rig.is_late());
+    rig.say(B, newcomer(Following::CaughtUp));
+    assert!(rig.has_said_caught_up(), "once: {:?}", rig.events);
 }
 
 #[test]

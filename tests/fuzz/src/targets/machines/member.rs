@@ -5,7 +5,7 @@ use crate::targets::conversation::LAYOUT;
 use crate::targets::sequence::{self, Item};
 use prost::Message;
 use std::collections::{BTreeSet, VecDeque};
-use varuna_frames::StateHeader;
+use varuna_frames::{GradientHeader, StateHeader};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, StateId, WorkerId};
 use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
@@ -23,6 +23,8 @@ pub(in crate::targets) mod member_kind {
     pub(in crate::targets) const CONNECTED: u8 = 3;
     /// A unit has arrived from a peer.
     pub(in crate::targets) const FETCHED: u8 = 4;
+    /// A gradient of a followed unit has arrived from a peer.
+    pub(in crate::targets) const GRADIENT: u8 = 9;
 }
 
 /// A member with an engine that does at once what it is told.
@@ -83,6 +85,15 @@ impl MemberRun {
                     from,
                     unit,
                     id,
+                    decision,
+                }
+            }
+            member_kind::GRADIENT => {
+                let GradientHeader { unit, decision, .. } = GradientHeader::decode(&item.payload).ok()?;
+                MemberInput::Gradient {
+                    generation,
+                    from,
+                    unit,
                     decision,
                 }
             }

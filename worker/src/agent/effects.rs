@@ -1,0 +1,215 @@
+//! Carries out the effects of the member.
+
+use super::engine_thread::{Command, Reader, Recipient};
+use super::{Agent, AgentError, AgentEvent, Staged, StoreEvent};
+use crate::state::UnitSnapshot;
+use std::sync::Arc;
+use std::time::Duration;
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit};
+use varuna_protocol::member::{MemberEffect, MemberInput};
+use varuna_protocol::{Digests, Report};
+use varuna_wire::Upward;
+
+impl Agent {
+    pub(super) fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
+        match effect {
+            MemberEffect::Accepted(plan) => {
+                let secret = self.run.secret(plan.generation);
+                self.mesh.open(plan.generation, &secret);
+            }
+            MemberEffect::Connect {
+                generation,
+                peer,
+                address,
+            } => self.mesh.dial(generation, peer, &address),
+            MemberEffect::Disconnect { generation } => self.mesh.close(generation),
+            MemberEffect::Send {
+                generation,
+                to,
+                message,
+            } => self.mesh.send_message(generation, to, &message),
+            MemberEffect::Serve {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => {
+                let recipient = Recipient { generation, to, unit };
+                self.export(recipient, id, decision, Reader::Connection)?;
+            }
+            MemberEffect::Copy {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => {
+                let recipient = Recipient { generation, to, unit };
+                self.export(recipient, id, decision, Reader::Copy)?;
+            }
+            MemberEffect::Forward {
+                generation,
+                to,
+                unit,
+                decision,
+            } => {
+                let recipient = Recipient { generation, to, unit };
+                self.command(Command::Gradient { recipient, decision })?;
+            }
+            MemberEffect::Report(report) => self.report(report),
+            MemberEffect::Load { id, unit, .. } if id == StateId::INITIAL => {
+                self.command(Command::Initialise { unit })?;
+            }
+            MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
+            MemberEffect::Put { id, unit } if self.checkpoints.is_some() => {
+                self.command(Command::Snapshot { unit, id })?;
+            }
+            MemberEffect::Put { .. } => {}
+            MemberEffect::Digest { id, saved, units } => {
+                self.command(Command::Compare { id, saved, units })?
+            }
+            MemberEffect::Adopt { unit, id } => self.adopt(unit, id)?,
+            MemberEffect::ApplyForwarded { unit, decision } => self.apply_forwarded(unit, decision)?,
+            MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
+            MemberEffect::Abort => self.abort()?,
+            MemberEffect::Apply { decision, units } => {
+                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
+                self.command(Command::Apply { decision, units })?;
+            }
+            MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
+            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
+            MemberEffect::Exit(reason) => self.exit = Some(reason),
+        }
+        Ok(None)
+    }
+
+    fn abort(&mut self) -> Result<(), AgentError> {
+        if let Some(link) = self.running.take() {
+            link.abort();
+        }
+        self.command(Command::Quiesce)
+    }
+
+    /// Has the engine give a unit's state to a peer.
+    fn export(
+        &mut self,
+        recipient: Recipient,
+        id: StateId,
+        decision: Option<Decision>,
+        reader: Reader,
+    ) -> Result<(), AgentError> {
+        self.command(Command::Export {
+            recipient,
+            id,
+            decision,
+            reader,
+        })
+    }
+
+    /// Has the engine take over the unit that has just arrived.
+    fn adopt(&mut self, unit: Unit, id: StateId) -> Result<(), AgentError> {
+        match self.staged.take() {
+            Some(Staged::State(u, i, state)) if (u, i) == (unit, id) => {
+                self.command(Command::Adopt { unit, id, state })
+            }
+            _ => {
+                tracing::error!(%unit, %id, "the member adopts a unit that has not arrived");
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the engine apply the gradient that has just arrived.
+    fn apply_forwarded(&mut self, unit: Unit, decision: Decision) -> Result<(), AgentError> {
+        match self.staged.take() {
+            Some(Staged::Gradient(u, i, gradient)) if (u, i) == (unit, decision.id) => {
+                self.command(Command::ApplyForwarded {
+                    unit,
+                    decision,
+                    gradient,
+                })
+            }
+            _ => {
+                tracing::error!(%unit, id = %decision.id, "the member applies a gradient that has not arrived");
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.
+    fn read(&mut self, generation: Generation, id: StateId, unit: Unit) {
+        let Some(checkpoints) = self.checkpoints.clone() else {
+            tracing::error!(%id, %unit, "cannot read a unit from a checkpoint: the job has no spec.checkpoint");
+            return;
+        };
+        if !self.loading.ask(id, unit, generation) {
+            return;
+        }
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            // A full queue holds progress enough; a closed one means that the agent has ended.
+            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
+            let read = checkpoints.load(unit, id, progress).await;
+            let event = match read {
+                Ok(state) => StoreEvent::Loaded(unit, id, state),
+                Err(error) => {
+                    tracing::warn!(%error, "a unit cannot be read from its checkpoint");
+                    StoreEvent::Failed(unit, id, error.is_final())
+                }
+            };
+            let _ = events.send(AgentEvent::Store(event)).await;
+        });
+    }
+
+    /// Has the digests computed beside the next step. The optimizer waits for them only where they take longer than the step.
+    pub(super) fn digest(&self, id: StateId, saved: bool, snapshots: Vec<(Unit, UnitSnapshot)>) {
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let digest = |(unit, snapshot): (Unit, UnitSnapshot)| (unit, snapshot.digest());
+            let units = snapshots.into_iter().map(digest).collect();
+            // An error means that the agent has ended.
+            let _ = events.blocking_send(AgentEvent::Digested(Digests { id, saved, units }));
+        });
+    }
+
+    fn run_step(
+        &mut self,
+        plan: Arc<Plan>,
+        step: Step,
+        deadline: Duration,
+    ) -> Result<Option<MemberInput>, AgentError> {
+        let generation = plan.generation;
+        let Some(link) = self.mesh.link(generation) else {
+            return Ok(Some(MemberInput::StepFailed {
+                generation,
+                about: None,
+            }));
+        };
+        self.samples = plan
+            .shape
+            .place(self.me)
+            .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
+        self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
+        self.running = Some(Arc::clone(&link));
+        self.command(Command::Run {
+            plan,
+            step,
+            deadline,
+            link,
+        })?;
+        Ok(None)
+    }
+
+    fn report(&self, report: Report) {
+        if let Report::Suspect {
+            generation,
+            about,
+            why,
+        } = &report
+        {
+            tracing::info!(%generation, %about, ?why, "suspects a peer");
+        }
+        self.send(Upward::Report(report));
+    }
+}
