@@ -7,6 +7,7 @@
 mod digest;
 pub mod huggingface;
 mod listed;
+mod local_folder;
 mod location;
 mod manifest;
 mod name;

@@ -11,6 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreScheme, PutMode, PutOptions, RetryConfig};
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ const READS_AT_ONCE: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Location {
     pub(crate) inner: Arc<dyn ObjectStore>,
+    /// The same store, where it is this machine's disk.
+    pub(crate) disk: Option<Arc<LocalFileSystem>>,
     root: Path,
 }
 
@@ -52,10 +55,7 @@ fn to_url(uri: &str) -> Result<Url, CheckpointError> {
 }
 
 /// Like `object_store::parse_url_opts`, but requests fail soon: the callers have their own retries.
-fn build(
-    url: &Url,
-    settings: impl IntoIterator<Item = (String, String)>,
-) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
+fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> object_store::Result<Location> {
     let (scheme, root) = ObjectStoreScheme::parse(url)?;
     let retry = RetryConfig {
         max_retries: 3,
@@ -79,13 +79,17 @@ fn build(
                 .build()?
         };
     }
+    let disk = matches!(scheme, ObjectStoreScheme::Local).then(|| Arc::new(LocalFileSystem::new()));
     let inner: Arc<dyn ObjectStore> = match scheme {
         ObjectStoreScheme::AmazonS3 => Arc::new(with_settings!(AmazonS3Builder::new())),
         ObjectStoreScheme::GoogleCloudStorage => Arc::new(with_settings!(GoogleCloudStorageBuilder::new())),
         ObjectStoreScheme::MicrosoftAzure => Arc::new(with_settings!(MicrosoftAzureBuilder::new())),
-        _ => object_store::parse_url_opts(url, settings)?.0.into(),
+        _ => match &disk {
+            Some(disk) => Arc::clone(disk) as _,
+            None => object_store::parse_url_opts(url, settings)?.0.into(),
+        },
     };
-    Ok((inner, root))
+    Ok(Location { inner, disk, root })
 }
 
 impl Location {
@@ -128,8 +132,7 @@ impl Location {
             uri: uri.to_owned(),
             why: why.to_string(),
         };
-        let (inner, root) = build(&url, settings).map_err(wrong)?;
-        Ok(Location { inner, root })
+        build(&url, settings).map_err(wrong)
     }
 
     /// The root of a given store, for tests.
@@ -137,6 +140,7 @@ impl Location {
     pub fn over(inner: Arc<dyn ObjectStore>) -> Location {
         Location {
             inner,
+            disk: None,
             root: Path::default(),
         }
     }
@@ -286,6 +290,7 @@ impl Location {
         for file in first.chain(rest).chain(last) {
             self.delete(id, file).await?;
         }
+        self.remove_empty_folder(id)?;
         Ok(true)
     }
 
@@ -314,6 +319,11 @@ impl Location {
             for file in manifest.chain(rest) {
                 self.delete(*id, file).await?;
             }
+            self.remove_empty_folder(*id)?;
+        }
+        // Those that an earlier build, or a process that was killed here, has left.
+        if let Some(newest) = all.iter().filter(|l| l.is_usable()).map(|l| l.id).max() {
+            self.remove_empty_folders(&all, newest)?;
         }
         Ok(pruned)
     }

@@ -1,0 +1,131 @@
+//! A checkpoint location that is a folder of this machine. A bucket has no folders, so the deletion of a checkpoint's objects is all that it
+//! needs; on a disk its folder would stay, and what an upload that was killed had written so far.
+
+use crate::CheckpointError;
+use crate::listed::Listed;
+use crate::location::Location;
+use crate::name::{folder_name, parse_folder};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use varuna_plan::StateId;
+
+/// Whether a file is what `object_store` writes before it gives it its name: the name, `#` and a number. Its listings leave these out.
+fn is_unfinished(name: &str) -> bool {
+    let number = name.rsplit_once('#').map(|(_, number)| number);
+    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Removes a folder that holds nothing but files that were never finished. One that is not there is removed already, and one that holds
+/// more stays.
+fn remove(folder: &Path) -> io::Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries?.collect::<io::Result<Vec<_>>>()?,
+    };
+    if !entries
+        .iter()
+        .all(|e| e.file_name().to_str().is_some_and(is_unfinished))
+    {
+        return Ok(());
+    }
+    for entry in entries {
+        match std::fs::remove_file(entry.path()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    match std::fs::remove_dir(folder) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Location {
+    /// Removes the folders of checkpoints that were deleted, where this location is a folder: those that a listing did not show, of states
+    /// before `newest`. Somebody may be about to write into a newer one.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn remove_empty_folders(
+        &self,
+        listed: &[Listed],
+        newest: StateId,
+    ) -> Result<(), CheckpointError> {
+        let Some(root) = self.folder()? else {
+            return Ok(());
+        };
+        let entries = std::fs::read_dir(&root).map_err(disk)?;
+        for entry in entries {
+            let name = entry.map_err(disk)?.file_name();
+            let Some(id) = name.to_str().and_then(parse_folder) else {
+                continue;
+            };
+            if id < newest && !listed.iter().any(|l| l.id == id) {
+                remove(&root.join(name)).map_err(disk)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the folder of a checkpoint whose files were deleted, where this location is a folder.
+    ///
+    /// # Errors
+    /// The disk fails.
+    pub(crate) fn remove_empty_folder(&self, id: StateId) -> Result<(), CheckpointError> {
+        match self.folder()? {
+            Some(root) => remove(&root.join(folder_name(id))).map_err(disk),
+            None => Ok(()),
+        }
+    }
+
+    /// This location's folder, where it is one.
+    fn folder(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        let path = |disk: &std::sync::Arc<object_store::local::LocalFileSystem>| {
+            disk.path_to_filesystem(self.root())
+        };
+        Ok(self.disk.as_ref().map(path).transpose()?)
+    }
+}
+
+fn disk(error: io::Error) -> CheckpointError {
+    CheckpointError::Store(object_store::Error::Generic {
+        store: "local folder",
+        source: Box::new(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfinished_files_are_known_by_their_names() {
+        for name in ["segment-000.safetensors#1", "manifest.json#12"] {
+            assert!(is_unfinished(name), "{name}");
+        }
+        for name in ["segment-000.safetensors", "a#", "a#b", "a#1b", "#"] {
+            assert!(!is_unfinished(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_folder_goes_unless_it_holds_more_than_unfinished_files() {
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path().join("one");
+        assert!(remove(&folder).is_ok(), "it is not there");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("segment-000.safetensors#1"), "half").unwrap();
+        std::fs::write(folder.join("notes"), "mine").unwrap();
+        remove(&folder).unwrap();
+        assert_eq!(
+            std::fs::read_dir(&folder).unwrap().count(),
+            2,
+            "somebody else's file keeps all"
+        );
+        std::fs::remove_file(folder.join("notes")).unwrap();
+        remove(&folder).unwrap();
+        assert!(!folder.exists());
+    }
+}
