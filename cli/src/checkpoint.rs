@@ -8,10 +8,14 @@ use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::print_json;
 use bar::Bar;
+use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;
 use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
+
+/// Shards that are checked at a time, so that a processor takes the digest of one while another is read.
+const SHARDS_AT_ONCE: usize = 4;
 
 /// List, check, save, delete, export and import checkpoints.
 ///
@@ -208,11 +212,16 @@ async fn verify(location: &Location, as_json: bool) -> Result<(), Failure> {
 
 async fn check(location: &Location, listed: &Listed, bar: &Bar) -> Result<(), CheckpointError> {
     let manifest = location.manifest(listed.id).await?;
-    for shard in &manifest.shards {
-        location.load(&manifest, &shard.unit, || {}).await?;
+    let manifest = &manifest;
+    let shards = manifest.shards.iter().map(|shard| async move {
+        location.verify(manifest, &shard.unit, || {}).await?;
         bar.add(shard.bytes);
-    }
-    Ok(())
+        Ok(())
+    });
+    futures::stream::iter(shards)
+        .buffer_unordered(SHARDS_AT_ONCE)
+        .try_collect()
+        .await
 }
 
 async fn prune(location: &Location, keep: usize) -> Result<(), Failure> {

@@ -172,7 +172,8 @@ impl Inner {
     ) -> Result<(), CheckpointError> {
         // Encoding and hashing would block the thread that serves the network.
         let me = Arc::clone(&self);
-        let encode = move || to_shard(&me.model, &me.scaling, me.store.layout(), (id, unit), &state).encode();
+        let encode =
+            move || to_shard(&me.model, &me.scaling, me.store.layout(), (id, unit), &state).into_file();
         let encoded = tokio::task::spawn_blocking(encode).await;
         let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let put = match encoded {
@@ -211,17 +212,9 @@ fn to_shard(
     (id, unit): (StateId, Unit),
     state: &UnitState,
 ) -> Shard {
-    let list = model.parameters(unit);
-    let part = state.data.len() / 3;
-    let mut at = 0;
-    let tensors = list.into_iter().map(|p| {
-        let range = at..at + p.elements();
-        at = range.end;
-        ShardTensor {
-            name: p.name.to_owned(),
-            shape: p.shape,
-            parts: [0, 1, 2].map(|k| state.data[k * part + range.start..k * part + range.end].to_vec()),
-        }
+    let tensors = model.parameters(unit).into_iter().map(|p| ShardTensor {
+        name: p.name.to_owned(),
+        shape: p.shape,
     });
     Shard {
         id,
@@ -230,6 +223,7 @@ fn to_shard(
         loss_scale: scaling.saved(state.progress.loss_scale),
         failed_in_a_row: state.progress.failed_in_a_row,
         tensors: tensors.collect(),
+        data: state.data.clone(),
     }
 }
 
@@ -249,19 +243,13 @@ fn from_shard(
             why: "its parameters are not those of this model".into(),
         });
     }
-    let mut data = Vec::with_capacity(shard.tensors.iter().map(|t| 3 * t.parts[0].len()).sum());
-    for k in 0..3 {
-        for tensor in &shard.tensors {
-            data.extend_from_slice(&tensor.parts[k]);
-        }
-    }
     Ok(UnitState {
         progress: OptimizerProgress {
             adam_steps: shard.adam_steps,
             loss_scale: scaling.resumed(shard.loss_scale),
             failed_in_a_row: shard.failed_in_a_row,
         },
-        data,
+        data: shard.data,
     })
 }
 

@@ -106,9 +106,9 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
     // 12 bytes a parameter: the value and two moments, in fp32.
     let bar = Bar::of_bytes("writing", 12 * model.parameter_count());
     for (unit, shard) in huggingface::import(&model, id, &file).map_err(|e| bad(&e))? {
-        let encoded = shard.encode()?;
-        let bytes = encoded.len() as u64;
-        store.put_shard(id, unit, encoded, &RateLimit::default()).await?;
+        let file = shard.into_file()?;
+        let bytes = file.bytes();
+        store.put_shard(id, unit, file, &RateLimit::default()).await?;
         bar.add(bytes);
     }
     drop(bar);

@@ -17,18 +17,43 @@ pub enum DataDigest {
 impl DataDigest {
     /// Of the data whose parts these are, in order.
     pub(crate) fn of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> DataDigest {
-        let mut hasher = blake3::Hasher::new();
-        for part in parts {
-            hasher.update(part);
-        }
-        DataDigest::Blake3(hasher.finalize().to_hex().to_string())
+        let mut hasher = DataHasher::new();
+        parts.for_each(|part| hasher.update(part));
+        hasher.finish()
+    }
+}
+
+/// Takes a digest of data that come in parts.
+pub(crate) enum DataHasher {
+    Blake3(Box<blake3::Hasher>),
+    Sha256(Sha256),
+}
+
+impl DataHasher {
+    /// Of the function of all that is written.
+    pub(crate) fn new() -> DataHasher {
+        DataHasher::Blake3(Box::default())
     }
 
-    /// Whether it is that of these data.
-    pub(crate) fn is_of(&self, data: &[u8]) -> bool {
+    /// Of the function of this digest.
+    pub(crate) fn like(digest: &DataDigest) -> DataHasher {
+        match digest {
+            DataDigest::Blake3(_) => DataHasher::new(),
+            DataDigest::Sha256(_) => DataHasher::Sha256(Sha256::new()),
+        }
+    }
+
+    pub(crate) fn update(&mut self, part: &[u8]) {
         match self {
-            DataDigest::Blake3(hex) => *hex == *blake3::hash(data).to_hex(),
-            DataDigest::Sha256(hex) => *hex == hex::encode(Sha256::digest(data)),
+            DataHasher::Blake3(hasher) => drop(hasher.update(part)),
+            DataHasher::Sha256(hasher) => hasher.update(part),
+        }
+    }
+
+    pub(crate) fn finish(self) -> DataDigest {
+        match self {
+            DataHasher::Blake3(hasher) => DataDigest::Blake3(hasher.finalize().to_hex().to_string()),
+            DataHasher::Sha256(hasher) => DataDigest::Sha256(hex::encode(hasher.finalize())),
         }
     }
 }
@@ -42,12 +67,17 @@ mod tests {
         // The functions' own test vectors for "abc".
         let blake3 = "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85";
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        let new = DataDigest::of([&b"a"[..], b"bc"].into_iter());
-        assert_eq!(new, DataDigest::Blake3(blake3.into()));
-        assert!(new.is_of(b"abc") && !new.is_of(b"abd"));
+        let new = DataDigest::Blake3(blake3.into());
         let old = DataDigest::Sha256(sha256.into());
-        assert!(old.is_of(b"abc") && !old.is_of(b"abd"));
-        assert!(!DataDigest::Sha256(blake3.into()).is_of(b"abc"));
-        assert!(!DataDigest::Blake3(sha256.into()).is_of(b"abc"));
+        assert_eq!(DataDigest::of([&b"a"[..], b"bc"].into_iter()), new);
+        for digest in [new, old] {
+            let of = |parts: &[&[u8]]| {
+                let mut hasher = DataHasher::like(&digest);
+                parts.iter().for_each(|part| hasher.update(part));
+                hasher.finish()
+            };
+            assert_eq!(of(&[b"ab", b"", b"c"]), digest);
+            assert_ne!(of(&[b"ab", b"d"]), digest);
+        }
     }
 }

@@ -62,11 +62,15 @@ impl View for Values {
 pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, HuggingFaceError> {
     let mut tensors = Vec::new();
     for (unit, shard) in shards {
-        for tensor in shard.tensors.iter().filter(|t| !t.parts[0].is_empty()) {
+        for (index, tensor) in shard.tensors.iter().enumerate() {
+            let values = shard.values(index, 0);
+            if values.is_empty() {
+                continue;
+            }
             let (values, shape) = if gpt2::is_published_transposed(&tensor.name) {
-                transposed(&tensor.parts[0], &tensor.shape)
+                transposed(values, &tensor.shape)
             } else {
-                (tensor.parts[0].clone(), tensor.shape.clone())
+                (values.to_vec(), tensor.shape.clone())
             };
             let name = gpt2::published_name(model, *unit, &tensor.name);
             tensors.push((name, Values { shape, values }));
@@ -86,31 +90,29 @@ pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shar
     let layout = model.layout();
     let mut shards = Vec::new();
     for unit in layout.all_units() {
-        let read = model.parameters(unit).into_iter().map(|p| {
-            let values = if p.elements() == 0 {
-                Vec::new()
-            } else {
-                one(
-                    &tensors,
-                    &gpt2::published_name(model, unit, p.name),
-                    &p.shape,
-                    gpt2::is_published_transposed(p.name),
-                )?
-            };
-            let zeros = vec![0.0; values.len()];
-            Ok(ShardTensor {
+        let mut data = Vec::new();
+        let mut own = Vec::new();
+        for p in model.parameters(unit) {
+            if p.elements() > 0 {
+                let name = gpt2::published_name(model, unit, p.name);
+                let transpose = gpt2::is_published_transposed(p.name);
+                data.extend(one(&tensors, &name, &p.shape, transpose)?);
+            }
+            own.push(ShardTensor {
                 name: p.name.to_owned(),
                 shape: p.shape,
-                parts: [values, zeros.clone(), zeros],
-            })
-        });
+            });
+        }
+        // Moments that have seen no gradient.
+        data.resize(3 * data.len(), 0.0);
         let shard = Shard {
             id,
             unit: crate::unit_name(layout, unit),
             adam_steps: 0,
             loss_scale: None,
             failed_in_a_row: 0,
-            tensors: read.collect::<Result<_, HuggingFaceError>>()?,
+            tensors: own,
+            data,
         };
         shards.push((unit, shard));
     }
@@ -184,21 +186,19 @@ mod tests {
             let mut next = 0.0f32;
             let mut shards = Vec::new();
             for unit in sizes.layout().all_units() {
-                let tensors = sizes.parameters(unit).into_iter().map(|p| {
-                    let values: Vec<f32> = (0..p.elements())
-                        .map(|_| {
-                            next += 1.0;
-                            next
-                        })
-                        .collect();
-                    let zeros = vec![0.0; values.len()];
-                    ShardTensor {
+                let mut data = Vec::new();
+                let mut tensors = Vec::new();
+                for p in sizes.parameters(unit) {
+                    for _ in 0..p.elements() {
+                        next += 1.0;
+                        data.push(next);
+                    }
+                    tensors.push(ShardTensor {
                         name: p.name.to_owned(),
                         shape: p.shape,
-                        parts: [values, zeros.clone(), zeros],
-                    }
-                });
-                let tensors = tensors.collect();
+                    });
+                }
+                data.resize(3 * data.len(), 0.0);
                 let unit_name = crate::unit_name(sizes.layout(), unit);
                 shards.push((
                     unit,
@@ -209,6 +209,7 @@ mod tests {
                         loss_scale: None,
                         failed_in_a_row: 0,
                         tensors,
+                        data,
                     },
                 ));
             }

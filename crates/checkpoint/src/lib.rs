@@ -13,6 +13,7 @@ mod manifest;
 mod name;
 mod ownership;
 mod rate_limit;
+mod reading;
 mod retention;
 mod shard;
 mod store;
@@ -25,7 +26,7 @@ pub use name::{folder_name, parse_folder, unit_name};
 pub use ownership::{Claim, LEASE, Ownership, Standing};
 pub use rate_limit::RateLimit;
 pub use retention::{Pruned, prunable};
-pub use shard::{Shard, ShardTensor};
+pub use shard::{Shard, ShardFile, ShardTensor};
 pub use store::Store;
 
 use varuna_plan::StateId;

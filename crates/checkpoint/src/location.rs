@@ -5,9 +5,8 @@ use crate::listed::Listed;
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::retention::{Pruned, prunable};
-use crate::shard::{Shard, ShardFacts};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -20,11 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 use varuna_plan::StateId;
-
-/// A shard is read by several ranged requests at a time: one request has the speed of one connection, and the stream of a
-/// local file has parts of a few KiB only.
-const READ_BYTES: usize = 8 << 20;
-const READS_AT_ONCE: usize = 4;
 
 /// A folder of checkpoints on a store: all operations that need the manifests alone, and not the job.
 #[derive(Clone, Debug)]
@@ -206,64 +200,6 @@ impl Location {
     pub async fn manifest(&self, id: StateId) -> Result<Manifest, CheckpointError> {
         let text = self.inner.get(&self.path(id, MANIFEST)).await?.bytes().await?;
         Manifest::decode(id, &text)
-    }
-
-    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
-    ///
-    /// # Errors
-    /// The store fails, or the shard is missing or damaged.
-    pub async fn load(
-        &self,
-        manifest: &Manifest,
-        unit: &str,
-        mut arrived: impl FnMut(),
-    ) -> Result<Shard, CheckpointError> {
-        let id = manifest.state;
-        let damaged = |file: &str, why: String| CheckpointError::Damaged {
-            id,
-            file: file.to_owned(),
-            why,
-        };
-        let Some(entry) = manifest.shards.iter().find(|s| s.unit == unit) else {
-            return Err(damaged(MANIFEST, format!("it names no shard of {unit}")));
-        };
-        let path = self.path(id, &entry.file);
-        let length = match self.inner.head(&path).await {
-            Ok(meta) => meta.size,
-            Err(object_store::Error::NotFound { .. }) => {
-                return Err(damaged(&entry.file, "it is missing".into()));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if length != entry.bytes {
-            let why = format!("it has {length} bytes, the manifest says {}", entry.bytes);
-            return Err(damaged(&entry.file, why));
-        }
-        let starts = (0..length).step_by(READ_BYTES);
-        let reads = starts.map(|at| {
-            self.inner
-                .get_range(&path, at..length.min(at + READ_BYTES as u64))
-        });
-        let mut parts = futures::stream::iter(reads).buffered(READS_AT_ONCE);
-        let mut file = Vec::with_capacity(usize::try_from(length).unwrap_or(0));
-        while let Some(part) = parts.try_next().await? {
-            file.extend_from_slice(&part);
-            arrived();
-        }
-        if file.len() as u64 != entry.bytes {
-            return Err(damaged(
-                &entry.file,
-                format!("only {} bytes of it can be read", file.len()),
-            ));
-        }
-        let facts = ShardFacts::read(id, unit, &file)?;
-        if *facts.digest() != entry.digest {
-            return Err(damaged(
-                &entry.file,
-                "its digest differs from the one in the manifest".into(),
-            ));
-        }
-        Shard::decode(id, unit, &file)
     }
 
     /// Marks a checkpoint as damaged, so that no run resumes from it.

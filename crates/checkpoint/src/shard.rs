@@ -1,35 +1,47 @@
 //! One unit's state as a safetensors file: parameters, first and second moments, each under its parameter's name.
 //!
 //! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged
-//! shard is found without the manifest.
+//! shard is found without the manifest. A state is large and its worker's cores are busy, so a file is made of pieces of the state itself,
+//! and one that is read goes to where it is wanted at once: nothing here copies it as a whole.
+
+mod file;
+mod reader;
+
+pub use file::ShardFile;
+pub(crate) use reader::{Keep, ShardReader};
 
 use crate::{CheckpointError, DataDigest};
 use bytes::Bytes;
-use safetensors::tensor::{Dtype, Metadata, SafeTensors, View, serialize};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
+use std::ops::Range;
 use varuna_plan::{LossScale, StateId};
 
 /// Prefixes of the tensors' names: the value of a parameter and its two moments.
-pub(crate) const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
+const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
 /// The key of our own metadata in the header.
 const KEY: &str = "varuna";
 
-/// One parameter of a shard. All three parts have the shape's number of elements.
-#[derive(Clone, PartialEq, Debug)]
+/// One parameter of a shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShardTensor {
     /// The parameter's name within its segment, as in GPT-2's published checkpoints.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Values, first and second moments (AdamW), in row-major order.
-    pub parts: [Vec<f32>; 3],
 }
 
-/// The state of one unit.
+impl ShardTensor {
+    /// Elements of this shape; none where they cannot be counted.
+    fn elements(&self) -> Option<usize> {
+        self.shape.iter().try_fold(1, |all: usize, n| all.checked_mul(*n))
+    }
+}
+
+/// The state of one unit, whoever holds its data.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Shard {
+pub struct Shard<D = Vec<f32>> {
     /// The state that it belongs to.
     pub id: StateId,
     /// Its unit's name (see [`crate::unit_name`]).
@@ -42,6 +54,8 @@ pub struct Shard {
     pub failed_in_a_row: u32,
     /// Parameters in their order.
     pub tensors: Vec<ShardTensor>,
+    /// The values of all parameters in their order, then all first, then all second moments (AdamW); each tensor in row-major order.
+    pub data: D,
 }
 
 /// Our own metadata in the header.
@@ -63,54 +77,84 @@ struct Header {
     digest: DataDigest,
 }
 
-struct Floats<'a> {
+/// One of the file's tensors.
+struct Placed<'a> {
+    name: String,
     shape: &'a [usize],
-    values: &'a [f32],
+    /// Where the shard's data have it, in elements.
+    at: Range<usize>,
 }
 
-impl View for Floats<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
+impl<D: AsRef<[f32]>> Shard<D> {
+    /// The values of a tensor: 0 for its parameter, 1 and 2 for the moments. Empty where there is none.
+    #[must_use]
+    pub fn values(&self, tensor: usize, kind: usize) -> &[f32] {
+        let data = self.data.as_ref();
+        let elements = |t: &ShardTensor| t.elements().unwrap_or(0);
+        let before = self.tensors.iter().take(tensor).map(elements).sum::<usize>();
+        let own = self.tensors.get(tensor).map_or(0, elements);
+        let start = kind * (data.len() / KINDS.len()) + before;
+        data.get(start..start + own).unwrap_or_default()
     }
-    fn shape(&self) -> &[usize] {
-        self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(bytemuck::cast_slice(self.values))
-    }
-    fn data_len(&self) -> usize {
-        size_of_val(self.values)
-    }
-}
 
-impl Shard {
-    /// The file's bytes. Equal shards give equal bytes.
+    /// The file's bytes in one piece. Equal shards give equal bytes.
     ///
     /// # Errors
-    /// A part has another number of elements than its shape.
+    /// There are more or fewer data than the shapes say.
     pub fn encode(&self) -> Result<Bytes, CheckpointError> {
-        let damaged = |why: String| self.damaged(why);
-        let mut views: Vec<(String, Floats)> = Vec::new();
-        for tensor in &self.tensors {
-            let elements: usize = tensor.shape.iter().product();
-            for (kind, values) in KINDS.iter().zip(&tensor.parts) {
-                if values.len() != elements {
-                    return Err(damaged(format!(
-                        "{kind}/{} has {} elements, its shape {:?} has {elements}",
-                        tensor.name,
-                        values.len(),
-                        tensor.shape
-                    )));
-                }
+        let placed = self.placed()?;
+        let data = self.data.as_ref();
+        let parts = || placed.iter().map(|t| bytemuck::cast_slice(&data[t.at.clone()]));
+        let mut file = self.header(&placed, DataDigest::of(parts()))?;
+        file.reserve_exact(size_of_val(data));
+        parts().for_each(|part| file.extend_from_slice(part));
+        Ok(file.into())
+    }
+
+    /// Bytes of the file, without looking at the data.
+    ///
+    /// # Errors
+    /// There are more or fewer data than the shapes say.
+    pub fn file_bytes(&self) -> Result<u64, CheckpointError> {
+        let data = size_of_val(self.data.as_ref());
+        let header = self.header(&self.placed()?, DataDigest::of(std::iter::empty()))?;
+        Ok(header.len() as u64 + data as u64)
+    }
+
+    /// All tensors in the order in which the file has them, which is that of their names.
+    fn placed(&self) -> Result<Vec<Placed<'_>>, CheckpointError> {
+        let elements = self.data.as_ref().len();
+        let mut placed = Vec::with_capacity(KINDS.len() * self.tensors.len());
+        let mut at = 0usize;
+        for kind in KINDS {
+            for tensor in &self.tensors {
+                let own = tensor.elements().and_then(|n| at.checked_add(n));
+                let end = own.filter(|end| *end <= elements).ok_or_else(|| {
+                    self.damaged(format!(
+                        "{kind}/{} of the shape {:?} goes beyond its {elements} elements",
+                        tensor.name, tensor.shape
+                    ))
+                })?;
+                let name = format!("{kind}/{}", tensor.name);
                 let shape = &tensor.shape;
-                views.push((format!("{kind}/{}", tensor.name), Floats { shape, values }));
+                placed.push(Placed {
+                    name,
+                    shape,
+                    at: at..end,
+                });
+                at = end;
             }
         }
-        // The library writes tensors of one type in the order of their names; the digest uses the same order.
-        views.sort_by(|a, b| a.0.cmp(&b.0));
-        let parts = views
-            .iter()
-            .map(|(_, floats)| bytemuck::cast_slice(floats.values));
+        if at != elements {
+            return Err(self.damaged(format!("it has {elements} elements, its shapes say {at}")));
+        }
+        placed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(placed)
+    }
+
+    /// What the file has before its data, as the library writes it.
+    fn header(&self, placed: &[Placed], digest: DataDigest) -> Result<Vec<u8>, CheckpointError> {
+        let damaged = |why: &dyn std::fmt::Display| self.damaged(why);
         let header = Header {
             state: self.id,
             unit: self.unit.clone(),
@@ -118,88 +162,58 @@ impl Shard {
             loss_scale: self.loss_scale,
             failed_in_a_row: self.failed_in_a_row,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
-            digest: DataDigest::of(parts),
+            digest,
         };
-        let text = serde_json::to_string(&header).map_err(|e| damaged(e.to_string()))?;
+        let text = serde_json::to_string(&header).map_err(|e| damaged(&e))?;
+        let mut end = 0;
+        let tensors = placed.iter().map(|t| {
+            let start = end;
+            end += t.at.len() * size_of::<f32>();
+            let info = TensorInfo {
+                dtype: Dtype::F32,
+                shape: t.shape.to_vec(),
+                data_offsets: (start, end),
+            };
+            (t.name.clone(), info)
+        });
         // One key only: the library writes metadata in the order of a hash map.
-        let metadata = HashMap::from([(KEY.to_owned(), text)]);
-        let file = serialize(views, Some(metadata)).map_err(|e| damaged(e.to_string()))?;
-        Ok(file.into())
+        let own = HashMap::from([(KEY.to_owned(), text)]);
+        let metadata = Metadata::new(Some(own), tensors.collect()).map_err(|e| damaged(&e))?;
+        let mut text = serde_json::to_vec(&metadata).map_err(|e| damaged(&e))?;
+        // So that the data are aligned.
+        text.resize(text.len().next_multiple_of(8), b' ');
+        Ok([&(text.len() as u64).to_le_bytes(), text.as_slice()].concat())
     }
 
+    fn damaged(&self, why: impl ToString) -> CheckpointError {
+        damaged(self.id, &self.unit, why)
+    }
+}
+
+impl Shard {
     /// Reads a file and checks that it is the whole state of `unit` at `id`.
     ///
     /// # Errors
     /// The file is damaged, or another state's.
     pub fn decode(id: StateId, unit: &str, file: &[u8]) -> Result<Shard, CheckpointError> {
-        let mut shard = Shard {
-            id,
-            unit: unit.to_owned(),
-            adam_steps: 0,
-            loss_scale: None,
-            failed_in_a_row: 0,
-            tensors: Vec::new(),
-        };
-        let facts = ShardFacts::read(id, unit, file)?;
-        let data = &file[facts.data_start..];
-        if !facts.header.digest.is_of(data) {
-            return Err(shard.damaged("its data do not match its digest"));
-        }
-        let tensors = SafeTensors::deserialize(file).map_err(|e| shard.damaged(e))?;
-        let order = facts.header.order;
-        // A name that stands there again and again would be copied as often.
-        let different = order.iter().collect::<BTreeSet<_>>().len();
-        if different != order.len() || KINDS.len() * order.len() != tensors.len() {
-            return Err(shard.damaged(format!(
-                "its order has {} names, {different} of them different, its header {} tensors; each name has {} of them",
-                order.len(),
-                tensors.len(),
-                KINDS.len()
-            )));
-        }
-        for name in order {
-            let tensor = read_tensor(&tensors, name).map_err(|why| shard.damaged(why))?;
-            shard.tensors.push(tensor);
-        }
-        shard.adam_steps = facts.header.adam_steps;
-        shard.loss_scale = facts.header.loss_scale;
-        shard.failed_in_a_row = facts.header.failed_in_a_row;
-        Ok(shard)
-    }
-
-    fn damaged(&self, why: impl ToString) -> CheckpointError {
-        CheckpointError::Damaged {
-            id: self.id,
-            file: format!("{}.safetensors", self.unit),
-            why: why.to_string(),
-        }
+        let mut reader = ShardReader::new(id, unit, file.len() as u64, Keep::All);
+        reader.push(file)?;
+        reader.finish().map(|(_, shard)| shard)
     }
 }
 
-/// A parameter and its moments, which have one shape. The error is a sentence.
-fn read_tensor(tensors: &SafeTensors, name: String) -> Result<ShardTensor, String> {
-    let mut shape: Option<Vec<usize>> = None;
-    let mut parts = [const { Vec::new() }; 3];
-    for (kind, part) in KINDS.iter().zip(&mut parts) {
-        let key = format!("{kind}/{name}");
-        let view = tensors.tensor(&key).map_err(|e| format!("{key}: {e}"))?;
-        if view.dtype() != Dtype::F32 {
-            return Err(format!("{key} is {:?}, not F32", view.dtype()));
-        }
-        let own = view.shape();
-        let first = shape.get_or_insert_with(|| own.to_vec());
-        if own != first {
-            return Err(format!("{key} has the shape {own:?}, its parameter {first:?}"));
-        }
-        *part = bytemuck::pod_collect_to_vec(view.data());
+fn damaged(id: StateId, unit: &str, why: impl ToString) -> CheckpointError {
+    CheckpointError::Damaged {
+        id,
+        file: format!("{unit}.safetensors"),
+        why: why.to_string(),
     }
-    let shape = shape.unwrap_or_default();
-    Ok(ShardTensor { name, shape, parts })
 }
 
 /// The header of a shard's file, and where its data are.
 pub(crate) struct ShardFacts {
     header: Header,
+    metadata: Metadata,
     data_start: usize,
     bytes: u64,
 }
@@ -214,11 +228,7 @@ impl ShardFacts {
 
     /// Reads the header; `start` must hold at least [`ShardFacts::header_end`] bytes of the file.
     pub(crate) fn read(id: StateId, unit: &str, start: &[u8]) -> Result<ShardFacts, CheckpointError> {
-        let damaged = |why: String| CheckpointError::Damaged {
-            id,
-            file: format!("{unit}.safetensors"),
-            why,
-        };
+        let damaged = |why: String| damaged(id, unit, why);
         let end = Self::header_end(start).and_then(|e| usize::try_from(e).ok());
         let whole = end.filter(|e| *e <= start.len());
         let Some(data_start) = whole else {
@@ -237,6 +247,7 @@ impl ShardFacts {
         let bytes = bytes.ok_or_else(|| damaged("the offsets in its header are beyond every file".into()))?;
         Ok(ShardFacts {
             header,
+            metadata,
             data_start,
             bytes: bytes as u64,
         })
@@ -254,111 +265,4 @@ impl ShardFacts {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use varuna_plan::state::Chain;
-    use varuna_plan::{Generation, Step};
-
-    const ID: StateId = StateId {
-        run_gen: Generation(2),
-        step: Step(5),
-        chain: Chain(7),
-    };
-    const UNIT: &str = "segment-000";
-
-    fn shard() -> Shard {
-        let tensor = |name: &str, shape: &[usize]| ShardTensor {
-            name: name.into(),
-            shape: shape.to_vec(),
-            parts: [1.0, 2.0, 3.0].map(|value| vec![value; shape.iter().product()]),
-        };
-        Shard {
-            id: ID,
-            unit: UNIT.into(),
-            adam_steps: 5,
-            loss_scale: Some(LossScale {
-                factor: 1024.try_into().unwrap(),
-                clean_steps: 17,
-            }),
-            failed_in_a_row: 2,
-            tensors: vec![tensor("w", &[2, 3]), tensor("b", &[3])],
-        }
-    }
-
-    /// The shard's file with a change of its header, which keeps its length in front.
-    fn changed(from: &str, to: &str) -> Vec<u8> {
-        let file = shard().encode().unwrap();
-        let end = usize::try_from(ShardFacts::header_end(&file).unwrap()).unwrap();
-        let header = std::str::from_utf8(&file[8..end]).unwrap();
-        assert!(header.contains(from), "{header}");
-        let header = header.replacen(from, to, 1);
-        let length = (header.len() as u64).to_le_bytes();
-        [&length, header.as_bytes(), &file[end..]].concat()
-    }
-
-    fn refused(from: &str, to: &str) -> String {
-        Shard::decode(ID, UNIT, &changed(from, to))
-            .unwrap_err()
-            .to_string()
-    }
-
-    #[test]
-    fn a_shard_survives_the_file() {
-        let file = shard().encode().unwrap();
-        assert_eq!(Shard::decode(ID, UNIT, &file).unwrap(), shard());
-        assert_eq!(
-            ShardFacts::read(ID, UNIT, &file).unwrap().bytes(),
-            file.len() as u64
-        );
-    }
-
-    #[test]
-    fn a_loss_scale_that_no_run_has_is_refused() {
-        let error = refused(r#"\"factor\":1024"#, r#"\"factor\":1000"#);
-        let expected = "a loss scale of 1000: powers of two from 1 to 4294967296 are allowed";
-        assert!(error.contains(expected), "{error}");
-    }
-
-    #[test]
-    fn a_parameter_that_is_named_again_is_refused_and_not_copied_again() {
-        let names = r#"\"w\",\"b\""#;
-        let error = refused(names, &[names; 1000].join(","));
-        assert!(
-            error.contains("order has 2000 names, 2 of them different"),
-            "{error}"
-        );
-        let error = refused(names, r#"\"w\""#);
-        assert!(
-            error.contains("order has 1 names") && error.contains("6 tensors"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn moments_of_another_shape_than_their_parameter_are_refused() {
-        let error = refused(
-            r#""exp_avg/w":{"dtype":"F32","shape":[2,3]"#,
-            r#""exp_avg/w":{"dtype":"F32","shape":[3,2]"#,
-        );
-        assert!(
-            error.contains("exp_avg/w has the shape [3, 2], its parameter [2, 3]"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_header_length_beyond_every_file_is_refused() {
-        for length in [100_000_001, u64::MAX - 7, u64::MAX] {
-            let error = Shard::decode(ID, UNIT, &length.to_le_bytes()).unwrap_err();
-            assert!(error.to_string().contains("it is cut short"), "{error}");
-        }
-    }
-
-    #[test]
-    fn offsets_beyond_every_file_are_refused_by_the_header_alone() {
-        let file = changed(",108]", ",18446744073709551615]");
-        let error = ShardFacts::read(ID, UNIT, &file).err().unwrap().to_string();
-        assert!(error.contains("offset"), "{error}");
-        assert!(Shard::decode(ID, UNIT, &file).is_err());
-    }
-}
+mod tests;

@@ -6,8 +6,7 @@ use crate::location::Location;
 use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
 use crate::rate_limit::RateLimit;
-use crate::shard::ShardFacts;
-use bytes::Bytes;
+use crate::shard::{ShardFacts, ShardFile};
 use object_store::PutPayload;
 use object_store::buffered::BufWriter;
 use std::sync::Arc;
@@ -70,8 +69,21 @@ impl Store {
         &self.location
     }
 
-    /// Uploads a unit's encoded shard within a rate limit, unless it is complete already. A repeated or late upload writes the
-    /// same bytes.
+    /// Whether a unit's shard of so many bytes is there. Equal names mean equal bits, so there is no more to be written; a shard of another
+    /// length was written by another build, or is damaged.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn has_shard(&self, id: StateId, unit: Unit, bytes: u64) -> Result<bool, CheckpointError> {
+        let path = self.location.path(id, &shard_file(self.layout, unit));
+        match self.location.inner.head(&path).await {
+            Ok(meta) => Ok(meta.size == bytes),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Uploads a unit's shard within a rate limit, unless it is there already (see [`Store::has_shard`]).
     ///
     /// # Errors
     /// The store fails.
@@ -79,28 +91,39 @@ impl Store {
         &self,
         id: StateId,
         unit: Unit,
-        file: Bytes,
+        file: impl Into<ShardFile>,
+        limit: &RateLimit,
+    ) -> Result<(), CheckpointError> {
+        let file = file.into();
+        if self.has_shard(id, unit, file.bytes()).await? {
+            return Ok(());
+        }
+        self.write_shard(id, unit, file, limit).await
+    }
+
+    /// Uploads a unit's shard within a rate limit, whether or not it is there. A repeated or late upload writes the same bytes.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn write_shard(
+        &self,
+        id: StateId,
+        unit: Unit,
+        file: ShardFile,
         limit: &RateLimit,
     ) -> Result<(), CheckpointError> {
         let path = self.location.path(id, &shard_file(self.layout, unit));
-        match self.location.inner.head(&path).await {
-            Ok(meta) if meta.size == file.len() as u64 => return Ok(()),
-            Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if file.len() <= PART_BYTES {
-            limit.wait(file.len()).await;
-            self.location
-                .inner
-                .put(&path, PutPayload::from_bytes(file))
-                .await?;
+        let bytes = usize::try_from(file.bytes()).unwrap_or(usize::MAX);
+        if bytes <= PART_BYTES {
+            limit.wait(bytes).await;
+            let payload: PutPayload = file.pieces(PART_BYTES).collect();
+            self.location.inner.put(&path, payload).await?;
             return Ok(());
         }
         let mut writer = BufWriter::with_capacity(Arc::clone(&self.location.inner), path, PART_BYTES);
-        for part in 0..file.len().div_ceil(PART_BYTES) {
-            let end = file.len().min((part + 1) * PART_BYTES);
-            limit.wait(end - part * PART_BYTES).await;
-            writer.put(file.slice(part * PART_BYTES..end)).await?;
+        for piece in file.pieces(PART_BYTES) {
+            limit.wait(piece.len()).await;
+            writer.put(piece).await?;
         }
         tokio::io::AsyncWriteExt::shutdown(&mut writer)
             .await

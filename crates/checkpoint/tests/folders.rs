@@ -40,6 +40,7 @@ async fn put(store: &Store, id: StateId, unit: Unit) {
         loss_scale: None,
         failed_in_a_row: 0,
         tensors: Vec::new(),
+        data: Vec::new(),
     };
     let file = shard.encode().unwrap();
     store

@@ -344,7 +344,7 @@ mod tests {
         let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
         let job = job(Some(&uri));
         let store = Store::of_job(&job, "").unwrap().unwrap();
-        let (limit, file) = (RateLimit::new(None), b"no shard".as_slice().into());
+        let (limit, file) = (RateLimit::new(None), b"no shard".to_vec());
         store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
         store.location().refuse(LAST, "it is no shard").await.unwrap();
         Checkpointing {

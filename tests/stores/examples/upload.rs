@@ -53,7 +53,7 @@ async fn main() {
         let saves = shards.into_iter().map(|(unit, shard)| {
             let store = store.clone();
             async move {
-                let file = tokio::task::spawn_blocking(move || shard.encode()).await;
+                let file = tokio::task::spawn_blocking(move || shard.into_file()).await;
                 let file = file.expect("no panic").expect("a shard");
                 store.put_shard(id, unit, file, &RateLimit::default()).await
             }

@@ -42,7 +42,7 @@ pub fn facts() -> Facts {
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "any values do")]
 pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
-    let part = |k: f32| (0..elements).map(|i| k + i as f32).collect();
+    let part = |k: f32| (0..elements).map(move |i| k + i as f32);
     Shard {
         id,
         unit: unit_name(LAYOUT, unit),
@@ -52,8 +52,8 @@ pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],
-            parts: [part(0.5), part(0.25), part(0.125)],
         }],
+        data: [0.5, 0.25, 0.125].into_iter().flat_map(part).collect(),
     }
 }
 

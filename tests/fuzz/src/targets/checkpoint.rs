@@ -147,14 +147,14 @@ fn run_manifest(input: &[u8]) -> Result<String, String> {
 }
 
 fn shard(shapes: &[(&str, &[usize])]) -> Shard {
-    let tensor = |(name, shape): &(&str, &[usize])| {
-        let elements = shape.iter().product();
-        ShardTensor {
-            name: (*name).to_owned(),
-            shape: shape.to_vec(),
-            parts: [1.0, 0.5, 0.25].map(|value| vec![value; elements]),
-        }
+    let tensor = |(name, shape): &(&str, &[usize])| ShardTensor {
+        name: (*name).to_owned(),
+        shape: shape.to_vec(),
     };
+    let elements = shapes
+        .iter()
+        .map(|(_, shape)| shape.iter().product::<usize>())
+        .sum();
     Shard {
         id: ID,
         unit: UNIT.into(),
@@ -162,6 +162,7 @@ fn shard(shapes: &[(&str, &[usize])]) -> Shard {
         loss_scale: None,
         failed_in_a_row: 0,
         tensors: shapes.iter().map(tensor).collect(),
+        data: [1.0, 0.5, 0.25].map(|value| vec![value; elements]).concat(),
     }
 }
 
@@ -279,9 +280,10 @@ fn huggingface_seeds() -> Seeds {
 }
 
 fn zeros(model: &Model, unit: Unit) -> Shard {
-    let tensors = model.parameters(unit).into_iter().map(|p| ShardTensor {
+    let parameters = model.parameters(unit);
+    let elements: usize = parameters.iter().map(|p| p.elements()).sum();
+    let tensors = parameters.into_iter().map(|p| ShardTensor {
         name: p.name.to_owned(),
-        parts: [vec![0.0; p.elements()], Vec::new(), Vec::new()],
         shape: p.shape,
     });
     Shard {
@@ -291,6 +293,7 @@ fn zeros(model: &Model, unit: Unit) -> Shard {
         loss_scale: None,
         failed_in_a_row: 0,
         tensors: tensors.collect(),
+        data: vec![0.0; 3 * elements],
     }
 }
 

@@ -1,0 +1,190 @@
+//! Reads shards: from a bucket by several requests at a time, from this machine's disk through one small buffer. What a processor does with
+//! the bytes is done beside the threads that serve the network.
+
+use crate::CheckpointError;
+use crate::location::Location;
+use crate::manifest::{Manifest, ShardEntry};
+use crate::name::MANIFEST;
+use crate::shard::{Keep, Shard, ShardReader};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{GetResultPayload, ObjectStore};
+use std::fs::File;
+use std::io::Read;
+use varuna_plan::StateId;
+
+/// A shard is read by several ranged requests at a time: one request has the speed of one connection.
+const REQUEST_BYTES: usize = 8 << 20;
+const REQUESTS_AT_ONCE: usize = 4;
+/// A file is read through a buffer of this size, which is used again and again: it stays in the processor's cache, where digest and copy
+/// find it. Fresh memory for all of it costs more than reading does.
+const BUFFER_BYTES: usize = 256 << 10;
+
+impl Location {
+    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
+    ///
+    /// # Errors
+    /// The store fails, or the shard is missing or damaged.
+    pub async fn load(
+        &self,
+        manifest: &Manifest,
+        unit: &str,
+        arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        self.read(manifest, unit, Keep::All, arrived).await
+    }
+
+    /// Like [`Location::load`], for somebody who only asks whether the shard is sound: nothing of it is kept.
+    ///
+    /// # Errors
+    /// The store fails, or the shard is missing or damaged.
+    pub async fn verify(
+        &self,
+        manifest: &Manifest,
+        unit: &str,
+        arrived: impl FnMut(),
+    ) -> Result<(), CheckpointError> {
+        self.read(manifest, unit, Keep::Nothing, arrived)
+            .await
+            .map(|_| ())
+    }
+
+    async fn read(
+        &self,
+        manifest: &Manifest,
+        unit: &str,
+        keep: Keep,
+        mut arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        let id = manifest.state;
+        let Some(entry) = manifest.shards.iter().find(|s| s.unit == unit) else {
+            return Err(damaged(id, MANIFEST, format!("it names no shard of {unit}")));
+        };
+        let path = self.path(id, &entry.file);
+        let reader = ShardReader::new(id, unit, entry.bytes, keep);
+        let reader = match &self.disk {
+            Some(disk) => read_file(id, disk.get(&path).await, entry, reader, &mut arrived).await?,
+            None => read_object(id, &*self.inner, &path, entry, reader, &mut arrived).await?,
+        };
+        let (digest, shard) = reader.finish()?;
+        if digest != entry.digest {
+            let why = "its digest differs from the one in the manifest".to_owned();
+            return Err(damaged(id, &entry.file, why));
+        }
+        Ok(shard)
+    }
+}
+
+fn damaged(id: StateId, file: &str, why: String) -> CheckpointError {
+    CheckpointError::Damaged {
+        id,
+        file: file.to_owned(),
+        why,
+    }
+}
+
+/// What was found where a shard should be, if it has the length that the manifest says.
+fn of_length<T>(
+    id: StateId,
+    entry: &ShardEntry,
+    found: object_store::Result<T>,
+    length: impl Fn(&T) -> u64,
+) -> Result<T, CheckpointError> {
+    let found = match found {
+        Ok(found) => found,
+        Err(object_store::Error::NotFound { .. }) => {
+            return Err(damaged(id, &entry.file, "it is missing".into()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let length = length(&found);
+    if length != entry.bytes {
+        let why = format!("it has {length} bytes, the manifest says {}", entry.bytes);
+        return Err(damaged(id, &entry.file, why));
+    }
+    Ok(found)
+}
+
+async fn read_object(
+    id: StateId,
+    store: &dyn ObjectStore,
+    path: &Path,
+    entry: &ShardEntry,
+    mut reader: ShardReader,
+    arrived: &mut impl FnMut(),
+) -> Result<ShardReader, CheckpointError> {
+    let length = of_length(id, entry, store.head(path).await, |meta| meta.size)?.size;
+    let starts = (0..length).step_by(REQUEST_BYTES);
+    let requests = starts.map(|at| store.get_range(path, at..length.min(at + REQUEST_BYTES as u64)));
+    let mut parts = futures::stream::iter(requests).buffered(REQUESTS_AT_ONCE);
+    while let Some(part) = parts.try_next().await? {
+        reader = beside(move || reader.push(&part).map(|()| reader)).await?;
+        arrived();
+    }
+    Ok(reader)
+}
+
+async fn read_file(
+    id: StateId,
+    found: object_store::Result<object_store::GetResult>,
+    entry: &ShardEntry,
+    mut reader: ShardReader,
+    arrived: &mut impl FnMut(),
+) -> Result<ShardReader, CheckpointError> {
+    let found = of_length(id, entry, found, |found| found.meta.size)?;
+    let GetResultPayload::File(mut file, _) = found.payload else {
+        return Err(disk("the store gives no file of its own folder".into()));
+    };
+    let mut buffer = vec![0; BUFFER_BYTES.min(usize::try_from(entry.bytes).unwrap_or(usize::MAX))];
+    let mut left = entry.bytes;
+    while left > 0 {
+        let part = left.min(REQUEST_BYTES as u64);
+        let read = beside(move || {
+            read_part(&mut file, part, &mut buffer, &mut reader).map(|n| (n, file, buffer, reader))
+        });
+        let n;
+        (n, file, buffer, reader) = read.await?;
+        // A file that is shorter than it was: the reader says so.
+        left = if n == 0 { 0 } else { left - n };
+        arrived();
+    }
+    Ok(reader)
+}
+
+/// Reads so many bytes, or up to the end of the file; how many there were.
+fn read_part(
+    file: &mut File,
+    bytes: u64,
+    buffer: &mut [u8],
+    reader: &mut ShardReader,
+) -> Result<u64, CheckpointError> {
+    let mut source = file.take(bytes);
+    let mut all = 0;
+    loop {
+        match source.read(buffer) {
+            Ok(0) => return Ok(all),
+            Ok(n) => {
+                reader.push(&buffer[..n])?;
+                all += n as u64;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(disk(error.into())),
+        }
+    }
+}
+
+fn disk(source: Box<dyn std::error::Error + Send + Sync>) -> CheckpointError {
+    let store = "local folder";
+    CheckpointError::Store(object_store::Error::Generic { store, source })
+}
+
+/// Runs what keeps a processor busy on a thread for that, where there is a runtime.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => {
+            let done = runtime.spawn_blocking(work).await;
+            done.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
+        }
+        Err(_) => work(),
+    }
+}

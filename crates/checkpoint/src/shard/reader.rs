@@ -1,0 +1,240 @@
+//! Reads a shard's file from pieces, in order: the digest of each is taken while it is in the processor's cache, and its data go to where
+//! they are wanted.
+
+use super::{KINDS, Shard, ShardFacts, ShardTensor, damaged};
+use crate::digest::DataHasher;
+use crate::{CheckpointError, DataDigest};
+use safetensors::tensor::Dtype;
+use std::collections::BTreeSet;
+use varuna_plan::StateId;
+
+/// Bytes that are copied after their digest was taken: they are still in the processor's cache, and enough for its widest instructions.
+const DIGESTED_AT_ONCE: usize = 64 << 10;
+
+/// What of a shard is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    /// The whole state.
+    All,
+    /// Whether the file is sound: the state that is read has no data.
+    Nothing,
+}
+
+/// The part of a file that has been read.
+pub(crate) struct ShardReader {
+    id: StateId,
+    unit: String,
+    /// Of the whole file.
+    bytes: u64,
+    keep: Keep,
+    read: Read,
+}
+
+enum Read {
+    /// The header, as far as it is there.
+    Start(Vec<u8>),
+    Data(Box<Data>),
+}
+
+struct Data {
+    facts: ShardFacts,
+    hasher: DataHasher,
+    /// Bytes of data so far.
+    at: usize,
+    shard: Shard,
+    /// Tensors that are not complete, the next one last; none where nothing is kept.
+    to_come: Vec<Destination>,
+}
+
+/// Where a tensor's bytes go.
+struct Destination {
+    /// The end of the tensor in the file's data.
+    end: usize,
+    /// Its end in the shard's data, in bytes.
+    end_in_shard: usize,
+}
+
+impl ShardReader {
+    /// For a file of so many bytes that must be the whole state of `unit` at `id`.
+    pub(crate) fn new(id: StateId, unit: &str, bytes: u64, keep: Keep) -> ShardReader {
+        ShardReader {
+            id,
+            unit: unit.to_owned(),
+            bytes,
+            keep,
+            read: Read::Start(Vec::new()),
+        }
+    }
+
+    /// The next bytes of the file.
+    ///
+    /// # Errors
+    /// The header is damaged, or another state's.
+    pub(crate) fn push(&mut self, mut piece: &[u8]) -> Result<(), CheckpointError> {
+        if let Read::Start(start) = &mut self.read {
+            take(start, &mut piece, 8);
+            if start.len() < 8 {
+                return Ok(());
+            }
+            let end = ShardFacts::header_end(start).filter(|end| *end <= self.bytes);
+            let end = end.and_then(|end| usize::try_from(end).ok());
+            let Some(end) = end else {
+                return Err(damaged(self.id, &self.unit, "it is cut short"));
+            };
+            take(start, &mut piece, end);
+            if start.len() < end {
+                return Ok(());
+            }
+            let facts = ShardFacts::read(self.id, &self.unit, start)?;
+            if facts.bytes() != self.bytes {
+                let why = format!("it has {} bytes, its header says {}", self.bytes, facts.bytes());
+                return Err(damaged(self.id, &self.unit, why));
+            }
+            let data = Data::new(facts, self.keep).map_err(|why| damaged(self.id, &self.unit, why))?;
+            self.read = Read::Data(Box::new(data));
+        }
+        if let Read::Data(data) = &mut self.read {
+            data.push(piece);
+        }
+        Ok(())
+    }
+
+    /// The end of the file: the digest of its data, and the state.
+    ///
+    /// # Errors
+    /// The file is not whole, or its data do not match its digest.
+    pub(crate) fn finish(self) -> Result<(DataDigest, Shard), CheckpointError> {
+        let (id, unit) = (self.id, self.unit);
+        let Read::Data(data) = self.read else {
+            return Err(damaged(id, &unit, "it is cut short"));
+        };
+        let read = data.facts.data_start + data.at;
+        if read as u64 != self.bytes {
+            let why = format!("only {read} bytes of it can be read, it has {}", self.bytes);
+            return Err(damaged(id, &unit, why));
+        }
+        let digest = data.hasher.finish();
+        if digest != *data.facts.digest() {
+            return Err(damaged(id, &unit, "its data do not match its digest"));
+        }
+        Ok((digest, data.shard))
+    }
+}
+
+/// Moves bytes of the piece to `start` until that has `wanted`.
+fn take(start: &mut Vec<u8>, piece: &mut &[u8], wanted: usize) {
+    let missing = wanted.saturating_sub(start.len()).min(piece.len());
+    let (now, later) = piece.split_at(missing);
+    start.extend_from_slice(now);
+    *piece = later;
+}
+
+impl Data {
+    /// Checks the rest of the header. The error is a sentence.
+    fn new(facts: ShardFacts, keep: Keep) -> Result<Data, String> {
+        let tensors = tensors(&facts)?;
+        let mut shard = Shard {
+            id: facts.header.state,
+            unit: facts.header.unit.clone(),
+            adam_steps: facts.header.adam_steps,
+            loss_scale: facts.header.loss_scale,
+            failed_in_a_row: facts.header.failed_in_a_row,
+            tensors,
+            data: Vec::new(),
+        };
+        let mut to_come = Vec::new();
+        if keep == Keep::All {
+            // Checked: as many as the file has bytes for.
+            shard.data = vec![0.0; facts.metadata.data_len() / size_of::<f32>()];
+            to_come = destinations(&facts, &shard);
+        }
+        Ok(Data {
+            hasher: DataHasher::like(facts.digest()),
+            facts,
+            at: 0,
+            shard,
+            to_come,
+        })
+    }
+
+    fn push(&mut self, piece: &[u8]) {
+        for piece in piece.chunks(DIGESTED_AT_ONCE) {
+            self.hasher.update(piece);
+            self.copy(piece);
+            self.at += piece.len();
+        }
+    }
+
+    /// Copies bytes that begin at `at` to the shard's data.
+    fn copy(&mut self, mut piece: &[u8]) {
+        let mut at = self.at;
+        let data: &mut [u8] = bytemuck::cast_slice_mut(&mut self.shard.data);
+        while let Some(next) = self.to_come.last().filter(|_| !piece.is_empty()) {
+            let (now, later) = piece.split_at(piece.len().min(next.end - at));
+            let to = next.end_in_shard - (next.end - at);
+            data[to..to + now.len()].copy_from_slice(now);
+            (at, piece) = (at + now.len(), later);
+            if at == next.end {
+                self.to_come.pop();
+            }
+        }
+    }
+}
+
+/// The parameters in their order, each with its moments of one shape. The error is a sentence.
+fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
+    let (order, all) = (&facts.header.order, facts.metadata.tensors());
+    // A name that stands there again and again would be copied as often.
+    let different = order.iter().collect::<BTreeSet<_>>().len();
+    if different != order.len() || KINDS.len() * order.len() != all.len() {
+        return Err(format!(
+            "its order has {} names, {different} of them different, its header {} tensors; each name has {} of them",
+            order.len(),
+            all.len(),
+            KINDS.len()
+        ));
+    }
+    let tensor = |name: &String| {
+        let mut shape: Option<&Vec<usize>> = None;
+        for kind in KINDS {
+            let key = format!("{kind}/{name}");
+            let info = all.get(&key).ok_or_else(|| format!("{key} is missing"))?;
+            if info.dtype != Dtype::F32 {
+                return Err(format!("{key} is {:?}, not F32", info.dtype));
+            }
+            let first = *shape.get_or_insert(&info.shape);
+            if info.shape != *first {
+                return Err(format!(
+                    "{key} has the shape {:?}, its parameter {first:?}",
+                    info.shape
+                ));
+            }
+        }
+        Ok(ShardTensor {
+            name: name.clone(),
+            shape: shape.cloned().unwrap_or_default(),
+        })
+    };
+    order.iter().map(tensor).collect()
+}
+
+/// Where the tensors of the file go, the last one first.
+fn destinations(facts: &ShardFacts, shard: &Shard) -> Vec<Destination> {
+    let mut end_in_shard = 0;
+    let mut all = Vec::new();
+    for kind in KINDS {
+        for tensor in &shard.tensors {
+            let Some(info) = facts.metadata.info(&format!("{kind}/{}", tensor.name)) else {
+                continue;
+            };
+            let (start, end) = info.data_offsets;
+            end_in_shard += end - start;
+            // Nothing comes for a tensor without elements.
+            if end > start {
+                all.push(Destination { end, end_in_shard });
+            }
+        }
+    }
+    all.sort_unstable_by_key(|to| std::cmp::Reverse(to.end));
+    all
+}

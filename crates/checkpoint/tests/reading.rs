@@ -1,0 +1,149 @@
+//! Shards are read alike from a disk and from a store of objects, and damage is found in both.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, PutPayload};
+use std::sync::Arc;
+use varuna_checkpoint::{
+    CheckpointError, Facts, Location, Manifest, RateLimit, Shard, ShardTensor, Store, folder_name, unit_name,
+};
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, Layout, StateId, Step, Unit};
+
+const LAYOUT: Layout = Layout {
+    segments: 2,
+    tied: false,
+};
+const ID: StateId = StateId {
+    run_gen: Generation(1),
+    step: Step(9),
+    chain: Chain(7),
+};
+/// More than is asked for or read at once, and no multiple of it.
+const LARGE: usize = 1_000_003;
+
+fn shard(unit: Unit) -> Shard {
+    let elements = if unit == Unit(0) { LARGE } else { 5 };
+    let values = 0..3 * u32::try_from(elements).unwrap();
+    Shard {
+        id: ID,
+        unit: unit_name(LAYOUT, unit),
+        adam_steps: 9,
+        loss_scale: None,
+        failed_in_a_row: 0,
+        tensors: vec![ShardTensor {
+            name: "w".into(),
+            shape: vec![elements],
+        }],
+        data: values.map(|i| f32::from_bits(i | 0x3f80_0000)).collect(),
+    }
+}
+
+async fn save(location: Location) -> (Store, Manifest) {
+    let facts = Facts {
+        job: "demo".into(),
+        model: serde_json::Value::Null,
+        training_hash: String::new(),
+        seed: 1,
+        global_batch_size: 1,
+        data_fingerprint: String::new(),
+    };
+    let store = Store::new(location, LAYOUT, facts);
+    for unit in LAYOUT.all_units() {
+        let file = shard(unit).into_file().unwrap();
+        let limit = RateLimit::default();
+        store.put_shard(ID, unit, file, &limit).await.unwrap();
+    }
+    assert!(store.complete(ID).await.unwrap());
+    let manifest = store.location().manifest(ID).await.unwrap();
+    (store, manifest)
+}
+
+/// What stands between a shard's bytes and those that are put in their place; none deletes it.
+type Change = fn(Vec<u8>) -> Option<Vec<u8>>;
+const CHANGES: [(Change, &str); 4] = [
+    (
+        |mut file| {
+            *file.last_mut()? ^= 1;
+            Some(file)
+        },
+        "do not match its digest",
+    ),
+    (|file| Some([file, vec![0]].concat()), "bytes, the manifest says"),
+    (
+        |file| Some(file[..file.len() - 1].to_vec()),
+        "bytes, the manifest says",
+    ),
+    (|_| None, "it is missing"),
+];
+
+async fn reads(store: &Store, manifest: &Manifest) {
+    for unit in LAYOUT.all_units() {
+        let (name, mut parts) = (unit_name(LAYOUT, unit), 0);
+        let read = store.location().load(manifest, &name, || parts += 1).await;
+        assert_eq!(read.unwrap(), shard(unit));
+        assert_eq!(parts, if unit == Unit(0) { 2 } else { 1 }, "as it arrives");
+        store.location().verify(manifest, &name, || {}).await.unwrap();
+    }
+}
+
+async fn is_found_damaged(store: &Store, manifest: &Manifest, expected: &str) {
+    let unit = unit_name(LAYOUT, Unit(0));
+    let load = store.location().load(manifest, &unit, || {}).await.map(|_| ());
+    let verify = store.location().verify(manifest, &unit, || {}).await;
+    for error in [load, verify].map(Result::unwrap_err) {
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn on_a_disk() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (store, manifest) = save(Location::open(scratch.path().to_str().unwrap()).unwrap()).await;
+    reads(&store, &manifest).await;
+    let file = format!(
+        "demo/{}/{}.safetensors",
+        folder_name(ID),
+        unit_name(LAYOUT, Unit(0))
+    );
+    let file = scratch.path().join(file);
+    let whole = std::fs::read(&file).unwrap();
+    for (change, expected) in CHANGES {
+        match change(whole.clone()) {
+            Some(bytes) => std::fs::write(&file, bytes).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        is_found_damaged(&store, &manifest, expected).await;
+    }
+}
+
+#[tokio::test]
+async fn in_a_store_of_objects() {
+    let inner = Arc::new(InMemory::new());
+    let (store, manifest) = save(Location::over(inner.clone())).await;
+    reads(&store, &manifest).await;
+    let file = format!(
+        "demo/{}/{}.safetensors",
+        folder_name(ID),
+        unit_name(LAYOUT, Unit(0))
+    );
+    let file = Path::from(file);
+    let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
+    for (change, expected) in CHANGES {
+        match change(whole.to_vec()) {
+            Some(bytes) => drop(inner.put(&file, PutPayload::from(bytes)).await.unwrap()),
+            None => inner.delete(&file).await.unwrap(),
+        }
+        is_found_damaged(&store, &manifest, expected).await;
+    }
+}
+
+#[tokio::test]
+async fn a_shard_that_another_manifest_names_is_refused() {
+    let (store, mut manifest) = save(Location::over(Arc::new(InMemory::new()))).await;
+    manifest.shards[0].digest = manifest.shards[1].digest.clone();
+    let expected = "its digest differs from the one in the manifest";
+    is_found_damaged(&store, &manifest, expected).await;
+}
