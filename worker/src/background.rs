@@ -1,10 +1,18 @@
-//! A runtime with low-priority threads, for work that training never waits for. Work that training does wait for, such as
-//! copying state out, must not run here.
+//! A runtime with threads of its own and a name that tells what they cost.
 
 use tokio::runtime::Runtime;
 
 /// The `nice` value of the threads: training gets the processors first.
 const NICE: i32 = 15;
+
+/// Whose turn it is where there are more threads than processors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Priority {
+    /// Training goes first: for work that it never waits for.
+    Low,
+    /// As training has it, for work that it may have to wait for, such as copying state out.
+    Training,
+}
 
 /// The runtime. Dropping it does not wait for its tasks.
 pub(crate) struct Background(Option<Runtime>);
@@ -14,12 +22,16 @@ impl Background {
     ///
     /// # Errors
     /// No thread can be started.
-    pub(crate) fn start(name: &str, blocking: usize) -> std::io::Result<Background> {
+    pub(crate) fn start(name: &str, priority: Priority, blocking: usize) -> std::io::Result<Background> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .thread_name(name)
             .worker_threads(1)
             .max_blocking_threads(blocking)
-            .on_thread_start(lower_priority)
+            .on_thread_start(move || {
+                if priority == Priority::Low {
+                    lower_priority();
+                }
+            })
             .enable_all()
             .build()?;
         Ok(Background(Some(runtime)))
@@ -29,6 +41,13 @@ impl Background {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = &self.0 {
             runtime.spawn(task);
+        }
+    }
+
+    /// Runs blocking work; what is still to come when the runtime is dropped is not done.
+    pub(crate) fn spawn_blocking(&self, work: impl FnOnce() + Send + 'static) {
+        if let Some(runtime) = &self.0 {
+            runtime.spawn_blocking(work);
         }
     }
 }

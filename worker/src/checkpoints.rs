@@ -4,15 +4,17 @@
 //! checkpoints rarer; it must never make training wait.
 
 mod backlog;
+mod buffers;
 
-use crate::background::Background;
+use crate::background::{Background, Priority};
 use crate::state::{UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
+use buffers::{Buffers, StateCopy};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_model::Model;
 use varuna_plan::{LossScaling, OptimizerProgress, StateId, Unit};
@@ -29,25 +31,32 @@ const READS: u32 = 3;
 
 /// Uploads at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
+/// Units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
+const COPIES: usize = 2;
+/// Units that are read at the same time: a processor takes the digest of one while others arrive.
+const LOADS: usize = 4;
 
 struct Inner {
     store: Store,
     model: Model,
     scaling: LossScaling,
     rate_limit: RateLimit,
-    backlog: Mutex<Backlog>,
+    buffers: Arc<Buffers>,
+    backlog: Mutex<Backlog<StateCopy>>,
     added: Notify,
+    loads: Semaphore,
 }
 
 /// Saves and loads units. Cheap to clone.
 #[derive(Clone)]
 pub struct Checkpoints {
     inner: Arc<Inner>,
-    _background: Arc<Background>,
+    copies: Arc<Background>,
+    _uploads: Arc<Background>,
 }
 
 impl Checkpoints {
-    /// Starts the uploads on low-priority threads, within the job's rate limit for a worker.
+    /// Starts the threads: those of uploads have a low priority, and keep within the job's rate limit for a worker.
     ///
     /// # Errors
     /// No threads can be started.
@@ -57,22 +66,26 @@ impl Checkpoints {
         scaling: LossScaling,
         rate_limit: RateLimit,
     ) -> std::io::Result<Checkpoints> {
-        let background = Background::start("checkpoints", 2 * UPLOADS)?;
+        let uploading = Background::start("checkpoints", Priority::Low, 2 * UPLOADS)?;
+        let copies = Background::start("checkpoint-copy", Priority::Training, COPIES)?;
         let inner = Arc::new(Inner {
             store,
             model,
             scaling,
             rate_limit,
+            buffers: Arc::default(),
             backlog: Mutex::default(),
             added: Notify::new(),
+            loads: Semaphore::new(LOADS),
         });
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
-            background.spawn(uploads.upload());
+            uploading.spawn(uploads.upload());
         }
         Ok(Checkpoints {
             inner,
-            _background: Arc::new(background),
+            copies: Arc::new(copies),
+            _uploads: Arc::new(uploading),
         })
     }
 
@@ -82,13 +95,20 @@ impl Checkpoints {
         self.inner.backlog.lock().is_full()
     }
 
-    /// Copies a unit's state out and uploads it in the background.
+    /// Copies a unit's state out and uploads it in the background, unless that is under way.
     pub fn save(&self, unit: Unit, id: StateId, snapshot: UnitSnapshot) {
+        if !self.inner.backlog.lock().admit(id, unit) {
+            return;
+        }
         let inner = Arc::clone(&self.inner);
-        tokio::task::spawn_blocking(move || {
-            inner.backlog.lock().admit(id);
-            let state = snapshot.copy();
-            inner.backlog.lock().add(id, unit, state);
+        self.copies.spawn_blocking(move || {
+            if !inner.backlog.lock().wants(id, unit) {
+                return;
+            }
+            let copy = inner.buffers.copy(id, &snapshot);
+            // The optimizer may go on.
+            drop(snapshot);
+            inner.backlog.lock().add(id, unit, copy);
             // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
             inner.added.notify_waiters();
             inner.added.notify_one();
@@ -106,6 +126,8 @@ impl Checkpoints {
         id: StateId,
         mut arrived: impl FnMut(),
     ) -> Result<UnitState, CheckpointError> {
+        // An error would mean that the semaphore was closed, which nobody does.
+        let _turn = self.inner.loads.acquire().await;
         let store = &self.inner.store;
         let mut reads = 0;
         loop {
@@ -147,17 +169,14 @@ impl Inner {
     async fn upload(self: Arc<Self>) {
         let mut backoff = BACKOFF.build();
         loop {
-            let Some((id, unit, state)) = self.backlog.lock().next() else {
+            let Some((id, unit, copy)) = self.backlog.lock().next() else {
                 self.added.notified().await;
                 continue;
             };
-            let state = Arc::new(state);
-            match Arc::clone(&self).upload_one(id, unit, Arc::clone(&state)).await {
+            match Arc::clone(&self).upload_one(id, unit, copy).await {
                 Ok(()) => backoff = BACKOFF.build(),
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
-                    let state = Arc::unwrap_or_clone(state);
-                    self.backlog.lock().failed(id, unit, state, error.is_final());
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
@@ -168,38 +187,50 @@ impl Inner {
         self: Arc<Self>,
         id: StateId,
         unit: Unit,
-        state: Arc<UnitState>,
+        copy: StateCopy,
     ) -> Result<(), CheckpointError> {
-        // Encoding and hashing would block the thread that serves the network.
-        let me = Arc::clone(&self);
-        let encode =
-            move || to_shard(&me.model, &me.scaling, me.store.layout(), (id, unit), &state).into_file();
-        let encoded = tokio::task::spawn_blocking(encode).await;
-        let encoded = encoded.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        let put = match encoded {
-            Ok(file) => self.store.put_shard(id, unit, file, &self.rate_limit).await,
-            Err(error) => Err(error),
-        };
-        let last = {
-            let mut backlog = self.backlog.lock();
-            backlog.uploaded(id);
-            backlog.is_finished(id)
-        };
-        put?;
-        if last {
-            // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
-            match self.store.complete(id).await {
-                Ok(true) => tracing::info!(state = %id, "checkpoint complete"),
-                Ok(false) => {}
-                Err(error) => {
-                    // A shard in the store does not hold what its name says: that of the last step would else be waited for in vain.
-                    if matches!(error, CheckpointError::Damaged { .. }) {
-                        self.store.location().refuse(id, &error.to_string()).await?;
-                    }
-                    return Err(error);
+        let put = self.put(id, unit, copy.clone()).await;
+        if let Err(error) = put {
+            self.backlog.lock().failed(id, unit, copy, error.is_final());
+            return Err(error);
+        }
+        let last = self.backlog.lock().uploaded(id, unit);
+        if !last {
+            return Ok(());
+        }
+        // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
+        let completed = self.complete(id).await;
+        let mut backlog = self.backlog.lock();
+        match &completed {
+            Ok(()) => backlog.forget(id),
+            Err(error) => backlog.not_completed(id, unit, copy, error.is_final()),
+        }
+        completed
+    }
+
+    /// Writes a shard, unless the store has it: then its digest is not needed either.
+    async fn put(&self, id: StateId, unit: Unit, copy: StateCopy) -> Result<(), CheckpointError> {
+        let shard = to_shard(&self.model, &self.scaling, self.store.layout(), (id, unit), copy);
+        if self.store.has_shard(id, unit, shard.file_bytes()?).await? {
+            return Ok(());
+        }
+        // The digest would block the thread that serves the network.
+        let file = tokio::task::spawn_blocking(move || shard.into_file()).await;
+        let file = file.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        self.store.write_shard(id, unit, file?, &self.rate_limit).await
+    }
+
+    async fn complete(&self, id: StateId) -> Result<(), CheckpointError> {
+        match self.store.complete(id).await {
+            Ok(true) => tracing::info!(state = %id, "checkpoint complete"),
+            Ok(false) => {}
+            Err(error) => {
+                // A shard in the store does not hold what its name says: that of the last step would else be waited for in vain.
+                if matches!(error, CheckpointError::Damaged { .. }) {
+                    self.store.location().refuse(id, &error.to_string()).await?;
                 }
+                return Err(error);
             }
-            self.backlog.lock().forget(id);
         }
         Ok(())
     }
@@ -210,8 +241,9 @@ fn to_shard(
     scaling: &LossScaling,
     layout: varuna_plan::Layout,
     (id, unit): (StateId, Unit),
-    state: &UnitState,
-) -> Shard {
+    copy: StateCopy,
+) -> Shard<StateCopy> {
+    let progress = copy.progress();
     let tensors = model.parameters(unit).into_iter().map(|p| ShardTensor {
         name: p.name.to_owned(),
         shape: p.shape,
@@ -219,11 +251,11 @@ fn to_shard(
     Shard {
         id,
         unit: unit_name(layout, unit),
-        adam_steps: state.progress.adam_steps,
-        loss_scale: scaling.saved(state.progress.loss_scale),
-        failed_in_a_row: state.progress.failed_in_a_row,
+        adam_steps: progress.adam_steps,
+        loss_scale: scaling.saved(progress.loss_scale),
+        failed_in_a_row: progress.failed_in_a_row,
         tensors: tensors.collect(),
-        data: state.data.clone(),
+        data: copy,
     }
 }
 

@@ -1,87 +1,105 @@
 //! Copies of states that wait for their upload: which is next, and which give way.
 
-use crate::state::UnitState;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{StateId, Unit};
 
-/// Copies that wait for upload, by state.
-#[derive(Default)]
-pub(super) struct Backlog {
-    waiting: BTreeMap<StateId, Vec<(Unit, UnitState)>>,
-    /// Copies of each state in upload.
-    uploading: BTreeMap<StateId, usize>,
+/// Copies of type `C` that wait for upload, by state.
+pub(super) struct Backlog<C>(BTreeMap<StateId, Batch<C>>);
+
+/// The units of a state.
+struct Batch<C> {
+    /// Those that are wanted and not in the store yet: to be copied, waiting, or in upload.
+    open: BTreeSet<Unit>,
+    waiting: Vec<(Unit, C)>,
+    uploading: usize,
 }
 
-impl Backlog {
-    /// Makes room for a state: older states that wait are dropped.
-    pub(super) fn admit(&mut self, id: StateId) {
-        let uploading = &self.uploading;
-        self.waiting
-            .retain(|other, _| *other >= id || uploading.contains_key(other));
-        self.waiting.entry(id).or_default();
+impl<C> Default for Backlog<C> {
+    fn default() -> Backlog<C> {
+        Backlog(BTreeMap::new())
+    }
+}
+
+impl<C> Backlog<C> {
+    /// Makes room for a unit's state: older states that wait are dropped. False where a copy of the same state is here or on its way
+    /// already: another one would have the same bits.
+    pub(super) fn admit(&mut self, id: StateId, unit: Unit) -> bool {
+        self.0.retain(|other, batch| *other >= id || batch.uploading > 0);
+        let batch = self.0.entry(id).or_insert_with(|| Batch {
+            open: BTreeSet::new(),
+            waiting: Vec::new(),
+            uploading: 0,
+        });
+        batch.open.insert(unit)
     }
 
-    /// Adds a copy of an admitted state, unless that state was dropped meanwhile.
-    pub(super) fn add(&mut self, id: StateId, unit: Unit, state: UnitState) {
-        if let Some(batch) = self.waiting.get_mut(&id) {
-            batch.push((unit, state));
+    /// Whether a copy of an admitted unit's state is wanted still: not where its state was dropped meanwhile.
+    pub(super) fn wants(&self, id: StateId, unit: Unit) -> bool {
+        self.0.get(&id).is_some_and(|batch| batch.open.contains(&unit))
+    }
+
+    /// Adds a copy, if it is wanted still.
+    pub(super) fn add(&mut self, id: StateId, unit: Unit, copy: C) {
+        if let Some(batch) = self.0.get_mut(&id).filter(|batch| batch.open.contains(&unit)) {
+            batch.waiting.push((unit, copy));
         }
     }
 
     /// The next copy to upload, of the oldest state.
-    pub(super) fn next(&mut self) -> Option<(StateId, Unit, UnitState)> {
-        let found = self.waiting.iter_mut().find(|(_, batch)| !batch.is_empty());
-        let next = found.and_then(|(id, batch)| batch.pop().map(|(unit, state)| (*id, unit, state)));
-        if let Some((id, ..)) = next {
-            *self.uploading.entry(id).or_default() += 1;
-        }
-        next
+    pub(super) fn next(&mut self) -> Option<(StateId, Unit, C)> {
+        let mut batches = self.0.iter_mut();
+        let (id, batch) = batches.find(|(_, batch)| !batch.waiting.is_empty())?;
+        let (unit, copy) = batch.waiting.pop()?;
+        batch.uploading += 1;
+        Some((*id, unit, copy))
     }
 
-    /// The upload of a copy has ended, well or not.
-    pub(super) fn uploaded(&mut self, id: StateId) {
-        if let Some(count) = self.uploading.get_mut(&id) {
-            *count -= 1;
-            if *count == 0 {
-                self.uploading.remove(&id);
-            }
-        }
+    /// A copy is in the store. Returns whether it was the last of its state.
+    pub(super) fn uploaded(&mut self, id: StateId, unit: Unit) -> bool {
+        let Some(batch) = self.0.get_mut(&id) else {
+            return false;
+        };
+        // A state that was given up may have come again meanwhile.
+        batch.uploading = batch.uploading.saturating_sub(1);
+        batch.open.remove(&unit);
+        batch.open.is_empty()
     }
 
-    /// No copy of this state waits or is in upload.
-    pub(super) fn is_finished(&self, id: StateId) -> bool {
-        let waits = self.waiting.get(&id).is_some_and(|batch| !batch.is_empty());
-        !waits && !self.uploading.contains_key(&id)
-    }
-
-    /// Removes a finished state, unless another copy of it has come meanwhile.
+    /// Removes a state whose units are all in the store, unless another one has come meanwhile.
     pub(super) fn forget(&mut self, id: StateId) {
-        if self.is_finished(id) {
-            self.waiting.remove(&id);
+        if self.0.get(&id).is_some_and(|batch| batch.open.is_empty()) {
+            self.0.remove(&id);
         }
     }
 
     /// A state waits that is not in upload.
     pub(super) fn is_full(&self) -> bool {
-        self.waiting
-            .iter()
-            .any(|(id, batch)| !batch.is_empty() && !self.uploading.contains_key(id))
+        let waits = |batch: &Batch<C>| !batch.waiting.is_empty() && batch.uploading == 0;
+        self.0.values().any(waits)
     }
 
     /// The upload of a copy has failed, and ended. It is tried again, unless that is of no use, or a newer state waits: then the
     /// older one will never be complete.
-    pub(super) fn failed(&mut self, id: StateId, unit: Unit, state: UnitState, is_final: bool) {
+    pub(super) fn failed(&mut self, id: StateId, unit: Unit, copy: C, is_final: bool) {
         if is_final || self.newer_waits(id) {
-            self.waiting.remove(&id);
-        } else {
-            self.add(id, unit, state);
+            self.0.remove(&id);
+        } else if let Some(batch) = self.0.get_mut(&id) {
+            batch.uploading = batch.uploading.saturating_sub(1);
+            batch.waiting.push((unit, copy));
         }
     }
 
+    /// The last unit of a state was uploaded, but the state's manifest could not be written: the unit is tried again, on the same terms.
+    pub(super) fn not_completed(&mut self, id: StateId, unit: Unit, copy: C, is_final: bool) {
+        if let Some(batch) = self.0.get_mut(&id) {
+            batch.open.insert(unit);
+            batch.uploading += 1;
+        }
+        self.failed(id, unit, copy, is_final);
+    }
+
     fn newer_waits(&self, id: StateId) -> bool {
-        self.waiting
-            .last_key_value()
-            .is_some_and(|(newest, _)| *newest > id)
+        self.0.last_key_value().is_some_and(|(newest, _)| *newest > id)
     }
 }
 
@@ -89,7 +107,9 @@ impl Backlog {
 mod tests {
     use super::*;
     use varuna_plan::state::Chain;
-    use varuna_plan::{Generation, OptimizerProgress, Step};
+    use varuna_plan::{Generation, Step};
+
+    const UNITS: [Unit; 2] = [Unit(0), Unit(1)];
 
     fn id(step: u64) -> StateId {
         StateId {
@@ -99,63 +119,99 @@ mod tests {
         }
     }
 
-    fn state(value: f32) -> UnitState {
-        UnitState {
-            progress: OptimizerProgress::START,
-            data: vec![value; 3],
+    /// Both units of a state are to be saved, and have been copied.
+    fn save(backlog: &mut Backlog<u64>, step: u64) {
+        for unit in UNITS {
+            assert!(backlog.admit(id(step), unit));
+            backlog.add(id(step), unit, step);
         }
+    }
+
+    fn next(backlog: &mut Backlog<u64>) -> (StateId, Unit) {
+        let (id, unit, _) = backlog.next().unwrap();
+        (id, unit)
     }
 
     #[test]
     fn at_most_the_state_in_upload_and_the_newest_wait() {
         let mut backlog = Backlog::default();
         for step in 1..=5 {
-            backlog.admit(id(step));
-            backlog.add(id(step), Unit(0), state(1.0));
-            backlog.add(id(step), Unit(1), state(1.0));
+            save(&mut backlog, step);
             assert!(backlog.is_full());
             if step == 1 {
-                assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+                assert_eq!(next(&mut backlog).0, id(1));
                 assert!(!backlog.is_full());
             }
         }
-        assert_eq!(
-            backlog.waiting.keys().copied().collect::<Vec<_>>(),
-            [id(1), id(5)]
-        );
-        assert!(!backlog.is_finished(id(1)), "one unit of it still waits");
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
+        assert_eq!(backlog.0.keys().copied().collect::<Vec<_>>(), [id(1), id(5)]);
+        assert!(!backlog.uploaded(id(1), Unit(1)), "one unit of it still waits");
+        assert_eq!(next(&mut backlog), (id(1), Unit(0)));
         assert!(!backlog.newer_waits(id(5)));
-        backlog.uploaded(id(1));
-        assert!(!backlog.is_finished(id(1)), "one is still on its way");
-        backlog.uploaded(id(1));
-        assert!(backlog.is_finished(id(1)));
-        // The manifest was not written: the unit is tried again.
-        backlog.add(id(1), Unit(0), state(1.0));
-        backlog.forget(id(1));
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(1)));
-        backlog.uploaded(id(1));
-        backlog.forget(id(1));
-        assert_eq!(backlog.next().map(|(id, ..)| id), Some(id(5)));
+        assert!(backlog.uploaded(id(1), Unit(0)));
+        // The manifest was not written, but a newer state waits: this one will not be complete.
+        backlog.not_completed(id(1), Unit(0), 1, false);
+        assert!(!backlog.0.contains_key(&id(1)));
+        assert_eq!(next(&mut backlog).0, id(5));
         // A copy that was under way when its state gave way.
-        backlog.add(id(3), Unit(0), state(1.0));
-        assert_eq!(backlog.waiting.len(), 1);
+        assert!(!backlog.wants(id(3), Unit(0)));
+        backlog.add(id(3), Unit(0), 3);
+        assert_eq!(backlog.0.len(), 1);
+    }
+
+    #[test]
+    fn a_unit_of_a_state_is_copied_once_until_it_is_in_the_store() {
+        let mut backlog = Backlog::default();
+        assert!(backlog.admit(id(1), Unit(0)));
+        assert!(!backlog.admit(id(1), Unit(0)), "it is being copied");
+        backlog.add(id(1), Unit(0), 1);
+        assert!(!backlog.admit(id(1), Unit(0)), "it waits");
+        assert!(backlog.admit(id(1), Unit(1)), "another unit");
+        assert_eq!(next(&mut backlog), (id(1), Unit(0)));
+        assert!(!backlog.admit(id(1), Unit(0)), "it is in upload");
+        assert!(
+            !backlog.uploaded(id(1), Unit(0)),
+            "the other unit is being copied"
+        );
+        backlog.forget(id(1));
+        backlog.add(id(1), Unit(1), 1);
+        assert_eq!(next(&mut backlog), (id(1), Unit(1)));
+        assert!(backlog.uploaded(id(1), Unit(1)));
+        backlog.forget(id(1));
+        assert!(
+            backlog.admit(id(1), Unit(0)),
+            "what is in the store may have been found damaged since"
+        );
+    }
+
+    #[test]
+    fn a_state_is_not_complete_while_an_upload_of_it_that_failed_is_tried_again() {
+        let mut backlog = Backlog::default();
+        save(&mut backlog, 1);
+        let (one, other) = (next(&mut backlog).1, next(&mut backlog).1);
+        backlog.failed(id(1), one, 1, false);
+        assert!(!backlog.uploaded(id(1), other));
+        backlog.forget(id(1));
+        assert_eq!(next(&mut backlog), (id(1), one));
+        assert!(backlog.uploaded(id(1), one));
+        backlog.not_completed(id(1), one, 1, false);
+        assert_eq!(
+            next(&mut backlog),
+            (id(1), one),
+            "the manifest is tried again with it"
+        );
     }
 
     #[test]
     fn an_upload_that_failed_is_tried_again_unless_that_is_of_no_use() {
         for (is_final, newer, again) in [(false, false, true), (true, false, false), (false, true, false)] {
             let mut backlog = Backlog::default();
-            backlog.admit(id(1));
-            backlog.add(id(1), Unit(0), state(1.0));
-            backlog.add(id(1), Unit(1), state(1.0));
+            save(&mut backlog, 1);
             let (_, unit, copy) = backlog.next().unwrap();
             if newer {
-                backlog.admit(id(2));
+                backlog.admit(id(2), Unit(0));
             }
-            backlog.uploaded(id(1));
             backlog.failed(id(1), unit, copy, is_final);
-            let waiting = backlog.waiting.get(&id(1)).map_or(0, Vec::len);
+            let waiting = backlog.0.get(&id(1)).map_or(0, |batch| batch.waiting.len());
             assert_eq!(waiting, if again { 2 } else { 0 }, "{is_final} {newer}");
         }
     }

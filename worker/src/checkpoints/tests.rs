@@ -1,4 +1,5 @@
 use super::*;
+use std::os::unix::fs::DirEntryExt;
 use varuna_model::gpt2;
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, ScaleFactor, Step};
@@ -36,28 +37,35 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
     Checkpoints::start(store, SMALL, LossScaling::OFF, RateLimit::new(None)).unwrap()
 }
 
-fn whole(unit: Unit) -> Arc<UnitState> {
+fn whole(unit: Unit) -> UnitState {
     let elements = 3 * usize::try_from(SMALL.unit_parameter_count(unit)).unwrap();
-    Arc::new(UnitState {
+    UnitState {
         progress: OptimizerProgress::START,
         data: vec![0.5; elements],
-    })
+    }
 }
 
-/// A copy is on its way, as after `Backlog::next`.
-fn begin(inner: &Inner, id: StateId) {
-    let mut backlog = inner.backlog.lock();
-    backlog.admit(id);
-    backlog.add(id, Unit(0), (*whole(Unit(0))).clone());
-    assert!(backlog.next().is_some());
+fn copy_of(inner: &Inner, state: UnitState) -> StateCopy {
+    inner.buffers.hold(state.progress, state.data)
+}
+
+/// Uploads a unit that was copied, as the threads do.
+async fn upload(inner: &Arc<Inner>, id: StateId, unit: Unit) -> Result<(), CheckpointError> {
+    let next = {
+        let mut backlog = inner.backlog.lock();
+        assert!(backlog.admit(id, unit));
+        backlog.add(id, unit, copy_of(inner, whole(unit)));
+        backlog.next()
+    };
+    let (id, unit, copy) = next.unwrap();
+    Arc::clone(inner).upload_one(id, unit, copy).await
 }
 
 /// Puts all units of a state; the results in the units' order.
 async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<(), CheckpointError>> {
     let mut results = Vec::new();
     for unit in SMALL.layout().all_units() {
-        begin(inner, id);
-        results.push(Arc::clone(inner).upload_one(id, unit, whole(unit)).await);
+        results.push(upload(inner, id, unit).await);
     }
     results
 }
@@ -77,20 +85,21 @@ async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
     let mut own: Vec<Unit> = units.all_units().collect();
     let unit = own.pop().unwrap();
     let last = own.pop().unwrap();
-    let shard = to_shard(&SMALL, &inner.scaling, units, (id(3), unit), &whole(unit));
+    let shard = to_shard(
+        &SMALL,
+        &inner.scaling,
+        units,
+        (id(3), unit),
+        copy_of(&inner, whole(unit)),
+    );
     let cut = shard.encode().unwrap();
     let cut = cut.slice(..cut.len() - 4);
     inner.store.put_shard(id(3), unit, cut, &limit).await.unwrap();
     for unit in own {
-        begin(&inner, id(3));
-        Arc::clone(&inner)
-            .upload_one(id(3), unit, whole(unit))
-            .await
-            .unwrap();
+        upload(&inner, id(3), unit).await.unwrap();
     }
     assert!(!listed(&inner).await.refused, "not all shards are there");
-    begin(&inner, id(3));
-    let damaged = Arc::clone(&inner).upload_one(id(3), last, whole(last)).await;
+    let damaged = upload(&inner, id(3), last).await;
     assert!(
         matches!(&damaged, Err(CheckpointError::Damaged { .. })),
         "{damaged:?}"
@@ -106,7 +115,7 @@ async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sou
     let inner = Arc::clone(&checkpoints.inner);
     assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
     let loaded = checkpoints.load(Unit(1), id(5), || {}).await.unwrap();
-    assert_eq!(loaded, *whole(Unit(1)));
+    assert_eq!(loaded, whole(Unit(1)));
     assert!(listed(&inner).await.is_usable());
     // One bit of the shard changes in the store.
     let file = format!("{}.safetensors", unit_name(SMALL.layout(), Unit(1)));
@@ -148,10 +157,44 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
                 progress,
                 data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
             };
-            let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), &whole);
+            let copy = Arc::<Buffers>::default().hold(whole.progress, whole.data.clone());
+            let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), copy);
             let file = shard.encode().unwrap();
             let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
             assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);
         }
     }
+}
+
+#[tokio::test]
+async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarded() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = of_folder(&folder);
+    let inner = Arc::clone(&checkpoints.inner);
+    let files = || {
+        let place = folder
+            .path()
+            .join("small")
+            .join(varuna_checkpoint::folder_name(id(5)));
+        let files = std::fs::read_dir(place).unwrap();
+        // A file that is written again is another file under the same name.
+        let files = files.map(|f| f.unwrap()).map(|f| (f.file_name(), f.ino()));
+        files.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
+    let first = files();
+    assert_eq!(first.len(), SMALL.layout().units() + 1);
+    assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
+    assert_eq!(files(), first);
+    // What was deleted because it was damaged is written again, whatever this worker has written before.
+    inner
+        .store
+        .location()
+        .refuse(id(5), "for the test")
+        .await
+        .unwrap();
+    assert!(inner.store.location().discard(id(5)).await.unwrap());
+    assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
+    assert!(files().keys().eq(first.keys()));
+    assert!(listed(&inner).await.is_usable());
 }

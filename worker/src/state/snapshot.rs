@@ -78,12 +78,21 @@ impl UnitSnapshot {
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
+    /// Appends a copy of the whole state to `data`.
+    pub(crate) fn append_to(&self, data: &mut Vec<f32>) {
+        for part in &self.parts {
+            part.append(0..part.len(), data);
+        }
+    }
+
     /// Copies the state out.
     #[must_use]
     pub fn copy(self) -> UnitState {
+        let mut data = Vec::with_capacity(self.elements());
+        self.append_to(&mut data);
         UnitState {
             progress: self.progress,
-            data: self.range(0, self.elements()),
+            data,
         }
     }
 }
