@@ -101,6 +101,24 @@ pub enum PlanError {
     /// A member or source has no address.
     #[error("worker {0} has no address")]
     Address(WorkerId),
+    /// Keepers of spare copies do not match the units.
+    #[error("the plan lists keepers of spare copies for {found} units of {expected}")]
+    Keepers {
+        /// Units of the layout.
+        expected: usize,
+        /// Entries in the plan.
+        found: usize,
+    },
+    /// A spare copy that cannot be kept there, or need not be kept.
+    #[error(
+        "worker {keeper} keeps a spare copy of unit {unit}: a member that does not hold it is allowed, where one other does"
+    )]
+    Keeper {
+        /// Of what.
+        unit: Unit,
+        /// Who would keep it.
+        keeper: WorkerId,
+    },
     /// A unit has neither a source nor a checkpoint.
     #[error("unit {0} has no source, and the plan names no checkpoint")]
     Unsourced(Unit),
@@ -237,10 +255,29 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
             return Err(PlanError::Address(*worker));
         }
     }
+    check_keepers(plan)?;
     let stored = matches!(plan.base, crate::document::Base::Fixed { checkpoint: true, .. });
     let mut units = plan.layout.all_units();
     match units.find(|u| !stored && plan.sources[u.index()].is_empty()) {
         Some(unit) => Err(PlanError::Unsourced(unit)),
+        None => Ok(()),
+    }
+}
+
+/// Spare copies are kept of units with one holder, by members that do not hold them.
+fn check_keepers(plan: &Plan) -> Result<(), PlanError> {
+    let (expected, found) = (plan.layout.units(), plan.keepers.len());
+    if found != 0 && found != expected {
+        return Err(PlanError::Keepers { expected, found });
+    }
+    let kept = plan.layout.all_units().zip(&plan.keepers);
+    let mut kept = kept.filter_map(|(unit, keeper)| Some((unit, (*keeper)?)));
+    let sound = |unit: Unit, keeper: WorkerId| match plan.shape.holders(&plan.layout, unit)[..] {
+        [holder] => holder != keeper && plan.members().contains(&keeper),
+        _ => false,
+    };
+    match kept.find(|(unit, keeper)| !sound(*unit, *keeper)) {
+        Some((unit, keeper)) => Err(PlanError::Keeper { unit, keeper }),
         None => Ok(()),
     }
 }

@@ -337,6 +337,10 @@ pub struct Plan {
     /// where it is not so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub following: bool,
+    /// By unit, the member that keeps a spare copy of it while this plan is in force; none where it has several holders, or nobody keeps
+    /// one. Empty, and left out, where no copy is kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keepers: Vec<Option<WorkerId>>,
     /// Whose inventories decided the base (recovery only).
     pub evidence: Vec<WorkerId>,
     /// Why this plan, for people.

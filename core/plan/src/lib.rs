@@ -19,6 +19,7 @@ pub mod planner;
 pub mod predict;
 pub mod profile;
 pub mod schedule;
+pub mod spare_copies;
 pub mod state;
 
 pub use cost::{Calibration, Costs, Device, ParameterBytes, Runtime};
@@ -32,5 +33,6 @@ pub use planner::{
     WorkerInfo,
 };
 pub use predict::{Speeds, StepParts, StepPrediction, Topology, predict};
+pub use spare_copies::{SpareCopies, SpareCosts};
 pub use state::{Decision, StateId};
 pub use varuna_model::layout::{self, Layout, SegmentRange};

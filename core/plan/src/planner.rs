@@ -13,12 +13,14 @@ mod problem;
 mod refine;
 mod request;
 mod search;
+mod spare_costs;
 mod state_moves;
 
 use crate::cost::Costs;
 use crate::document::Shape;
 use crate::layout::SegmentRange;
 use crate::predict::predict;
+use crate::spare_copies::SpareCosts;
 use candidate::Candidate;
 use problem::{Problem, speeds, topology};
 use std::collections::BTreeMap;
@@ -52,6 +54,10 @@ impl Planner for CostPlanner {
 
     fn predicted_ms(&self, shape: &Shape, workers: &[WorkerInfo]) -> Option<f64> {
         Some(predict(&self.costs, shape, &speeds(workers), topology(workers)).step_ms)
+    }
+
+    fn spare_costs(&self, shape: &Shape, workers: &[WorkerInfo]) -> SpareCosts {
+        spare_costs::spare_costs(&self.costs, &self.constraints, shape, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {

@@ -139,7 +139,7 @@ structs! {
     Shape { pipelines, spares, micro_batch_size, schedule, predicted },
     Plan {
         generation, parent, base, layout, shape, sources, addresses, deadline, relay, tree_fan_out,
-        evidence; reason; index; following
+        evidence; reason; index; following; keepers
     },
     StepDeadline { step_ns, doublings, evaluation; floor_ns },
     EvaluationSteps { interval_steps, batches },

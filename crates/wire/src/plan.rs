@@ -183,6 +183,8 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
         following: plan.following,
+        // Not carried until workers can keep copies.
+        keepers: Vec::new(),
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
         index: PlanIndex::default(),

@@ -213,6 +213,7 @@ fn whole() -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
+        keepers: Vec::new(),
         evidence: Vec::new(),
         reason: String::new(),
         index: crate::document::PlanIndex::default(),
@@ -254,4 +255,41 @@ fn a_plan_needs_sources_for_each_unit_and_an_address_for_everyone() {
         };
     };
     assert_eq!(verdict(stored), Ok(()), "the checkpoint gives what nobody holds");
+}
+
+#[test]
+fn spare_copies_are_kept_of_what_one_worker_alone_holds_by_a_member_that_does_not() {
+    let verdict = |keepers: &[Option<u64>]| {
+        let mut plan = whole();
+        let alone = Pipeline {
+            samples: SampleRange { start: 0, end: 8 },
+            ..plan.shape.pipelines[0].clone()
+        };
+        plan.shape.pipelines = vec![alone];
+        plan.shape.spares.push(Spare {
+            worker: WorkerId(3),
+            reason: "not needed".into(),
+        });
+        plan.keepers = keepers.iter().map(|k| k.map(WorkerId)).collect();
+        check_plan(&plan, 8)
+    };
+    let refused = |unit, keeper| {
+        let (unit, keeper) = (Unit(unit), WorkerId(keeper));
+        Err(PlanError::Keeper { unit, keeper })
+    };
+    assert_eq!(verdict(&[]), Ok(()));
+    assert_eq!(verdict(&[Some(2), Some(2), None, Some(1), None]), Ok(()));
+    assert_eq!(
+        verdict(&[Some(2)]),
+        Err(PlanError::Keepers {
+            expected: 5,
+            found: 1
+        })
+    );
+    let holds = verdict(&[Some(1), None, None, None, None]);
+    assert_eq!(holds, refused(0, 1));
+    let idle = verdict(&[None, None, None, Some(3), None]);
+    assert_eq!(idle, refused(3, 3), "it has no stage");
+    let twice = verdict(&[None, None, None, None, Some(1)]);
+    assert_eq!(twice, refused(4, 1), "the tied weight has two holders");
 }

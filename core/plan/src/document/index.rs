@@ -133,6 +133,7 @@ impl Plan {
             relay: false,
             tree_fan_out: 2,
             following: false,
+            keepers: Vec::new(),
             evidence: Vec::new(),
             reason: String::new(),
             index: PlanIndex::default(),
@@ -187,6 +188,19 @@ impl Plan {
     #[must_use]
     pub fn holders(&self, unit: Unit) -> &[WorkerId] {
         self.index.of(self).holders(unit)
+    }
+    /// The member that keeps a spare copy of the unit.
+    #[must_use]
+    pub fn keeper(&self, unit: Unit) -> Option<WorkerId> {
+        self.keepers.get(unit.index()).copied().flatten()
+    }
+    /// The units whose spare copy this worker keeps, in order, each with its holder.
+    #[must_use]
+    pub fn kept_by(&self, worker: WorkerId) -> Vec<(Unit, WorkerId)> {
+        let units = self.layout.all_units().zip(&self.keepers);
+        let mine = units.filter(|(_, keeper)| **keeper == Some(worker));
+        mine.filter_map(|(unit, _)| Some((unit, self.owner(unit)?)))
+            .collect()
     }
     /// The workers that this one exchanges norms, tensors or state with while all goes well, ascending.
     #[must_use]

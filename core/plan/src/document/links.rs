@@ -86,6 +86,11 @@ pub(super) fn links(
     for ((worker, _), source) in first_sources {
         link(*worker, *source);
     }
+    for (keeper, holders) in plan.keepers.iter().zip(holders) {
+        if let (Some(keeper), Some(holder)) = (keeper, holders.first()) {
+            link(*keeper, *holder);
+        }
+    }
     links
         .into_iter()
         .map(|(worker, peers)| (worker, peers.into_iter().collect()))
@@ -95,6 +100,9 @@ pub(super) fn links(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec};
+    use crate::document::{Shape, Stage};
+    use crate::layout::SegmentRange;
 
     #[test]
     fn every_member_but_the_root_is_a_child_of_its_parent_two_levels_down_at_most() {
@@ -123,5 +131,41 @@ mod tests {
         }
         assert_eq!(tree_fan_out(5, 16), 16, "a few workers need one level");
         assert_eq!(tree_fan_out(1_000, 16), 32);
+    }
+
+    #[test]
+    fn who_keeps_a_spare_copy_is_linked_to_its_holder() {
+        let layout = crate::layout::Layout {
+            segments: 4,
+            tied: false,
+        };
+        let stage = |s: u32| Stage {
+            worker: WorkerId(u64::from(s)),
+            segments: SegmentRange { start: s, end: s + 1 },
+            recompute: None,
+        };
+        let shape = Shape {
+            pipelines: vec![Pipeline {
+                stages: (0..4).map(stage).collect(),
+                samples: SampleRange { start: 0, end: 1 },
+            }],
+            spares: Vec::new(),
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction::default(),
+        };
+        let mut plan = Plan::first(layout, shape);
+        assert!(!plan.links(WorkerId(0)).contains(&WorkerId(3)));
+        plan = plan.clone();
+        plan.keepers = vec![Some(WorkerId(3)), None, None, None];
+        assert!(plan.links(WorkerId(0)).contains(&WorkerId(3)));
+        assert!(plan.links(WorkerId(3)).contains(&WorkerId(0)));
+        assert_eq!(plan.kept_by(WorkerId(3)), [(Unit(0), WorkerId(0))]);
+        assert_eq!(plan.keeper(Unit(1)), None);
+        let text = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
     }
 }

@@ -10,6 +10,7 @@ use crate::cost::Costs;
 use crate::device::{DeviceKind, Hardware};
 use crate::document::Shape;
 use crate::predict::predict;
+use crate::spare_copies::SpareCosts;
 use std::collections::BTreeMap;
 use varuna_model::ModelSpec;
 
@@ -76,6 +77,10 @@ impl Planner for EstimatedPlanner {
 
     fn predicted_ms(&self, shape: &Shape, workers: &[WorkerInfo]) -> Option<f64> {
         self.planner.predicted_ms(shape, workers)
+    }
+
+    fn spare_costs(&self, shape: &Shape, workers: &[WorkerInfo]) -> SpareCosts {
+        self.planner.spare_costs(shape, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {

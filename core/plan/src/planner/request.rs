@@ -4,6 +4,7 @@ use crate::device::Hardware;
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
+use crate::spare_copies::SpareCosts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -110,6 +111,11 @@ pub trait Planner {
     /// The predicted step of a shape on these workers, milliseconds.
     fn predicted_ms(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> Option<f64> {
         None
+    }
+
+    /// What spare copies would cost under a shape on these workers. A planner without costs counts none.
+    fn spare_costs(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> SpareCosts {
+        SpareCosts::default()
     }
 
     /// A worker on this hardware, on this node, takes part from now on: costs that are estimated are those of what workers have.

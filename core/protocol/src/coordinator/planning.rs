@@ -114,6 +114,7 @@ impl Shared {
             relay: false,
             tree_fan_out: tree_fan_out(shape.members().len(), self.config.tree_fan_out),
             following: false,
+            keepers: Vec::new(),
             evidence: Vec::new(),
             reason,
             shape,

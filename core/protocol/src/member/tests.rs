@@ -62,6 +62,7 @@ fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId])
         relay: false,
         tree_fan_out: 2,
         following: false,
+        keepers: Vec::new(),
         evidence: vec![],
         reason: String::new(),
         index: varuna_plan::PlanIndex::default(),

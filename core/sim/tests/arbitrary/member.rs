@@ -243,6 +243,7 @@ impl Draw {
             relay: self.chance(30),
             tree_fan_out: 2,
             following: false,
+            keepers: Vec::new(),
             evidence: Vec::new(),
             reason: String::new(),
             index: varuna_plan::PlanIndex::default(),

@@ -409,6 +409,8 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     evidence,
                     reason,
                     following,
+                    // Not carried until workers can keep copies.
+                    keepers: Vec::new(),
                     index: varuna_plan::PlanIndex::default(),
                 }
             },

@@ -133,6 +133,7 @@ pub(super) fn plan() -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
+        keepers: Vec::new(),
         evidence: vec![WorkerId(1)],
         reason: "a worker joined".into(),
         index: varuna_plan::PlanIndex::default(),

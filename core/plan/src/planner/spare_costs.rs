@@ -1,0 +1,112 @@
+//! What spare copies cost under a shape: memory of who keeps them, and time on links.
+
+use super::problem::{Problem, topology};
+use super::request::{Constraints, PlanRequest, WorkerInfo};
+use crate::cost::Costs;
+use crate::document::Shape;
+use crate::spare_copies::{SpareCosts, WAITING_GRADIENTS_MAX};
+use std::collections::BTreeMap;
+
+/// A worker's room is what its stages leave of the memory that they are planned with.
+pub(super) fn spare_costs(
+    costs: &Costs,
+    constraints: &Constraints,
+    shape: &Shape,
+    workers: &[WorkerInfo],
+) -> SpareCosts {
+    let samples = shape.pipelines.iter().map(|p| p.samples.len()).sum();
+    let request = PlanRequest::first(workers.to_vec(), costs.layout(), samples);
+    let problem = Problem {
+        costs,
+        constraints,
+        request: &request,
+        topology: topology(workers),
+    };
+    let mut used: BTreeMap<_, u64> = BTreeMap::new();
+    for (pipeline, bytes) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
+        for (stage, bytes) in pipeline.stages.iter().zip(bytes) {
+            let used = used.entry(stage.worker).or_default();
+            *used = used.saturating_add(bytes);
+        }
+    }
+    let room = |w: &WorkerInfo| {
+        let used = used.get(&w.id).copied().unwrap_or(0);
+        (w.id, problem.capacity(w).saturating_sub(used))
+    };
+    let own = costs.segments.iter().map(|s| s.parameters);
+    let parameters: Vec<u64> = own.chain([costs.tied_parameters]).collect();
+    let waiting = u64::from(WAITING_GRADIENTS_MAX) * costs.parameter.gradient;
+    let bytes = |n: &u64| n.saturating_mul(costs.parameter.moved.saturating_add(waiting));
+    SpareCosts {
+        copy_bytes: parameters.iter().map(bytes).collect(),
+        room_bytes: workers.iter().map(room).collect(),
+        send_ms: parameters.iter().map(|n| costs.gradient_ms(*n)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CostPlanner, Planner};
+    use super::*;
+    use crate::cost::Device;
+    use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+    use crate::ids::WorkerId;
+    use crate::spare_copies::keepers;
+    use varuna_model::{Model, gpt2};
+
+    fn planner(memory: Option<u64>) -> CostPlanner {
+        let model = Model {
+            layers: 6,
+            hidden_size: 128,
+            sequence_length: 128,
+            vocabulary_size: 512,
+            ..gpt2::SMALL
+        };
+        CostPlanner {
+            costs: Costs::estimate(&model.spec(), Device::CPU_CORE),
+            constraints: Constraints {
+                min_workers: 3,
+                max_workers: 3,
+                micro_batch_size: Some(1),
+                min_depth: 3,
+                max_depth: None,
+                schedules: vec![ScheduleSpec {
+                    kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+                    recompute: Recompute::None,
+                }],
+                device_memory_bytes: memory,
+            },
+        }
+    }
+
+    #[test]
+    fn a_copy_is_a_state_and_the_gradients_that_wait_and_takes_what_the_stages_leave() {
+        let free = planner(None);
+        let layout = free.costs.layout();
+        let workers: Vec<WorkerInfo> = (1..4)
+            .map(|w| WorkerInfo::nominal(WorkerId(w), format!("n{w}")))
+            .collect();
+        let request = PlanRequest::first(workers.clone(), layout, 8);
+        let explained = free.explain(&request).unwrap();
+        let shape = &explained.shape;
+        let costs = free.spare_costs(shape, &workers);
+        let parameters = free.costs.segments[1].parameters;
+        assert_eq!(costs.copy_bytes[1], parameters * (12 + 4 * 4));
+        assert_eq!(costs.copy_bytes.len(), layout.units());
+        let all = keepers(&layout, shape, &workers, |_| true, &costs);
+        assert_eq!(
+            all.iter().flatten().count(),
+            layout.units() - 1,
+            "the tied weight is held twice"
+        );
+
+        let most = explained.memory_bytes[0].iter().copied().max().unwrap();
+        let full = planner(Some(most)).spare_costs(shape, &workers);
+        let largest = shape.pipelines[0].stages
+            [explained.memory_bytes[0].iter().position(|b| *b == most).unwrap()]
+        .worker;
+        assert_eq!(full.room_bytes[&largest], 0);
+        let some = keepers(&layout, shape, &workers, |_| true, &full);
+        assert!(some.iter().all(|keeper| *keeper != Some(largest)), "{some:?}");
+    }
+}

@@ -1,0 +1,162 @@
+//! Spare copies: which worker keeps a copy of a unit that one worker alone holds (ADR 27), and whether that repays. Pure: the
+//! coordinator asks, and writes the answer into the plan.
+
+use crate::document::Shape;
+use crate::ids::{Unit, WorkerId};
+use crate::layout::Layout;
+use crate::planner::WorkerInfo;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod auto;
+pub use auto::{Expected, Verdict, decide};
+
+/// Whether the job wants spare copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SpareCopies {
+    /// None are kept.
+    #[default]
+    Off,
+    /// One copy of each unit that one worker alone holds, wherever some worker has room for it.
+    One,
+    /// As `One`, where [`decide`] finds that it repays.
+    Auto,
+}
+
+/// Gradients of one unit that may wait at its keeper: a copy that is on its way is three times as large as a gradient, so that a link that
+/// keeps up with the run has no more of them waiting behind it. The memory of so many is counted.
+pub const WAITING_GRADIENTS_MAX: u32 = 4;
+
+/// A worker keeps the copies of no more workers than this: with one for each all are alike, and a second is needed where one of them
+/// has no room, or is near the other.
+pub const HOLDERS_PER_KEEPER: usize = 2;
+
+/// What spare copies cost under one shape.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SpareCosts {
+    /// By unit, bytes of its keeper's memory: the state, and the gradients that may wait. A unit that is not listed takes none.
+    pub copy_bytes: Vec<u64>,
+    /// What each worker's stages leave of its memory, bytes. A worker that is not listed has room for everything.
+    pub room_bytes: BTreeMap<WorkerId, u64>,
+    /// By unit, how long its gradient occupies a link in each step, milliseconds. One that is not listed takes no time.
+    pub send_ms: Vec<f64>,
+}
+
+impl SpareCosts {
+    fn copy(&self, unit: Unit) -> u64 {
+        self.copy_bytes.get(unit.index()).copied().unwrap_or(0)
+    }
+
+    fn send(&self, unit: Unit) -> f64 {
+        self.send_ms.get(unit.index()).copied().unwrap_or(0.0)
+    }
+}
+
+/// For each unit, who keeps its spare copy; none for a unit with several holders, and for one that no worker has room for. No entries at all where
+/// no copy is kept.
+///
+/// A holder's units go to one keeper, as long as somebody has room for all of them: one more connection, and one stream. Keepers are as far
+/// away as possible (another zone, then another node), then those that keep least, then the holder's successor in the order of
+/// pipelines and stages. `able`: the worker knows how to hold and to keep.
+#[must_use]
+pub fn keepers(
+    layout: &Layout,
+    shape: &Shape,
+    workers: &[WorkerInfo],
+    able: impl Fn(WorkerId) -> bool,
+    costs: &SpareCosts,
+) -> Vec<Option<WorkerId>> {
+    let mut alone: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
+    for unit in layout.all_units() {
+        if let [holder] = shape.holders(layout, unit)[..]
+            && able(holder)
+        {
+            alone.entry(holder).or_default().push(unit);
+        }
+    }
+    let mut seen = BTreeSet::new();
+    let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
+    let members = stages.map(|s| s.worker).filter(|w| seen.insert(*w));
+    let mut choice = Choice {
+        places: workers.iter().map(|w| (w.id, w)).collect(),
+        order: members.filter(|w| able(*w)).collect(),
+        kept: BTreeMap::new(),
+        costs,
+    };
+    let mut keepers = vec![None; layout.units()];
+    for holder in choice.order.clone() {
+        let Some(units) = alone.get(&holder) else { continue };
+        let whole = choice.take(holder, units);
+        for unit in units {
+            if let Some(entry) = keepers.get_mut(unit.index()) {
+                *entry = whole.or_else(|| choice.take(holder, std::slice::from_ref(unit)));
+            }
+        }
+    }
+    if keepers.iter().all(Option::is_none) {
+        keepers.clear();
+    }
+    keepers
+}
+
+/// What a keeper has taken so far.
+#[derive(Clone, Default)]
+struct Kept {
+    bytes: u64,
+    holders: Vec<WorkerId>,
+}
+
+struct Choice<'a> {
+    places: BTreeMap<WorkerId, &'a WorkerInfo>,
+    /// Members that can keep, in the order of pipelines and stages.
+    order: Vec<WorkerId>,
+    kept: BTreeMap<WorkerId, Kept>,
+    costs: &'a SpareCosts,
+}
+
+impl Choice<'_> {
+    /// The worker that keeps all these units of the holder; none where nobody has room for them.
+    fn take(&mut self, holder: WorkerId, units: &[Unit]) -> Option<WorkerId> {
+        let bytes = units
+            .iter()
+            .fold(0_u64, |sum, u| sum.saturating_add(self.costs.copy(*u)));
+        let at = self.order.iter().position(|w| *w == holder)?;
+        let (before, after) = self.order.split_at(at);
+        let others = after.iter().skip(1).chain(before).copied();
+        let keeper = others
+            .filter(|w| self.has_room(*w, holder, bytes))
+            .min_by_key(|w| {
+                let holders = self.kept.get(w).map_or(0, |k| k.holders.len());
+                (self.nearness(holder, *w), holders)
+            })?;
+        let kept = self.kept.entry(keeper).or_default();
+        kept.bytes = kept.bytes.saturating_add(bytes);
+        if !kept.holders.contains(&holder) {
+            kept.holders.push(holder);
+        }
+        Some(keeper)
+    }
+
+    fn has_room(&self, worker: WorkerId, holder: WorkerId, bytes: u64) -> bool {
+        let kept = self.kept.get(&worker);
+        let there = kept.map_or(0, |k| k.bytes).saturating_add(bytes);
+        let room = self.costs.room_bytes.get(&worker).copied();
+        let known = kept.is_some_and(|k| k.holders.contains(&holder));
+        let full = kept.is_some_and(|k| k.holders.len() >= HOLDERS_PER_KEEPER);
+        room.is_none_or(|room| there <= room) && (known || !full)
+    }
+
+    /// On the same node or not, then how many parts of their domains are the same from the widest on. Less is farther. What is not known
+    /// is not the same.
+    fn nearness(&self, a: WorkerId, b: WorkerId) -> (bool, usize) {
+        let (Some(a), Some(b)) = (self.places.get(&a), self.places.get(&b)) else {
+            return (false, 0);
+        };
+        let same_node = !a.node.is_empty() && a.node == b.node;
+        let parts = a.domain.split('/').zip(b.domain.split('/'));
+        let common = parts.take_while(|(a, b)| !a.is_empty() && a == b).count();
+        (same_node, common)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Whether spare copies repay.
+
+use super::{SpareCopies, SpareCosts};
+use crate::document::Shape;
+use crate::ids::{Unit, WorkerId};
+use std::collections::BTreeMap;
+
+/// A link may carry gradients for spare copies in so much of a step: activations and rings need the rest.
+const LINK_SHARE_MAX: f64 = 0.5;
+
+/// What is expected of the run, milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Expected {
+    /// A step.
+    pub step_ms: f64,
+    /// Until the next change of workers, by what was observed of them. Changes are counted, whether losses or not.
+    pub change_ms: f64,
+    /// What is trained again after a loss that leaves no copy; none where there is no store, and everything would be.
+    pub redo_ms: Option<f64>,
+}
+
+/// What became of the wish for spare copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Copies are kept of all units that one worker alone holds.
+    Kept,
+    /// Copies are kept of some of them; for the others no worker that can has room.
+    KeptInPart,
+    /// The job does not want any.
+    NotWanted,
+    /// Every unit has several holders.
+    NothingAlone,
+    /// No worker that knows how to keep copies has room for one, beside one that knows how to be followed.
+    NoKeeper,
+    /// The gradients would occupy some worker's link for more than half of a step.
+    LinksTooSlow,
+    /// What losses cost as often as they happen is less than the copies cost in every step.
+    LossesTooRare,
+}
+
+impl Verdict {
+    /// Copies are kept.
+    #[must_use]
+    pub fn keeps(self) -> bool {
+        matches!(self, Verdict::Kept | Verdict::KeptInPart)
+    }
+}
+
+/// Whether the copies that `keepers` describes are to be kept, and why not.
+#[must_use]
+pub fn decide(
+    wanted: SpareCopies,
+    layout: &crate::layout::Layout,
+    shape: &Shape,
+    keepers: &[Option<WorkerId>],
+    costs: &SpareCosts,
+    expected: &Expected,
+) -> Verdict {
+    if wanted == SpareCopies::Off {
+        return Verdict::NotWanted;
+    }
+    let mut alone: Vec<(Unit, WorkerId)> = Vec::new();
+    for unit in layout.all_units() {
+        if let [holder] = shape.holders(layout, unit)[..] {
+            alone.push((unit, holder));
+        }
+    }
+    if alone.is_empty() {
+        return Verdict::NothingAlone;
+    }
+    let keeper = |unit: Unit| keepers.get(unit.index()).copied().flatten();
+    let streams = alone.iter().filter_map(|(u, h)| Some((*u, *h, keeper(*u)?)));
+    let streams: Vec<(Unit, WorkerId, WorkerId)> = streams.collect();
+    if streams.is_empty() {
+        return Verdict::NoKeeper;
+    }
+    if wanted == SpareCopies::Auto {
+        if busiest_link_ms(&streams, costs) > LINK_SHARE_MAX * expected.step_ms {
+            return Verdict::LinksTooSlow;
+        }
+        if !repays(&streams, costs, expected) {
+            return Verdict::LossesTooRare;
+        }
+    }
+    if streams.len() == alone.len() {
+        Verdict::Kept
+    } else {
+        Verdict::KeptInPart
+    }
+}
+
+/// How long the busiest worker sends, or receives, in each step. Links carry both ways at once.
+fn busiest_link_ms(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -> f64 {
+    let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
+    for (unit, holder, keeper) in streams {
+        *sent.entry(holder).or_insert(0.0) += costs.send(*unit);
+        *received.entry(keeper).or_insert(0.0) += costs.send(*unit);
+    }
+    let all = sent.values().chain(received.values());
+    all.copied().fold(0.0, f64::max)
+}
+
+/// In every step the commit waits for the gradient that is sent last: those before it travel beside the backwards of other units.
+fn repays(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts, expected: &Expected) -> bool {
+    let Some(redo_ms) = expected.redo_ms else {
+        return true;
+    };
+    let last_ms = streams.iter().map(|(u, _, _)| costs.send(*u)).fold(0.0, f64::max);
+    last_ms * expected.change_ms < redo_ms * expected.step_ms
+}

@@ -1,0 +1,236 @@
+use super::*;
+use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Stage};
+use crate::layout::SegmentRange;
+use proptest::prelude::*;
+
+/// One pipeline for each list of depths: every stage on a worker of its own.
+fn shape(layout: Layout, depths: &[u32]) -> Shape {
+    let mut next = 1;
+    let mut pipelines = Vec::new();
+    for (i, depth) in (0..).zip(depths) {
+        let stage = |s: u32| {
+            next += 1;
+            Stage {
+                worker: WorkerId(next),
+                segments: SegmentRange {
+                    start: s * layout.segments / depth,
+                    end: (s + 1) * layout.segments / depth,
+                },
+                recompute: None,
+            }
+        };
+        pipelines.push(Pipeline {
+            stages: (0..*depth).map(stage).collect(),
+            samples: SampleRange { start: i, end: i + 1 },
+        });
+    }
+    Shape {
+        pipelines,
+        spares: Vec::new(),
+        micro_batch_size: 1,
+        schedule: ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute: Recompute::None,
+        },
+        predicted: Prediction::default(),
+    }
+}
+
+fn layout(segments: u32) -> Layout {
+    Layout { segments, tied: true }
+}
+
+/// The members, each on a node of its own in the domain that the list names.
+fn workers(shape: &Shape, domains: &[&str]) -> Vec<WorkerInfo> {
+    let members = shape.members().into_iter().enumerate();
+    let info = |(i, id): (usize, WorkerId)| WorkerInfo {
+        domain: domains.get(i % domains.len().max(1)).unwrap_or(&"").to_string(),
+        ..WorkerInfo::nominal(id, format!("node-{i}"))
+    };
+    members.map(info).collect()
+}
+
+fn everyone(_: WorkerId) -> bool {
+    true
+}
+
+/// Bytes that each worker keeps.
+fn kept(keepers: &[Option<WorkerId>], costs: &SpareCosts) -> BTreeMap<WorkerId, u64> {
+    let mut kept = BTreeMap::new();
+    for (unit, keeper) in (0..).map(Unit).zip(keepers) {
+        if let Some(keeper) = keeper {
+            *kept.entry(*keeper).or_default() += costs.copy(unit);
+        }
+    }
+    kept
+}
+
+#[test]
+fn in_one_pipeline_everyone_keeps_the_stage_before_its_own() {
+    let (layout, shape) = (layout(4), shape(layout(4), &[4]));
+    let free = SpareCosts::default();
+    let keepers = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &free);
+    let of = |w: u64| Some(WorkerId(w));
+    assert_eq!(
+        keepers,
+        [of(3), of(4), of(5), of(2), None],
+        "the tied weight has two holders"
+    );
+}
+
+#[test]
+fn nothing_is_kept_of_what_several_hold_and_nobody_keeps_his_own() {
+    let layout = layout(4);
+    let (two, one) = (shape(layout, &[2, 4]), shape(layout, &[1]));
+    let free = SpareCosts::default();
+    for shape in [two, one] {
+        let keepers = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &free);
+        assert_eq!(keepers, []);
+    }
+}
+
+#[test]
+fn who_cannot_follow_neither_keeps_nor_is_kept() {
+    let layout = layout(3);
+    let shape = shape(layout, &[3]);
+    let old = WorkerId(3);
+    let free = SpareCosts::default();
+    let keepers = keepers(&layout, &shape, &workers(&shape, &[]), |w| w != old, &free);
+    assert_eq!(keepers, [Some(WorkerId(4)), None, Some(WorkerId(2)), None]);
+}
+
+#[test]
+fn where_nobody_has_room_for_a_stage_its_units_are_spread() {
+    let layout = layout(4);
+    let shape = shape(layout, &[2]);
+    let (first, second) = (WorkerId(2), WorkerId(3));
+    let costs = SpareCosts {
+        copy_bytes: vec![10; 5],
+        room_bytes: [(first, 0), (second, 10)].into(),
+        send_ms: Vec::new(),
+    };
+    let keepers = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &costs);
+    assert_eq!(keepers, [Some(second), None, None, None, None]);
+}
+
+#[test]
+fn a_keeper_is_in_another_zone_or_else_on_another_node() {
+    let layout = layout(4);
+    let shape = shape(layout, &[4]);
+    let zones = workers(&shape, &["a/1", "a/2", "b/1", "b/1"]);
+    let free = SpareCosts::default();
+    let zone = |id: WorkerId| zones.iter().find(|w| w.id == id).unwrap().domain[..1].to_owned();
+    let found = keepers(&layout, &shape, &zones, everyone, &free);
+    for unit in 0..4 {
+        let holder = shape.holders(&layout, Unit(unit))[0];
+        assert_ne!(zone(holder), zone(found[unit as usize].unwrap()));
+    }
+    let mut shared = workers(&shape, &[]);
+    for (i, worker) in shared.iter_mut().enumerate() {
+        worker.node = format!("node-{}", i / 2);
+    }
+    let found = keepers(&layout, &shape, &shared, everyone, &free);
+    let far = [4, 5, 2, 3].map(|w| Some(WorkerId(w)));
+    assert_eq!(found[..4], far, "two share each node");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn copies_are_spread_within_bounds_whatever_the_plan(
+        depths in prop::collection::vec(1_u32..7, 1..4),
+        zones in prop::collection::vec("[abc]?", 1..5),
+        room in prop::collection::vec(0_u64..80, 20),
+        bytes in prop::collection::vec(1_u64..20, 7),
+        unlimited in any::<bool>(),
+    ) {
+        let layout = layout(6);
+        let shape = shape(layout, &depths);
+        let zones: Vec<&str> = zones.iter().map(String::as_str).collect();
+        let mut workers = workers(&shape, &zones);
+        let room_of = workers.iter().zip(&room).map(|(w, r)| (w.id, *r));
+        let costs = SpareCosts {
+            copy_bytes: bytes,
+            room_bytes: if unlimited { BTreeMap::new() } else { room_of.collect() },
+            send_ms: Vec::new(),
+        };
+        let found = keepers(&layout, &shape, &workers, everyone, &costs);
+        let mut holders_of: BTreeMap<WorkerId, BTreeSet<WorkerId>> = BTreeMap::new();
+        for unit in layout.all_units() {
+            let holders = shape.holders(&layout, unit);
+            let keeper = found.get(unit.index()).copied().flatten();
+            if let Some(keeper) = keeper {
+                prop_assert_eq!(holders.len(), 1);
+                prop_assert!(keeper != holders[0] && shape.place(keeper).is_some());
+                holders_of.entry(keeper).or_default().insert(holders[0]);
+            } else if unlimited && workers.len() > 1 {
+                prop_assert!(holders.len() > 1, "{:?} has no keeper", unit);
+            }
+        }
+        prop_assert!(holders_of.values().all(|h| h.len() <= HOLDERS_PER_KEEPER));
+        for (worker, bytes) in kept(&found, &costs) {
+            prop_assert!(bytes <= costs.room_bytes.get(&worker).copied().unwrap_or(u64::MAX));
+        }
+        if unlimited && zones.len() == 1 {
+            prop_assert!(holders_of.values().all(|h| h.len() == 1), "all are alike: {:?}", holders_of);
+        }
+        workers.reverse();
+        prop_assert_eq!(keepers(&layout, &shape, &workers, everyone, &costs), found);
+    }
+}
+
+fn expected(step_ms: f64, change_ms: f64, redo_ms: Option<f64>) -> Expected {
+    Expected {
+        step_ms,
+        change_ms,
+        redo_ms,
+    }
+}
+
+#[test]
+fn what_becomes_of_the_wish_has_a_reason() {
+    let layout = layout(3);
+    let (one, two) = (shape(layout, &[3]), shape(layout, &[3, 3]));
+    let costs = SpareCosts {
+        send_ms: vec![10.0; 4],
+        ..SpareCosts::default()
+    };
+    let infos = workers(&one, &[]);
+    let all = keepers(&layout, &one, &infos, everyone, &costs);
+    let usual = expected(100.0, 600_000.0, Some(300_000.0));
+    let verdict = |wanted, shape: &Shape, keepers: &[Option<WorkerId>], expected: &Expected| {
+        decide(wanted, &layout, shape, keepers, &costs, expected)
+    };
+    let auto = |expected: Expected| verdict(SpareCopies::Auto, &one, &all, &expected);
+    assert_eq!(verdict(SpareCopies::Off, &one, &all, &usual), Verdict::NotWanted);
+    assert_eq!(verdict(SpareCopies::One, &one, &all, &usual), Verdict::Kept);
+    assert_eq!(
+        verdict(SpareCopies::One, &two, &[], &usual),
+        Verdict::NothingAlone
+    );
+    assert_eq!(verdict(SpareCopies::One, &one, &[], &usual), Verdict::NoKeeper);
+    let part = [all[0], None, None, None];
+    assert_eq!(
+        verdict(SpareCopies::One, &one, &part, &usual),
+        Verdict::KeptInPart
+    );
+    assert_eq!(auto(usual), Verdict::Kept);
+    assert_eq!(
+        auto(expected(19.0, 600_000.0, Some(300_000.0))),
+        Verdict::LinksTooSlow
+    );
+    assert_eq!(
+        verdict(SpareCopies::One, &one, &all, &expected(19.0, 1.0, None)),
+        Verdict::Kept,
+        "only auto weighs"
+    );
+    // a tenth of each step waits; half an hour of work is lost once in ten hours
+    assert_eq!(auto(expected(100.0, 3.6e7, Some(1.8e6))), Verdict::LossesTooRare);
+    assert_eq!(
+        auto(expected(100.0, 3.6e7, None)),
+        Verdict::Kept,
+        "there is no store"
+    );
+    assert!(Verdict::KeptInPart.keeps() && !Verdict::NoKeeper.keeps());
+}
