@@ -4,6 +4,8 @@
 //! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or both. The tests of
 //! both compare this table with what happens, so it is never better or worse than the truth.
 
+#[macro_use]
+mod bug;
 mod caught_by;
 
 pub use caught_by::{CaughtBy, Seeds};
@@ -360,32 +362,26 @@ mutants! {
     WaitForFollowersForEver => UNIT_TESTS,
     /// A newcomer is ready with units that it has followed, wherever they are.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
+    /// A keeper says that it is prepared before it has the gradients for its spare copies.
+    CommitBeforeKeeperCanFinish => UNIT_TESTS,
+    /// A step waits without end for a gradient that is to go to a spare copy.
+    WaitForGradientForEver => UNIT_TESTS,
+    /// A spare copy takes gradients in whatever order they come.
+    KeepAcrossGap => UNIT_TESTS,
+    /// An inventory does not name the gradients that wait for spare copies.
+    HideSpareGradients => UNIT_TESTS,
+    /// A keeper takes a gradient of another generation.
+    TakeSpareGradientOfAnyGeneration => UNIT_TESTS,
+    /// Workers keep spare copies that do not know how to follow.
+    KeepersThatCannotFollow => UNIT_TESTS,
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.
     ForgetDamage => UNIT_TESTS,
 }
 
-/// Whether the bug is switched on; `false` at compile time without the feature.
-#[cfg(feature = "mutants")]
-macro_rules! bug {
-    ($name:ident) => {
-        $crate::mutant::is_on($crate::mutant::Mutant::$name)
-    };
-}
 #[cfg(not(feature = "mutants"))]
-macro_rules! bug {
-    ($name:ident) => {
-        $crate::mutant::off()
-    };
-}
-
-/// Not a literal, so that conditions with a bug in them read the same to the lints in both builds.
-#[cfg(not(feature = "mutants"))]
-pub(crate) const fn off() -> bool {
-    false
-}
-
+pub(crate) use bug::off;
 #[cfg(feature = "mutants")]
 pub(crate) use switch::is_on;
 #[cfg(feature = "mutants")]

@@ -330,6 +330,8 @@ enums! {
         17 Copy { generation, to, unit, id, decision },
         18 Forward { generation, to, unit, decision },
         19 ApplyForwarded { unit, decision },
+        20 ForwardPrepared { generation, to, unit, prepared },
+        21 KeepGradient { unit, step },
     }
     Event {
         1 TookOver { term },
@@ -359,5 +361,6 @@ enums! {
         25 FinalCheckpointDamaged { state, again },
         26 FollowersLate { generation, workers },
         27 FollowersCaughtUp { generation, workers },
+        28 SpareCopies { generation, kept; verdict },
     }
 }

@@ -77,13 +77,18 @@ pub(crate) struct Reduced {
 
 type Mail<K> = BTreeMap<(Generation, K), u64>;
 
+/// Whose gradient: the unit, the generation that ran the step, and the step that was run.
+pub(crate) type GradientOf = (Unit, Generation, Step);
+
 /// The engine of one worker.
 #[derive(Default)]
 pub(crate) struct Engine {
     pub(crate) held: BTreeMap<Unit, Held>,
     pub(crate) staged: BTreeMap<(Unit, StateId), UnitState>,
-    /// Gradients that were forwarded to it, by the state that their step leads to.
-    pub(crate) gradients: BTreeMap<(Unit, StateId), u64>,
+    /// Gradients that were forwarded to it.
+    pub(crate) gradients: BTreeMap<GradientOf, u64>,
+    /// One that has just come for a spare copy: it is kept where its member says so at once.
+    pub(crate) arrived: Option<(GradientOf, u64)>,
     pub(crate) job: Option<Job>,
     pub(crate) reduced: Reduced,
     pub(crate) applying: Option<(Decision, Vec<Unit>)>,
@@ -344,7 +349,8 @@ impl Engine {
 
     /// The optimizer's step with a gradient that was forwarded; whether there was one.
     pub(crate) fn apply_forwarded(&mut self, unit: Unit, decision: &Decision) -> bool {
-        let gradient = self.gradients.remove(&(unit, decision.id));
+        let of = (unit, decision.id.run_gen, decision.parent.step);
+        let gradient = self.gradients.remove(&of);
         if let Some(reduced) = gradient {
             self.apply_to(unit, reduced, decision);
         }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use varuna_plan::spare_copies::Verdict;
 use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::Event;
 use varuna_run_folder::CheckpointEvent;
@@ -124,6 +125,11 @@ impl EventText {
                 "plan {generation} is not held up for {} any longer, which did not catch up with the run: what is missing moves after the switch",
                 self.names(workers)
             ),
+            Event::SpareCopies {
+                generation,
+                verdict,
+                kept,
+            } => spare_copies(*generation, *verdict, *kept),
             Event::Cancelled { generation, because } => {
                 format!("plan {generation} is cancelled before its start: {because}")
             }
@@ -256,6 +262,36 @@ fn planned(shape: &str, workers: usize, generation: Generation, predicted_ms: f6
         "{what} {shape} for {workers} (plan {generation}, predicted step time {})",
         time(predicted_ms)
     )
+}
+
+/// Whether spare copies are kept, and why not.
+fn spare_copies(generation: Generation, verdict: Verdict, kept: usize) -> String {
+    let from = format!("from plan {generation} on");
+    match verdict {
+        Verdict::Kept => format!(
+            "{from} {} that one worker alone holds {} a spare copy on another",
+            count(kept as u64, "unit"),
+            if kept == 1 { "has" } else { "have" }
+        ),
+        Verdict::KeptInPart => format!(
+            "{from} only {} of those that one worker alone holds {} a spare copy: no worker has room for the others",
+            count(kept as u64, "unit"),
+            if kept == 1 { "has" } else { "have" }
+        ),
+        Verdict::NotWanted => format!("{from} no spare copies are wanted"),
+        Verdict::NothingAlone => format!("{from} no spare copy is needed: several workers hold each unit"),
+        Verdict::NoKeeper => {
+            format!("{from} there are no spare copies: no worker that could keep one has room")
+        }
+        Verdict::LinksTooSlow => {
+            format!(
+                "{from} there are no spare copies: their gradients would take more than half of a step on some link"
+            )
+        }
+        Verdict::LossesTooRare => {
+            format!("{from} there are no spare copies: losses are too rare to repay them")
+        }
+    }
 }
 
 fn plan_start(generation: Generation, step: Step, finished: bool, restored: bool, steps_lost: u64) -> String {

@@ -62,10 +62,9 @@ impl Agent {
                 self.command(Command::Initialise { unit })?;
             }
             MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
-            MemberEffect::Put { id, unit } if self.checkpoints.is_some() => {
-                self.command(Command::Snapshot { unit, id })?;
-            }
-            MemberEffect::Put { .. } => {}
+            MemberEffect::Put { id, unit } => self.put(id, unit)?,
+            // No plan that reaches a worker names keepers of spare copies yet.
+            MemberEffect::ForwardPrepared { .. } | MemberEffect::KeepGradient { .. } => {}
             MemberEffect::Digest { id, saved, units } => {
                 self.command(Command::Compare { id, saved, units })?
             }
@@ -105,6 +104,14 @@ impl Agent {
             decision,
             reader,
         })
+    }
+
+    /// Puts a unit's state into the store, where the job has one.
+    fn put(&mut self, id: StateId, unit: Unit) -> Result<(), AgentError> {
+        match self.checkpoints {
+            Some(_) => self.command(Command::Snapshot { unit, id }),
+            None => Ok(()),
+        }
     }
 
     /// Has the engine take over the unit that has just arrived.

@@ -3,6 +3,7 @@
 use super::{SpareCopies, SpareCosts};
 use crate::document::Shape;
 use crate::ids::{Unit, WorkerId};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A link may carry gradients for spare copies in so much of a step: activations and rings need the rest.
@@ -15,12 +16,13 @@ pub struct Expected {
     pub step_ms: f64,
     /// Until the next change of workers, by what was observed of them. Changes are counted, whether losses or not.
     pub change_ms: f64,
-    /// What is trained again after a loss that leaves no copy; none where there is no store, and everything would be.
+    /// What is trained again after a loss that leaves no copy; none where nobody knows how much, or there is no store, and everything would be.
     pub redo_ms: Option<f64>,
 }
 
 /// What became of the wish for spare copies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Verdict {
     /// Copies are kept of all units that one worker alone holds.
     Kept,

@@ -84,6 +84,7 @@ impl Active {
         let from = plan.generation;
         let mut next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
         next.following = follows(shared, plan, &next);
+        next.keepers = shared.keepers(next.generation, &next.shape, turn);
         self.proposed = next.generation;
         Some(next)
     }

@@ -5,7 +5,7 @@ use crate::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::device::Hardware;
-use varuna_plan::{EvaluationSteps, Layout, LossScaling, StateId, Step, WorkerId};
+use varuna_plan::{EvaluationSteps, Layout, LossScaling, SpareCopies, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
 use super::speeds::Observed;
@@ -151,6 +151,8 @@ pub struct CoordinatorConfig {
     pub save_every: Option<Duration>,
     /// How the job scales its loss.
     pub loss_scaling: LossScaling,
+    /// Whether spare copies are kept of units that one worker alone holds.
+    pub spare_copies: SpareCopies,
     /// More steps in a row than this that failed (see [`varuna_plan::OptimizerProgress`]) end the run; none = no limit.
     pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
@@ -174,6 +176,7 @@ impl CoordinatorConfig {
             final_checkpoint: false,
             save_every: None,
             loss_scaling: LossScaling::OFF,
+            spare_copies: SpareCopies::Off,
             skip_limit: None,
             published: None,
             tree_fan_out: TREE_FAN_OUT,

@@ -1,6 +1,7 @@
 //! What the coordinator tells people: the events of a run, and its present state.
 
 use serde::{Deserialize, Serialize};
+use varuna_plan::spare_copies::Verdict;
 use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, StateId, Step, Unit, WorkerId};
 
 use super::run_mode::RunMode;
@@ -115,6 +116,15 @@ pub enum Event {
         generation: Generation,
         /// The newcomers.
         workers: Vec<WorkerId>,
+    },
+    /// Whether spare copies are kept under this plan and its successors, where a job wants any; said again when it is otherwise.
+    SpareCopies {
+        /// The first plan of which this is true.
+        generation: Generation,
+        /// Whether they are kept, and why not.
+        verdict: Verdict,
+        /// The units that one worker alone holds and another keeps a copy of.
+        kept: usize,
     },
     /// A planned change was dropped before anyone was armed for it.
     Cancelled {

@@ -36,6 +36,7 @@ mod roster;
 mod run_mode;
 mod second_chances;
 mod shared;
+mod spare_copies;
 mod speeds;
 mod starting;
 mod step_times;

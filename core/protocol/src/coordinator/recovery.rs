@@ -300,6 +300,7 @@ impl Collecting {
         plan.deadline.doublings = doublings(shared);
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
+        plan.keepers = shared.keepers(plan.generation, &plan.shape, turn);
         self.interrupted.considered = Some(Considered::now(pool, shared, turn.now));
         Some(plan)
     }

@@ -15,6 +15,7 @@ use super::roster::Roster;
 use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
+use varuna_plan::spare_copies::Verdict;
 use varuna_plan::{Plan, Planner};
 
 /// What outlives every mode.
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub(super) enough_since: Option<Time>,
     /// The problem that was reported last.
     pub(super) problem: Option<Event>,
+    /// What was said of spare copies last.
+    pub(super) spare_copies: Option<Verdict>,
     /// When the last Tick came: a gap is a pause of the coordinator itself.
     pub(super) ticked_at: Time,
     /// When the last such pause ended: before that nobody was waited for.
@@ -68,6 +71,7 @@ impl Shared {
             diverged: None,
             enough_since: None,
             problem: None,
+            spare_copies: None,
             ticked_at: Time(0),
             resumed_at: Time(0),
             config,

@@ -11,6 +11,7 @@ mod last_step;
 mod promotion;
 mod resuming;
 mod reviewed;
+mod spare_copies;
 mod waiting;
 
 use super::*;

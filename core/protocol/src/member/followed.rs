@@ -1,11 +1,11 @@
 //! What is known of following: whom this worker sends what, and which units it follows itself. Nothing here asks or sends.
 
 use std::collections::{BTreeMap, BTreeSet};
+use varuna_plan::spare_copies::WAITING_GRADIENTS_MAX;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
 
-/// Gradients of one unit that may wait on their way to one follower, and in its engine. A state is three times its gradient, so that a link
-/// that keeps up with the run has no more of them waiting behind a copy.
-const WAITING_MAX: u32 = 4;
+/// Gradients of one unit that may wait on their way to one follower, and in its engine.
+const WAITING_MAX: u32 = WAITING_GRADIENTS_MAX;
 
 /// Whom this worker sends copies and gradients to.
 #[derive(Default)]
@@ -27,6 +27,12 @@ impl Followers {
             self.gradients.remove(&(from, unit));
             self.asks.insert((from, unit));
         }
+    }
+
+    /// A peer has what the present step begins with: it needs the gradients from here on, and no copy.
+    pub(super) fn admit(&mut self, from: WorkerId, unit: Unit) {
+        self.asks.remove(&(from, unit));
+        self.gradients.entry((from, unit)).or_default();
     }
 
     /// The copies to be made of the present state: one is on its way to each follower.

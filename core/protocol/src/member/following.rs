@@ -31,6 +31,9 @@ impl Member {
         held: Option<StateId>,
         effects: &mut Vec<MemberEffect>,
     ) {
+        if self.asked_by_keeper(generation, from, unit, held) {
+            return;
+        }
         let me = self.config.id;
         if let Some(change) = self.change_to(generation) {
             let plan = &change.plan;
@@ -84,6 +87,7 @@ impl Member {
             change.followers.gradient_sent(to, unit);
         } else if let Some(current) = self.current_in(generation) {
             current.followers.gradient_sent(to, unit);
+            current.keepers.gradient_sent(to, unit);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state that a worker holds. It outlives every plan, and is given up in one place only.
 
 use crate::message::{Inventory, Prepared, Ran};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit};
 
@@ -11,6 +11,9 @@ pub(super) struct Holdings {
     pub(super) units: BTreeMap<Unit, StateId>,
     /// Reduced gradients not yet applied.
     pub(super) prepared: BTreeMap<Unit, Prepared>,
+    /// Gradients for the spare copies that this worker keeps, not yet applied, oldest first: in a row, the first one of the step that the
+    /// unit is at.
+    pub(super) waiting: BTreeMap<Unit, VecDeque<Prepared>>,
     /// Of the last commit.
     pub(super) decision: Option<Decision>,
     pub(super) ran: Option<Ran>,
@@ -24,10 +27,18 @@ pub(super) fn same(a: StateId, b: StateId) -> bool {
 impl Holdings {
     /// The answer to a fence.
     pub(super) fn inventory(&self, upto: Generation) -> Inventory {
+        let mut prepared = self.prepared.clone();
+        for (unit, waiting) in self.waiting.iter().filter(|_| !bug!(HideSpareGradients)) {
+            let here = self.units.get(unit);
+            let next = waiting
+                .front()
+                .filter(|p| here.is_some_and(|id| id.step == p.step));
+            prepared.extend(next.map(|p| (*unit, *p)));
+        }
         Inventory {
             upto,
             units: self.units.clone(),
-            prepared: self.prepared.clone(),
+            prepared,
             ran: self.ran,
             decision: self.decision,
         }
@@ -84,12 +95,35 @@ impl Holdings {
         units.map(|(u, _)| *u).collect()
     }
 
+    /// How many gradients wait for the unit's spare copy.
+    pub(super) fn waiting_for(&self, unit: Unit) -> u32 {
+        let waiting = self.waiting.get(&unit).map_or(0, VecDeque::len);
+        u32::try_from(waiting).unwrap_or(u32::MAX)
+    }
+
+    /// Takes the gradient that the decision is to be applied with, where it is there. The engine is about to overwrite the unit.
+    pub(super) fn take_gradient(&mut self, unit: Unit, decision: &Decision) -> bool {
+        let of_step = |p: &Prepared| p.run_gen == decision.id.run_gen && p.step == decision.parent.step;
+        let waiting = self
+            .waiting
+            .get_mut(&unit)
+            .filter(|w| w.front().is_some_and(of_step));
+        let Some(waiting) = waiting else { return false };
+        waiting.pop_front();
+        if waiting.is_empty() {
+            self.waiting.remove(&unit);
+        }
+        self.units.remove(&unit);
+        true
+    }
+
     /// The engine is about to overwrite the unit.
     pub(super) fn forget(&mut self, unit: Unit) {
         if !bug!(KeepReplacedState) {
             self.units.remove(&unit);
         }
         self.prepared.remove(&unit);
+        self.waiting.remove(&unit);
     }
 
     /// Gives up all state but that of `keep`.
@@ -98,6 +132,7 @@ impl Holdings {
         if !bug!(KeepGradientsAfterFree) {
             self.prepared.clear();
         }
+        self.waiting.clear();
         if !bug!(KeepRanAfterFree) {
             self.ran = None;
         }

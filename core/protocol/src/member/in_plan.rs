@@ -3,6 +3,7 @@
 use super::connections::Connections;
 use super::followed::{Followed, Followers};
 use super::holdings::Holdings;
+use super::kept::Kept;
 use super::norm_exchange::NormExchange;
 use super::serving::Serving;
 use super::transfers::Transfers;
@@ -35,6 +36,10 @@ pub(super) struct InPlan {
     pub(super) followers: Followers,
     /// What this worker follows, or followed to the switch.
     pub(super) followed: Followed,
+    /// Whom this worker sends what for spare copies of units that it alone holds.
+    pub(super) keepers: Followers,
+    /// The units whose spare copy it keeps.
+    pub(super) kept: Kept,
     pub(super) norms: NormExchange,
     /// What its last steps took.
     pub(super) recent: RecentSteps,
@@ -66,6 +71,8 @@ impl InPlan {
             serving: Serving::default(),
             followers: Followers::default(),
             followed: Followed::default(),
+            keepers: Followers::default(),
+            kept: Kept::default(),
             norms: NormExchange::default(),
             recent: RecentSteps::default(),
             progress_at: now,

@@ -1,6 +1,6 @@
 //! A member's inputs and effects: its whole surface towards engine, peers, store and coordinator.
 
-use crate::message::{Digests, Order, PeerMessage, Report};
+use crate::message::{Digests, Order, PeerMessage, Prepared, Report};
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::state::UnitNorm;
@@ -15,6 +15,9 @@ pub struct MemberTiming {
     pub connect_deadline: Duration,
     /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,
+    /// How long a step that was run here may wait for the gradients of units whose spare copy this worker keeps. Then it goes on without
+    /// them, and the copy is asked for anew. Less than the least deadline of a step.
+    pub spare_wait: Duration,
     /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it. Less than a coordinator waits
     /// for a worker that is connected and does not answer (see [`crate::coordinator::Timing::unanswered`]).
     pub engine: Duration,
@@ -30,6 +33,7 @@ impl Default for MemberTiming {
             heartbeat: Duration::from_secs(1),
             connect_deadline: Duration::from_secs(2),
             fetch_retry: Duration::from_millis(700),
+            spare_wait: Duration::from_millis(500),
             engine: Duration::from_secs(45),
             finished: Duration::from_secs(10 * 60),
             orphan: Duration::from_secs(30 * 60),
@@ -164,6 +168,18 @@ pub enum MemberInput {
         /// The decision of its step.
         decision: Decision,
     },
+    /// The reduced gradient of a step lies staged under unit, generation and step, for a spare copy that this worker keeps. Where it is
+    /// wanted the member answers at once with [`MemberEffect::KeepGradient`]; else it is to be dropped.
+    PreparedGradient {
+        /// Of the connection.
+        generation: Generation,
+        /// Who sent it.
+        from: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// The generation and step that were run, and the unit's part of the norm exchange, as in [`MemberEffect::ForwardPrepared`].
+        prepared: Prepared,
+    },
     /// Engine: every unit of mine is reduced for the step.
     Prepared {
         /// Of the plan that was run.
@@ -273,7 +289,28 @@ pub enum MemberEffect {
         /// The decision of the step.
         decision: Decision,
     },
-    /// Engine: apply the decision with the staged gradient to the unit, uninterruptibly. Answer: Loaded with `decision.id`.
+    /// Copy the unit's reduced gradient as it is now, and send it to who keeps the unit's spare copy. Answer: Forwarded, unless the
+    /// connection is closed.
+    ForwardPrepared {
+        /// Of which generation.
+        generation: Generation,
+        /// To whom.
+        to: WorkerId,
+        /// Which unit.
+        unit: Unit,
+        /// Travels with it.
+        prepared: Prepared,
+    },
+    /// Keep the gradient that has just arrived for a spare copy until it is applied, whatever becomes of the connection; it is also forgotten with
+    /// Free, and when the unit is adopted at a later step.
+    KeepGradient {
+        /// Which unit.
+        unit: Unit,
+        /// The step that was run.
+        step: Step,
+    },
+    /// Engine: apply the decision with the staged gradient to the unit, uninterruptibly: with the one that came with it, or the one that was kept
+    /// of the generation and step that it concludes. Answer: Loaded with `decision.id`.
     ApplyForwarded {
         /// Which unit; it is at the decision's parent when all that was ordered before is done.
         unit: Unit,

@@ -98,6 +98,7 @@ impl Member {
         current.connections.lose(peer);
         current.serving.lose(peer);
         current.followers.lose(peer);
+        current.keepers.lose(peer);
         // a source may leave as soon as Go is given, which it may hear before this worker does
         let needed = match current.stage {
             Stage::Running => current.plan.has(peer) && !finished,
@@ -219,6 +220,9 @@ impl Member {
         unit: Unit,
         effects: &mut Vec<MemberEffect>,
     ) {
+        if self.spare_damaged(now, (unit, from), effects) {
+            return;
+        }
         let me = self.config.id;
         let Some(current) = &mut self.current else { return };
         let sources = current.plan.sources_for(me, unit);
@@ -249,6 +253,9 @@ impl Member {
         (id, decision): (StateId, Option<Decision>),
         effects: &mut Vec<MemberEffect>,
     ) {
+        if self.phase() == Phase::Running {
+            return self.spare_copied(now, (unit, from), id, effects);
+        }
         let fenced = self.waiting.has_fence() && !bug!(AdoptBeforeFence);
         let open = self.phase() == Phase::Loading && self.engine == Engine::Idle && !fenced;
         if open && self.is_copy(id, decision) {
@@ -292,6 +299,7 @@ impl Member {
     pub(super) fn on_loaded(&mut self, now: Time, unit: Unit, id: StateId, effects: &mut Vec<MemberEffect>) {
         if let Some(current) = &mut self.current {
             current.followed.done(unit);
+            current.kept.done(unit);
         }
         if self.adopting.get(&unit) != Some(&id) {
             return;
@@ -302,6 +310,13 @@ impl Member {
         self.holdings.units.insert(unit, known);
         self.note_progress(now);
         self.settle(now, effects);
+        let rolled = self
+            .current
+            .as_ref()
+            .is_some_and(|c| c.phase() != Phase::Running && !c.plan.units(self.config.id).contains(&unit));
+        if rolled {
+            self.relay(effects); // a spare copy that has finished a step is at the base now
+        }
         self.serve(effects);
         self.load(now, effects);
     }
@@ -375,6 +390,7 @@ impl Member {
             change.followers.copy_sent(to, unit);
         } else if let Some(current) = self.current_in(generation) {
             current.serving.sent(to, unit);
+            current.keepers.copy_sent(to, unit);
             self.serve(effects);
         }
     }

@@ -3,7 +3,7 @@
 use crate::message::{Report, TOLD_AT_ONCE, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use varuna_plan::{Decision, Generation, Plan, Step};
+use varuna_plan::{Decision, Generation, Plan, StateId, Step};
 
 /// Commits that can still be told, so that a coordinator that was away misses none.
 const HISTORY: usize = 4096;
@@ -28,6 +28,12 @@ impl History {
             self.commits.pop_front();
         }
         self.commits.push_back(decision);
+    }
+
+    /// The decision that led on from a state.
+    pub(super) fn from(&self, parent: StateId) -> Option<Decision> {
+        let mut newest_first = self.commits.iter().rev();
+        newest_first.find(|d| d.parent == parent).copied()
     }
 
     /// Those beyond a step, oldest first.

@@ -4,12 +4,15 @@
 //! touches a tensor: it knows state by [`StateId`] only. Two rules carry everything: an inventory leaves only when the engine
 //! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
 
+mod arrivals;
 mod connections;
 mod followed;
 mod following;
 mod holdings;
 mod in_plan;
 mod io;
+mod keeping;
+mod kept;
 mod loading;
 mod memory;
 mod norm_exchange;
@@ -253,14 +256,15 @@ impl Member {
             | MemberInput::FetchFailed { .. }
             | MemberInput::Served { .. }
             | MemberInput::Forwarded { .. }
-            | MemberInput::Gradient { .. } => self.transfer(now, input, effects),
+            | MemberInput::Gradient { .. }
+            | MemberInput::PreparedGradient { .. } => self.transfer(now, input, effects),
             MemberInput::Prepared {
                 generation,
                 step,
                 units,
                 store_busy,
             } => {
-                self.on_prepared(generation, step, &units, store_busy, effects);
+                self.on_prepared(generation, step, &units, store_busy, now, effects);
             }
             MemberInput::Stopped { prepared } => self.on_stopped(now, &prepared, effects),
             MemberInput::Applied { id } => self.on_applied(now, id, effects),
@@ -274,48 +278,9 @@ impl Member {
         }
     }
 
-    /// State and gradients that arrive, and what was sent of them.
-    fn transfer(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
-        match input {
-            MemberInput::Fetched {
-                generation,
-                from,
-                unit,
-                id,
-                decision,
-            } if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) => {
-                self.fetched(now, from, unit, (id, decision), effects);
-            }
-            MemberInput::FetchProgress {
-                generation,
-                from,
-                unit,
-            } => {
-                self.fetch_progress(now, generation, from, unit);
-            }
-            MemberInput::FetchFailed {
-                generation,
-                from,
-                unit,
-            } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
-                self.fetch_failed(now, from, unit, effects);
-            }
-            MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
-            MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
-            MemberInput::Gradient {
-                generation,
-                from,
-                unit,
-                decision,
-            } if generation == self.generation() || bug!(TakeGradientOfAnyGeneration) => {
-                self.gradient_arrived(now, (from, unit), decision, effects);
-            }
-            _ => {}
-        }
-    }
-
     fn tick(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         self.load(now, effects);
+        self.keep(now, effects);
         if now >= self.heartbeat_at {
             self.heartbeat_at = now.after(self.config.timing.heartbeat);
             self.tell(effects);

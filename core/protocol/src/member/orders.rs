@@ -168,6 +168,7 @@ impl Member {
 
     /// Finishes the step that this worker is prepared for, with a decision that somebody else has, or may have, applied.
     fn roll_forward(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
+        self.roll_spares_forward(decision, effects);
         let units = self.holdings.prepared_for(&decision);
         if units.is_empty() {
             return;
@@ -216,7 +217,7 @@ impl Member {
     fn start(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let Some(current) = &mut self.current else { return };
         let (generation, base) = (current.generation(), current.base);
-        let mine = current.plan.units(self.config.id);
+        let mut keep = current.plan.units(self.config.id);
         let left = current.left.take();
         if current.serving.stop() {
             effects.push(MemberEffect::StopServing { generation });
@@ -224,7 +225,8 @@ impl Member {
         current.stage = Stage::Running;
         current.progress_at = now;
         self.advanced_at = now;
-        self.free(&mine, effects);
+        keep.extend(self.spares_at_base());
+        self.free(&keep, effects);
         if let Some(generation) = left {
             effects.push(MemberEffect::Disconnect { generation });
         }
@@ -237,6 +239,7 @@ impl Member {
         if self.finished() && self.config.checkpoint_every.is_some() {
             self.put_held(effects);
         }
+        self.begin_keeping(now, effects);
         self.run(effects);
     }
 }

@@ -26,6 +26,7 @@ impl Member {
         step: Step,
         units: &[(Unit, UnitNorm)],
         store_busy: bool,
+        now: Time,
         effects: &mut Vec<MemberEffect>,
     ) {
         // an engine that is being stopped says the same again with Stopped
@@ -45,6 +46,8 @@ impl Member {
             store_busy,
         };
         current.norms.put(norms);
+        self.forward_prepared(generation, step, units, effects);
+        self.wait_for_gradients(now);
         self.pass_on(effects);
     }
 
@@ -90,7 +93,7 @@ impl Member {
     }
 
     /// Once all of this member's subtree is prepared, its norms go up the tree; at the root all are, and the step is decided.
-    fn pass_on(&mut self, effects: &mut Vec<MemberEffect>) {
+    pub(super) fn pass_on(&mut self, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let Some(current) = &self.current else { return };
         let (generation, step) = (current.generation(), self.at.step);
@@ -102,7 +105,8 @@ impl Member {
             })
         };
         let idle = self.engine == Engine::Idle;
-        if current.phase() != Phase::Running || !idle || self.holdings.ran != put_in(false) {
+        let ready = idle && self.can_finish_for_others();
+        if current.phase() != Phase::Running || !ready || self.holdings.ran != put_in(false) {
             return;
         }
         let Some(said) = current.norms.gathered(step, current.plan.tree_children(me)) else {
@@ -241,6 +245,7 @@ impl Member {
         if self.waiting.is_any() && !bug!(RunOnAfterFence) {
             return self.settle(now, effects);
         }
+        self.bring_up_spares(effects);
         match self.change.take() {
             Some(change) if agreed(decision.switch, change.plan.generation) => {
                 self.switch(now, change, decision.id, effects);
@@ -252,6 +257,7 @@ impl Member {
         }
         self.tell_change(effects);
         self.copy_for_followers(effects);
+        self.copy_for_keepers(effects);
         self.run(effects);
     }
 
@@ -263,7 +269,11 @@ impl Member {
         let Some(plan) = self.current.as_ref().map(|c| &c.plan).filter(|_| due) else {
             return;
         };
-        let shared = |unit: &Unit| plan.holders(*unit).iter().any(|w| *w != self.config.id);
+        let me = self.config.id;
+        let shared = |unit: &Unit| {
+            let holders = plan.holders(*unit);
+            holders.contains(&me) && holders.iter().any(|w| *w != me)
+        };
         let here = self.holdings.units_at(Some(self.at));
         let units: Vec<Unit> = here.map(|(unit, _)| unit).filter(shared).collect();
         if !units.is_empty() {
@@ -280,13 +290,15 @@ impl Member {
     pub(super) fn put_held(&mut self, effects: &mut Vec<MemberEffect>) {
         self.checkpoints.put_at = self.at.step;
         let all = self.finished();
+        let own = self.current.as_ref().map(|c| c.plan.units(self.config.id));
+        let own = own.unwrap_or_default();
         let mine = |unit: Unit| {
             let plan = self.current.as_ref().map(|c| &c.plan);
             let holders = plan.map_or(&[][..], |p| p.holders(unit));
             holders.get(unit.index() % holders.len().max(1)) == Some(&self.config.id)
         };
         let here = self.holdings.units_at(Some(self.at));
-        let here = here.filter(|(unit, _)| all || mine(*unit));
+        let here = here.filter(|(unit, _)| own.contains(unit) && (all || mine(*unit)));
         effects.extend(here.map(|(unit, id)| MemberEffect::Put { id, unit }));
     }
 

@@ -14,6 +14,8 @@ pub struct MemberTables {
     pub serving: usize,
     /// State that it asked for.
     pub fetching: usize,
+    /// Spare copies that it keeps, and the gradients that wait for them.
+    pub kept: usize,
     /// Units held, prepared or being taken over.
     pub units: usize,
 }
@@ -32,6 +34,11 @@ impl Member {
             Stage::Loading(transfers) => transfers.len(),
             Stage::Source | Stage::Ready | Stage::Running => 0,
         });
+        let waiting = self
+            .holdings
+            .waiting
+            .values()
+            .map(std::collections::VecDeque::len);
         let count = |of_current: Option<usize>, of_change: Option<usize>| {
             of_current.unwrap_or_default() + of_change.unwrap_or_default()
         };
@@ -42,10 +49,11 @@ impl Member {
                 change.map(|c| c.connections.len()),
             ),
             serving: count(
-                current.map(|c| c.serving.len() + c.followers.len()),
+                current.map(|c| c.serving.len() + c.followers.len() + c.keepers.len()),
                 change.map(|c| c.serving.len() + c.followers.len()),
             ),
             fetching: fetching.unwrap_or_default() + current.map_or(0, |c| c.followed.len()),
+            kept: current.map_or(0, |c| c.kept.len()) + waiting.sum::<usize>(),
             units: self.holdings.units.len() + self.holdings.prepared.len() + self.adopting.len(),
         }
     }

@@ -4,6 +4,7 @@ mod connections;
 mod deadlines;
 mod following;
 mod guards;
+mod keeping;
 mod last_step;
 mod norm_tree;
 mod reviewed;

@@ -41,6 +41,7 @@ pub(crate) fn member_is_bounded(w: WorkerId, tables: MemberTables, units: usize)
             2 * tables.planned * units,
         ),
         ("state that it asked for", tables.fetching, 2 * units),
+        ("spare copies", tables.kept, 5 * units),
         ("units", tables.units, 3 * units),
     ];
     within(&format!("{w:?}"), &all)

@@ -22,6 +22,7 @@ impl Host<Schedule> {
             save_every: job.save_every,
             tree_fan_out: 2,
             loss_scaling: SCALING,
+            spare_copies: job.spare_copies,
             ..CoordinatorConfig::new(job.layout, BATCH, job.last_step)
         };
         let planner = self.env.job.planner(seed);

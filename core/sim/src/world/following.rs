@@ -6,7 +6,7 @@ use crate::engine::Held;
 use crate::host::{Host, Link};
 use std::collections::BTreeMap;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
-use varuna_protocol::MemberInput;
+use varuna_protocol::{MemberInput, Prepared};
 
 /// When the last of what must stay in its order is done.
 #[derive(Default)]
@@ -57,6 +57,15 @@ impl Host<Schedule> {
         self.send_in_order(link, longest, Data::Gradient { unit, bits, decision });
     }
 
+    pub(super) fn forward_prepared(&mut self, link: Link, unit: Unit, prepared: Prepared) {
+        let Some(bits) = self.members[link.0].local.engine.gradient(unit) else {
+            return;
+        };
+        let slow = self.env.rng.chance(self.env.unreliable.transfers);
+        let longest = if slow { 150 } else { 12 };
+        self.send_in_order(link, longest, Data::PreparedGradient { unit, bits, prepared });
+    }
+
     fn send_in_order(&mut self, link: Link, longest: Ms, data: Data) {
         let time = self.now() + self.env.rng.range(1, longest);
         let order = &mut self.members[link.0].local.follow;
@@ -70,7 +79,9 @@ impl Host<Schedule> {
         let (w, to, generation) = link;
         let (unit, sent) = match &data {
             Data::State { unit, .. } => (*unit, Timer::Served(w, generation, to, *unit)),
-            Data::Gradient { unit, .. } => (*unit, Timer::Forwarded(w, generation, to, *unit)),
+            Data::Gradient { unit, .. } | Data::PreparedGradient { unit, .. } => {
+                (*unit, Timer::Forwarded(w, generation, to, *unit))
+            }
             _ => return,
         };
         if !self.members[w].alive || !self.members[w].open.contains(&generation) {

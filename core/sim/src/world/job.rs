@@ -3,7 +3,7 @@
 use crate::rng::Rng;
 use std::time::Duration;
 use varuna_plan::state::mix;
-use varuna_plan::{EvaluationSteps, Layout, Step};
+use varuna_plan::{EvaluationSteps, Layout, SpareCopies, Step};
 
 /// The job that is run.
 pub(super) struct Job {
@@ -21,6 +21,8 @@ pub(super) struct Job {
     pub(super) save_every: Option<Duration>,
     /// Workers know how to follow.
     pub(super) following: bool,
+    /// Copies are kept of what one worker alone holds, where workers know how to follow.
+    pub(super) spare_copies: SpareCopies,
     /// Steps between comparisons of the holders' states.
     pub(super) compare_every: Option<u64>,
     /// There is a store, and the job needs a checkpoint of its last step.
@@ -69,6 +71,10 @@ impl Job {
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,
             following: Rng(mix(seed, 88)).chance(60),
+            spare_copies: match Rng(mix(seed, 89)).chance(50) {
+                true => SpareCopies::One,
+                false => SpareCopies::Off,
+            },
             compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }

@@ -1,11 +1,11 @@
 //! The network: channels deliver with delay, in order, through partitions, and lose their tail when cut.
 
 use super::{Result, Schedule, Timer};
-use crate::engine::{Contribution, UnitState};
+use crate::engine::{Contribution, Engine, UnitState};
 use crate::host::{Channel, Event, Found, Host, Link, Message};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{MemberInput, Mutant};
+use varuna_protocol::{MemberInput, Mutant, Prepared};
 
 /// Milliseconds of the world.
 pub(super) type Ms = u64;
@@ -53,6 +53,12 @@ pub(crate) enum Data {
         bits: u64,
         decision: Decision,
     },
+    /// The reduced gradient of a step that is not decided, for a spare copy.
+    PreparedGradient {
+        unit: Unit,
+        bits: u64,
+        prepared: Prepared,
+    },
     /// State, or a gradient, whose digest is not the sender's.
     Damaged {
         unit: Unit,
@@ -82,6 +88,18 @@ fn ends(channel: Channel) -> (Node, Node) {
         Channel::Peer(a, b, _) => (Node::Worker(a), Node::Worker(b)),
         Channel::Up(w, c, _) => (Node::Worker(w), Node::Coordinator(c)),
         Channel::Down(c, w, _) => (Node::Coordinator(c), Node::Worker(w)),
+    }
+}
+
+impl Engine {
+    /// Takes what a peer sends within a step.
+    fn take_tensor(&mut self, generation: Generation, tensor: Data) {
+        match tensor {
+            Data::Forward { step, bits } => self.forward(generation, step, bits),
+            Data::Backward { step, bits } => self.backward(generation, step, bits),
+            Data::Reduce { step, unit, of, part } => self.part(generation, step, unit, of, part),
+            _ => {}
+        }
     }
 }
 
@@ -183,12 +201,23 @@ impl Host<Schedule> {
                 }
             }
             Message::Data(Data::Gradient { unit, bits, decision }) => {
-                engine.gradients.insert((unit, decision.id), bits);
+                let of = (unit, decision.id.run_gen, decision.parent.step);
+                engine.gradients.insert(of, bits);
                 MemberInput::Gradient {
                     generation,
                     from,
                     unit,
                     decision,
+                }
+            }
+            Message::Data(Data::PreparedGradient { unit, bits, prepared }) => {
+                let of = (unit, prepared.run_gen, prepared.step);
+                engine.arrived = Some((of, bits));
+                MemberInput::PreparedGradient {
+                    generation,
+                    from,
+                    unit,
+                    prepared,
                 }
             }
             Message::Data(Data::Damaged { unit }) => MemberInput::FetchFailed {
@@ -197,12 +226,7 @@ impl Host<Schedule> {
                 unit,
             },
             Message::Data(tensor) => {
-                match tensor {
-                    Data::Forward { step, bits } => engine.forward(generation, step, bits),
-                    Data::Backward { step, bits } => engine.backward(generation, step, bits),
-                    Data::Reduce { step, unit, of, part } => engine.part(generation, step, unit, of, part),
-                    _ => {}
-                }
+                engine.take_tensor(generation, tensor);
                 return self.compute(to);
             }
             message => {

@@ -34,6 +34,8 @@ fn kind_of(event: &Event) -> Option<String> {
         Event::Planned { change: true, .. } => "change proposed",
         Event::Switched { .. } => "change switched",
         Event::FollowersCaughtUp { .. } => "following: newcomers have caught up",
+        Event::SpareCopies { verdict, .. } if verdict.keeps() => "spare copies are kept",
+        Event::SpareCopies { .. } => "no spare copies are kept",
         Event::FollowersLate { .. } => "following: newcomers are late",
         Event::TookOver { .. } => "coordinator: takes over",
         Event::Deposed { .. } => "coordinator: deposed",

@@ -370,6 +370,15 @@ impl Host<Schedule> {
         self.env.stats.rolled += u64::from(decision.is_some());
         let member = |w| self.members.alive(w).map(|m| &m.machine);
         self.env.checker.nothing_lost(plan, id, member)?;
+        let parent = self.env.checker.plans.get(&plan.parent).cloned();
+        let from_spare = |unit: Unit| {
+            let sources = plan.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
+            let keeper = parent.as_ref().and_then(|p| p.keeper(unit));
+            keeper.is_some_and(|keeper| sources == [keeper])
+        };
+        if plan.layout.all_units().any(from_spare) {
+            self.env.stats.reach("resume: from a spare copy");
+        }
         if let Some(decision) = decision {
             self.env.checker.parent.insert(decision.id, decision.parent);
         }

@@ -7,7 +7,7 @@ use super::{BATCH, Result, Schedule, Timer, Worker};
 use crate::engine::{Engine, Held, Output, UnitState};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
-use varuna_plan::{StateId, Unit, WorkerId};
+use varuna_plan::{Decision, StateId, Unit, WorkerId};
 use varuna_protocol::{Digests, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
 impl Host<Schedule> {
@@ -33,6 +33,7 @@ impl Host<Schedule> {
                 heartbeat: ms(100),
                 connect_deadline: ms(400),
                 fetch_retry: ms(60),
+                spare_wait: ms(60),
                 ..MemberTiming::default()
             },
         };
@@ -68,19 +69,7 @@ impl Host<Schedule> {
                 unit,
                 id,
                 decision,
-            } => {
-                if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
-                    let state = Data::State {
-                        unit,
-                        id,
-                        state,
-                        decision,
-                    };
-                    let slow = self.env.rng.chance(self.env.unreliable.transfers);
-                    let parts = if slow { self.env.rng.range(2, 12) } else { 1 };
-                    self.send_part((w, to, generation), state, parts);
-                }
-            }
+            } => self.serve((w, to, generation), (unit, id), decision),
             MemberEffect::Copy {
                 generation,
                 to,
@@ -94,6 +83,12 @@ impl Host<Schedule> {
                 unit,
                 decision,
             } => self.forward((w, to, generation), unit, decision),
+            MemberEffect::ForwardPrepared {
+                generation,
+                to,
+                unit,
+                prepared,
+            } => self.forward_prepared((w, to, generation), unit, prepared),
             MemberEffect::Put { id, unit } => {
                 if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let from = w;
@@ -122,6 +117,22 @@ impl Host<Schedule> {
             engine => self.command(w, engine),
         }
         Ok(())
+    }
+
+    fn serve(&mut self, link: Link, (unit, id): (Unit, StateId), decision: Option<Decision>) {
+        let engine = &self.members[link.0].local.engine;
+        let Some(Held { state, .. }) = engine.held.get(&unit).copied() else {
+            return;
+        };
+        let state = Data::State {
+            unit,
+            id,
+            state,
+            decision,
+        };
+        let slow = self.env.rng.chance(self.env.unreliable.transfers);
+        let parts = if slow { self.env.rng.range(2, 12) } else { 1 };
+        self.send_part(link, state, parts);
     }
 
     /// Sends a part of a state, and what is left of it later.
@@ -188,6 +199,9 @@ impl Host<Schedule> {
                 let at = self.engine_time(w, unit, 12);
                 self.at(at, Timer::AppliedForwarded(w, unit, decision));
             }
+            MemberEffect::KeepGradient { .. } => {
+                engine.gradients.extend(engine.arrived.take());
+            }
             MemberEffect::Free { keep } => {
                 engine.held.retain(|u, _| keep.contains(u));
                 engine.staged.clear();
@@ -234,6 +248,9 @@ impl Host<Schedule> {
             Timer::Adopted(_, unit, id) => {
                 if let Some(state) = engine.staged.remove(&(unit, id)) {
                     engine.held.insert(unit, Held { id, state });
+                    engine
+                        .gradients
+                        .retain(|(u, _, step), _| *u != unit || *step >= id.step);
                     engine.reduced.units.remove(&unit);
                     self.env.checker.set(w, unit, id, state, false)?;
                     self.perhaps_hit(w, true);

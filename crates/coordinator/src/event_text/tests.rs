@@ -1,4 +1,5 @@
 use super::*;
+use varuna_plan::spare_copies::Verdict;
 use varuna_plan::state::Chain;
 use varuna_plan::{ScaleFactor, StateId, Unit};
 use varuna_protocol::coordinator::Divergence;
@@ -228,6 +229,13 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                     generation: GENERATION,
                     workers: vec![WorkerId(3)],
                 }),
+                now(spare_copies(Verdict::Kept, 4)),
+                now(spare_copies(Verdict::KeptInPart, 1)),
+                now(spare_copies(Verdict::NotWanted, 0)),
+                now(spare_copies(Verdict::NothingAlone, 0)),
+                now(spare_copies(Verdict::NoKeeper, 0)),
+                now(spare_copies(Verdict::LinksTooSlow, 0)),
+                now(spare_copies(Verdict::LossesTooRare, 0)),
                 now(Event::WriteFailed { version: 7 }),
                 now(Event::Lost {
                     units: vec![Unit(1), Unit(4)],
@@ -295,6 +303,14 @@ fn kind(event: &impl serde::Serialize) -> String {
     document["event"].as_str().unwrap().to_owned()
 }
 
+fn spare_copies(verdict: Verdict, kept: usize) -> Event {
+    Event::SpareCopies {
+        generation: GENERATION,
+        verdict,
+        kept,
+    }
+}
+
 /// A number for each kind of event. A new kind does not compile here before it has one.
 fn number(event: &Event) -> usize {
     match event {
@@ -325,6 +341,7 @@ fn number(event: &Event) -> usize {
         Event::FinalCheckpointDamaged { .. } => 24,
         Event::FollowersLate { .. } => 25,
         Event::FollowersCaughtUp { .. } => 26,
+        Event::SpareCopies { .. } => 27,
     }
 }
 
@@ -342,7 +359,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
         }
     }
     assert!(
-        numbers.into_iter().eq(0..=26),
+        numbers.into_iter().eq(0..=27),
         "a kind of event has no sentence in the table"
     );
     table.push_str("# checkpoints\n");

@@ -408,6 +408,8 @@ impl Worker {
             | MemberEffect::Put { .. }
             | MemberEffect::Copy { .. }
             | MemberEffect::Forward { .. }
+            | MemberEffect::ForwardPrepared { .. }
+            | MemberEffect::KeepGradient { .. }
             | MemberEffect::ApplyForwarded { .. }
             | MemberEffect::StopServing { .. } => {}
             MemberEffect::Adopt { unit, id } => {

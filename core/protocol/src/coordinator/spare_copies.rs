@@ -1,0 +1,61 @@
+//! Who keeps spare copies under a plan that is made (ADR 27).
+
+use super::event::Event;
+use super::shared::Shared;
+use super::turn::Turn;
+use crate::message::Following;
+use std::time::Duration;
+use varuna_plan::spare_copies::{Expected, decide, keepers};
+use varuna_plan::{Generation, Shape, SpareCopies, WorkerId};
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+impl Shared {
+    /// By unit, who keeps a copy under this shape; no entries where none are kept, and why that is, for people.
+    pub(super) fn keepers(
+        &mut self,
+        generation: Generation,
+        shape: &Shape,
+        turn: &mut Turn<'_>,
+    ) -> Vec<Option<WorkerId>> {
+        let wanted = self.config.spare_copies;
+        if wanted == SpareCopies::Off {
+            return Vec::new();
+        }
+        let layout = self.config.layout;
+        let workers = self.infos(&shape.members());
+        let costs = self.planner.spare_costs(shape, &workers);
+        let able = |w: WorkerId| {
+            let status = self.roster.status(w);
+            status.is_some_and(|s| s.following != Following::Unable) || bug!(KeepersThatCannotFollow)
+        };
+        let mut found = keepers(&layout, shape, &workers, able, &costs);
+        let verdict = decide(wanted, &layout, shape, &found, &costs, &self.expected(shape));
+        if !verdict.keeps() {
+            found.clear();
+        }
+        if self.spare_copies != Some(verdict) {
+            self.spare_copies = Some(verdict);
+            let kept = found.iter().flatten().count();
+            turn.event(Event::SpareCopies {
+                generation,
+                verdict,
+                kept,
+            });
+        }
+        found
+    }
+
+    /// What the run has shown so far. How old the newest checkpoint is when a worker is lost is known where they are made by the clock.
+    fn expected(&self, shape: &Shape) -> Expected {
+        let step = self.progress.commits.mean_step_time();
+        let interval = self.config.save_every.filter(|_| self.config.final_checkpoint);
+        Expected {
+            step_ms: step.map_or(shape.predicted.step_ms, milliseconds),
+            change_ms: milliseconds(self.roster.churn.horizon()),
+            redo_ms: interval.map(|every| milliseconds(every) / 2.0),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What comes of state and gradients, in both directions: only what belongs to the plan in force is looked at.
+
+use super::{Member, MemberEffect, MemberInput};
+use crate::message::Time;
+
+impl Member {
+    /// State and gradients that arrive, and what was sent of them.
+    pub(super) fn transfer(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
+        match input {
+            MemberInput::Fetched {
+                generation,
+                from,
+                unit,
+                id,
+                decision,
+            } if generation == self.generation() || bug!(TakeUnitOfAnyGeneration) => {
+                self.fetched(now, from, unit, (id, decision), effects);
+            }
+            MemberInput::FetchProgress {
+                generation,
+                from,
+                unit,
+            } => {
+                self.fetch_progress(now, generation, from, unit);
+            }
+            MemberInput::FetchFailed {
+                generation,
+                from,
+                unit,
+            } if generation == self.generation() || bug!(FetchFailedInAnyGeneration) => {
+                self.fetch_failed(now, from, unit, effects);
+            }
+            MemberInput::Served { generation, to, unit } => self.served(generation, to, unit, effects),
+            MemberInput::Forwarded { generation, to, unit } => self.forwarded(generation, to, unit),
+            MemberInput::Gradient {
+                generation,
+                from,
+                unit,
+                decision,
+            } if generation == self.generation() || bug!(TakeGradientOfAnyGeneration) => {
+                self.gradient_arrived(now, (from, unit), decision, effects);
+            }
+            MemberInput::PreparedGradient {
+                generation,
+                from,
+                unit,
+                prepared,
+            } if generation == self.generation() || bug!(TakeSpareGradientOfAnyGeneration) => {
+                self.gradient_before_decision(now, (unit, from), prepared, effects);
+            }
+            _ => {}
+        }
+    }
+}

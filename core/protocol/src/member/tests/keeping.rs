@@ -1,0 +1,319 @@
+//! Spare copies, on both sides: what a holder sends before a step is decided, and what a keeper waits for, holds and finishes.
+
+use super::*;
+use crate::message::PeerMessage::Follow;
+use crate::message::Prepared;
+
+const MINE: Unit = Unit(1);
+const KEPT: Unit = Unit(0);
+
+/// One pipeline: the peer holds unit 0 and keeps unit 1, this worker the other way round.
+fn kept_plan(generation: u64, base: Base) -> Arc<Plan> {
+    let mut plan = Arc::unwrap_or_clone(plan(generation, base, &[ME], &[ME, PEER]));
+    let stage = |worker, start| Stage {
+        recompute: None,
+        worker,
+        segments: SegmentRange {
+            start,
+            end: start + 1,
+        },
+    };
+    plan.shape.pipelines[0].stages = vec![stage(PEER, 0), stage(ME, 1)];
+    plan.keepers = vec![Some(ME), Some(PEER)];
+    Arc::new(plan)
+}
+
+fn prepared(generation: u64, step: u64) -> Prepared {
+    Prepared {
+        run_gen: Generation(generation),
+        step: Step(step),
+        norm: norm(1.0),
+    }
+}
+
+fn follows(effects: &[MemberEffect]) -> Vec<Option<StateId>> {
+    let ask = |e: &MemberEffect| match e {
+        MemberEffect::Send {
+            to: PEER,
+            message: Follow { unit: KEPT, held },
+            ..
+        } => Some(*held),
+        _ => None,
+    };
+    effects.iter().filter_map(ask).collect()
+}
+
+fn brought_up(effects: &[MemberEffect]) -> Option<StateId> {
+    effects.iter().find_map(|e| match e {
+        MemberEffect::ApplyForwarded { unit: KEPT, decision } => Some(decision.id),
+        _ => None,
+    })
+}
+
+fn is_kept(effects: &[MemberEffect]) -> bool {
+    let kept = |e: &MemberEffect| matches!(e, MemberEffect::KeepGradient { unit: KEPT, .. });
+    effects.iter().any(kept)
+}
+
+impl Rig {
+    /// Runs step 0 of generation 1; what was done at Go.
+    fn keeping() -> (Rig, Vec<MemberEffect>) {
+        let mut rig = Rig::new();
+        rig.order(Order::Prepare(kept_plan(1, fixed(StateId::INITIAL, None))));
+        rig.connect(1, PEER);
+        rig.loaded(MINE.0, StateId::INITIAL);
+        let effects = rig.go(1);
+        (rig, effects)
+    }
+
+    fn ran(&mut self, step: u64) -> Vec<MemberEffect> {
+        self.put(MemberInput::Prepared {
+            generation: Generation(1),
+            step: Step(step),
+            units: vec![(MINE, norm(2.0))],
+            store_busy: false,
+        })
+    }
+
+    fn peer_ran(&mut self, step: u64) -> Vec<MemberEffect> {
+        let norms = Norms {
+            save: false,
+            store_busy: false,
+            step: Step(step),
+            units: vec![(KEPT, norm(1.0))],
+            armed: Generation(0),
+        };
+        self.hear(1, PEER, PeerMessage::Norm(norms))
+    }
+
+    fn spare_gradient(&mut self, generation: u64, step: u64) -> Vec<MemberEffect> {
+        self.put(MemberInput::PreparedGradient {
+            generation: Generation(generation),
+            from: PEER,
+            unit: KEPT,
+            prepared: prepared(1, step),
+        })
+    }
+
+    fn commit(&mut self, concluded: &[MemberEffect]) -> (Decision, Vec<MemberEffect>) {
+        let decision = apply(concluded).unwrap();
+        (decision, self.put(MemberInput::Applied { id: decision.id }))
+    }
+
+    /// The copy has followed step 1, and step 2 runs; the state that it begins with.
+    fn in_step() -> (Rig, StateId) {
+        let (mut rig, _) = Rig::keeping();
+        rig.ran(0);
+        let concluded = rig.peer_ran(0);
+        let (one, _) = rig.commit(&concluded);
+        let effects = rig.fetched(1, KEPT.0, one.id, Some(one));
+        assert!(effects.contains(&MemberEffect::Adopt {
+            unit: KEPT,
+            id: one.id
+        }));
+        rig.loaded(KEPT.0, one.id);
+        assert_eq!(rig.member.spare_units_in_step(), [], "it has followed no step");
+        assert!(is_kept(&rig.spare_gradient(1, 1)));
+        rig.ran(1);
+        let concluded = rig.peer_ran(1);
+        let (two, committed) = rig.commit(&concluded);
+        assert_eq!(brought_up(&committed), Some(two.id));
+        rig.loaded(KEPT.0, two.id);
+        assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
+        (rig, two.id)
+    }
+}
+
+#[test]
+fn a_keeper_asks_for_a_copy_once_the_plan_runs() {
+    let (mut rig, begun) = Rig::keeping();
+    assert_eq!(follows(&begun), [None]);
+    rig.now = rig.now.after(Duration::from_secs(1));
+    assert_eq!(follows(&rig.put(MemberInput::Tick)), [None], "asked again");
+}
+
+#[test]
+fn a_step_is_committed_only_once_its_gradient_is_with_the_keeper() {
+    let (mut rig, two) = Rig::in_step();
+    rig.ran(2);
+    assert_eq!(apply(&rig.peer_ran(2)), None, "the keeper could not finish it");
+    let concluded = rig.spare_gradient(1, 2);
+    let (three, committed) = rig.commit(&concluded);
+    assert_eq!(three.parent, two);
+    assert_eq!(brought_up(&committed), Some(three.id));
+}
+
+#[test]
+fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_for() {
+    let (mut rig, _) = Rig::in_step();
+    rig.ran(2);
+    rig.peer_ran(2);
+    let wait = MemberTiming::default().spare_wait;
+    rig.now = rig.now.after(wait + Duration::from_millis(1));
+    let late = rig.put(MemberInput::Tick);
+    rig.commit(&late);
+    assert_eq!(rig.member.spare_units_in_step(), []);
+    rig.now = rig.now.after(MemberTiming::default().fetch_retry * 2);
+    assert_eq!(follows(&rig.put(MemberInput::Tick)), [None]);
+    let at = rig.member.status().at;
+    assert!(
+        !is_kept(&rig.spare_gradient(1, 2)),
+        "something is missing before it"
+    );
+    rig.fetched(1, KEPT.0, at, None);
+    rig.loaded(KEPT.0, at);
+    assert!(is_kept(&rig.spare_gradient(1, 3)), "it follows again");
+}
+
+#[test]
+fn a_fence_before_the_decision_finds_the_gradient_and_the_keeper_finishes_the_step() {
+    let (mut rig, two) = Rig::in_step();
+    rig.ran(2);
+    rig.spare_gradient(1, 2);
+    let upto = Generation(1);
+    let effects = rig.order(Order::Fence { upto });
+    let found = inventory(&effects).unwrap();
+    assert_eq!(found.units[&KEPT], two);
+    assert_eq!(found.prepared[&KEPT], prepared(1, 2));
+    let again = rig.order(Order::Fence { upto });
+    assert_eq!(
+        inventory(&again).unwrap().prepared[&KEPT],
+        prepared(1, 2),
+        "as often as it is asked"
+    );
+    let parts = [norm(1.0), norm(2.0)];
+    let three = Decision::conclude(two, Generation(1), &parts, None);
+    let base = fixed(three.id, Some(three));
+    let effects = rig.order(Order::Prepare(plan(2, base, &[ME], &[ME])));
+    assert_eq!(brought_up(&effects), Some(three.id));
+    rig.loaded(KEPT.0, three.id);
+    rig.put(MemberInput::Applied { id: three.id });
+    assert_eq!(rig.member.held()[&KEPT], three.id);
+    assert_eq!(
+        rig.member.status().phase,
+        Phase::Ready,
+        "it has become the only holder"
+    );
+}
+
+#[test]
+fn a_fence_while_the_keeper_waits_is_answered_at_once_with_what_it_has() {
+    let (mut rig, two) = Rig::in_step();
+    rig.ran(2);
+    let effects = rig.order(Order::Fence { upto: Generation(1) });
+    let found = inventory(&effects).unwrap();
+    assert_eq!(found.units[&KEPT], two);
+    assert!(!found.prepared.contains_key(&KEPT) && !found.ran.unwrap().norm_put_in);
+}
+
+#[test]
+fn a_fence_waits_for_what_the_engine_does_to_a_spare_copy_and_begins_nothing_new() {
+    let (mut rig, _) = Rig::in_step();
+    rig.ran(2);
+    rig.peer_ran(2);
+    let concluded = rig.spare_gradient(1, 2);
+    let decision = apply(&concluded).unwrap();
+    rig.order(Order::Fence { upto: Generation(1) });
+    let effects = rig.put(MemberInput::Applied { id: decision.id });
+    assert_eq!(brought_up(&effects), None);
+    let found = inventory(&effects).unwrap();
+    assert_eq!(
+        (found.units[&MINE], found.units[&KEPT]),
+        (decision.id, decision.parent)
+    );
+    assert_eq!(
+        found.prepared[&KEPT],
+        prepared(1, 2),
+        "a step behind, and it can be finished"
+    );
+}
+
+#[test]
+fn gradients_of_other_steps_and_generations_are_not_kept() {
+    let (mut rig, _) = Rig::in_step();
+    assert!(
+        !is_kept(&rig.spare_gradient(2, 2)),
+        "of another plan's connection"
+    );
+    assert!(!is_kept(&rig.spare_gradient(1, 1)), "it was applied");
+    assert!(is_kept(&rig.spare_gradient(1, 2)));
+    assert!(!is_kept(&rig.spare_gradient(1, 2)), "once");
+    assert!(!is_kept(&rig.spare_gradient(1, 4)), "step 3 is missing");
+    assert_eq!(rig.member.spare_units_in_step(), [], "it needs a copy");
+}
+
+#[test]
+fn damage_costs_the_copy_and_not_the_plan() {
+    let (mut rig, _) = Rig::in_step();
+    rig.ran(2);
+    rig.peer_ran(2);
+    let effects = rig.put(MemberInput::FetchFailed {
+        generation: Generation(1),
+        from: PEER,
+        unit: KEPT,
+    });
+    assert!(apply(&effects).is_some(), "nothing is waited for");
+    let suspects = |e: &MemberEffect| matches!(e, MemberEffect::Report(Report::Suspect { .. }));
+    assert!(!effects.iter().any(suspects));
+}
+
+#[test]
+fn a_holder_sends_a_copy_after_a_commit_and_each_gradient_before_its_step_is_decided() {
+    let (mut rig, _) = Rig::keeping();
+    let (unit, held) = (MINE, None);
+    rig.hear(1, PEER, Follow { unit, held });
+    rig.ran(0);
+    let concluded = rig.peer_ran(0);
+    let (one, committed) = rig.commit(&concluded);
+    let copy = |e: &MemberEffect| match e {
+        MemberEffect::Copy { to, unit, id, .. } => Some((*to, *unit, *id)),
+        _ => None,
+    };
+    let copies: Vec<_> = committed.iter().filter_map(copy).collect();
+    assert_eq!(copies, [(PEER, MINE, one.id)]);
+    rig.peer_ran(1);
+    let effects = rig.ran(1);
+    let sent = |e: &MemberEffect| match e {
+        MemberEffect::ForwardPrepared {
+            to, unit, prepared, ..
+        } => Some((*to, *unit, *prepared)),
+        _ => None,
+    };
+    let gradient = Prepared {
+        norm: norm(2.0),
+        ..prepared(1, 1)
+    };
+    let place = effects
+        .iter()
+        .position(|e| sent(e) == Some((PEER, MINE, gradient)));
+    let applied = effects
+        .iter()
+        .position(|e| matches!(e, MemberEffect::Apply { .. }));
+    assert!(
+        place.unwrap() < applied.unwrap(),
+        "the optimizer scales it in place"
+    );
+}
+
+#[test]
+fn who_has_the_base_already_needs_no_copy() {
+    let (mut rig, two) = Rig::in_step();
+    rig.order(Order::Fence { upto: Generation(1) });
+    rig.put(MemberInput::Stopped { prepared: vec![] });
+    rig.order(Order::Prepare(kept_plan(2, fixed(two, None))));
+    rig.connect(2, PEER);
+    let effects = rig.go(2);
+    let keep = vec![MINE, KEPT];
+    assert!(effects.contains(&MemberEffect::Free { keep }));
+    assert_eq!(follows(&effects), [Some(two)]);
+    let (unit, held) = (MINE, Some(two));
+    rig.hear(2, PEER, Follow { unit, held });
+    let effects = rig.put(MemberInput::Prepared {
+        generation: Generation(2),
+        step: Step(2),
+        units: vec![(MINE, norm(2.0))],
+        store_busy: false,
+    });
+    let sent = |e: &MemberEffect| matches!(e, MemberEffect::ForwardPrepared { to: PEER, .. });
+    assert!(effects.iter().any(sent), "the holder begins with the first step");
+}
