@@ -4,7 +4,6 @@
 use crate::document::Shape;
 use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
-use crate::planner::WorkerInfo;
 use std::collections::{BTreeMap, BTreeSet};
 
 mod auto;
@@ -29,6 +28,15 @@ pub const WAITING_GRADIENTS_MAX: u32 = 4;
 /// A worker keeps the copies of no more workers than this: with one for each all are alike, and a second is needed where one of them
 /// has no room, or is near the other.
 pub const HOLDERS_PER_KEEPER: usize = 2;
+
+/// Where a worker is; empty = not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Location<'a> {
+    /// Its node.
+    pub node: &'a str,
+    /// Where that node is, from the widest part to the narrowest: `zone-a/block-3`.
+    pub domain: &'a str,
+}
 
 /// What spare copies cost under one shape.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -61,7 +69,7 @@ impl SpareCosts {
 pub fn keepers(
     layout: &Layout,
     shape: &Shape,
-    workers: &[WorkerInfo],
+    locations: &BTreeMap<WorkerId, Location<'_>>,
     able: impl Fn(WorkerId) -> bool,
     costs: &SpareCosts,
 ) -> Vec<Option<WorkerId>> {
@@ -77,7 +85,7 @@ pub fn keepers(
     let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
     let members = stages.map(|s| s.worker).filter(|w| seen.insert(*w));
     let mut choice = Choice {
-        places: workers.iter().map(|w| (w.id, w)).collect(),
+        locations,
         order: members.filter(|w| able(*w)).collect(),
         kept: BTreeMap::new(),
         costs,
@@ -106,7 +114,7 @@ struct Kept {
 }
 
 struct Choice<'a> {
-    places: BTreeMap<WorkerId, &'a WorkerInfo>,
+    locations: &'a BTreeMap<WorkerId, Location<'a>>,
     /// Members that can keep, in the order of pipelines and stages.
     order: Vec<WorkerId>,
     kept: BTreeMap<WorkerId, Kept>,
@@ -148,7 +156,7 @@ impl Choice<'_> {
     /// On the same node or not, then how many parts of their domains are the same from the widest on. Less is farther. What is not known
     /// is not the same.
     fn nearness(&self, a: WorkerId, b: WorkerId) -> (bool, usize) {
-        let (Some(a), Some(b)) = (self.places.get(&a), self.places.get(&b)) else {
+        let (Some(a), Some(b)) = (self.locations.get(&a), self.locations.get(&b)) else {
             return (false, 0);
         };
         let same_node = !a.node.is_empty() && a.node == b.node;

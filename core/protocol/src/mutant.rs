@@ -69,7 +69,7 @@ mutants! {
     /// A fence interrupts the optimizer.
     TornApply => unit_tests_and_seeds("b", 0),
     /// Units that the new plan takes away are freed when the plan is accepted.
-    FreeBeforeGo => seeds("cg", 0),
+    FreeBeforeGo => unit_tests_and_seeds("cg", 0),
     /// Shards are named by step alone.
     ShardsWithoutGeneration => seeds("b", 78200),
     /// Each worker resolves "newest checkpoint" itself.
@@ -105,7 +105,7 @@ mutants! {
     /// A member forgets the decision of its last commit.
     ForgetOwnDecision => unit_tests_and_seeds("c", 0),
     /// A fence that is repeated is not answered.
-    AnswerFenceOnce => seeds("f", 0),
+    AnswerFenceOnce => unit_tests_and_seeds("f", 0),
     /// A fence of the present generation is not obeyed.
     IgnoreFenceOfPresent => UNIT_TESTS,
     /// A member forgets that it was fenced.

@@ -4,7 +4,7 @@ use crate::device::Hardware;
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
-use crate::spare_copies::SpareCosts;
+use crate::spare_copies::{Location, SpareCosts};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,6 +25,15 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
+    /// Where it is.
+    #[must_use]
+    pub fn location(&self) -> Location<'_> {
+        Location {
+            node: &self.node,
+            domain: &self.domain,
+        }
+    }
+
     /// A worker of nominal speed on this node, its memory not known.
     #[must_use]
     pub fn nominal(id: WorkerId, node: impl Into<String>) -> WorkerInfo {

@@ -93,7 +93,8 @@ mod tests {
         let parameters = free.costs.segments[1].parameters;
         assert_eq!(costs.copy_bytes[1], parameters * (12 + 4 * 4));
         assert_eq!(costs.copy_bytes.len(), layout.units());
-        let all = keepers(&layout, shape, &workers, |_| true, &costs);
+        let at = workers.iter().map(|w| (w.id, w.location())).collect();
+        let all = keepers(&layout, shape, &at, |_| true, &costs);
         assert_eq!(
             all.iter().flatten().count(),
             layout.units() - 1,
@@ -106,7 +107,7 @@ mod tests {
             [explained.memory_bytes[0].iter().position(|b| *b == most).unwrap()]
         .worker;
         assert_eq!(full.room_bytes[&largest], 0);
-        let some = keepers(&layout, shape, &workers, |_| true, &full);
+        let some = keepers(&layout, shape, &at, |_| true, &full);
         assert!(some.iter().all(|keeper| *keeper != Some(largest)), "{some:?}");
     }
 }

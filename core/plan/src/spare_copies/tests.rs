@@ -1,6 +1,7 @@
 use super::*;
 use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Stage};
 use crate::layout::SegmentRange;
+use crate::planner::WorkerInfo;
 use proptest::prelude::*;
 
 /// One pipeline for each list of depths: every stage on a worker of its own.
@@ -48,6 +49,18 @@ fn workers(shape: &Shape, domains: &[&str]) -> Vec<WorkerInfo> {
         ..WorkerInfo::nominal(id, format!("node-{i}"))
     };
     members.map(info).collect()
+}
+
+/// The keepers of what these workers hold.
+fn keepers(
+    layout: &Layout,
+    shape: &Shape,
+    workers: &[WorkerInfo],
+    able: impl Fn(WorkerId) -> bool,
+    costs: &SpareCosts,
+) -> Vec<Option<WorkerId>> {
+    let locations = workers.iter().map(|w| (w.id, w.location())).collect();
+    super::keepers(layout, shape, &locations, able, costs)
 }
 
 fn everyone(_: WorkerId) -> bool {

@@ -63,7 +63,7 @@ impl Collecting {
             turn.event(Event::Fenced { upto, because });
         }
         interrupted.suspicion = None;
-        shared.problem = None;
+        shared.said.problem = None;
         shared.fruitless.note(interrupted.running(), &shared.progress);
         for to in shared.roster.connected() {
             turn.send(to, Order::Fence { upto });

@@ -41,14 +41,18 @@ pub(super) struct Shared {
     pub(super) diverged: Option<Divergence>,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
-    /// The problem that was reported last.
-    pub(super) problem: Option<Event>,
-    /// What was said of spare copies last.
-    pub(super) spare_copies: Option<Verdict>,
+    pub(super) said: Said,
     /// When the last Tick came: a gap is a pause of the coordinator itself.
     pub(super) ticked_at: Time,
     /// When the last such pause ended: before that nobody was waited for.
     pub(super) resumed_at: Time,
+}
+
+/// What was said last of what is said again only when it is otherwise.
+#[derive(Default)]
+pub(super) struct Said {
+    pub(super) problem: Option<Event>,
+    pub(super) spare_copies: Option<Verdict>,
 }
 
 impl Shared {
@@ -70,8 +74,7 @@ impl Shared {
             fruitless: FruitlessGenerations::default(),
             diverged: None,
             enough_since: None,
-            problem: None,
-            spare_copies: None,
+            said: Said::default(),
             ticked_at: Time(0),
             resumed_at: Time(0),
             config,
@@ -80,8 +83,8 @@ impl Shared {
 
     /// Says something once, until something else is to be said.
     pub(super) fn report_problem(&mut self, event: Event, turn: &mut Turn<'_>) {
-        if self.problem.as_ref() != Some(&event) {
-            self.problem = Some(event.clone());
+        if self.said.problem.as_ref() != Some(&event) {
+            self.said.problem = Some(event.clone());
             turn.event(event);
         }
     }
@@ -93,7 +96,7 @@ impl Shared {
             self.roster.trains_from(*worker, step);
         }
         self.progress.at = now;
-        self.problem = None;
+        self.said.problem = None;
         self.roster.churn.begin_generation(now, self.config.timing.stay);
         self.prepared_plans.forget();
     }

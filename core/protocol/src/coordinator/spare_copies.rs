@@ -31,13 +31,14 @@ impl Shared {
             let status = self.roster.status(w);
             status.is_some_and(|s| s.following != Following::Unable) || bug!(KeepersThatCannotFollow)
         };
-        let mut found = keepers(&layout, shape, &workers, able, &costs);
+        let locations = workers.iter().map(|w| (w.id, w.location())).collect();
+        let mut found = keepers(&layout, shape, &locations, able, &costs);
         let verdict = decide(wanted, &layout, shape, &found, &costs, &self.expected(shape));
         if !verdict.keeps() {
             found.clear();
         }
-        if self.spare_copies != Some(verdict) {
-            self.spare_copies = Some(verdict);
+        if self.said.spare_copies != Some(verdict) {
+            self.said.spare_copies = Some(verdict);
             let kept = found.iter().flatten().count();
             turn.event(Event::SpareCopies {
                 generation,

@@ -88,7 +88,7 @@ impl Mode {
             Mode::Active(_) if record.next.is_some() => RunMode::Changing,
             Mode::Active(active) if active.is_running(shared.record.generation()) => RunMode::Training,
             Mode::Active(_) => RunMode::Launching,
-            Mode::Collecting(_) if shared.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
+            Mode::Collecting(_) if shared.said.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
             Mode::Collecting(_) => RunMode::Recovering,
             Mode::Persisting(write) if write.is_of_wait() => RunMode::Recovering,
             Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,

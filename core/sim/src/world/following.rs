@@ -6,7 +6,7 @@ use crate::engine::Held;
 use crate::host::{Host, Link};
 use std::collections::BTreeMap;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
-use varuna_protocol::{MemberInput, Prepared};
+use varuna_protocol::{MemberEffect, MemberInput, Prepared};
 
 /// When the last of what must stay in its order is done.
 #[derive(Default)]
@@ -26,13 +26,34 @@ impl Host<Schedule> {
         *last
     }
 
+    /// What a member sends to newcomers and keepers that follow it.
+    pub(super) fn send_for_followers(&mut self, w: WorkerId, effect: MemberEffect) {
+        match effect {
+            MemberEffect::Copy {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => self.copy_to_follower((w, to, generation), (unit, id), decision),
+            MemberEffect::Forward {
+                generation,
+                to,
+                unit,
+                decision,
+            } => self.forward((w, to, generation), unit, decision),
+            MemberEffect::ForwardPrepared {
+                generation,
+                to,
+                unit,
+                prepared,
+            } => self.forward_prepared((w, to, generation), unit, prepared),
+            _ => {}
+        }
+    }
+
     /// The copy is of this moment; it takes its time, and training does not wait for it.
-    pub(super) fn copy_to_follower(
-        &mut self,
-        link: Link,
-        (unit, id): (Unit, StateId),
-        decision: Option<Decision>,
-    ) {
+    fn copy_to_follower(&mut self, link: Link, (unit, id): (Unit, StateId), decision: Option<Decision>) {
         let Some(Held { state, .. }) = self.members[link.0].local.engine.held.get(&unit).copied() else {
             return;
         };
@@ -48,7 +69,7 @@ impl Host<Schedule> {
         self.send_in_order(link, longest, state);
     }
 
-    pub(super) fn forward(&mut self, link: Link, unit: Unit, decision: Decision) {
+    fn forward(&mut self, link: Link, unit: Unit, decision: Decision) {
         let Some(bits) = self.members[link.0].local.engine.gradient(unit) else {
             return;
         };
@@ -57,7 +78,7 @@ impl Host<Schedule> {
         self.send_in_order(link, longest, Data::Gradient { unit, bits, decision });
     }
 
-    pub(super) fn forward_prepared(&mut self, link: Link, unit: Unit, prepared: Prepared) {
+    fn forward_prepared(&mut self, link: Link, unit: Unit, prepared: Prepared) {
         let Some(bits) = self.members[link.0].local.engine.gradient(unit) else {
             return;
         };
@@ -72,6 +93,35 @@ impl Host<Schedule> {
         order.sent = order.sent.max(time);
         let at = order.sent;
         self.at(at, Timer::Follow(link, data));
+    }
+
+    /// A gradient has come: the member says whether it wants it.
+    pub(super) fn gradient_arrives(&mut self, (from, to, generation): Link, gradient: Data) -> Result {
+        let engine = &mut self.members[to].local.engine;
+        let input = match gradient {
+            Data::Gradient { unit, bits, decision } => {
+                let of = (unit, decision.id.run_gen, decision.parent.step);
+                engine.gradients.insert(of, bits);
+                MemberInput::Gradient {
+                    generation,
+                    from,
+                    unit,
+                    decision,
+                }
+            }
+            Data::PreparedGradient { unit, bits, prepared } => {
+                let of = (unit, prepared.run_gen, prepared.step);
+                engine.arrived = Some((of, bits));
+                MemberInput::PreparedGradient {
+                    generation,
+                    from,
+                    unit,
+                    prepared,
+                }
+            }
+            _ => return Ok(()),
+        };
+        self.member(to, input)
     }
 
     /// A copy or a gradient is sent to the end.

@@ -200,25 +200,8 @@ impl Host<Schedule> {
                     decision,
                 }
             }
-            Message::Data(Data::Gradient { unit, bits, decision }) => {
-                let of = (unit, decision.id.run_gen, decision.parent.step);
-                engine.gradients.insert(of, bits);
-                MemberInput::Gradient {
-                    generation,
-                    from,
-                    unit,
-                    decision,
-                }
-            }
-            Message::Data(Data::PreparedGradient { unit, bits, prepared }) => {
-                let of = (unit, prepared.run_gen, prepared.step);
-                engine.arrived = Some((of, bits));
-                MemberInput::PreparedGradient {
-                    generation,
-                    from,
-                    unit,
-                    prepared,
-                }
+            Message::Data(gradient @ (Data::Gradient { .. } | Data::PreparedGradient { .. })) => {
+                return self.gradient_arrives(link, gradient);
             }
             Message::Data(Data::Damaged { unit }) => MemberInput::FetchFailed {
                 generation,

@@ -70,25 +70,11 @@ impl Host<Schedule> {
                 id,
                 decision,
             } => self.serve((w, to, generation), (unit, id), decision),
-            MemberEffect::Copy {
-                generation,
-                to,
-                unit,
-                id,
-                decision,
-            } => self.copy_to_follower((w, to, generation), (unit, id), decision),
-            MemberEffect::Forward {
-                generation,
-                to,
-                unit,
-                decision,
-            } => self.forward((w, to, generation), unit, decision),
-            MemberEffect::ForwardPrepared {
-                generation,
-                to,
-                unit,
-                prepared,
-            } => self.forward_prepared((w, to, generation), unit, prepared),
+            MemberEffect::Copy { .. }
+            | MemberEffect::Forward { .. }
+            | MemberEffect::ForwardPrepared { .. } => {
+                self.send_for_followers(w, effect);
+            }
             MemberEffect::Put { id, unit } => {
                 if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let from = w;
