@@ -145,10 +145,19 @@ impl Mode {
                     return persisted(persisting, record, shared, turn);
                 }
                 let mut then = persisting.then;
+                let fenced = shared.record.stored.highest;
                 shared.record.stored = record;
                 shared.record.note_failed_write(turn.now, &shared.config.timing);
                 then.active().write_failed(turn.now, &shared.config.timing);
-                go_back(then)
+                match then {
+                    // An earlier write has happened late, and put a plan into the record that this recovery's fence does not stop. Were it
+                    // not fenced, it could run while the unclear write of the next one is still on its way.
+                    Then::Collecting(collecting) if shared.record.stored.highest > fenced => {
+                        let because = "a write of the record has happened late".to_owned();
+                        recover(collecting.into_interrupted(), because, shared, turn)
+                    }
+                    then => go_back(then),
+                }
             }
             mode => mode,
         }
