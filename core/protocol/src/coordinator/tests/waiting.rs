@@ -121,3 +121,42 @@ fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_s
     let shipped = (MemberTiming::default().engine, Timing::default().unanswered);
     assert!(shipped.0 < shipped.1, "{shipped:?}");
 }
+
+/// The write of a recovery's plan fails and happens after all, later than the record is read back.
+#[test]
+fn a_plan_that_is_in_the_record_late_is_fenced_before_the_recovery_goes_on() {
+    let mut rig = Rig::training_with(patient(), &[A, B]);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.complete = vec![state(1, 3)];
+    rig.manual = true;
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(0), state(1, 4)), (Unit(1), state(1, 4))]);
+    rig.wait(100);
+    let late = rig.written.take().expect("the recovery's plan");
+    assert_eq!(late.plan.as_ref().unwrap().generation, Generation(2));
+    let failed = |rig: &mut Rig, record: Record| rig.put(CoordinatorInput::Written { ok: false, record });
+    failed(&mut rig, late.clone());
+
+    // It recovers again, and writes how long it has waited for who holds the other unit.
+    let waits = |rig: &mut Rig| {
+        for _ in 0..60 {
+            rig.wait_with(A, 100);
+            rig.answer(A, &[(Unit(0), state(1, 4))]);
+            if let Some(note) = rig.written.take() {
+                return note;
+            }
+        }
+        panic!("it wrote nothing: {:?}", rig.events);
+    };
+    let note = waits(&mut rig);
+    assert_eq!(note.highest, Generation(1), "the wait, and no plan: {note:?}");
+    rig.store = late;
+    rig.sent.clear();
+    failed(&mut rig, note);
+    let fence = (A, Order::Fence { upto: Generation(2) });
+    assert!(rig.sent.contains(&fence), "{:?}", rig.sent);
+    let because = "a write of the record has happened late";
+    let named = |e: &Event| matches!(e, Event::Fenced { because: b, .. } if b == because);
+    assert!(rig.events.iter().any(named), "{:?}", rig.events);
+}
