@@ -13,6 +13,7 @@ const USAGE: &str = "\
 seeds run FROM COUNT [JOBS]     many schedules; what was reached, what was broken
 seeds replay SEED [--faults 3,17 | none] [--mutant NAME]   one schedule, with all of its faults or these
 seeds timeline SEED [--faults ...] [--mutant NAME] [--svg FILE]   what happens in it, as text or as a picture
+seeds trace SEED [--faults ...] [--mutant NAME]   every message of it, and how its hosts stand at the end
 seeds shrink SEED [--mutant NAME]   as few of its faults as still break the invariant
 seeds mutants COUNT [MUTANT]    the first seed that catches each mutant; fails where the table of mutants is wrong
 seeds survivors                 mutants that neither the unit tests catch nor the seeds of the table";
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         },
         (Some("replay"), Some(chosen)) => replay::replay(&chosen),
         (Some("timeline"), Some(chosen)) => replay::timeline(&chosen),
+        (Some("trace"), Some(chosen)) => replay::trace(&chosen),
         (Some("shrink"), Some(chosen)) => replay::shrink(&chosen),
         (Some("mutants"), _) => {
             let wanted = |m: &&Mutant| args.get(2).is_none_or(|n| *n == format!("{m:?}"));

@@ -30,6 +30,16 @@ pub(crate) fn timeline(chosen: &Chosen) -> bool {
     result.is_ok()
 }
 
+/// Prints every message, and how the hosts stand at the end. True where no invariant is broken.
+pub(crate) fn trace(chosen: &Chosen) -> bool {
+    let mut world = chosen.world();
+    world.print_messages();
+    let result = world.run();
+    world.dump();
+    println!("{result:?} {:?}", world.stats());
+    result.is_ok()
+}
+
 /// Prints the fewest faults; true where no invariant is broken.
 pub(crate) fn shrink(chosen: &Chosen) -> bool {
     match fewest_faults(chosen.seed, chosen.mutant) {
