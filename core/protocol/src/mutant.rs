@@ -282,6 +282,8 @@ mutants! {
     NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
     NoLaunchDeadline => UNIT_TESTS,
+    /// The time for a planned change's start counts from its plan, also while newcomers follow.
+    LaunchFromPlan => UNIT_TESTS,
     /// A recovery does not use draining workers even where too few others are left.
     NeverUseDraining => UNIT_TESTS,
     /// A write that succeeds after Stop is not noted.

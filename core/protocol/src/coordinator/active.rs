@@ -28,8 +28,8 @@ pub(super) struct Active {
     pub(super) next_ready: AllOf,
     /// Whether, and since when, a change waits for its newcomers to catch up.
     pub(super) catching_up: CatchingUp,
-    /// A worker that was seen to be based in this generation: the switch to it has been decided.
-    switched: Option<(Generation, WorkerId)>,
+    /// The last switch that was seen to have been decided.
+    switch: Option<DecidedSwitch>,
     /// The last planned change whose members were armed.
     pub(super) armed: Generation,
     /// The last planned change that has taken place.
@@ -52,6 +52,16 @@ pub(super) struct Active {
     pub(super) list_at: Time,
     /// While all is well: when everyone is looked at again.
     look_at: Time,
+}
+
+/// A switch to the next plan that its members have decided.
+#[derive(Clone, Copy)]
+struct DecidedSwitch {
+    generation: Generation,
+    /// When it was first seen.
+    seen_at: Time,
+    /// A worker that was seen to be based in the generation.
+    based: WorkerId,
 }
 
 impl Active {
@@ -101,7 +111,7 @@ impl Active {
         }
         let switched = next
             .as_ref()
-            .is_some_and(|n| self.has_switched(shared, turn.scope, &plan, n));
+            .is_some_and(|n| self.has_switched(shared, turn, &plan, n));
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
         let broken = self.suspected_here(shared);
         let broken = broken.or_else(|| broken_off(shared, turn, &target));
@@ -196,26 +206,45 @@ impl Active {
     }
 
     /// Somebody is based in the next generation: the switch has been decided.
-    fn has_switched(&mut self, shared: &Shared, scope: Scope, plan: &Plan, next: &Plan) -> bool {
+    fn has_switched(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan, next: &Plan) -> bool {
         let is_based = |w: WorkerId| {
             shared.roster.status(w).is_some_and(|s| {
                 let based = s.based && !bug!(SwitchedOnlyWhenRunning);
                 s.generation == next.generation && (based || s.phase == Phase::Running)
             })
         };
-        let seen = self.switched.filter(|(g, _)| *g == next.generation);
-        if seen.is_some_and(|(_, w)| is_based(w)) {
+        let seen = self.switch.filter(|s| s.generation == next.generation);
+        if seen.is_some_and(|s| is_based(s.based)) {
             return true;
         }
         // Where the one that was seen is gone, another may be there whose level came earlier.
-        let scope = if seen.is_some() { Scope::Everyone } else { scope };
+        let scope = if seen.is_some() {
+            Scope::Everyone
+        } else {
+            turn.scope
+        };
         let mut all = scope
             .among(plan.members())
             .iter()
             .chain(scope.among(next.members()));
-        let based = all.find(|w| is_based(**w));
-        self.switched = based.map(|w| (next.generation, *w));
-        based.is_some()
+        let Some(based) = all.find(|w| is_based(**w)) else {
+            return false;
+        };
+        self.switch = Some(DecidedSwitch {
+            generation: next.generation,
+            seen_at: seen.map_or(turn.now, |s| s.seen_at),
+            based: *based,
+        });
+        true
+    }
+
+    /// Since when the members can load the state of the generation. Those of a planned change cannot before its switch: until then
+    /// newcomers follow the run and a step is run to its end, and neither is time that the members had for loading.
+    fn can_load_since(&self, generation: Generation) -> Time {
+        let switch = self
+            .switch
+            .filter(|s| s.generation == generation && !bug!(LaunchFromPlan));
+        switch.map_or(self.planned_at, |s| s.seen_at)
     }
 
     /// The next plan is the one in force from here on.
@@ -282,7 +311,7 @@ impl Active {
         if first && !early && !ready(&mut self.all_ready) {
             let timing = &shared.config.timing;
             let deadline = shared.progress.step_deadline(target) + timing.launch;
-            let late = !bug!(NoLaunchDeadline) && turn.now > self.planned_at.after(deadline);
+            let late = !bug!(NoLaunchDeadline) && turn.now > self.can_load_since(generation).after(deadline);
             return late.then(|| format!("generation {generation} did not start in time"));
         }
         if first {

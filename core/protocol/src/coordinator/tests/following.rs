@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::message::Following;
+use varuna_plan::deadline::RecentSteps;
 
 const ARM: Order = Order::Arm {
     generation: Generation(2),
@@ -82,12 +83,36 @@ impl Rig {
 
     /// Time passes in which both are heard and a step is committed now and then.
     fn train_on(&mut self, time: Duration, following: Following) {
-        for step in 1..=time.as_millis() / 100 {
+        for _ in 0..time.as_millis() / 100 {
             self.wait(100);
-            let at = state(1, u64::try_from(step).unwrap());
+            let at = state(1, self.now.0 / 500_000_000);
             self.say(A, Report::Status(Status { at, ..present() }));
             self.say(B, newcomer(following));
         }
+    }
+
+    /// Both have switched to the next plan, and load what they lack.
+    fn load_for(&mut self, time: Duration) {
+        let loading = Status {
+            generation: Generation(2),
+            phase: Phase::Loading,
+            connected: true,
+            based: true,
+            ..able()
+        };
+        for _ in 0..time.as_millis() / 100 {
+            self.wait(100);
+            self.say(A, Report::Status(loading));
+            self.say(B, Report::Status(loading));
+        }
+    }
+
+    /// Why the generation was given up.
+    fn fenced(&self) -> Option<&str> {
+        self.events.iter().find_map(|e| match e {
+            Event::Fenced { because, .. } => Some(because.as_str()),
+            _ => None,
+        })
     }
 }
 
@@ -133,4 +158,21 @@ fn a_change_is_not_held_up_once_a_member_will_go() {
     let cancelled = |e: &Event| matches!(e, Event::Cancelled { .. });
     rig.wait(100);
     assert!(rig.events.iter().any(cancelled), "{:?}", rig.events);
+}
+
+#[test]
+fn the_time_for_a_start_begins_with_the_switch_and_not_with_the_plan() {
+    let mut rig = Rig::growing(true);
+    let timing = config().timing;
+    let next = rig.machine.record().next.clone().unwrap();
+    let allowed = next.deadline.of(Step(0), &RecentSteps::default()) + timing.launch;
+    // The change waits for its newcomers, and then for a step: all in all longer than a start may take.
+    rig.train_on(timing.following, Following::Able);
+    rig.say(B, newcomer(Following::CaughtUp));
+    rig.train_on(allowed, Following::CaughtUp);
+    rig.load_for(allowed);
+    assert_eq!(rig.fenced(), None, "the members have the whole time");
+    rig.load_for(Duration::from_millis(200));
+    let because = "generation 2 did not start in time";
+    assert_eq!(rig.fenced(), Some(because), "and no more than that");
 }
