@@ -4,12 +4,14 @@ use super::ownership::verify;
 use crate::decide::objects::{metadata, record_name, token_name};
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
+use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
 use kube::{Api, Client, ResourceExt as _};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
 use varuna_api::with_steps_of;
 
-/// Annotation of a record: the Secret whose name somebody else had taken when the job's credentials were to be made.
+/// Annotation of a record: the Secret whose name somebody else had taken when the job's credentials were to be made. It stays for as long as
+/// the name is taken.
 const SECRET_TAKEN: &str = "varuna.dev/secret-name-taken";
 
 /// Whose the Secret with the job's credentials is, if there is one. It cannot be asked, as Secrets are not read.
@@ -57,8 +59,12 @@ pub async fn begin_run(
         return Ok(SecretOwner::Stranger);
     };
     verify("VarunaRecord", &record.metadata, job)?;
-    // Taken away before it is tried again: if this process ends in between, a Secret of ours must not be taken for a stranger's.
+    // The note goes once the name is free, before the Secret is made: whenever this process ends, a stranger's Secret is not taken for the
+    // job's, nor the job's for a stranger's.
     let was_taken = record.annotations_mut().remove(SECRET_TAKEN).is_some();
+    if was_taken && !is_secret_name_free(client, job).await? {
+        return Err(secret_taken(job));
+    }
     let text = continued(&record.spec.job, text);
     let is_another = takes_text && record.spec.job != text;
     if is_another {
@@ -83,22 +89,50 @@ pub async fn begin_run(
 /// The API server refuses or does not answer.
 pub async fn note_taken_secret(client: &Client, job: &ObservedJob) -> Result<Error, Error> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &job.namespace);
-    let (name, secret) = (record_name(job), token_name(job));
+    let name = record_name(job);
     let mut record = records.get(&name).await?;
     verify("VarunaRecord", &record.metadata, job)?;
     let annotations = record.annotations_mut();
-    annotations.insert(SECRET_TAKEN.to_owned(), secret.clone());
+    annotations.insert(SECRET_TAKEN.to_owned(), token_name(job));
     records
         .replace(&name, &PostParams::default(), &record)
         .await
         .map_err(Error::refused(JobPart::Coordinator))?;
-    Ok(Error::Refused {
+    Ok(secret_taken(job))
+}
+
+/// Whether nothing has the name of the job's Secret. The API server is asked to make one without keeping it, since Secrets are not read.
+///
+/// # Errors
+/// The API server refuses or does not answer.
+async fn is_secret_name_free(client: &Client, job: &ObservedJob) -> Result<bool, Error> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), &job.namespace);
+    let metadata =
+        serde_json::from_value(metadata(job, &token_name(job))).map_err(kube::Error::SerdeError)?;
+    let secret = Secret {
+        metadata,
+        ..Secret::default()
+    };
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    match secrets.create(&dry_run, &secret).await {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
+        Err(error) => Err(Error::refused(JobPart::Objects)(error)),
+    }
+}
+
+fn secret_taken(job: &ObservedJob) -> Error {
+    Error::Refused {
         part: JobPart::Names,
         message: format!(
-            "the job (uid {}) needs the name of Secret {secret}, which was there before the job's was made",
-            job.uid
+            "the job (uid {}) needs the name of Secret {}, which was there before the job's was made",
+            job.uid,
+            token_name(job)
         ),
-    })
+    }
 }
 
 /// The text of a run that is taken up again: the number of steps stays what the run began with, or the learning rate's curve would bend and

@@ -61,6 +61,14 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
 
     // Tried again and again, and by another operator, it stays somebody else's.
     says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    let version = || async {
+        record(&client, &namespace)
+            .await
+            .unwrap()
+            .resource_version()
+            .unwrap()
+    };
+    let noted = version().await;
     first_operator.abort();
     assert!(first_operator.await.unwrap_err().is_cancelled());
     // A message that is there again is the second operator's: its own try, not what the first one left.
@@ -75,6 +83,8 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     );
     let _operator = operator(client.clone(), &namespace);
     says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    // An operator that ends in the middle of a try leaves the note that the name is taken, by which the next one knows.
+    assert_eq!(version().await, noted, "a try has changed the record");
     let secret = secrets.get(&token).await.unwrap();
     assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
     secrets.delete(&token, &now).await.unwrap();
