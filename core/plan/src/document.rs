@@ -155,7 +155,8 @@ pub struct Prediction {
     pub step_ms: f64,
     /// Share of stage time, 0..1, in which the average worker waits.
     pub bubble: f64,
-    /// Time in which the state that it needs elsewhere travels there, milliseconds; 0 where nobody holds any.
+    /// Time for which training stands while the state that it needs elsewhere travels there, or, where that follows the run, the gradient of the
+    /// last step; milliseconds. 0 where nobody holds any.
     #[serde(default)]
     pub move_ms: f64,
     /// False while the costs are analytic estimates that no measurement has corrected.

@@ -201,6 +201,7 @@ fn request(case: &Case, ids: &[u64], per_node: Option<u64>, parent: Option<&Shap
         held: held.filter(|(w, _)| ids.contains(&w.0)).collect(),
         parent: parent.cloned(),
         horizon_ms: parent.map(|_| 1_800_000.0),
+        following: false,
     }
 }
 

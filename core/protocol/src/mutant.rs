@@ -282,6 +282,8 @@ mutants! {
     NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
     NoLaunchDeadline => UNIT_TESTS,
+    /// Members are armed as soon as all have caught up, however long before a member goes.
+    SwitchLongBeforeNotice => UNIT_TESTS,
     /// The time for a planned change's start counts from its plan, also while newcomers follow.
     LaunchFromPlan => UNIT_TESTS,
     /// A recovery does not use draining workers even where too few others are left.

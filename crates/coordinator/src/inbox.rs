@@ -79,9 +79,10 @@ impl WorkerNotice {
     /// What it means for a worker of this name that is attached or not.
     pub(crate) fn meaning(&self, worker: WorkerId, own: &str, attached: bool) -> Option<CoordinatorInput> {
         match self {
-            WorkerNotice::Leaving(name) if attached && own == name => {
-                Some(CoordinatorInput::Notice { worker })
-            }
+            WorkerNotice::Leaving(name) if attached && own == name => Some(CoordinatorInput::Notice {
+                worker,
+                leaves_in: None,
+            }),
             // One that is attached has not ended, whoever says so.
             WorkerNotice::Ended(name) if !attached && own == name => {
                 Some(CoordinatorInput::ProcessEnded { worker })
@@ -124,7 +125,7 @@ mod tests {
         let of = |notice: &WorkerNotice, name, attached| {
             let meaning = notice.meaning(WorkerId(7), name, attached);
             match meaning {
-                Some(CoordinatorInput::Notice { worker }) => Some(("leaves", worker.0)),
+                Some(CoordinatorInput::Notice { worker, .. }) => Some(("leaves", worker.0)),
                 Some(CoordinatorInput::ProcessEnded { worker }) => Some(("has ended", worker.0)),
                 _ => None,
             }

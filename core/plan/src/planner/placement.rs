@@ -161,7 +161,7 @@ impl WorkerPool {
                 most = most.max(lacking);
             }
         }
-        placed.move_ms = fetch_ms(problem.costs, most, placed.moved_bytes, self.holders);
+        placed.move_ms = fetch_ms(problem, most, placed.moved_bytes, self.holders);
         if self.holders == 0 {
             // All state is made or loaded anyway.
             placed.moved_bytes = 0;

@@ -63,6 +63,9 @@ pub struct PlanRequest {
     /// Expected time until other workers will be there, milliseconds: plans are judged by what they train until then, the way
     /// there included. None: for ever.
     pub horizon_ms: Option<f64>,
+    /// State is there before the plan's switch, as those who get it follow the run (ADR 26): training stands for the gradient of the last step
+    /// alone.
+    pub following: bool,
 }
 
 impl PlanRequest {
@@ -76,6 +79,7 @@ impl PlanRequest {
             parent: None,
             held: BTreeMap::new(),
             horizon_ms: None,
+            following: false,
         }
     }
 

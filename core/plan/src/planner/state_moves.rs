@@ -19,14 +19,18 @@ pub(super) fn holders(problem: &Problem) -> u64 {
     held.filter(|units| !units.is_empty()).count() as u64
 }
 
-/// How long a fetch takes at least, milliseconds: until the worker that lacks most has fetched it, and the holders have sent all of
-/// it.
+/// How long training stands for a fetch at least, milliseconds: until the worker that lacks most has fetched it, and the holders have sent
+/// all of it. Of what is followed only the gradient of the last step is still to come.
 #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
-pub(super) fn fetch_ms(costs: &Costs, most_bytes: u64, all_bytes: u64, holders: u64) -> f64 {
+pub(super) fn fetch_ms(problem: &Problem, most_bytes: u64, all_bytes: u64, holders: u64) -> f64 {
+    let (parameter, link) = (problem.costs.parameter, problem.costs.device.bytes_per_s);
+    let comes = if problem.request.following {
+        parameter.gradient as f64 / parameter.moved.max(1) as f64
+    } else {
+        1.0
+    };
     let each = all_bytes.checked_div(holders);
-    each.map_or(0.0, |each| {
-        most_bytes.max(each) as f64 / costs.device.bytes_per_s * 1e3
-    })
+    each.map_or(0.0, |each| most_bytes.max(each) as f64 * comes / link * 1e3)
 }
 
 /// What each of a shape's workers lacks, bytes.
@@ -59,5 +63,5 @@ pub(super) fn moved_bytes(problem: &Problem, shape: &Shape) -> u64 {
 pub(super) fn move_ms(problem: &Problem, shape: &Shape) -> f64 {
     let lacking = lacking(problem, shape);
     let most = lacking.iter().copied().max().unwrap_or(0);
-    fetch_ms(problem.costs, most, lacking.iter().sum(), holders(problem))
+    fetch_ms(problem, most, lacking.iter().sum(), holders(problem))
 }

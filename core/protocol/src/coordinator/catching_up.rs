@@ -1,12 +1,18 @@
-//! Whether a planned change waits for its newcomers, which follow the run (ADR 26). The wait is bounded: following is an optimisation of
-//! loading, and what is missing at the switch is copied then.
+//! Whether a planned change waits for those who get units by it, and follow the run until then (ADR 26): newcomers, and members that get
+//! others. The wait is bounded: following is an optimisation of loading, and what is missing at the switch is copied then.
 
 use super::all_of::AllOf;
 use super::event::Event;
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Following, Time};
+use std::time::Duration;
 use varuna_plan::{Generation, Plan, WorkerId};
+
+/// Orders, the agreement and Go, beside steps and transfers: as much as a busy network needs.
+const SWITCH: Duration = Duration::from_secs(1);
+/// A state is at most so many times as large as its gradient.
+const STATE_OF_GRADIENT: u32 = 4;
 
 /// What is known of a change whose members are connected.
 #[derive(Default)]
@@ -32,18 +38,21 @@ impl CatchingUp {
         connected: bool,
     ) -> bool {
         let generation = next.generation;
-        if !next.following || bug!(ArmBeforeCaughtUp) {
+        let early = bug!(SwitchLongBeforeNotice) && !next.following;
+        if !may_wait(shared, plan, next) || early || bug!(ArmBeforeCaughtUp) {
             return connected;
         }
         let status = |w: WorkerId| shared.roster.status(w);
-        let staying = |w: WorkerId| status(w).is_some_and(|s| !s.draining);
+        let known = |w: WorkerId| shared.roster.leaves_at(w).is_some();
+        let staying = |w: WorkerId| status(w).is_some_and(|s| !s.draining || known(w));
         let caught_up = |w: WorkerId| {
-            let here = status(w).filter(|s| s.generation == generation);
-            plan.has(w) || here.is_some_and(|s| s.following == Following::CaughtUp)
+            let here = status(w).filter(|s| s.generation == generation || s.next == generation);
+            here.is_some_and(|s| s.following == Following::CaughtUp)
         };
-        let all = self
-            .caught_up
-            .holds(turn.scope, generation, next.members(), caught_up);
+        let all = !next.following
+            || self
+                .caught_up
+                .holds(turn.scope, generation, next.members(), caught_up);
         let calm = self
             .staying
             .holds(turn.scope, generation, plan.members(), staying);
@@ -58,10 +67,16 @@ impl CatchingUp {
         if !connected {
             return false;
         }
-        let over = all || late || !calm;
-        if over {
-            let newcomers = next.members().iter().copied().filter(|w| !plan.has(*w));
-            let workers = newcomers.filter(|w| all || !caught_up(*w)).collect();
+        let over = match leaves_first(shared, plan) {
+            Some(at) => {
+                let needed = time_for_switch(shared, next, all);
+                late || !calm || turn.now.after(needed) >= at
+            }
+            None => all || late || !calm,
+        };
+        if over && next.following {
+            let gain = next.members().iter().copied().filter(|w| gains(*w, plan, next));
+            let workers = gain.filter(|w| all || !caught_up(*w)).collect();
             turn.event(match all {
                 true => Event::FollowersCaughtUp { generation, workers },
                 false => Event::FollowersLate { generation, workers },
@@ -71,13 +86,56 @@ impl CatchingUp {
     }
 }
 
-/// Whether the newcomers of a change follow: all who take part know how, and nobody of them has notice, since a switch that waits could come
-/// too late for who has.
-pub(super) fn follows(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
+/// Whether the change waits for anything once it is connected: for those who follow, or for the time at which a member goes.
+pub(super) fn may_wait(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
+    next.following || leaves_first(shared, plan).is_some()
+}
+
+/// When the first member goes whose time is known.
+fn leaves_first(shared: &Shared, plan: &Plan) -> Option<Time> {
+    let members = plan.members().iter();
+    members.filter_map(|w| shared.roster.leaves_at(*w)).min()
+}
+
+/// How long before a member goes its plan has to be left: the switch waits for a commit, and training stands until what is lacking has come.
+/// `all`: that is no more than the planner expects, else it may be whole states where it expects gradients.
+fn time_for_switch(shared: &Shared, next: &Plan, all: bool) -> Duration {
+    let predicted = next.shape.predicted;
+    let known = shared.progress.commits.mean_step_time();
+    let step = known.unwrap_or(of_ms(predicted.step_ms));
+    let expected = of_ms(predicted.move_ms);
+    let moves = if all {
+        expected
+    } else {
+        expected * STATE_OF_GRADIENT
+    };
+    step * 2 + moves + SWITCH
+}
+
+/// The planner's numbers are estimates: a day at most.
+fn of_ms(ms: f64) -> Duration {
+    Duration::from_secs_f64((ms / 1e3).clamp(0.0, 86_400.0))
+}
+
+/// The change gives the worker units that it does not have.
+fn gains(worker: WorkerId, plan: &Plan, next: &Plan) -> bool {
+    let here = plan.units(worker);
+    next.units(worker).iter().any(|unit| !here.contains(unit))
+}
+
+/// Whether all these workers know how to follow, and none of them goes at a time that is not known: a switch that waits could come too late
+/// for it.
+pub(super) fn can_follow(shared: &Shared, workers: &[WorkerId]) -> bool {
+    let known = |w: &WorkerId| shared.roster.leaves_at(*w).is_some();
     let able = |w: &WorkerId| {
         let status = shared.roster.status(*w);
-        status.is_some_and(|s| s.following != Following::Unable && !s.draining)
+        status.is_some_and(|s| s.following != Following::Unable && (!s.draining || known(w)))
     };
-    let joins = next.members().iter().any(|w| !plan.has(*w));
-    joins && plan.members().iter().chain(next.members()).all(able)
+    workers.iter().all(able)
+}
+
+/// Whether those who get units by a change follow the run until then: all who take part can.
+pub(super) fn follows(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
+    let gain = next.members().iter().any(|w| gains(*w, plan, next));
+    gain && can_follow(shared, plan.members()) && can_follow(shared, next.members())
 }

@@ -1,7 +1,7 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
 use super::active::Active;
-use super::catching_up::follows;
+use super::catching_up::{follows, may_wait};
 use super::considered::Considered;
 use super::event::Event;
 use super::roster::Worker;
@@ -54,7 +54,7 @@ impl Active {
             return None;
         }
         let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let shape = match shared.planner.plan(&shared.request(&pool, held)) {
+        let shape = match shared.planner.plan(&shared.request_for_change(&pool, held)) {
             Ok(shape) => shape,
             Err(Infeasible(reason)) => {
                 shared.report_problem(Event::NoPlan { reason }, turn);
@@ -66,8 +66,7 @@ impl Active {
         let surplus = fewer && shared.max_workers.is_some_and(|most| members.len() > most);
         let present_ms = shared.predicted_ms(plan, members);
         let better = shared.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
-        let same = after == members && !speeds_changed;
-        if same || !(better || surplus || !draining.is_empty()) {
+        if !(better || surplus || !draining.is_empty()) {
             return None;
         }
         let reason = match (draining.first(), after.len().cmp(&members.len())) {
@@ -141,8 +140,8 @@ impl Active {
             turn.event(Event::Cancelled { generation, because });
             return Next::Write(shared.record.with_next(None));
         }
-        let following = timing.following * u32::from(next.following);
-        let expired = turn.now > self.planned_at.after(timing.launch + following + step);
+        let waiting = timing.following * u32::from(may_wait(shared, plan, next));
+        let expired = turn.now > self.planned_at.after(timing.launch + waiting + step);
         if dead || expired || (lost && self.armed == generation) {
             return Next::Recover(format!("the change to generation {generation} failed"));
         }

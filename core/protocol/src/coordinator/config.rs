@@ -41,7 +41,8 @@ pub struct Timing {
     pub lost: Duration,
     /// How long a planned change may take to connect before it is cancelled.
     pub connect_next: Duration,
-    /// How long a planned change whose members are connected waits for its newcomers to catch up with the run.
+    /// How long a planned change whose members are connected waits until those who get units by it have caught up with the run. Also how long
+    /// before a worker goes, where that is known, it is planned around.
     pub following: Duration,
     /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,
@@ -153,6 +154,8 @@ pub struct CoordinatorConfig {
     pub loss_scaling: LossScaling,
     /// Whether spare copies are kept of units that one worker alone holds.
     pub spare_copies: SpareCopies,
+    /// In what time a worker ends that says that it will go, or of which others say so without a time; none: it is not known.
+    pub notice: Option<Duration>,
     /// More steps in a row than this that failed (see [`varuna_plan::OptimizerProgress`]) end the run; none = no limit.
     pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
@@ -177,6 +180,7 @@ impl CoordinatorConfig {
             save_every: None,
             loss_scaling: LossScaling::OFF,
             spare_copies: SpareCopies::Off,
+            notice: None,
             skip_limit: None,
             published: None,
             tree_fan_out: TREE_FAN_OUT,
@@ -276,6 +280,8 @@ pub enum CoordinatorInput {
     Notice {
         /// The worker.
         worker: WorkerId,
+        /// In what time, where that is known: it trains for as long as can be, and who gets its units follows it until then.
+        leaves_in: Option<Duration>,
     },
     /// Time that the clock does not show, as where equal steps were left out of a simulation. It enters the estimate of how often
     /// workers change, and nothing else.

@@ -121,6 +121,7 @@ impl Coordinator {
         match input {
             CoordinatorInput::Tick => {
                 shared.listen(turn);
+                shared.roster.remind(turn.now, shared.config.timing.following);
                 if !matches!(mode, Mode::Starting(_)) {
                     shared.record.watch(turn, &shared.config.timing);
                 }
@@ -160,7 +161,7 @@ impl Coordinator {
                 shared.speeds.forget(worker);
                 shared.roster.process_ended(worker);
             }
-            CoordinatorInput::Notice { worker } => shared.notice(worker, turn),
+            CoordinatorInput::Notice { worker, leaves_in } => shared.notice(worker, leaves_in, turn),
             CoordinatorInput::TimeSkipped(time) => {
                 shared.roster.churn.skip(time);
                 return mode;

@@ -1,5 +1,6 @@
 //! Questions to the planner, and the plan document around its answers.
 
+use super::catching_up::can_follow;
 use super::shared::Shared;
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,10 @@ const LEAST_GAIN: f64 = 0.002;
 /// For more workers than twice this, plans are made ahead at longer intervals: one takes ten milliseconds and more then, which the
 /// coordinator needs for its workers.
 const AHEAD_AT_ONCE: usize = 64;
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
@@ -57,15 +62,44 @@ impl Shared {
         pool.iter().map(info).collect()
     }
 
-    /// The question to the planner.
-    pub(super) fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
+    /// The question to the planner, for a plan after a loss: who lacks state fetches it while training stands. Where all can follow the run,
+    /// a planned change puts right soon and at little cost what such a plan leaves worse than it could be, so it is judged by a short time.
+    pub(super) fn request_for_recovery(
+        &self,
+        pool: &[WorkerId],
+        held: BTreeMap<WorkerId, Vec<Unit>>,
+    ) -> PlanRequest {
+        let lasting = self.roster.churn.horizon();
+        let soon = lasting.min(self.config.timing.following);
+        let horizon = if can_follow(self, pool) { soon } else { lasting };
         PlanRequest {
+            horizon_ms: Some(milliseconds(horizon)),
+            ..self.request(pool, held)
+        }
+    }
+
+    /// The question to the planner, for a planned change.
+    pub(super) fn request_for_change(
+        &self,
+        pool: &[WorkerId],
+        held: BTreeMap<WorkerId, Vec<Unit>>,
+    ) -> PlanRequest {
+        let members: Vec<WorkerId> = held.keys().copied().collect();
+        PlanRequest {
+            following: can_follow(self, pool) && can_follow(self, &members),
+            ..self.request(pool, held)
+        }
+    }
+
+    fn request(&self, pool: &[WorkerId], held: BTreeMap<WorkerId, Vec<Unit>>) -> PlanRequest {
+        PlanRequest {
+            following: false,
             workers: self.infos(pool),
             layout: self.config.layout,
             global_batch_size: self.config.global_batch_size,
             parent: self.record.stored.plan.as_ref().map(|p| p.shape.clone()),
             held,
-            horizon_ms: Some(self.roster.churn.horizon().as_secs_f64() * 1e3),
+            horizon_ms: Some(milliseconds(self.roster.churn.horizon())),
         }
     }
 
@@ -78,7 +112,7 @@ impl Shared {
     /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
     /// which its state travels and training stands, than the present one with steps of `present_ms`.
     pub(super) fn repays(&self, shape: &Shape, present_ms: f64) -> bool {
-        let horizon_ms = self.roster.churn.horizon().as_secs_f64() * 1e3;
+        let horizon_ms = milliseconds(self.roster.churn.horizon());
         let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
         shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - LEAST_GAIN)
     }
@@ -158,7 +192,7 @@ impl Shared {
         let mut staying = self.roster.staying();
         let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
         // Before limits on their number: another takes the place of who is lost.
-        let everyone = self.request(&staying, held.clone());
+        let everyone = self.request_for_recovery(&staying, held.clone());
         let crowd = u32::try_from(members.len() / AHEAD_AT_ONCE).unwrap_or(u32::MAX);
         let due = now.after(every.saturating_mul(crowd.max(1)));
         let lost = self
@@ -175,7 +209,7 @@ impl Shared {
             return;
         }
         held.retain(|w, _| !lost.contains(w));
-        let request = self.request(&pool, held);
+        let request = self.request_for_recovery(&pool, held);
         if let Ok(shape) = self.planner.plan(&request) {
             self.prepared_plans.add(&request, shape);
         }

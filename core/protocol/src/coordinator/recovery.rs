@@ -3,6 +3,7 @@
 mod patience;
 
 use super::active::Active;
+use super::catching_up::can_follow;
 use super::config::{CoordinatorEffect, Listing};
 use super::considered::Considered;
 use super::event::Event;
@@ -277,7 +278,7 @@ impl Collecting {
                 held.entry(*worker).or_default().push(unit);
             }
         }
-        let request = shared.request(&pool, held);
+        let request = shared.request_for_recovery(&pool, held);
         let prepared = shared.prepared_plans.take(&request).map(Ok);
         let shape = match prepared.unwrap_or_else(|| shared.planner.plan(&request)) {
             Ok(shape) => shape,
@@ -301,7 +302,9 @@ impl Collecting {
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         plan.keepers = shared.keepers(plan.generation, &plan.shape, turn);
-        self.interrupted.considered = Some(Considered::now(pool, shared, turn.now));
+        // Where all can follow, the plan was chosen for a short time: a better one is looked for once it runs.
+        let lasts = !can_follow(shared, &pool);
+        self.interrupted.considered = lasts.then(|| Considered::now(pool, shared, turn.now));
         Some(plan)
     }
 

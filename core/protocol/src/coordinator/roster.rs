@@ -5,6 +5,7 @@ use super::config::Hello;
 use super::turn::Scope;
 use crate::message::{Status, Time};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use varuna_plan::{Step, WorkerId};
 
 /// Workers that went are remembered for people: so many, and up to twice as many until the older ones are forgotten.
@@ -21,16 +22,24 @@ pub(super) struct Worker {
     pub(super) status: Option<Status>,
     /// Its process has ended for certain.
     pub(super) process_ended: bool,
-    /// Somebody else has seen that it will go.
+    /// Somebody else has seen that it will go, and it is planned around.
     pub(super) has_notice: bool,
+    /// When it goes, where that is known.
+    pub(super) leaves_at: Option<Time>,
     /// The step from which it first trained.
     pub(super) first_step: Option<Step>,
 }
 
 impl Worker {
-    /// It will go, as it says itself or as somebody else has seen.
+    /// It will go, as it says itself or as somebody else has seen, and it is planned around.
+    fn is_planned_around(&self) -> bool {
+        let says_so = self.status.is_some_and(|s| s.draining);
+        self.has_notice || (says_so && self.leaves_at.is_none())
+    }
+
+    /// It will go, at some time.
     pub(super) fn is_draining(&self) -> bool {
-        self.has_notice || self.status.is_some_and(|s| s.draining)
+        self.is_planned_around() || self.leaves_at.is_some()
     }
 }
 
@@ -41,6 +50,8 @@ pub(super) struct Roster {
     /// that looking costs nothing where it is done for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
+    /// Workers that go at a known time, and are not planned around yet.
+    leaving: BTreeMap<WorkerId, Time>,
     /// Where nodes are, by their names.
     pub(super) domains: BTreeMap<String, String>,
     /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
@@ -53,6 +64,7 @@ impl Roster {
             workers: BTreeMap::new(),
             distrusted: BTreeSet::new(),
             churn,
+            leaving: BTreeMap::new(),
             domains: BTreeMap::new(),
             changes: 0,
         }
@@ -89,7 +101,7 @@ impl Roster {
     pub(super) fn status(&self, id: WorkerId) -> Option<Status> {
         let worker = self.get(id).filter(|w| w.connected && w.hello.is_some())?;
         worker.status.map(|s| Status {
-            draining: worker.is_draining(),
+            draining: worker.is_planned_around(),
             ..s
         })
     }
@@ -142,19 +154,53 @@ impl Roster {
         let before = worker.status.replace(status);
         let drains = |s: &Status| s.draining;
         self.changes += u64::from(before.as_ref().map(drains) != Some(status.draining));
-        status.draining && !worker.has_notice && !before.is_some_and(|s| s.draining)
+        let known = worker.has_notice || worker.leaves_at.is_some();
+        status.draining && !known && !before.is_some_and(|s| s.draining)
     }
 
-    /// Somebody else has seen that the worker will go; true where that is new.
-    pub(super) fn take_notice(&mut self, id: WorkerId) -> bool {
+    /// Somebody else has seen that the worker will go, and perhaps when; true where that is new. Where the time is known the worker is planned
+    /// around once [`Roster::remind`] finds that it has come.
+    pub(super) fn take_notice(&mut self, id: WorkerId, leaves_at: Option<Time>) -> bool {
         let up = |w: &&mut Worker| w.connected && !w.has_notice;
         let Some(worker) = self.workers.get_mut(&id).filter(up) else {
             return false;
         };
         let known = worker.is_draining();
-        worker.has_notice = true;
-        self.changes += 1;
+        match leaves_at {
+            Some(at) => {
+                let at = worker.leaves_at.map_or(at, |before| before.min(at));
+                worker.leaves_at = Some(at);
+                self.leaving.insert(id, at);
+            }
+            None => {
+                worker.has_notice = true;
+                self.changes += 1;
+            }
+        }
         !known
+    }
+
+    /// Has those planned around that go within `lead`.
+    pub(super) fn remind(&mut self, now: Time, lead: Duration) {
+        let due = |at: Time| now.after(lead) >= at;
+        let due: Vec<WorkerId> = self
+            .leaving
+            .iter()
+            .filter(|(_, at)| due(**at))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.leaving.remove(&id);
+            if let Some(worker) = self.workers.get_mut(&id) {
+                worker.has_notice = true;
+                self.changes += 1;
+            }
+        }
+    }
+
+    /// When the worker goes, where that is known.
+    pub(super) fn leaves_at(&self, id: WorkerId) -> Option<Time> {
+        self.get(id)?.leaves_at
     }
 
     /// Its state was found to be wrong.
@@ -218,6 +264,7 @@ impl Roster {
         gone.truncate(gone.len().saturating_sub(GONE_MAX));
         for (_, id) in &gone {
             self.workers.remove(id);
+            self.leaving.remove(id);
             self.distrusted.remove(id);
         }
         gone.into_iter().map(|(_, id)| id).collect()

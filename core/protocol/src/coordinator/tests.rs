@@ -8,6 +8,7 @@ mod following;
 mod guards;
 mod joining;
 mod last_step;
+mod notices;
 mod promotion;
 mod resuming;
 mod reviewed;
@@ -447,8 +448,14 @@ fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyo
 #[test]
 fn a_worker_that_somebody_else_announces_is_planned_around_as_one_that_has_notice_itself() {
     let mut rig = Rig::training(&[A, B]);
-    rig.put(CoordinatorInput::Notice { worker: B });
-    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
     rig.wait(100);
     let said = |e: &&Event| matches!(e, Event::WorkerDraining { .. });
     assert_eq!(rig.events.iter().filter(said).count(), 1);

@@ -23,7 +23,7 @@ impl Scope {
             | CoordinatorInput::Observed { from, .. }
             | CoordinatorInput::StreamUp { from, .. }
             | CoordinatorInput::StreamDown { from } => Scope::One(*from),
-            CoordinatorInput::ProcessEnded { worker } | CoordinatorInput::Notice { worker } => {
+            CoordinatorInput::ProcessEnded { worker } | CoordinatorInput::Notice { worker, .. } => {
                 Scope::One(*worker)
             }
             _ => Scope::Everyone,

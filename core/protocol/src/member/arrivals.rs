@@ -1,4 +1,4 @@
-//! What comes of state and gradients, in both directions: only what belongs to the plan in force is looked at.
+//! What comes of state and gradients, in both directions: only what belongs to the plan in force, or to the planned change, is looked at.
 
 use super::{Member, MemberEffect, MemberInput};
 use crate::message::Time;
@@ -7,6 +7,14 @@ impl Member {
     /// State and gradients that arrive, and what was sent of them.
     pub(super) fn transfer(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
         match input {
+            MemberInput::Fetched { generation, .. }
+            | MemberInput::FetchProgress { generation, .. }
+            | MemberInput::FetchFailed { generation, .. }
+            | MemberInput::Gradient { generation, .. }
+                if self.change_to(generation).is_some() =>
+            {
+                self.followed_arrival(now, input, effects);
+            }
             MemberInput::Fetched {
                 generation,
                 from,

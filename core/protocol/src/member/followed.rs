@@ -6,22 +6,52 @@ use varuna_plan::{Decision, StateId, Unit, WorkerId};
 
 /// Gradients of one unit that may wait on their way to one follower, and in its engine.
 const WAITING_MAX: u32 = WAITING_GRADIENTS_MAX;
+/// Copies that may be on their way to one follower: so much host memory a source gives for it.
+const COPIES_MAX: usize = 8;
 
 /// Whom this worker sends copies and gradients to.
 #[derive(Default)]
 pub(super) struct Followers {
     /// They need a copy.
     asks: BTreeSet<(WorkerId, Unit)>,
-    /// The copy that is on its way to each.
-    copies: BTreeMap<WorkerId, Unit>,
+    /// The copies that are on their way to each.
+    copies: BTreeMap<WorkerId, Copies>,
     /// Units that were copied, and how many of their gradients are on the way.
     gradients: BTreeMap<(WorkerId, Unit), u32>,
+}
+
+/// Copies on their way to one follower. They are made between two steps, so that one at a time would take as many steps as there are units.
+/// Twice as many are made where all before were sent within a step: a link that carries more is used, one that does not costs little memory.
+struct Copies {
+    on_the_way: BTreeSet<Unit>,
+    /// How many may be.
+    most: usize,
+    /// Some were still on the way at a commit after the one that they were made at.
+    late: bool,
+}
+
+impl Copies {
+    /// A step has been committed.
+    fn stepped(&mut self) {
+        if !self.on_the_way.is_empty() {
+            self.late = true;
+        } else if !std::mem::take(&mut self.late) {
+            self.most = (self.most * 2).min(COPIES_MAX);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.on_the_way.len() >= self.most
+    }
 }
 
 impl Followers {
     /// A peer asks to follow a unit; `in_order`: it holds what it was sent.
     pub(super) fn ask(&mut self, from: WorkerId, unit: Unit, in_order: bool) {
-        let copying = self.copies.get(&from) == Some(&unit);
+        let copying = self
+            .copies
+            .get(&from)
+            .is_some_and(|c| c.on_the_way.contains(&unit));
         let known = in_order && self.gradients.contains_key(&(from, unit));
         if !copying && !known {
             self.gradients.remove(&(from, unit));
@@ -35,12 +65,18 @@ impl Followers {
         self.gradients.entry((from, unit)).or_default();
     }
 
-    /// The copies to be made of the present state: one is on its way to each follower.
+    /// The copies to be made of the present state.
     pub(super) fn next_copies(&mut self, can: impl Fn(WorkerId, Unit) -> bool) -> Vec<(WorkerId, Unit)> {
+        self.copies.values_mut().for_each(Copies::stepped);
         let mut next = Vec::new();
         for (to, unit) in &self.asks {
-            if !self.copies.contains_key(to) && can(*to, *unit) {
-                self.copies.insert(*to, *unit);
+            let copies = self.copies.entry(*to).or_insert(Copies {
+                on_the_way: BTreeSet::new(),
+                most: 1,
+                late: false,
+            });
+            if !copies.is_full() && can(*to, *unit) {
+                copies.on_the_way.insert(*unit);
                 self.gradients.insert((*to, *unit), 0);
                 next.push((*to, *unit));
             }
@@ -62,8 +98,8 @@ impl Followers {
 
     /// A copy was sent to the end.
     pub(super) fn copy_sent(&mut self, to: WorkerId, unit: Unit) {
-        if self.copies.get(&to) == Some(&unit) {
-            self.copies.remove(&to);
+        if let Some(copies) = self.copies.get_mut(&to) {
+            copies.on_the_way.remove(&unit);
         }
     }
 
@@ -95,7 +131,8 @@ impl Followers {
 
     /// Asks, and what is on its way.
     pub(super) fn len(&self) -> usize {
-        self.asks.len() + self.copies.len() + self.gradients.len()
+        let copies = self.copies.values().map(|c| c.on_the_way.len());
+        self.asks.len() + copies.sum::<usize>() + self.gradients.len()
     }
 }
 
@@ -176,6 +213,9 @@ impl Followed {
 
     /// All these units have come on by a gradient, and none is more than a step behind another.
     pub(super) fn has_caught_up(&self, units: &[Unit]) -> bool {
+        if units.is_empty() {
+            return true;
+        }
         let followed: Vec<&FollowedUnit> = units.iter().filter_map(|u| self.units.get(u)).collect();
         let steps = || followed.iter().map(|u| u.at.step.0);
         let together = steps().min().zip(steps().max()).is_some_and(|(a, b)| b - a <= 1);

@@ -1,10 +1,11 @@
-//! Following: a newcomer takes a copy of each of its units while their holders train, and then applies the reduced gradients of the steps
-//! after it. It never decides what is at the base: state ids do.
+//! Following: a newcomer, or a member that gets other units, takes a copy of each while their holders train, and then applies the reduced
+//! gradients of the steps after it. It never decides what is at the base: state ids do.
 
 use super::followed::Arrived;
-use super::transfers::Transfers;
-use super::{Member, MemberEffect};
-use crate::message::{Following, Phase, Time};
+use super::in_plan::PlannedChange;
+use super::transfers::{Ask, Transfers};
+use super::{Member, MemberEffect, MemberInput};
+use crate::message::{Following, PeerMessage, Phase, Time};
 use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
 
 impl Member {
@@ -14,15 +15,117 @@ impl Member {
             return Following::Unable;
         }
         let joining = self.current.as_ref().filter(|c| c.follows());
-        let caught_up = joining.is_some_and(|c| c.followed.has_caught_up(&c.plan.units(self.config.id)));
-        if caught_up {
+        let joins = joining.is_some_and(|c| c.followed.has_caught_up(&c.plan.units(self.config.id)));
+        let changing = self.change.as_ref().filter(|c| c.plan.following);
+        let stays = changing.is_some_and(|c| c.followed.has_caught_up(&self.gained(c)));
+        if joins || stays {
             Following::CaughtUp
         } else {
             Following::Able
         }
     }
 
-    /// A newcomer asks to follow a unit.
+    /// The units that a planned change gives this worker, but for those whose spare copy it keeps already.
+    fn gained(&self, change: &PlannedChange) -> Vec<Unit> {
+        let kept = |unit: Unit| {
+            self.current
+                .as_ref()
+                .is_some_and(|c| c.kept.holder(unit).is_some())
+        };
+        change
+            .gained
+            .iter()
+            .copied()
+            .filter(|unit| !kept(*unit))
+            .collect()
+    }
+
+    /// Asks to follow what a planned change will give this worker, while the present plan trains.
+    pub(super) fn follow_next(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
+        let (me, retry) = (self.config.id, self.config.timing.fetch_retry);
+        let trains = self.phase() == Phase::Running && !self.waiting.is_any();
+        let Some(change) = self.change.as_ref().filter(|c| trains && c.plan.following) else {
+            return;
+        };
+        let mut units = self.gained(change);
+        units.retain(|unit| !self.adopting.contains_key(unit));
+        let Some(change) = &mut self.change else { return };
+        let generation = change.plan.generation;
+        for unit in units {
+            let mut sources = change.plan.sources_for(me, unit);
+            sources.retain(|w| !change.asked.sends_damaged(*w));
+            let connections = &mut change.connections;
+            match change
+                .asked
+                .ask_peer(now, retry, unit, &sources, false, |w| connections.has(w))
+            {
+                Some(Ask::Dial(peer)) => connections.dial(peer, &change.plan, effects),
+                Some(Ask::Fetch(to)) => {
+                    let held = change.followed.at(unit);
+                    effects.push(MemberEffect::Send {
+                        generation,
+                        to,
+                        message: PeerMessage::Follow { unit, held },
+                    });
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What comes on the connections of a planned change, for the units that it will give this worker.
+    pub(super) fn followed_arrival(
+        &mut self,
+        now: Time,
+        input: MemberInput,
+        effects: &mut Vec<MemberEffect>,
+    ) {
+        let trains = self.phase() == Phase::Running && !self.waiting.is_any();
+        let Some(change) = self.change.as_mut().filter(|_| trains) else {
+            return;
+        };
+        match input {
+            MemberInput::FetchProgress { from, .. } => change.asked.progress(now, from),
+            MemberInput::FetchFailed { from, unit, .. } => {
+                if change.asked.asked_peer(unit) == Some(from) {
+                    change.followed.lose(unit);
+                    change.asked.forget(unit);
+                    change.asked.note_damaged(from);
+                }
+            }
+            MemberInput::Fetched {
+                from,
+                unit,
+                id,
+                decision,
+                ..
+            } => {
+                let older = change.followed.at(unit).is_some_and(|at| at >= id);
+                if change.gained.contains(&unit) && !older {
+                    change.followed.copied(unit, id);
+                    change.asked.keep(now, from, unit);
+                    self.learn(decision.filter(|d| d.id == id));
+                    self.replace(unit, id);
+                    effects.push(MemberEffect::Adopt { unit, id });
+                }
+            }
+            MemberInput::Gradient {
+                from, unit, decision, ..
+            } => {
+                change.asked.progress(now, from);
+                if change.followed.gradient(unit, &decision) == Arrived::Taken {
+                    change.asked.keep(now, from, unit);
+                    self.learn(Some(decision));
+                    self.replace(unit, decision.id);
+                    effects.push(MemberEffect::ApplyForwarded { unit, decision });
+                }
+                self.tell_change(effects);
+            }
+            _ => {}
+        }
+    }
+
+    /// Somebody asks to follow a unit.
     pub(super) fn asked_to_follow(
         &mut self,
         generation: Generation,
@@ -136,7 +239,7 @@ impl Member {
     ) {
         let generation = self.generation();
         let open = self.phase() == Phase::Loading && !self.waiting.has_fence();
-        let here = self.current.as_mut().filter(|c| open && c.follows());
+        let here = self.current.as_mut().filter(|c| open && c.takes_gradients());
         let Some(current) = here else { return };
         current.progress_at = now;
         let switched = decision.switch == Some(generation) && current.base.is_none();

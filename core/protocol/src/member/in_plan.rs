@@ -95,7 +95,12 @@ impl InPlan {
 
     /// It is a newcomer's, which follows what it will need.
     pub(super) fn follows(&self) -> bool {
-        self.plan.following && matches!(self.stage, Stage::Loading(_)) && self.left.is_none()
+        self.takes_gradients() && self.left.is_none()
+    }
+
+    /// What it loads may come by gradients: also after the switch, since those of the step that switched may be on their way.
+    pub(super) fn takes_gradients(&self) -> bool {
+        self.plan.following && matches!(self.stage, Stage::Loading(_))
     }
 
     /// Transfers of state, while it loads.
@@ -142,8 +147,13 @@ pub(super) struct PlannedChange {
     pub(super) plan: Arc<Plan>,
     pub(super) connections: Connections,
     pub(super) serving: Serving,
-    /// Newcomers that follow.
+    /// Workers that follow units which this one holds.
     pub(super) followers: Followers,
+    /// The units that this worker gets, and does not have in the present plan.
+    pub(super) gained: Vec<Unit>,
+    /// What it follows of them, and whom it asked.
+    pub(super) followed: Followed,
+    pub(super) asked: Transfers,
     /// Its number goes into the norm exchange.
     pub(super) armed: bool,
     /// Since when peers are being connected; none once all were, or somebody was suspected.
@@ -151,12 +161,25 @@ pub(super) struct PlannedChange {
 }
 
 impl PlannedChange {
-    pub(super) fn to(now: Time, plan: Arc<Plan>, connections: Connections) -> Self {
+    /// From the `present` plan of this worker.
+    pub(super) fn to(
+        now: Time,
+        me: WorkerId,
+        present: Option<&Plan>,
+        plan: Arc<Plan>,
+        connections: Connections,
+    ) -> Self {
+        let here = present.map(|p| p.units(me)).unwrap_or_default();
+        let mut gained = plan.units(me);
+        gained.retain(|unit| !here.contains(unit));
         Self {
             plan,
             connections,
             serving: Serving::default(),
             followers: Followers::default(),
+            gained,
+            followed: Followed::default(),
+            asked: Transfers::default(),
             armed: false,
             suspect_at: Some(now),
         }
@@ -164,6 +187,15 @@ impl PlannedChange {
 
     pub(super) fn is_connected(&self, me: WorkerId) -> bool {
         self.unmet(me).is_none()
+    }
+
+    /// What is followed has to be asked for anew: it came from a peer that is gone, or damaged.
+    pub(super) fn lose_followed(&mut self, from: WorkerId) {
+        for unit in &self.gained {
+            if self.asked.asked_peer(*unit) == Some(from) {
+                self.followed.lose(*unit);
+            }
+        }
     }
 
     /// A peer of it that is not connected.

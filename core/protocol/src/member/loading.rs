@@ -34,9 +34,16 @@ impl Member {
     ) {
         let mut change = change;
         change.serving.forget(|to, unit| change.followers.has(to, unit));
+        let stage = if change.plan.has(self.config.id) {
+            Stage::Loading(change.asked)
+        } else {
+            Stage::Source
+        };
         let entered = InPlan {
+            stage,
             serving: change.serving,
             followers: change.followers,
+            followed: change.followed,
             left: Some(self.generation()),
             ..InPlan::enter(now, self.config.id, change.plan, Some(base), change.connections)
         };
@@ -54,69 +61,6 @@ impl Member {
         self.relay(effects);
         self.serve(effects);
         self.load(now, effects);
-    }
-
-    pub(super) fn connected(
-        &mut self,
-        now: Time,
-        generation: Generation,
-        peer: WorkerId,
-        effects: &mut Vec<MemberEffect>,
-    ) {
-        let me = self.config.id;
-        if let Some(change) = self.change_to(generation) {
-            let new = change.connections.accepted(peer);
-            if change.is_connected(me) {
-                change.suspect_at = None;
-            }
-            if new {
-                self.tell_change(effects);
-            }
-        } else if let Some(current) = self.current_in(generation)
-            && current.connections.accepted(peer)
-        {
-            current.progress_at = now;
-            self.serve(effects);
-            self.load(now, effects);
-            self.tell_change(effects);
-        }
-    }
-
-    pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
-        if let Some(change) = self.change_to(generation) {
-            change.serving.lose(peer);
-            change.followers.lose(peer);
-            if change.connections.lose(peer) {
-                self.tell_change(effects);
-            }
-            return;
-        }
-        let finished = self.finished();
-        let Some(current) = self.current_in(generation) else {
-            return;
-        };
-        current.connections.lose(peer);
-        current.serving.lose(peer);
-        current.followers.lose(peer);
-        current.keepers.lose(peer);
-        // a source may leave as soon as Go is given, which it may hear before this worker does
-        let needed = match current.stage {
-            Stage::Running => current.plan.has(peer) && !finished,
-            Stage::Ready => current.plan.has(peer),
-            Stage::Loading(_) => current.plan.involves(peer),
-            Stage::Source => false,
-        };
-        if needed && !bug!(IgnoreClosedPeer) {
-            self.suspect(peer, Suspicion::Gone, effects);
-        }
-    }
-
-    /// A peer's connection is about to end, since what came over it was no sound frame.
-    pub(super) fn damaged(&self, generation: Generation, from: WorkerId, effects: &mut Vec<MemberEffect>) {
-        let here = self.generation() == generation && self.phase() != Phase::Source;
-        if here && !self.finished() && !bug!(HideDamagedFrames) {
-            self.suspect(from, Suspicion::Damaged, effects);
-        }
     }
 
     /// Where links are bad the store is the way round.
@@ -300,6 +244,9 @@ impl Member {
         if let Some(current) = &mut self.current {
             current.followed.done(unit);
             current.kept.done(unit);
+        }
+        if let Some(change) = &mut self.change {
+            change.followed.done(unit);
         }
         if self.adopting.get(&unit) != Some(&id) {
             return;

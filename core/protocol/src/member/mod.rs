@@ -17,6 +17,7 @@ mod loading;
 mod memory;
 mod norm_exchange;
 mod orders;
+mod peers;
 mod serving;
 mod step;
 mod tables;
@@ -280,6 +281,7 @@ impl Member {
 
     fn tick(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         self.load(now, effects);
+        self.follow_next(now, effects);
         self.keep(now, effects);
         if now >= self.heartbeat_at {
             self.heartbeat_at = now.after(self.config.timing.heartbeat);

@@ -139,7 +139,9 @@ impl Member {
                 self.drop_change(effects);
                 effects.push(MemberEffect::Accepted(plan.clone()));
                 let connections = Connections::dialling(self.config.id, &plan, effects);
-                self.change = Some(PlannedChange::to(now, plan, connections));
+                let present = self.current.as_ref().map(|c| &*c.plan);
+                let change = PlannedChange::to(now, self.config.id, present, plan, connections);
+                self.change = Some(change);
             }
             Base::AtSwitch { .. } => {
                 // a joiner; one that still trains or serves elsewhere first has to hear how that ended

@@ -52,7 +52,11 @@ impl Member {
                 current.map(|c| c.serving.len() + c.followers.len() + c.keepers.len()),
                 change.map(|c| c.serving.len() + c.followers.len()),
             ),
-            fetching: fetching.unwrap_or_default() + current.map_or(0, |c| c.followed.len()),
+            fetching: fetching.unwrap_or_default()
+                + count(
+                    current.map(|c| c.followed.len()),
+                    change.map(|c| c.followed.len() + c.asked.len()),
+                ),
             kept: current.map_or(0, |c| c.kept.len()) + waiting.sum::<usize>(),
             units: self.holdings.units.len() + self.holdings.prepared.len() + self.adopting.len(),
         }

@@ -3,6 +3,7 @@ mod comparing;
 mod connections;
 mod deadlines;
 mod following;
+mod gaining;
 mod guards;
 mod keeping;
 mod last_step;

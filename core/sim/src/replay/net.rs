@@ -1,19 +1,30 @@
-//! State on its way. One connection for each pair of workers and generation carries one unit after another, as the worker's
+//! State and gradients on their way. One connection for each pair of workers and generation carries one unit after another, as the worker's
 //! transport does; connections share the full-duplex network interfaces at their ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
+use varuna_protocol::Prepared;
 
 /// Parts of a transfer are reported at least so often, nanoseconds.
 const REPORT_NS: u64 = 100_000_000;
 
-/// One unit of state.
+/// What travels of one unit.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Parcel {
     pub(crate) unit: Unit,
-    pub(crate) id: StateId,
-    pub(crate) decision: Option<Decision>,
+    pub(crate) content: Content,
     pub(crate) bytes: f64,
+}
+
+/// What that is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Content {
+    /// The unit's state, with the decision that led to it.
+    State(StateId, Option<Decision>),
+    /// The gradient of a concluded step, for who follows the unit.
+    Gradient(Decision),
+    /// The gradient of a step that was just run, for who keeps the unit's spare copy.
+    PreparedGradient(Prepared),
 }
 
 /// Of which generation, from whom (none: the checkpoint store, which bounds nobody), to whom.
@@ -137,8 +148,7 @@ mod tests {
     fn parcel(unit: u32, bytes: f64) -> Parcel {
         Parcel {
             unit: Unit(unit),
-            id: StateId::INITIAL,
-            decision: None,
+            content: Content::State(StateId::INITIAL, None),
             bytes,
         }
     }

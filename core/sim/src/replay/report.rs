@@ -95,6 +95,10 @@ pub struct Report {
     pub goodput: f64,
     /// Lost samples in the order of [`Cause::ALL`]. Goodput and losses sum up to 100 %.
     pub losses: Vec<Loss>,
+    /// State that was sent, bytes: by workers and by the store.
+    pub moved_bytes: f64,
+    /// Gradients that were sent to those who follow the run, bytes.
+    pub gradient_bytes: f64,
     /// Every plan, in the order of time.
     pub reconfigurations: Vec<Reconfiguration>,
     /// The state over time.

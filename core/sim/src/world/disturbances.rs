@@ -84,7 +84,10 @@ impl Host<Schedule> {
     /// A worker dies; the notice that it will go comes afterwards.
     pub(super) fn notice_late(&mut self, w: WorkerId, c: usize) {
         self.crash(w);
-        let notice = CoordinatorInput::Notice { worker: w };
+        let notice = CoordinatorInput::Notice {
+            worker: w,
+            leaves_in: None,
+        };
         self.after_random(1, 400, Event::Coordinator(c, notice));
     }
 

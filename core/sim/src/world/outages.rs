@@ -4,6 +4,7 @@ use super::faults::stays;
 use super::network::{Ms, Node};
 use super::{Result, Schedule, Timer};
 use crate::host::{Channel, Event, Host, Message};
+use std::time::Duration;
 use varuna_plan::WorkerId;
 use varuna_protocol::CoordinatorInput;
 
@@ -80,10 +81,16 @@ impl Host<Schedule> {
     /// Somebody says that the worker will go; it goes, or not.
     pub(super) fn announce(&mut self, w: WorkerId, c: usize) {
         self.members[w].local.announced = true;
-        let notice = CoordinatorInput::Notice { worker: w };
+        // It may say when, and that may be wrong either way.
+        let told = self.env.rng.chance(50);
+        let leaves_in = told.then(|| Duration::from_millis(self.env.rng.range(0, 1_500)));
+        let notice = CoordinatorInput::Notice { worker: w, leaves_in };
         self.after_random(1, 60, Event::Coordinator(c, notice));
         if self.env.rng.chance(50) {
             self.after_random(30, 700, Timer::Kill(w));
+        } else if let Some(time) = leaves_in.filter(|_| self.env.rng.chance(70)) {
+            let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+            self.after_random(ms.max(1), ms.max(1) + 60, Timer::Kill(w));
         }
     }
 

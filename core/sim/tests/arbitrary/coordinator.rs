@@ -104,6 +104,7 @@ impl Draw {
             },
             3..=6 => CoordinatorInput::Notice {
                 worker: self.worker(),
+                leaves_in: (self.below(2) == 0).then(|| Duration::from_millis(self.below(90_000))),
             },
             7..=9 => CoordinatorInput::Save,
             10..=12 => CoordinatorInput::MaxWorkers(Some(self.below(4) as usize)),

@@ -15,9 +15,10 @@ fn able() -> Status {
     }
 }
 
-/// Trains in generation 1, with all of the next plan connected.
+/// Trains in generation 1, with all of the next plan connected, which gives it nothing that it does not have.
 fn present() -> Status {
     Status {
+        following: Following::CaughtUp,
         generation: Generation(1),
         phase: Phase::Running,
         based: true,

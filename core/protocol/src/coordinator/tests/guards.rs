@@ -237,7 +237,10 @@ fn a_planned_change_does_not_postpone_that_a_death_is_noticed() {
 fn a_drained_worker_is_not_released_before_it_is_idle() {
     let mut rig = Rig::training(&[A, B]);
     rig.wait(100);
-    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
     rig.status(B, 2, Phase::Source, state(1, 1));
     for phase in [Phase::Ready, Phase::Running] {
         rig.status(A, 2, phase, state(1, 1));
@@ -251,7 +254,10 @@ fn a_drained_worker_is_not_released_before_it_is_idle() {
 #[test]
 fn a_change_is_cancelled_when_a_worker_that_was_to_join_has_notice() {
     let mut rig = Rig::changing();
-    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
     rig.wait(20);
     assert!(rig.store.next.is_none());
     assert!(!rig.is_fenced(), "training goes on");
@@ -285,7 +291,10 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
     let mut rig = Rig::training_with(few, &[A, B, C]);
     rig.say(A, suspect(1, C));
     rig.put(CoordinatorInput::StreamDown { from: C });
-    rig.put(CoordinatorInput::Notice { worker: B });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
     for worker in [A, B] {
         rig.answer(worker, &all_at(state(1, 4)));
     }

@@ -535,7 +535,10 @@ fn while_a_member_is_silent_nothing_is_planned_around_it() {
     let mut rig = Rig::training(&[A, B, C]);
     rig.wait(100);
     rig.put(CoordinatorInput::StreamDown { from: B });
-    rig.put(CoordinatorInput::Notice { worker: C });
+    rig.put(CoordinatorInput::Notice {
+        worker: C,
+        leaves_in: None,
+    });
     rig.wait(100);
     assert_eq!(rig.store.next, None, "it may come back within the time of grace");
 }
@@ -562,7 +565,10 @@ fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
     config.min_workers = 2;
     let mut rig = Rig::training_with(config, &[A, B]);
     rig.join(C);
-    rig.put(CoordinatorInput::Notice { worker: C });
+    rig.put(CoordinatorInput::Notice {
+        worker: C,
+        leaves_in: None,
+    });
     rig.say(
         A,
         Report::Suspect {

@@ -66,6 +66,8 @@ pub(super) fn empty_report(trace: &Trace, setup: &Setup) -> Report {
         ideal_samples: 0.0,
         goodput: 0.0,
         losses: Vec::new(),
+        moved_bytes: 0.0,
+        gradient_bytes: 0.0,
         reconfigurations: Vec::new(),
         timeline: Vec::new(),
         simulated_steps: 0,

@@ -3,6 +3,7 @@
 use super::members::nanoseconds;
 use super::{Replay, Result, Timer};
 use crate::host::Host;
+use crate::replay::net::{Content, Parcel, Route};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, MemberInput, Phase};
@@ -58,15 +59,17 @@ impl Host<Replay<'_>> {
                 let route = (generation, None, w);
                 // the store's client asks for a shard once
                 if self.env.saved.contains_key(&id) && !self.env.transfers.carries(&route, unit) {
-                    let parcel = self.parcel(unit, id, None);
-                    self.env.transfers.send(self.now(), route, parcel);
-                    self.wake();
+                    self.send(route, unit, Content::State(id, None), 1.0);
                 }
             }
             MemberEffect::Adopt { unit, id } => {
                 if let Some(worker) = self.members.alive_mut(w) {
                     worker.local.prepared.retain(|(u, _)| *u != unit);
                 }
+                self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
+            }
+            MemberEffect::ApplyForwarded { unit, decision } => {
+                let id = decision.id;
                 self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
             _ => {}
@@ -133,34 +136,51 @@ impl Host<Replay<'_>> {
             };
             self.member(to, progress)?;
         }
-        for ((generation, from, to), parcel) in whole {
-            if let Some(source) = from {
-                let served = MemberInput::Served {
-                    generation,
-                    to,
-                    unit: parcel.unit,
-                };
-                self.member(source, served)?;
-            }
-            let from = from.unwrap_or(to);
-            if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
-                entry.moved_bytes += self
-                    .env
-                    .unit_bytes
-                    .get(parcel.unit.index())
-                    .copied()
-                    .unwrap_or(0.0);
-            }
-            let fetched = MemberInput::Fetched {
-                generation,
-                from,
-                unit: parcel.unit,
-                id: parcel.id,
-                decision: parcel.decision,
-            };
-            self.member(to, fetched)?;
+        for (route, parcel) in whole {
+            self.arrived(route, parcel)?;
         }
         self.wake();
         Ok(())
+    }
+
+    /// Something has arrived as a whole: its sender hears of that, too.
+    fn arrived(&mut self, (generation, from, to): Route, Parcel { unit, content, .. }: Parcel) -> Result {
+        if let Some(source) = from {
+            let sent = match content {
+                Content::State(..) => MemberInput::Served { generation, to, unit },
+                Content::Gradient(_) | Content::PreparedGradient(_) => {
+                    MemberInput::Forwarded { generation, to, unit }
+                }
+            };
+            self.member(source, sent)?;
+        }
+        let from = from.unwrap_or(to);
+        let input = match content {
+            Content::State(id, decision) => {
+                if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
+                    entry.moved_bytes += self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0);
+                }
+                MemberInput::Fetched {
+                    generation,
+                    from,
+                    unit,
+                    id,
+                    decision,
+                }
+            }
+            Content::Gradient(decision) => MemberInput::Gradient {
+                generation,
+                from,
+                unit,
+                decision,
+            },
+            Content::PreparedGradient(prepared) => MemberInput::PreparedGradient {
+                generation,
+                from,
+                unit,
+                prepared,
+            },
+        };
+        self.member(to, input)
     }
 }

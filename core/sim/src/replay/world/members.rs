@@ -3,23 +3,23 @@
 use super::{COORDINATOR, Replay, Result, Timer, Worker};
 use crate::host::{Channel, Event, Host, Message, Process};
 use crate::replay::ledger::{Activity, Cause};
-use crate::replay::net::{Parcel, Route};
-use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberInput, MemberTiming};
+use crate::replay::net::{Content, Parcel, Route};
+use std::time::Duration;
+use varuna_plan::{Generation, Step, Unit, WorkerId};
+use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberTiming, Timing};
 
 /// A run that outlives every trace.
 pub(super) const LAST_STEP: Step = Step(u64::MAX / 4);
-/// A drained worker's plan must be made, connected and switched to: so much beside the measured parts, the step and the
-/// transfer, nanoseconds.
-const DRAIN_MARGIN_NS: u64 = 200_000_000;
-/// The switch rides on a commit: at most a step, and some to spare.
-const DRAIN_STEPS: f64 = 1.1;
+/// What is sent to those who follow shares its links with training's own traffic: so much of their rate is left for it, by assumption.
+const BESIDE_TRAINING: f64 = 0.5;
+/// Gradients travel in single precision, bytes a parameter.
+const GRADIENT_BYTES: f64 = 4.0;
 
 impl Host<Replay<'_>> {
     pub(super) fn join(&mut self, node: &str) {
         let id = self.members.next_id();
         let config = MemberConfig {
-            follows: false,
+            follows: true,
             id,
             layout: self.env.setup.planner.costs.layout(),
             last_step: LAST_STEP,
@@ -72,18 +72,20 @@ impl Host<Replay<'_>> {
         self.wake();
     }
 
-    /// The next node that should say that it will go, and when: as late as the change allows, within the notice.
-    pub(super) fn next_notice(&self) -> Option<(u64, String)> {
+    /// The next node that should say that it will go: when it says so, and when it goes. Who hears of it earlier does nothing before the coordinator's
+    /// time for following begins.
+    pub(super) fn next_notice(&self) -> Option<(u64, String, u64)> {
         if self.env.setup.notice_s <= 0.0 {
             return None;
         }
-        let lead = nanoseconds(self.env.setup.notice_s * 1e3).min(self.drain_lead());
+        let following = u64::try_from(Timing::default().following.as_nanos()).unwrap_or(u64::MAX);
+        let lead = nanoseconds(self.env.setup.notice_s * 1e3).min(following);
         let untold = |moment: &crate::replay::trace::Moment| {
             moment.leaves.iter().find_map(|node| {
                 let id = self.env.nodes.get(node)?;
                 let worker = self.members.get(*id)?;
                 let told = worker.local.drained || !worker.alive;
-                (!told).then(|| (moment.at_ns.saturating_sub(lead), node.clone()))
+                (!told).then(|| (moment.at_ns.saturating_sub(lead), node.clone(), moment.at_ns))
             })
         };
         let ahead = self.env.trace.moments.get(self.env.next_moment..).unwrap_or(&[]);
@@ -91,30 +93,15 @@ impl Host<Replay<'_>> {
         ahead.iter().take_while(|m| m.at_ns <= horizon).find_map(untold)
     }
 
-    /// How long before it goes a worker is drained: time for the steps, the transfer of a largest stage and the rest.
-    fn drain_lead(&self) -> u64 {
-        let Some(plan) = &self.env.in_force else {
-            return DRAIN_MARGIN_NS;
-        };
-        let parts = &self.env.setup.parts;
-        let stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
-        let parameters = |range| self.env.setup.planner.costs.parameters(range);
-        let most = stages.map(|s| parameters(s.segments)).max().unwrap_or(0);
-        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let bytes = most as f64 * parts.state_bytes_per_parameter;
-        let rate = parts.bytes_per_ns(self.env.setup.planner.costs.device.bytes_per_s);
-        let transfer_ms = bytes / rate / 1e6;
-        nanoseconds(
-            DRAIN_STEPS * plan.shape.predicted.step_ms + transfer_ms + parts.plan_ms + parts.connect_ms,
-        ) + DRAIN_MARGIN_NS
-    }
-
-    pub(super) fn drain(&mut self, node: &str) -> Result {
+    /// The coordinator hears that a node goes, and when.
+    pub(super) fn announce(&mut self, node: &str, at: u64) -> Result {
+        let leaves_in = Duration::from_nanos(at.saturating_sub(self.real()));
         if let Some(w) = self.env.nodes.get(node).copied()
             && let Some(worker) = self.members.alive_mut(w)
         {
             worker.local.drained = true;
-            self.member(w, MemberInput::Drain)?;
+            let leaves_in = Some(leaves_in);
+            self.coordinator(COORDINATOR, CoordinatorInput::Notice { worker: w, leaves_in })?;
             self.judge_plan(false);
         }
         Ok(())
@@ -162,25 +149,72 @@ impl Host<Replay<'_>> {
                 id,
                 decision,
             } => {
-                let parcel = self.parcel(unit, id, decision);
-                self.env
-                    .transfers
-                    .send(self.now(), (generation, Some(w), to), parcel);
-                self.wake();
+                self.send((generation, Some(w), to), unit, Content::State(id, decision), 1.0);
             }
+            MemberEffect::Copy {
+                generation,
+                to,
+                unit,
+                id,
+                decision,
+            } => self.send(
+                (generation, Some(w), to),
+                unit,
+                Content::State(id, decision),
+                BESIDE_TRAINING,
+            ),
+            MemberEffect::Forward {
+                generation,
+                to,
+                unit,
+                decision,
+            } => self.send(
+                (generation, Some(w), to),
+                unit,
+                Content::Gradient(decision),
+                // After a switch training stands, and leaves all of the link.
+                decision.switch.map_or(BESIDE_TRAINING, |_| 1.0),
+            ),
+            // Between two steps the links carry nothing else.
+            MemberEffect::ForwardPrepared {
+                generation,
+                to,
+                unit,
+                prepared,
+            } => self.send(
+                (generation, Some(w), to),
+                unit,
+                Content::PreparedGradient(prepared),
+                1.0,
+            ),
             MemberEffect::Exit(_) => self.end_worker(w, latency),
             engine => return self.command(w, engine),
         }
         Ok(())
     }
 
-    pub(super) fn parcel(&self, unit: Unit, id: StateId, decision: Option<varuna_plan::Decision>) -> Parcel {
-        Parcel {
-            unit,
-            id,
-            decision,
-            bytes: self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0),
+    /// Puts something on its way. `share`: of the link's rate, so much is free for it.
+    pub(super) fn send(&mut self, route: Route, unit: Unit, content: Content, share: f64) {
+        let state = self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0);
+        let bytes = match content {
+            Content::State(..) => state,
+            // Where a step is skipped only the decision travels; no step is, here.
+            Content::Gradient(_) | Content::PreparedGradient(_) => {
+                state * GRADIENT_BYTES / self.env.setup.parts.state_bytes_per_parameter.max(GRADIENT_BYTES)
+            }
+        };
+        if matches!(content, Content::State(..)) {
+            self.env.account.report.moved_bytes += state;
+        } else {
+            self.env.account.report.gradient_bytes += bytes;
         }
+        let parcel = Parcel {
+            unit,
+            content,
+            bytes: bytes / share,
+        };
+        self.env.transfers.send(self.now(), route, parcel);
+        self.wake();
     }
 
     /// A dial arrives.

@@ -284,7 +284,7 @@ impl Host<Replay<'_>> {
     /// When the trace next does something: a moment, or a notice. On the trace's clock.
     fn outside(&self) -> Option<u64> {
         let moment = self.env.trace.moments.get(self.env.next_moment).map(|m| m.at_ns);
-        let notice = self.next_notice().map(|(at, _)| at.max(self.real()));
+        let notice = self.next_notice().map(|(at, ..)| at.max(self.real()));
         moment.into_iter().chain(notice).min()
     }
 
@@ -316,10 +316,10 @@ impl Host<Replay<'_>> {
     /// A moment of the trace, or a notice.
     fn trace_event(&mut self) -> Result {
         self.busy();
-        if let Some((at, node)) = self.next_notice()
+        if let Some((at, node, goes_at)) = self.next_notice()
             && at <= self.real()
         {
-            return self.drain(&node);
+            return self.announce(&node, goes_at);
         }
         let trace = self.env.trace;
         let Some(moment) = trace.moments.get(self.env.next_moment) else {

@@ -127,7 +127,10 @@ impl CoordinatorRun {
                 self.refuse = true;
                 CoordinatorInput::Tick
             }
-            6 => CoordinatorInput::Notice { worker: from },
+            6 => CoordinatorInput::Notice {
+                worker: from,
+                leaves_in: None,
+            },
             7 => CoordinatorInput::Save,
             8 => CoordinatorInput::MaxWorkers(Some(usize::from(item.argument))),
             9 => CoordinatorInput::ProcessEnded { worker: from },

@@ -1,0 +1,224 @@
+//! Members that get other units by a planned change: they follow them while they train.
+
+use super::*;
+use crate::message::Following;
+use crate::message::PeerMessage::Follow;
+
+const MINE: Unit = Unit(1);
+const GAINED: Unit = Unit(0);
+const NEXT: Generation = Generation(2);
+
+/// One pipeline: the peer holds the unit that this worker will get.
+fn halves() -> Arc<Plan> {
+    let mut plan = Arc::unwrap_or_clone(plan(1, fixed(StateId::INITIAL, None), &[ME], &[]));
+    let stage = |worker, start| Stage {
+        recompute: None,
+        worker,
+        segments: SegmentRange {
+            start,
+            end: start + 1,
+        },
+    };
+    plan.shape.pipelines[0].stages = vec![stage(PEER, 0), stage(ME, 1)];
+    Arc::new(plan)
+}
+
+/// Both hold everything.
+fn both() -> Arc<Plan> {
+    let base = Base::AtSwitch { from: Generation(1) };
+    let mut plan = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER], &[]));
+    plan.sources = vec![vec![PEER], vec![ME]];
+    plan.following = true;
+    Arc::new(plan)
+}
+
+fn asks(effects: &[MemberEffect]) -> Vec<PeerMessage> {
+    let ask = |e: &MemberEffect| match e {
+        MemberEffect::Send { message, .. } => Some(message.clone()),
+        _ => None,
+    };
+    let fetches = |m: &PeerMessage| matches!(m, Follow { .. } | PeerMessage::Fetch { .. });
+    effects.iter().filter_map(ask).filter(fetches).collect()
+}
+
+fn applied(effects: &[MemberEffect]) -> Vec<StateId> {
+    let apply = |e: &MemberEffect| match e {
+        MemberEffect::ApplyForwarded {
+            unit: GAINED,
+            decision,
+        } => Some(decision.id),
+        _ => None,
+    };
+    effects.iter().filter_map(apply).collect()
+}
+
+impl Rig {
+    /// Runs step 0 with half of the model, and is connected in the next plan; what it has asked there.
+    fn gaining() -> (Rig, Vec<PeerMessage>) {
+        let mut rig = Rig::new();
+        rig.order(Order::Prepare(halves()));
+        rig.connect(1, PEER);
+        rig.loaded(MINE.0, StateId::INITIAL);
+        rig.go(1);
+        rig.order(Order::Prepare(both()));
+        let effects = rig.connect(2, PEER);
+        (rig, asks(&effects))
+    }
+
+    /// Its own half of a step, and then the peer's; the decision.
+    fn conclude(&mut self, step: u64, armed: u64) -> Decision {
+        self.put(MemberInput::Prepared {
+            generation: Generation(1),
+            step: Step(step),
+            units: vec![(MINE, norm(2.0))],
+            store_busy: false,
+        });
+        let norms = Norms {
+            save: false,
+            store_busy: false,
+            step: Step(step),
+            units: vec![(GAINED, norm(1.0))],
+            armed: Generation(armed),
+        };
+        apply(&self.hear(1, PEER, PeerMessage::Norm(norms))).unwrap()
+    }
+
+    fn commit_step(&mut self, step: u64, armed: u64) -> (Decision, Vec<MemberEffect>) {
+        let decision = self.conclude(step, armed);
+        (decision, self.put(MemberInput::Applied { id: decision.id }))
+    }
+
+    fn followed_gradient(&mut self, generation: Generation, decision: Decision) -> Vec<MemberEffect> {
+        self.put(MemberInput::Gradient {
+            generation,
+            from: PEER,
+            unit: GAINED,
+            decision,
+        })
+    }
+
+    /// Has taken a copy of the state after step 0, and the gradient of step 1.
+    fn caught_up() -> (Rig, Decision) {
+        let (mut rig, _) = Rig::gaining();
+        let (one, _) = rig.commit_step(0, 0);
+        rig.fetched(2, GAINED.0, one.id, Some(one));
+        rig.loaded(GAINED.0, one.id);
+        let (two, _) = rig.commit_step(1, 0);
+        assert_eq!(applied(&rig.followed_gradient(NEXT, two)), [two.id]);
+        rig.loaded(GAINED.0, two.id);
+        (rig, two)
+    }
+}
+
+#[test]
+fn a_member_follows_what_a_change_gives_it_while_it_trains() {
+    let (mut rig, asked) = Rig::gaining();
+    let (unit, held) = (GAINED, None);
+    assert_eq!(
+        asked,
+        [Follow { unit, held }],
+        "what it holds it does not ask for"
+    );
+    assert_eq!(rig.member.status().following, Following::Able);
+    let (one, _) = rig.commit_step(0, 0);
+    let taken = rig.fetched(2, GAINED.0, one.id, Some(one));
+    assert!(taken.contains(&MemberEffect::Adopt {
+        unit: GAINED,
+        id: one.id
+    }));
+    rig.loaded(GAINED.0, one.id);
+    assert_eq!(rig.member.status().following, Following::Able, "no gradient came");
+    let (two, committed) = rig.commit_step(1, 0);
+    assert!(committed.iter().any(|e| matches!(e, MemberEffect::Run { .. })));
+    assert_eq!(applied(&rig.followed_gradient(NEXT, two)), [two.id]);
+    assert_eq!(rig.member.status().following, Following::CaughtUp);
+    assert_eq!(rig.member.status().phase, Phase::Running);
+    rig.loaded(GAINED.0, two.id);
+    assert_eq!(rig.member.held()[&GAINED], two.id);
+}
+
+#[test]
+fn who_gets_nothing_new_has_caught_up_from_the_start() {
+    let mut rig = Rig::running();
+    let base = Base::AtSwitch { from: Generation(1) };
+    let mut next = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER, WorkerId(3)], &[ME, PEER]));
+    next.following = true;
+    rig.order(Order::Prepare(Arc::new(next)));
+    assert_eq!(rig.member.status().following, Following::CaughtUp);
+}
+
+#[test]
+fn the_gradient_of_the_step_that_switches_may_come_after_the_switch() {
+    let (mut rig, _) = Rig::caught_up();
+    rig.order(Order::Arm { generation: NEXT });
+    let (three, committed) = rig.commit_step(2, 2);
+    assert_eq!(rig.member.generation(), NEXT);
+    assert_eq!(asks(&committed), [], "it is on its way");
+    assert_eq!(rig.member.status().phase, Phase::Loading);
+    assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [three.id]);
+    rig.loaded(GAINED.0, three.id);
+    assert_eq!(rig.member.status().phase, Phase::Ready);
+}
+
+#[test]
+fn a_gradient_may_come_before_the_decision_is_known_here_and_its_state_can_be_resumed_from() {
+    let (mut rig, two) = Rig::caught_up();
+    // The source has concluded step 2 as a member of the tree that hears of it first.
+    let parts = [norm(1.0), norm(2.0)];
+    let three = Decision::conclude(two.id, Generation(1), &parts, None);
+    assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [three.id]);
+    assert_eq!(
+        inventory(&rig.order(Order::Fence { upto: NEXT })),
+        None,
+        "the engine runs, and applies"
+    );
+    rig.put(MemberInput::Stopped {
+        prepared: vec![(MINE, norm(2.0))],
+    });
+    let answer = rig.loaded(GAINED.0, three.id);
+    let inventory = inventory(&answer).unwrap();
+    assert_eq!(inventory.units[&GAINED], three.id);
+    assert_eq!(inventory.units[&MINE], two.id);
+    assert_eq!(
+        inventory.decision,
+        Some(three),
+        "others may finish the step by it"
+    );
+}
+
+#[test]
+fn what_is_followed_is_asked_for_anew_where_its_source_is_gone_or_damages_it() {
+    for lost in [true, false] {
+        let (mut rig, two) = Rig::caught_up();
+        let (generation, peer, unit) = (NEXT, PEER, GAINED);
+        if lost {
+            rig.put(MemberInput::Closed { generation, peer });
+        } else {
+            rig.put(MemberInput::FetchFailed {
+                generation,
+                from: peer,
+                unit,
+            });
+        }
+        assert_eq!(rig.member.status().following, Following::Able);
+        let three = Decision::conclude(two.id, Generation(1), &[norm(1.0), norm(2.0)], None);
+        assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [], "there is a gap");
+        if lost {
+            rig.connect(2, PEER);
+        }
+        rig.now = rig.now.after(Duration::from_secs(1));
+        let held = None;
+        assert_eq!(asks(&rig.put(MemberInput::Tick)), [Follow { unit, held }]);
+    }
+}
+
+#[test]
+fn nothing_is_followed_for_a_plan_that_is_not_the_next_one() {
+    let (mut rig, two) = Rig::caught_up();
+    let three = Decision::conclude(two.id, Generation(1), &[norm(1.0), norm(2.0)], None);
+    for generation in [Generation(1), Generation(3)] {
+        assert_eq!(applied(&rig.followed_gradient(generation, three)), []);
+    }
+    rig.order(FENCE);
+    assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [], "a fence waits");
+}
