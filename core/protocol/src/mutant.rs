@@ -1,41 +1,11 @@
-//! Mutants: bugs that can be switched on, to prove that the tests see what they claim to see.
+//! The protocol's mutants: bugs that can be switched on, to prove that the tests see what they claim to see (`varuna-mutants`).
 //!
-//! The names exist in every build, the bugs only under the feature `mutants`, which the simulation's tests enable. Each name
-//! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or both. The tests of
-//! both compare this table with what happens, so it is never better or worse than the truth.
+//! Each is caught by the unit tests of this crate, seeds of the simulated world, or both. The tests of both compare this table with what
+//! happens.
 
-#[macro_use]
-mod bug;
-mod caught_by;
+use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
-pub use caught_by::{CaughtBy, Seeds};
-use caught_by::{UNIT_TESTS, seeds, unit_tests_and_seeds};
-
-macro_rules! mutants {
-    ($($(#[$doc:meta])* $name:ident => $caught_by:expr),* $(,)?) => {
-        /// A bug that can be switched on.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-        pub enum Mutant { $($(#[$doc])* $name),* }
-        impl Mutant {
-            /// All of them.
-            pub const ALL: &'static [Mutant] = &[$(Mutant::$name),*];
-
-            /// What is expected to catch it.
-            #[must_use]
-            pub fn caught_by(self) -> CaughtBy {
-                match self { $(Mutant::$name => $caught_by),* }
-            }
-
-            /// The mutant of that name.
-            #[must_use]
-            pub fn named(name: &str) -> Option<Mutant> {
-                Mutant::ALL.iter().copied().find(|m| format!("{m:?}") == name)
-            }
-        }
-    };
-}
-
-mutants! {
+varuna_mutants::mutants! {
     /// A smaller number of steps takes the place of a greater one.
     TakeSmallerLastStep => UNIT_TESTS,
     /// The steps that were ordered are not in the record.
@@ -382,15 +352,11 @@ mutants! {
     ForgetDamage => UNIT_TESTS,
 }
 
-#[cfg(not(feature = "mutants"))]
-pub(crate) use bug::off;
+/// Runs something with a mutant switched on, or none, in this thread.
 #[cfg(feature = "mutants")]
-pub(crate) use switch::is_on;
-#[cfg(feature = "mutants")]
-pub use switch::with_mutant;
-
-#[cfg(feature = "mutants")]
-mod switch;
+pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
+    varuna_mutants::with_mutant(mutant.map(Mutant::name), run)
+}
 
 #[cfg(all(test, feature = "mutants"))]
 mod tests;
