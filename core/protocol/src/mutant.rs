@@ -141,7 +141,7 @@ varuna_mutants::mutants! {
     /// A recovery resumes at a state that does not cover the model.
     ResumeUncovered => UNIT_TESTS,
     /// A recovery resumes at the oldest state.
-    ResumeAtOldest => unit_tests_and_seeds("c", 0),
+    ResumeAtOldest => unit_tests_and_seeds("cl", 0),
     /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
     RollForwardFromAnyState => UNIT_TESTS,
     /// Committed steps are given up without waiting for their holders.
@@ -194,6 +194,10 @@ varuna_mutants::mutants! {
     SaveIntoBusyStore => UNIT_TESTS,
     /// Workers that end again and again are planned with as if they were sound.
     NoQuarantine => UNIT_TESTS,
+    /// A restore overlooks the newest of several checkpoints.
+    OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
+    /// Holders that are gone are waited for as long as those that are connected and silent.
+    WaitForDeadAsForSilent => seeds("m", 500),
     /// A run is given up while the last checkpoint may still be on its way.
     GiveUpBeforeUploads => UNIT_TESTS,
     /// State is given up although its holders are connected and may still answer.
@@ -335,7 +339,7 @@ varuna_mutants::mutants! {
     /// A newcomer is ready with units that it has followed, wherever they are.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// A keeper says that it is prepared before it has the gradients for its spare copies.
-    CommitBeforeKeeperCanFinish => UNIT_TESTS,
+    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 1_500),
     /// A step waits without end for a gradient that is to go to a spare copy.
     WaitForGradientForEver => UNIT_TESTS,
     /// A spare copy takes gradients in whatever order they come.
