@@ -210,6 +210,8 @@ varuna_mutants::mutants! {
     TrustOldListing => UNIT_TESTS,
     /// A step is published before those that precede it.
     PublishEarlySteps => UNIT_TESTS,
+    /// A worker that is fenced is not asked for the commits that were not told.
+    FenceWithoutTell => UNIT_TESTS,
     /// A worker whose fence was lost stays in an older generation.
     LeaveOlderGeneration => UNIT_TESTS,
     /// A pending change counts as a commit.
@@ -277,7 +279,7 @@ varuna_mutants::mutants! {
     /// A coordinator that has not taken over ends the run with orders of its own term.
     EndBeforeTakeOver => UNIT_TESTS,
     /// A record that is older than the one that is known counts as what the store holds.
-    OlderRecordCounts => unit_tests_and_seeds("f", 400),
+    OlderRecordCounts => unit_tests_and_seeds("f", 3_600),
     /// A store that refuses writes is asked again with every tick.
     WriteWithoutDelay => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.

@@ -10,7 +10,7 @@ use super::final_checkpoint::may_put_anew;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
-use crate::message::{Inventory, Order, Time};
+use crate::message::{Inventory, Time};
 use crate::record::Record;
 use patience::Patience;
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,7 +66,7 @@ impl Collecting {
         shared.said.problem = None;
         shared.fruitless.note(interrupted.running(), &shared.progress);
         for to in shared.roster.connected() {
-            turn.send(to, Order::Fence { upto });
+            shared.fence(to, turn);
         }
         turn.push(CoordinatorEffect::ListCheckpoints);
         Self {
@@ -155,10 +155,9 @@ impl Collecting {
             return;
         }
         self.ask_at = turn.now.after(shared.config.timing.ask_again);
-        let upto = shared.record.stored.highest;
         for to in shared.roster.connected() {
             if !self.answers.contains_key(&to) {
-                turn.send(to, Order::Fence { upto });
+                shared.fence(to, turn);
             }
         }
         turn.push(CoordinatorEffect::ListCheckpoints);

@@ -12,6 +12,7 @@ mod promotion;
 mod resuming;
 mod reviewed;
 mod spare_copies;
+mod untold;
 mod waiting;
 
 use super::*;
