@@ -3,7 +3,7 @@
 .PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
 
 CARGO ?= cargo
-CORE := -p varuna-model -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
+CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
 # A new folder each time: nothing that exists is overwritten.
 RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
@@ -45,13 +45,14 @@ sim: ## Run the simulated world: thousands of seeds with crashes, partitions, de
 sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=100000 FROM=0 JOBS=2); a failing seed is shrunk
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- run $(or $(FROM),0) $(or $(SEEDS),100000) $(or $(JOBS),2)
 
-mutants: ## Switch on each bug that the protocol's code can have at run time: the unit tests or the table's seeds must catch it
+mutants: ## Switch on each bug that core/plan and core/protocol can have at run time: the unit tests or the table's seeds must catch it (5 minutes)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, each mutant in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
+	$(MAKE) mutants
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi

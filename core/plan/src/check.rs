@@ -144,7 +144,7 @@ fn check_rounds(shape: &Shape, pipeline: usize) -> Result<usize, PlanError> {
         });
     }
     let micro_batches = shape.pipelines[pipeline].micro_batches(shape.micro_batch_size);
-    if !micro_batches.is_multiple_of(workers as u64) {
+    if !micro_batches.is_multiple_of(workers as u64) && !bug!(AllowPartOfGroup) {
         return Err(PlanError::Groups {
             pipeline,
             micro_batches,
@@ -177,7 +177,7 @@ pub fn check_shape(
         let round = check_rounds(shape, pipeline)?;
         let mut segment = 0;
         for (stage, s) in p.stages.iter().enumerate() {
-            if s.segments.start != segment {
+            if s.segments.start != segment && !bug!(AllowGap) {
                 return Err(PlanError::Cover {
                     pipeline,
                     stage,
@@ -185,18 +185,18 @@ pub fn check_shape(
                     found: s.segments.start,
                 });
             }
-            if s.segments.end <= s.segments.start {
+            if s.segments.end <= s.segments.start && !bug!(AllowEmptyStage) {
                 return Err(PlanError::EmptyStage { pipeline, stage });
             }
             segment = s.segments.end;
-            if stage < round && !placed.insert(s.worker) {
+            if stage < round && !placed.insert(s.worker) && !bug!(AllowWorkerTwice) {
                 return Err(PlanError::Twice(s.worker));
             }
-            if !offered.contains(&s.worker) {
+            if !offered.contains(&s.worker) && !bug!(AllowStranger) {
                 return Err(PlanError::Stranger(s.worker));
             }
         }
-        if segment != layout.segments {
+        if segment != layout.segments && !bug!(AllowShortPipeline) {
             let stage = p.stages.len();
             return Err(PlanError::Cover {
                 pipeline,
@@ -206,7 +206,7 @@ pub fn check_shape(
             });
         }
         let (start, end) = (p.samples.start, p.samples.end);
-        if start != sample || end <= start {
+        if (start != sample && !bug!(AllowSampleTwice)) || end <= start {
             return Err(PlanError::Samples {
                 pipeline,
                 start,
@@ -216,7 +216,7 @@ pub fn check_shape(
         }
         sample = end;
     }
-    if sample != batch {
+    if sample != batch && !bug!(AllowShortBatch) {
         return Err(PlanError::Batch {
             expected: batch,
             found: sample,
@@ -251,14 +251,14 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
         });
     }
     for worker in plan.members().iter().chain(plan.sources.iter().flatten()) {
-        if !plan.addresses.contains_key(worker) {
+        if !plan.addresses.contains_key(worker) && !bug!(AllowUnreachable) {
             return Err(PlanError::Address(*worker));
         }
     }
     check_keepers(plan)?;
     let stored = matches!(plan.base, crate::document::Base::Fixed { checkpoint: true, .. });
     let mut units = plan.layout.all_units();
-    match units.find(|u| !stored && plan.sources[u.index()].is_empty()) {
+    match units.find(|u| !stored && plan.sources[u.index()].is_empty() && !bug!(AllowUnsourced)) {
         Some(unit) => Err(PlanError::Unsourced(unit)),
         None => Ok(()),
     }
@@ -273,7 +273,7 @@ fn check_keepers(plan: &Plan) -> Result<(), PlanError> {
     let kept = plan.layout.all_units().zip(&plan.keepers);
     let mut kept = kept.filter_map(|(unit, keeper)| Some((unit, (*keeper)?)));
     let sound = |unit: Unit, keeper: WorkerId| match plan.shape.holders(&plan.layout, unit)[..] {
-        [holder] => holder != keeper && plan.members().contains(&keeper),
+        [holder] => (holder != keeper || bug!(AllowKeeperOfItsOwn)) && plan.members().contains(&keeper),
         _ => false,
     };
     match kept.find(|(unit, keeper)| !sound(*unit, *keeper)) {

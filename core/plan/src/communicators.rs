@@ -78,6 +78,10 @@ impl Wire {
         let mut posted = 0;
         let mut upto = |message: &Message| {
             let due = places.get(message).map_or(0, |place| place + 1 + ahead);
+            if bug!(PostInNeededOrder) {
+                posted += 1;
+                return posted;
+            }
             posted = due.min(self.sent.len()).max(posted);
             posted
         };
@@ -219,7 +223,10 @@ pub fn edges(plan: &Plan) -> Vec<Edge> {
             };
             [
                 edge(before.worker, after.worker, Direction::Activation),
-                edge(after.worker, before.worker, Direction::Gradient),
+                match bug!(OneEdgeForBothWays) {
+                    true => edge(before.worker, after.worker, Direction::Activation),
+                    false => edge(after.worker, before.worker, Direction::Gradient),
+                },
             ]
         });
         let distinct: std::collections::BTreeSet<Edge> = both.collect();
@@ -232,7 +239,14 @@ pub fn edges(plan: &Plan) -> Vec<Edge> {
 /// the tied weight last. The holders of the head have finished the tied weight first, those of the embedding last; if each began it
 /// when it is finished, a worker that holds both ends could wait for a sum that waits for its own.
 pub fn reduction_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
-    (0..layout.segments).rev().map(Unit).chain(layout.tied_unit())
+    let tied = layout.tied_unit().into_iter();
+    let (first, last) = match bug!(TiedWeightFirst) {
+        true => (Some(tied), None),
+        false => (None, Some(tied)),
+    };
+    let segments = (0..layout.segments).rev().map(Unit);
+    let first = first.into_iter().flatten().chain(segments);
+    first.chain(last.into_iter().flatten())
 }
 
 /// The sets of more than one holder and what each reduces, in the order of each set's first reduction: the order in which
@@ -244,7 +258,7 @@ pub fn groups(plan: &Plan) -> Vec<Group> {
         let holders = plan.holders(unit);
         match groups.iter_mut().find(|g| g.holders == holders) {
             Some(group) => group.units.push(unit),
-            None if holders.len() > 1 => groups.push(Group {
+            None if holders.len() > 1 || bug!(GroupOfOne) => groups.push(Group {
                 holders: holders.to_vec(),
                 units: vec![unit],
             }),

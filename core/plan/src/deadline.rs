@@ -68,10 +68,13 @@ impl StepDeadline {
             u64::try_from(slowest.saturating_mul(times).as_nanos()).unwrap_or(u64::MAX)
         };
         let floor_ns = match self.floor_ns {
+            _ if bug!(DeadlineBelowFloor) => 0,
             0 => self.step_ns,
             floor => floor.min(self.step_ns),
         };
-        let ns = match (recent.slowest(), recent.are_enough()) {
+        let enough = recent.are_enough() && !bug!(FirstStepsNeverEnd);
+        let ns = match (recent.slowest(), enough) {
+            (None, _) if bug!(IgnoreFruitlessGenerations) => self.step_ns,
             (None, _) => doubled(self.step_ns, self.doublings),
             // Generations before this one committed nothing in a shorter time.
             (Some(slowest), false) => ns_of(OF_FIRST, slowest).clamp(
@@ -79,11 +82,14 @@ impl StepDeadline {
                 doubled(self.step_ns, self.doublings),
             ),
             // Never longer than for a generation after as many fruitless ones as count.
+            (Some(slowest), true) if bug!(DeadlineWithoutEnd) => ns_of(OF_RECENT, slowest).max(floor_ns),
             (Some(slowest), true) => {
                 ns_of(OF_RECENT, slowest).clamp(floor_ns, doubled(self.step_ns, MOST_DOUBLINGS))
             }
         };
-        let evaluated = self.evaluation.filter(|e| e.has(step));
+        let evaluated = self
+            .evaluation
+            .filter(|e| e.has(step) && !bug!(EvaluationTakesNoTime));
         let batches = evaluated.map_or(0, |e| e.batches);
         Duration::from_nanos(ns.saturating_mul(1 + u64::from(batches)))
     }
@@ -101,7 +107,7 @@ pub struct RecentSteps {
 impl RecentSteps {
     /// The step that followed `step` committed ones was committed.
     pub fn note(&mut self, deadline: &StepDeadline, step: Step, took: Duration) {
-        if deadline.evaluation.is_some_and(|e| e.has(step)) {
+        if deadline.evaluation.is_some_and(|e| e.has(step)) && !bug!(EvaluationsAreObserved) {
             return;
         }
         if self.took.len() == FIRST_STEPS {
@@ -112,6 +118,9 @@ impl RecentSteps {
 
     /// What the slowest of them took; none before the first commit.
     fn slowest(&self) -> Option<Duration> {
+        if bug!(LastStepAloneCounts) {
+            return self.took.back().copied();
+        }
         self.took.iter().copied().max()
     }
 
@@ -160,6 +169,12 @@ mod tests {
         }
         recent.note(&deadline, Step(8), MS * 90);
         assert_eq!(deadline.of(Step(9), &recent), MS * 360);
+        recent.note(&deadline, Step(9), MS * 20);
+        assert_eq!(
+            deadline.of(Step(10), &recent),
+            MS * 360,
+            "the slowest counts, not the last"
+        );
         recent.note(&deadline, Step(9), MS * 1_000_000);
         assert_eq!(deadline.of(Step(10), &recent), MS * 3_200);
     }

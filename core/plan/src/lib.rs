@@ -4,6 +4,9 @@
 //! segments over workers, schedules as data, the planner, and the checkers that judge what those produce.
 //! It must never do I/O, read a clock, draw randomness or know libtorch, tokio or Kubernetes.
 
+#[macro_use]
+extern crate varuna_mutants;
+
 pub mod calibrate;
 pub mod check;
 pub mod communicators;
@@ -14,6 +17,7 @@ pub mod device;
 pub mod document;
 pub mod ids;
 pub mod loss_scale;
+mod mutant;
 pub mod partition;
 pub mod planner;
 pub mod predict;
@@ -28,6 +32,7 @@ pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, 
 pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use loss_scale::{LossScale, LossScaling, OptimizerProgress, ScaleFactor};
+pub use mutant::Mutant;
 pub use planner::{
     Constraints, CostPlanner, EstimatedPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp,
     WorkerInfo,

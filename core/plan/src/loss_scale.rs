@@ -117,7 +117,7 @@ impl LossScaling {
     #[must_use]
     pub fn resumed(&self, saved: Option<LossScale>) -> LossScale {
         match (*self, saved) {
-            (LossScaling::Dynamic { minimum, .. }, Some(saved)) => LossScale {
+            (LossScaling::Dynamic { minimum, .. }, Some(saved)) if !bug!(ForgetSavedScale) => LossScale {
                 factor: saved.factor.max(minimum),
                 ..saved
             },
@@ -136,18 +136,23 @@ impl LossScaling {
             return scale;
         };
         let LossScale { factor, clean_steps } = scale;
-        let clean_steps = if overflow {
+        let clean_steps = if overflow && !bug!(OverflowKeepsWindow) {
             0
         } else {
             clean_steps.saturating_add(1)
         };
         if overflow {
-            let factor = factor.halved().max(minimum);
+            let least = if bug!(ScaleBelowMinimum) {
+                ScaleFactor::ONE
+            } else {
+                minimum
+            };
+            let factor = factor.halved().max(least);
             LossScale { factor, clean_steps }
         } else if clean_steps >= window {
             LossScale {
                 factor: factor.doubled(),
-                clean_steps: 0,
+                clean_steps: if bug!(DoublingKeepsWindow) { clean_steps } else { 0 },
             }
         } else {
             LossScale { factor, clean_steps }
@@ -206,11 +211,14 @@ impl OptimizerProgress {
     /// a scale that begins too large is no fault.
     #[must_use]
     pub fn after(self, overflow: bool, scaling: &LossScaling) -> OptimizerProgress {
-        let failed = overflow && !scaling.may_fall(self.loss_scale);
+        let failed = overflow && (!scaling.may_fall(self.loss_scale) || bug!(EverySkippedStepFails));
         OptimizerProgress {
-            adam_steps: self.adam_steps.saturating_add(u64::from(!overflow)),
+            adam_steps: self
+                .adam_steps
+                .saturating_add(u64::from(!overflow || bug!(CountSkippedSteps))),
             loss_scale: scaling.next(self.loss_scale, overflow),
             failed_in_a_row: match (overflow, failed) {
+                (false, _) if bug!(FailuresAreNeverForgiven) => self.failed_in_a_row,
                 (false, _) => 0,
                 (true, true) => self.failed_in_a_row.saturating_add(1),
                 (true, false) => self.failed_in_a_row,

@@ -78,7 +78,9 @@ fn cover(
                 None => continue,
             },
         };
-        if best.is_none_or(|b| dearest < b.dearest || (dearest <= b.dearest && squares < b.squares)) {
+        if best.is_none_or(|b| {
+            dearest < b.dearest || (dearest <= b.dearest && squares < b.squares && !bug!(PileUpRemainder))
+        }) {
             best = Some(Cover {
                 dearest,
                 squares,
@@ -141,6 +143,14 @@ mod tests {
             let dearest = stages.iter().map(|r| of(*r)).fold(0.0, f64::max);
             prop_assert!((dearest - brute(&costs, depth)).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn what_is_left_over_is_spread_over_the_stages() {
+        let cuts = partition_all(10, 4, |r, _| Some(f64::from(r.len())));
+        let mut lengths: Vec<u32> = cuts.stages(4).unwrap().iter().map(|r| r.len()).collect();
+        lengths.sort_unstable();
+        assert_eq!(lengths, [2, 2, 3, 3], "not 1, 3, 3, 3");
     }
 
     #[test]

@@ -86,14 +86,14 @@ pub fn keepers(
     let members = stages.map(|s| s.worker).filter(|w| seen.insert(*w));
     let mut choice = Choice {
         locations,
-        order: members.filter(|w| able(*w)).collect(),
+        order: members.filter(|w| able(*w) || bug!(KeeperThatCannot)).collect(),
         kept: BTreeMap::new(),
         costs,
     };
     let mut keepers = vec![None; layout.units()];
     for holder in choice.order.clone() {
         let Some(units) = alone.get(&holder) else { continue };
-        let whole = choice.take(holder, units);
+        let whole = choice.take(holder, units).filter(|_| !bug!(SpreadOneHolder));
         for unit in units {
             if let Some(entry) = keepers.get_mut(unit.index()) {
                 *entry = whole.or_else(|| choice.take(holder, std::slice::from_ref(unit)));
@@ -129,11 +129,13 @@ impl Choice<'_> {
             .fold(0_u64, |sum, u| sum.saturating_add(self.costs.copy(*u)));
         let at = self.order.iter().position(|w| *w == holder)?;
         let (before, after) = self.order.split_at(at);
-        let others = after.iter().skip(1).chain(before).copied();
+        let own = usize::from(!bug!(KeepOwnCopy));
+        let others = after.iter().skip(own).chain(before).copied();
         let keeper = others
             .filter(|w| self.has_room(*w, holder, bytes))
             .min_by_key(|w| {
                 let holders = self.kept.get(w).map_or(0, |k| k.holders.len());
+                let holders = if bug!(IgnoreKept) { 0 } else { holders };
                 (self.nearness(holder, *w), holders)
             })?;
         let kept = self.kept.entry(keeper).or_default();
@@ -150,12 +152,16 @@ impl Choice<'_> {
         let room = self.costs.room_bytes.get(&worker).copied();
         let known = kept.is_some_and(|k| k.holders.contains(&holder));
         let full = kept.is_some_and(|k| k.holders.len() >= HOLDERS_PER_KEEPER);
-        room.is_none_or(|room| there <= room) && (known || !full)
+        let fits = room.is_none_or(|room| there <= room) || bug!(KeepWithoutRoom);
+        fits && (known || !full || bug!(KeepOfEveryone))
     }
 
     /// On the same node or not, then how many parts of their domains are the same from the widest on. Less is farther. What is not known
     /// is not the same.
     fn nearness(&self, a: WorkerId, b: WorkerId) -> (bool, usize) {
+        if bug!(KeepNearby) {
+            return (false, 0);
+        }
         let (Some(a), Some(b)) = (self.locations.get(&a), self.locations.get(&b)) else {
             return (false, 0);
         };

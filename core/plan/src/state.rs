@@ -189,7 +189,7 @@ impl UnitNorm {
     pub fn new(norm2: f64, loss: f64, eval_loss: Option<f64>, before: OptimizerProgress) -> UnitNorm {
         UnitNorm {
             norm2: finite_or_infinity(norm2),
-            overflow: !(norm2.is_finite() && loss.is_finite()),
+            overflow: !(norm2.is_finite() && (loss.is_finite() || bug!(IgnoreLossOverflow))),
             loss: finite_or_infinity(loss),
             eval_loss: eval_loss.map(finite_or_infinity),
             before,
@@ -213,9 +213,13 @@ impl Decision {
         parts: &[UnitNorm],
         switch: Option<Generation>,
     ) -> Decision {
-        let overflow = parts.iter().any(|p| p.overflow);
+        let overflow = if bug!(OneOverflowIsNotEnough) {
+            parts.iter().all(|p| p.overflow)
+        } else {
+            parts.iter().any(|p| p.overflow)
+        };
         // The norm of a gradient that is not finite says nothing.
-        let norm2 = if overflow {
+        let norm2 = if overflow && !bug!(OverflowKeepsNorm) {
             f64::INFINITY
         } else {
             finite_or_infinity(parts.iter().map(|p| p.norm2).sum())
@@ -231,7 +235,7 @@ impl Decision {
             u64::from(overflow),
         ]
         .into_iter()
-        .fold(parent.chain.0, mix);
+        .fold(if bug!(ChainForgetsPast) { 0 } else { parent.chain.0 }, mix);
         let id = StateId {
             run_gen,
             step: parent.step.next(),

@@ -5,10 +5,12 @@
 //! It must never do I/O, read a clock, or know how tensors, sockets or stores look.
 
 #[macro_use]
-mod mutant;
+extern crate varuna_mutants;
+
 pub mod coordinator;
 pub mod member;
 pub mod message;
+mod mutant;
 pub mod record;
 pub mod trust;
 
@@ -21,8 +23,9 @@ pub use message::{
     Conclusion, Digests, Following, Inventory, Norms, Order, PeerMessage, Phase, Prepared, Ran, Report,
     Status, Suspicion, Time,
 };
+pub use mutant::Mutant;
 #[cfg(feature = "mutants")]
 pub use mutant::with_mutant;
-pub use mutant::{CaughtBy, Mutant, Seeds};
 pub use record::Record;
 pub use trust::{OddHolder, Rollback, Trust};
+pub use varuna_mutants::{CaughtBy, Seeds};

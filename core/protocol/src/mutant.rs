@@ -1,41 +1,11 @@
-//! Mutants: bugs that can be switched on, to prove that the tests see what they claim to see.
+//! The protocol's mutants: bugs that can be switched on, to prove that the tests see what they claim to see (`varuna-mutants`).
 //!
-//! The names exist in every build, the bugs only under the feature `mutants`, which the simulation's tests enable. Each name
-//! stands with what is expected to catch it: the unit tests of this crate, seeds of the simulated world, or both. The tests of
-//! both compare this table with what happens, so it is never better or worse than the truth.
+//! Each is caught by the unit tests of this crate, seeds of the simulated world, or both. The tests of both compare this table with what
+//! happens.
 
-#[macro_use]
-mod bug;
-mod caught_by;
+use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
-pub use caught_by::{CaughtBy, Seeds};
-use caught_by::{UNIT_TESTS, seeds, unit_tests_and_seeds};
-
-macro_rules! mutants {
-    ($($(#[$doc:meta])* $name:ident => $caught_by:expr),* $(,)?) => {
-        /// A bug that can be switched on.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-        pub enum Mutant { $($(#[$doc])* $name),* }
-        impl Mutant {
-            /// All of them.
-            pub const ALL: &'static [Mutant] = &[$(Mutant::$name),*];
-
-            /// What is expected to catch it.
-            #[must_use]
-            pub fn caught_by(self) -> CaughtBy {
-                match self { $(Mutant::$name => $caught_by),* }
-            }
-
-            /// The mutant of that name.
-            #[must_use]
-            pub fn named(name: &str) -> Option<Mutant> {
-                Mutant::ALL.iter().copied().find(|m| format!("{m:?}") == name)
-            }
-        }
-    };
-}
-
-mutants! {
+varuna_mutants::mutants! {
     /// A smaller number of steps takes the place of a greater one.
     TakeSmallerLastStep => UNIT_TESTS,
     /// The steps that were ordered are not in the record.
@@ -171,7 +141,7 @@ mutants! {
     /// A recovery resumes at a state that does not cover the model.
     ResumeUncovered => UNIT_TESTS,
     /// A recovery resumes at the oldest state.
-    ResumeAtOldest => unit_tests_and_seeds("c", 0),
+    ResumeAtOldest => unit_tests_and_seeds("cl", 0),
     /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
     RollForwardFromAnyState => UNIT_TESTS,
     /// Committed steps are given up without waiting for their holders.
@@ -224,6 +194,10 @@ mutants! {
     SaveIntoBusyStore => UNIT_TESTS,
     /// Workers that end again and again are planned with as if they were sound.
     NoQuarantine => UNIT_TESTS,
+    /// A restore overlooks the newest of several checkpoints.
+    OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
+    /// Holders that are gone are waited for as long as those that are connected and silent.
+    WaitForDeadAsForSilent => seeds("m", 500),
     /// A run is given up while the last checkpoint may still be on its way.
     GiveUpBeforeUploads => UNIT_TESTS,
     /// State is given up although its holders are connected and may still answer.
@@ -236,6 +210,8 @@ mutants! {
     TrustOldListing => UNIT_TESTS,
     /// A step is published before those that precede it.
     PublishEarlySteps => UNIT_TESTS,
+    /// A worker that is fenced is not asked for the commits that were not told.
+    FenceWithoutTell => UNIT_TESTS,
     /// A worker whose fence was lost stays in an older generation.
     LeaveOlderGeneration => UNIT_TESTS,
     /// A pending change counts as a commit.
@@ -305,7 +281,7 @@ mutants! {
     /// A coordinator that has not taken over ends the run with orders of its own term.
     EndBeforeTakeOver => UNIT_TESTS,
     /// A record that is older than the one that is known counts as what the store holds.
-    OlderRecordCounts => unit_tests_and_seeds("f", 400),
+    OlderRecordCounts => unit_tests_and_seeds("f", 3_600),
     /// A store that refuses writes is asked again with every tick.
     WriteWithoutDelay => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
@@ -367,7 +343,7 @@ mutants! {
     /// A newcomer is ready with units that it has followed, wherever they are.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// A keeper says that it is prepared before it has the gradients for its spare copies.
-    CommitBeforeKeeperCanFinish => UNIT_TESTS,
+    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 1_500),
     /// A step waits without end for a gradient that is to go to a spare copy.
     WaitForGradientForEver => UNIT_TESTS,
     /// A spare copy takes gradients in whatever order they come.
@@ -384,15 +360,11 @@ mutants! {
     ForgetDamage => UNIT_TESTS,
 }
 
-#[cfg(not(feature = "mutants"))]
-pub(crate) use bug::off;
+/// Runs something with a mutant switched on, or none, in this thread.
 #[cfg(feature = "mutants")]
-pub(crate) use switch::is_on;
-#[cfg(feature = "mutants")]
-pub use switch::with_mutant;
-
-#[cfg(feature = "mutants")]
-mod switch;
+pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
+    varuna_mutants::with_mutant(mutant.map(Mutant::name), run)
+}
 
 #[cfg(all(test, feature = "mutants"))]
 mod tests;

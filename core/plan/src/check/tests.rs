@@ -70,6 +70,17 @@ fn a_sound_shape_passes_and_each_damage_is_named() {
             found: 2
         })
     );
+    let empty = verdict(|s| {
+        s.pipelines[0].stages[0].segments.end = 0;
+        s.pipelines[0].stages[1].segments.start = 0;
+    });
+    assert_eq!(
+        empty,
+        Err(PlanError::EmptyStage {
+            pipeline: 0,
+            stage: 0
+        })
+    );
     let short = verdict(|s| s.pipelines[1].stages[0].segments.end = 3);
     assert_eq!(
         short,

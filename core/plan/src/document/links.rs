@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 #[must_use]
 pub fn tree_fan_out(members: usize, least: u32) -> u32 {
     let mut children = least.max(1);
-    let reaches = |n: u64| 1 + n + n * n;
+    let reaches = |n: u64| match bug!(DeepTree) {
+        true => u64::MAX,
+        false => 1 + n + n * n,
+    };
     while reaches(children.into()) < members as u64 {
         children += 1;
     }
@@ -44,6 +47,7 @@ pub(super) fn first_sources(plan: &Plan, holders: &[Vec<WorkerId>]) -> BTreeMap<
         let has: BTreeSet<WorkerId> = sources.iter().copied().collect();
         let lacking = holders.iter().filter(|w| !has.contains(w));
         for (i, worker) in lacking.enumerate() {
+            let i = if bug!(AllAskOneSource) { 0 } else { i };
             first.insert((*worker, unit), sources[(i + unit.index()) % sources.len()]);
         }
     }
@@ -133,8 +137,7 @@ mod tests {
         assert_eq!(tree_fan_out(1_000, 16), 32);
     }
 
-    #[test]
-    fn who_keeps_a_spare_copy_is_linked_to_its_holder() {
+    fn four_stages() -> Plan {
         let layout = crate::layout::Layout {
             segments: 4,
             tied: false,
@@ -157,7 +160,27 @@ mod tests {
             },
             predicted: Prediction::default(),
         };
-        let mut plan = Plan::first(layout, shape);
+        Plan::first(layout, shape)
+    }
+
+    #[test]
+    fn those_that_lack_one_unit_begin_with_different_sources() {
+        let mut plan = four_stages();
+        plan.base = Base::AtSwitch {
+            from: plan.generation,
+        };
+        let [a, b, c] = [10, 11, 12].map(WorkerId);
+        plan.sources = vec![vec![a, b], vec![a], vec![], vec![]];
+        let holders = vec![vec![a, WorkerId(1), WorkerId(2), c], vec![a], vec![], vec![]];
+        let first = first_sources(&plan, &holders);
+        let of = |w: WorkerId| first.get(&(w, Unit(0))).copied();
+        assert_eq!([1, 2, 12].map(|w| of(WorkerId(w))), [Some(a), Some(b), Some(a)]);
+        assert_eq!(of(a), None, "it has it");
+    }
+
+    #[test]
+    fn who_keeps_a_spare_copy_is_linked_to_its_holder() {
+        let mut plan = four_stages();
         assert!(!plan.links(WorkerId(0)).contains(&WorkerId(3)));
         plan = plan.clone();
         plan.keepers = vec![Some(WorkerId(3)), None, None, None];

@@ -98,6 +98,9 @@ impl Planner for EstimatedPlanner {
         };
         if matches!(&self.nodes, Nodes::One(first) if first != node) {
             self.nodes = Nodes::Several;
+            if bug!(FarNodesLinkAsNear) {
+                return;
+            }
             let far = reference.device(false, self.element_bytes);
             let device = &mut self.planner.costs.device;
             (device.latency_ms, device.bytes_per_s) = (far.latency_ms, far.bytes_per_s);
@@ -128,7 +131,7 @@ impl Planner for EstimatedPlanner {
 fn factor(held: f64, observed_ms: f64, predicted: impl Fn(f64) -> f64) -> Option<f64> {
     let now = predicted(held);
     let is_usable = observed_ms.is_finite() && observed_ms > 0.0 && now.is_finite() && now > 0.0;
-    if !is_usable || (observed_ms / now - 1.0).abs() <= OFF {
+    if !is_usable || ((observed_ms / now - 1.0).abs() <= OFF && !bug!(CorrectNoise)) {
         return None;
     }
     let rest = predicted(0.0);

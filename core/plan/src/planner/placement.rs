@@ -98,7 +98,9 @@ impl WorkerPool {
             kinds.entry(key).or_default().push(worker);
         }
         let kinds = kinds.into_iter().map(|((held, capacity, speed), mut workers)| {
-            workers.sort_by(|a, b| (&a.domain, &a.node, a.id).cmp(&(&b.domain, &b.node, b.id)));
+            if !bug!(PlaceAcrossZones) {
+                workers.sort_by(|a, b| (&a.domain, &a.node, a.id).cmp(&(&b.domain, &b.node, b.id)));
+            }
             Kind {
                 held: Held::new(layout, &bytes, held),
                 capacity,
@@ -231,7 +233,8 @@ impl Filling {
         for ((_, k), sites) in &of_kind {
             let (open, chosen) = (&mut self.open, &mut self.chosen);
             self.free[*k].retain(|worker| {
-                let number = pool.parent.get(worker).and_then(|at| numbers.get(at));
+                let parent = pool.parent.get(worker).filter(|_| !bug!(ForgetPlaces));
+                let number = parent.and_then(|at| numbers.get(at));
                 let site = number.and_then(|n| sites.iter().find(|s| open[**s].remove(n)));
                 if let (Some(n), Some(site)) = (number, site) {
                     chosen[*n] = Some(*worker);

@@ -466,6 +466,20 @@ fn a_pipeline_stays_within_a_zone_and_its_copy_is_in_another() {
 }
 
 #[test]
+fn workers_that_hold_the_same_stay_where_the_parent_has_them() {
+    let planner = planner(4, None);
+    let request = request(&planner, 8, 32);
+    let mut parent = planner.plan(&request).unwrap();
+    let [first, second] = &mut parent.pipelines[..] else {
+        panic!("two pipelines: {parent:?}")
+    };
+    // By their names alone, each would be in the other pipeline.
+    std::mem::swap(&mut first.stages[1].worker, &mut second.stages[1].worker);
+    let again = planner.plan(&request.after(parent.clone())).unwrap();
+    assert_eq!(again.pipelines, parent.pipelines);
+}
+
+#[test]
 fn a_worker_whose_state_is_elsewhere_in_the_plan_is_not_moved_for_its_zone() {
     let planner = planner(4, None);
     let mut request = request(&planner, 8, 32);

@@ -96,6 +96,11 @@ fn busiest_link_ms(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -
     let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
     for (unit, holder, keeper) in streams {
         *sent.entry(holder).or_insert(0.0) += costs.send(*unit);
+        let received = if bug!(BothWaysShareLink) {
+            &mut sent
+        } else {
+            &mut received
+        };
         *received.entry(keeper).or_insert(0.0) += costs.send(*unit);
     }
     let all = sent.values().chain(received.values());
@@ -105,8 +110,13 @@ fn busiest_link_ms(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -
 /// In every step the commit waits for the gradient that is sent last: those before it travel beside the backwards of other units.
 fn repays(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts, expected: &Expected) -> bool {
     let Some(redo_ms) = expected.redo_ms else {
-        return true;
+        return !bug!(NothingToRedoWithoutStore);
     };
-    let last_ms = streams.iter().map(|(u, _, _)| costs.send(*u)).fold(0.0, f64::max);
+    let each = streams.iter().map(|(u, _, _)| costs.send(*u));
+    let last_ms = if bug!(CommitWaitsForAll) {
+        each.sum()
+    } else {
+        each.fold(0.0, f64::max)
+    };
     last_ms * expected.change_ms < redo_ms * expected.step_ms
 }

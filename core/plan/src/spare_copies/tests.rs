@@ -234,6 +234,16 @@ fn what_becomes_of_the_wish_has_a_reason() {
         Verdict::LinksTooSlow
     );
     assert_eq!(
+        auto(expected(30.0, 600_000.0, Some(300_000.0))),
+        Verdict::Kept,
+        "everyone sends and receives for a third of a step, at once"
+    );
+    assert_eq!(
+        auto(expected(100.0, 2e6, Some(300_000.0))),
+        Verdict::Kept,
+        "a commit waits for the last gradient alone"
+    );
+    assert_eq!(
         verdict(SpareCopies::One, &one, &all, &expected(19.0, 1.0, None)),
         Verdict::Kept,
         "only auto weighs"

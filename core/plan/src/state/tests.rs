@@ -22,7 +22,9 @@ fn a_decision_sums_its_parts_and_one_overflow_is_enough() {
     assert_eq!((decision.norm2, decision.loss), (3.5, 0.25));
     assert_eq!((decision.eval_loss, decision.overflow), (Some(6.5), false));
     parts[1].overflow = true;
-    assert!(conclude(&parts).overflow);
+    let skipped = conclude(&parts);
+    assert!(skipped.overflow);
+    assert_eq!(skipped.norm2, f64::INFINITY, "its norm says nothing");
 }
 
 /// Checkpoints are named by it: it must not change from one version to the next.

@@ -214,9 +214,7 @@ impl Mode {
                 shared.inventory(from, &inventory, turn);
                 let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
                 self.note_revival();
-                if let Some(collecting) = self.collecting()
-                    && asked
-                {
+                if let Some(collecting) = self.collecting().filter(|_| asked) {
                     collecting.take_answer(from, inventory);
                 }
             }
@@ -225,11 +223,11 @@ impl Mode {
                 about,
                 why,
             } => return self.suspicion(from, generation, (about, why), shared, turn),
-            Report::Committed { decision } => {
-                shared.reached(decision.id, turn.now);
-                shared.publish(decision, turn);
+            Report::Committed { decision } => shared.committed(decision, turn),
+            Report::Commits { after, decisions } => {
+                let alone = self.collecting().is_none();
+                shared.commits((after, decisions), alone, turn);
             }
-            Report::Commits { after, decisions } => shared.commits(after, decisions, turn),
             Report::Digests(digests) => return self.compare(from, &digests, shared, turn),
         }
         self

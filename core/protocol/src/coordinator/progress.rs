@@ -90,13 +90,26 @@ impl Progress {
         self.untold.candidates = count;
     }
 
-    /// Takes what a worker told beyond `after`; returns what is to be published.
-    pub(super) fn take_told(&mut self, now: Time, after: Step, told: Vec<Decision>) -> Vec<Decision> {
-        if after != self.commits.step() {
-            return Vec::new(); // of an earlier order
-        }
-        let next = told.first().is_some_and(|d| d.id.step == after.next());
+    /// Takes what a worker told beyond `after`; returns what is to be published. `alone`: it was asked alone, so that others are asked where
+    /// it does not know the next commit.
+    pub(super) fn take_told(
+        &mut self,
+        now: Time,
+        after: Step,
+        mut told: Vec<Decision>,
+        alone: bool,
+    ) -> Vec<Decision> {
+        let known = self.commits.step();
+        told.retain(|d| d.id.step > known);
+        // Of an earlier order counts what goes on from the last state that was published.
+        let goes_on = |d: &Decision| after == known || self.commits.is_last(d.parent);
+        let next = told
+            .first()
+            .is_some_and(|d| d.id.step == known.next() && goes_on(d));
         if !next {
+            if after != known || !alone {
+                return Vec::new();
+            }
             self.untold.misses += 1;
             let (least, most) = ASKED_FOR_COMMIT;
             if self.untold.misses < self.untold.candidates.clamp(least, most) {
@@ -108,7 +121,6 @@ impl Progress {
             }
         }
         self.untold.misses = 0;
-        let mut told = told;
         told.retain(|d| self.commits.first(now, d));
         told
     }
@@ -182,6 +194,12 @@ impl Commits {
     /// Whether steps lie between the last one that was published and this one: it is published after them.
     fn is_early(&self, decision: &Decision) -> bool {
         decision.id.step > self.step().next() && !bug!(PublishEarlySteps)
+    }
+
+    /// Whether the state was published last.
+    fn is_last(&self, id: StateId) -> bool {
+        let last = self.last.map(|(last, _)| last).or(self.before);
+        last.unwrap_or(StateId::INITIAL) == id
     }
 
     /// Whether this is the first report of the decision's state, and worth telling.

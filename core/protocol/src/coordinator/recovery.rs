@@ -11,7 +11,7 @@ use super::final_checkpoint::may_put_anew;
 use super::resume::{Evidence, Resume};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
-use crate::message::{Inventory, Order, Time};
+use crate::message::{Inventory, Time};
 use crate::record::Record;
 use patience::Patience;
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +67,7 @@ impl Collecting {
         shared.said.problem = None;
         shared.fruitless.note(interrupted.running(), &shared.progress);
         for to in shared.roster.connected() {
-            turn.send(to, Order::Fence { upto });
+            shared.fence(to, turn);
         }
         turn.push(CoordinatorEffect::ListCheckpoints);
         Self {
@@ -156,10 +156,9 @@ impl Collecting {
             return;
         }
         self.ask_at = turn.now.after(shared.config.timing.ask_again);
-        let upto = shared.record.stored.highest;
         for to in shared.roster.connected() {
             if !self.answers.contains_key(&to) {
-                turn.send(to, Order::Fence { upto });
+                shared.fence(to, turn);
             }
         }
         turn.push(CoordinatorEffect::ListCheckpoints);
@@ -211,6 +210,10 @@ impl Collecting {
         };
         let nothing_committed = !moved && !held && !known;
         list.retain(|id| *id != StateId::INITIAL);
+        if bug!(OverlookNewestCheckpoint) && list.len() > 1 {
+            let newest = list.iter().copied().max();
+            list.retain(|id| Some(*id) != newest);
+        }
         if nothing_committed || shared.may_begin_anew {
             list.push(StateId::INITIAL);
         }

@@ -159,6 +159,12 @@ impl Shared {
         }
     }
 
+    /// A member tells a commit.
+    pub(super) fn committed(&mut self, decision: Decision, turn: &mut Turn<'_>) {
+        self.reached(decision.id, turn.now);
+        self.publish(decision, turn);
+    }
+
     /// A commit, the first time that it is heard of.
     pub(super) fn publish(&mut self, decision: Decision, turn: &mut Turn<'_>) {
         if self.progress.publishes(turn.now, &decision) {
@@ -166,9 +172,26 @@ impl Shared {
         }
     }
 
-    /// The answer to Tell.
-    pub(super) fn commits(&mut self, after: Step, decisions: Vec<Decision>, turn: &mut Turn<'_>) {
-        for decision in self.progress.take_told(turn.now, after, decisions) {
+    /// Fences a worker. It tells first which commits it knows that were not told: it may be the only one that does, and may end as soon as it
+    /// has answered.
+    pub(super) fn fence(&self, to: WorkerId, turn: &mut Turn<'_>) {
+        let after = self.progress.commits.step();
+        let knows_more = self.roster.status(to).is_some_and(|s| s.at.step > after);
+        if knows_more && !bug!(FenceWithoutTell) {
+            turn.send(to, Order::Tell { after });
+        }
+        let upto = self.record.stored.highest;
+        turn.send(to, Order::Fence { upto });
+    }
+
+    /// The answer to Tell; `alone`: it was not asked with a fence, as everyone is.
+    pub(super) fn commits(
+        &mut self,
+        (after, decisions): (Step, Vec<Decision>),
+        alone: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        for decision in self.progress.take_told(turn.now, after, decisions, alone) {
             self.tell_of_commit(&decision, turn);
         }
     }

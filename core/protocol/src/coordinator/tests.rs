@@ -13,6 +13,7 @@ mod promotion;
 mod resuming;
 mod reviewed;
 mod spare_copies;
+mod untold;
 mod waiting;
 
 use super::*;

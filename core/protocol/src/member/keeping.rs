@@ -17,6 +17,12 @@ impl Member {
         running.map_or_else(Vec::new, |c| c.kept.in_step(self.at).collect())
     }
 
+    /// How often a spare copy was given up under the present plan: what came was late or damaged, or something was missing.
+    #[must_use]
+    pub fn spare_copies_given_up(&self) -> u32 {
+        self.current.as_ref().map_or(0, |c| c.kept.given_up())
+    }
+
     /// The spare copies that stay at Go: those that are at the base.
     pub(super) fn spares_at_base(&self) -> Vec<Unit> {
         let Some(current) = self.current.as_ref().filter(|_| self.config.follows) else {

@@ -167,6 +167,11 @@ impl Kept {
         }
     }
 
+    /// How often copies were lost.
+    pub(super) fn given_up(&self) -> u32 {
+        self.units.values().map(|k| k.lost).sum()
+    }
+
     /// Units kept.
     pub(super) fn len(&self) -> usize {
         self.units.len()

@@ -16,7 +16,7 @@ seeds timeline SEED [--faults ...] [--mutant NAME] [--svg FILE]   what happens i
 seeds trace SEED [--faults ...] [--mutant NAME]   every message of it, and how its hosts stand at the end
 seeds shrink SEED [--mutant NAME]   as few of its faults as still break the invariant
 seeds mutants COUNT [MUTANT]    the first seed that catches each mutant; fails where the table of mutants is wrong
-seeds survivors                 mutants that neither the unit tests catch nor the seeds of the table";
+seeds survivors                 mutants, of plans too, that neither the unit tests catch nor the seeds of the table";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

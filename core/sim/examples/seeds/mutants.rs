@@ -1,7 +1,9 @@
 //! What catches each mutant, and which survive.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use varuna_mutants::{NOTHING, environment};
 use varuna_protocol::{Mutant, Seeds};
 use varuna_sim::World;
 
@@ -25,15 +27,24 @@ pub(crate) fn hunt(mutant: Mutant, count: u64) -> bool {
     right
 }
 
-/// Whether some unit test of the protocol fails with the mutant, or without one where there is none.
-fn unit_tests_fail(mutant: Option<Mutant>) -> bool {
+/// A crate whose unit tests are to catch mutants.
+#[derive(Clone, Copy)]
+enum Tested {
+    Plan,
+    Protocol,
+}
+
+/// Whether some unit test of the crate fails with the mutant of that name, or without one where there is none.
+fn unit_tests_fail(tested: Tested, mutant: Option<&str>) -> bool {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let name = mutant.map_or_else(String::new, |m| format!("{m:?}"));
-    let tests = "test --quiet --locked -p varuna-protocol --lib --features mutants -- --skip mutant::";
+    let package = match tested {
+        Tested::Plan => "varuna-plan",
+        Tested::Protocol => "varuna-protocol",
+    };
     let status = Command::new(cargo)
-        .args(tests.split(' '))
-        .env("VARUNA_MUTANT", name)
-        .env("RUST_BACKTRACE", "0")
+        .args(["test", "--quiet", "--locked", "-p", package])
+        .args(["--lib", "--features", "mutants", "--", "--skip", "mutant::"])
+        .envs(environment(mutant))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
@@ -48,14 +59,53 @@ fn seeds_catch(mutant: Mutant) -> bool {
     mutant.caught_by().seeds.is_some_and(breaks)
 }
 
+/// A mutant of one of the crates.
+#[derive(Clone, Copy)]
+enum Either {
+    Plan(varuna_plan::Mutant),
+    Protocol(Mutant),
+}
+
+impl Either {
+    fn all() -> Vec<Either> {
+        let plan = varuna_plan::Mutant::ALL.iter().copied().map(Either::Plan);
+        let protocol = Mutant::ALL.iter().copied().map(Either::Protocol);
+        plan.chain(protocol).collect()
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Either::Plan(mutant) => mutant.name(),
+            Either::Protocol(mutant) => mutant.name(),
+        }
+    }
+
+    fn is_caught(self) -> bool {
+        match self {
+            Either::Plan(mutant) => unit_tests_fail(Tested::Plan, Some(mutant.name())),
+            Either::Protocol(mutant) => {
+                unit_tests_fail(Tested::Protocol, Some(mutant.name())) || seeds_catch(mutant)
+            }
+        }
+    }
+}
+
 /// Prints the mutants that nothing catches, and how many there are; true where there are none.
 pub(crate) fn survivors() -> bool {
-    assert!(!unit_tests_fail(None), "the unit tests fail without a mutant");
+    let mutants = Either::all();
+    let names: BTreeSet<&str> = mutants.iter().map(|m| m.name()).collect();
+    assert_eq!(names.len(), mutants.len(), "two mutants have one name");
+    for tested in [Tested::Plan, Tested::Protocol] {
+        assert!(
+            !unit_tests_fail(tested, None),
+            "the unit tests fail without a mutant"
+        );
+    }
     let (next, survived) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let worker = || {
-        while let Some(mutant) = Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if !unit_tests_fail(Some(*mutant)) && !seeds_catch(*mutant) {
-                println!("{mutant:?} survives");
+        while let Some(mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if !mutant.is_caught() {
+                println!("{} survives", mutant.name());
                 survived.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -64,9 +114,9 @@ pub(crate) fn survivors() -> bool {
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(worker))));
     let survived = survived.into_inner();
     println!("RESULT mutants.survivors {survived}");
-    println!("RESULT mutants.total {}", Mutant::ALL.len());
-    // The tests of the table refuse a mutant that nothing is expected to catch: its guard is taken out instead.
-    let nothing = |m: &&Mutant| !m.caught_by().unit_tests && m.caught_by().seeds.is_none();
+    println!("RESULT mutants.total {}", mutants.len());
+    // The tests of the tables refuse a mutant that nothing is expected to catch: its guard is taken out instead.
+    let nothing = |m: &&Mutant| m.caught_by() == NOTHING;
     println!(
         "RESULT mutants.equivalent {}",
         Mutant::ALL.iter().filter(nothing).count()

@@ -5,6 +5,12 @@ use varuna_plan::{Plan, StateId, WorkerId};
 use varuna_protocol::Member;
 
 impl Checker {
+    /// Somebody had a greater state.
+    pub(crate) fn goes_back(&self, base: StateId) -> bool {
+        self.top
+            .is_some_and(|top| (base.run_gen, base.step) < (top.run_gen, top.step))
+    }
+
     /// Once a restore has superseded the plan that carried the decision, whoever comes back merely prepared may be ignored; whoever
     /// comes back with the state itself may not.
     ///
@@ -15,7 +21,9 @@ impl Checker {
         base: StateId,
         member: impl Fn(WorkerId) -> Option<&'a Member>,
     ) -> Result<(), Violation> {
-        let Some(top) = self.top else { return Ok(()) };
+        let Some(top) = self.top.filter(|_| self.goes_back(base)) else {
+            return Ok(());
+        };
         let parent = self.parent.get(&top);
         let covers = |unit, worker: WorkerId| {
             let Some(member) = member(worker) else {
@@ -34,14 +42,13 @@ impl Checker {
             .layout
             .all_units()
             .all(|u| plan.evidence.iter().any(|w| covers(u, *w)));
-        let back = (base.run_gen, base.step) < (top.run_gen, top.step);
-        if all && back {
+        if all {
             return broken(
                 'c',
                 format!("plan {} resumes at {base}, {top} was there", plan.generation),
             );
         }
-        self.given_up |= back;
+        self.given_up = true;
         Ok(())
     }
 }

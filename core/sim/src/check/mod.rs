@@ -1,4 +1,4 @@
-//! The checker: invariants (a) to (k) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (n) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
@@ -6,10 +6,12 @@ mod flips;
 mod lost;
 mod memory;
 mod plans;
+mod restores;
 mod samples;
 mod state;
 
 pub(crate) use memory::{coordinator_is_bounded, member_is_bounded};
+pub(crate) use restores::Restore;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use varuna_plan::{Base, Generation, OptimizerProgress, Plan, StateId, Step, Unit
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `a`..`k`.
+    /// `a`..`n`.
     pub invariant: char,
     /// What was seen.
     pub seen: String,
@@ -43,6 +45,8 @@ pub(crate) struct Checker {
     given_up: bool,
     /// What comes of bits that changed by themselves.
     flips: flips::Flips,
+    /// What coordinators know of checkpoints.
+    restores: restores::Restores,
     /// State that a worker had and did not give up by the rules.
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }

@@ -1,6 +1,7 @@
 //! Draws the faults of a schedule from its seed: kinds, times, and what their details are drawn from.
 
 use super::fault_list::{Fault, HITS_MAX};
+use super::lone_loss::QUIET;
 use super::network::Ms;
 use super::unreliable::{KINDS, Unreliable};
 use super::{Schedule, Timer};
@@ -93,6 +94,7 @@ impl Host<Schedule> {
         self.env.faults.lasting_cut = self.env.faults.take_numbers(1);
         self.draw_bit_flips(seed, span);
         self.draw_more_steps(seed, span);
+        self.draw_lone_loss(seed, span);
         self.at(span + 1, Timer::EndFaults);
     }
 
@@ -144,6 +146,15 @@ impl Host<Schedule> {
         for _ in 0..own.range(1, 3) {
             let at = own.range(20, span);
             self.schedule_fault(at, Fault::MoreSteps, own.draw());
+        }
+    }
+
+    /// In some schedules a worker dies alone, long after all faults.
+    fn draw_lone_loss(&mut self, seed: u64, span: Ms) {
+        let mut own = Rng(mix(seed, 6067));
+        if self.env.job.lone_loss && !self.env.faults.only_joins {
+            let at = span + QUIET + own.range(1, 1_000);
+            self.schedule_fault(at, Fault::LoneLoss, own.draw());
         }
     }
 

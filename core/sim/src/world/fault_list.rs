@@ -71,6 +71,8 @@ pub enum Fault {
     FlipBits,
     /// The user raises the number of steps.
     MoreSteps,
+    /// A worker dies alone, long after the other faults.
+    LoneLoss,
     /// A link stays cut when the faults have ended.
     LastingCut,
     /// All through: writes of the record are reported as failed, and half of them happen all the same, at once or later.

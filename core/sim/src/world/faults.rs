@@ -182,6 +182,7 @@ impl Host<Schedule> {
             Fault::LateNotice => self.notice_late(w, c),
             Fault::FlipBits => self.flip_bits(w),
             Fault::MoreSteps => return self.order_more_steps(c),
+            Fault::LoneLoss => self.begin_lone_loss(),
             _ => {} // not drawn in advance
         }
         Ok(())
@@ -251,6 +252,7 @@ impl Host<Schedule> {
             println!("{:6} {w:?} dies", self.now());
         }
         self.members[w].alive = false;
+        self.another_dies();
         let silent = self.env.rng.chance(15);
         let mine = |c: &&Channel| match c {
             Channel::Peer(a, _, _) | Channel::Up(a, _, _) => *a == w,

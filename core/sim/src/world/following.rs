@@ -47,7 +47,10 @@ impl Host<Schedule> {
                 to,
                 unit,
                 prepared,
-            } => self.forward_prepared((w, to, generation), unit, prepared),
+            } => {
+                self.perhaps_dies_alone(w);
+                self.forward_prepared((w, to, generation), unit, prepared);
+            }
             _ => {}
         }
     }

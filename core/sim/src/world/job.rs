@@ -5,6 +5,9 @@ use std::time::Duration;
 use varuna_plan::state::mix;
 use varuna_plan::{EvaluationSteps, Layout, SpareCopies, Step};
 
+/// What a job that a worker is to leave alone has more: it still runs then.
+const LONE_LOSS_STEPS: u64 = 150;
+
 /// The job that is run.
 pub(super) struct Job {
     pub(super) layout: Layout,
@@ -36,6 +39,8 @@ pub(super) struct Job {
     pub(super) shipped_planner: bool,
     /// Of a hundred gradients of a unit, so many are not finite.
     pub(super) overflow_percent: u64,
+    /// The job is long enough for a worker to die alone, long after all faults.
+    pub(super) lone_loss: bool,
 }
 
 impl Job {
@@ -43,6 +48,13 @@ impl Job {
         let segments = small(rng.range(2, 4));
         let worker_segments = small(rng.range(u64::from(segments.div_ceil(2)), u64::from(segments)));
         let faults_become_rarer = Rng(mix(seed, 79)).chance(6);
+        let following = Rng(mix(seed, 88)).chance(60);
+        let spare_copies = match Rng(mix(seed, 89)).chance(50) {
+            true => SpareCopies::One,
+            false => SpareCopies::Off,
+        };
+        let kept = following && spare_copies == SpareCopies::One;
+        let lone_loss = !faults_become_rarer && Rng(mix(seed, 90)).chance(if kept { 25 } else { 4 });
         let mut comparing = Rng(mix(seed, 83));
         // Long enough to meet some of the faults that go on.
         let times = if faults_become_rarer {
@@ -58,7 +70,10 @@ impl Job {
             },
             worker_segments,
             // One run in ten is long enough to see how it goes on after the faults.
-            last_step: Step(times * rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }),
+            last_step: Step(
+                times * rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }
+                    + if lone_loss { LONE_LOSS_STEPS } else { 0 },
+            ),
             checkpoint_every: rng.range(1, 6),
             final_checkpoint: rng.chance(75),
             evaluation: rng.chance(25).then(|| EvaluationSteps {
@@ -70,11 +85,9 @@ impl Job {
             may_begin_anew: rng.chance(50),
             shipped_planner: Rng(mix(seed, 81)).chance(8),
             overflow_percent: 0,
-            following: Rng(mix(seed, 88)).chance(60),
-            spare_copies: match Rng(mix(seed, 89)).chance(50) {
-                true => SpareCopies::One,
-                false => SpareCopies::Off,
-            },
+            following,
+            spare_copies,
+            lone_loss,
             compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }

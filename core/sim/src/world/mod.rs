@@ -7,6 +7,7 @@ mod fault_list;
 mod faults;
 mod following;
 mod job;
+mod lone_loss;
 mod network;
 mod outages;
 mod planners;
@@ -18,6 +19,7 @@ mod unreliable;
 mod uploads;
 mod watch;
 mod workers;
+mod written;
 
 pub use fault_list::{Fault, InjectedFault};
 pub use run::World;
@@ -31,6 +33,7 @@ use crate::rng::Rng;
 use crate::timeline::Timeline;
 use fault_list::Faults;
 use job::Job;
+use lone_loss::LoneLoss;
 use network::{Data, Network};
 use outages::CrashLoop;
 use std::collections::BTreeMap;
@@ -79,6 +82,9 @@ pub(crate) enum Timer {
     /// A fault, its number, and what its details are drawn from.
     Fault(Fault, usize, u64),
     Kill(WorkerId),
+    /// A worker is to die alone, if all is quiet; how often that is tried again.
+    LoneLoss(u32),
+    LoneDeath(WorkerId),
     /// A flapping worker's connections break, and so often again.
     Flap(WorkerId, u32),
     /// The worker sees that its stream has ended.
@@ -119,6 +125,7 @@ pub(crate) struct Schedule {
     faults: Faults,
     unreliable: Unreliable,
     outage: Outage,
+    lone_loss: LoneLoss,
     /// How far clocks are ahead.
     clocks: BTreeMap<Process, u64>,
     checker: Checker,
@@ -225,6 +232,8 @@ impl Environment for Schedule {
             Timer::Follow(link, data) => host.send_to_follower(link, data),
             Timer::ComeBack(crash_loop) => host.start_worker(Some(crash_loop)),
             Timer::Kill(w) => host.kill(w),
+            Timer::LoneLoss(tries) => host.lose_one_alone(tries),
+            Timer::LoneDeath(w) => host.die_alone(w),
             Timer::Flap(w, left) => return host.flap(w, left),
             Timer::StreamLost(w) => return host.member(w, MemberInput::StreamDown),
             Timer::NewCoordinator => host.add_coordinator_process(),

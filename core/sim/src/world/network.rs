@@ -103,12 +103,27 @@ impl Engine {
     }
 }
 
+/// The longest that a message takes,
+const DELAY_MAX: Ms = 8;
+/// and that a slow one does.
+const SLOW_DELAY_MAX: Ms = 200;
+
+impl Network {
+    pub(super) fn longest_delay(&self) -> Ms {
+        if self.slow_percent > 0 {
+            SLOW_DELAY_MAX
+        } else {
+            DELAY_MAX
+        }
+    }
+}
+
 impl Host<Schedule> {
     fn message_delay(&mut self) -> Ms {
         if self.env.rng.chance(self.env.network.slow_percent) {
-            self.env.rng.range(1, 200)
+            self.env.rng.range(1, SLOW_DELAY_MAX)
         } else {
-            self.env.rng.range(1, 8)
+            self.env.rng.range(1, DELAY_MAX)
         }
     }
 

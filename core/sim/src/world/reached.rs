@@ -12,6 +12,12 @@ impl Host<Schedule> {
             println!("{:6} coordinator {c}: {event:?}", self.now());
         }
         self.watch_event(c, event);
+        let now = self.now();
+        match event {
+            Event::Running { generation } => self.note_go(*generation),
+            Event::Fenced { .. } => self.env.checker.recovery_begins(c, now),
+            _ => {}
+        }
         if let Some(kind) = kind_of(event) {
             self.env.stats.reach(kind);
         }

@@ -2,6 +2,7 @@
 
 use super::fault_list::{Faults, InjectedFault};
 use super::job::Job;
+use super::lone_loss::LoneLoss;
 use super::network::{Ms, Network};
 use super::stats::Stats;
 use super::store::Store;
@@ -102,6 +103,7 @@ impl World {
             faults: Faults::with_only(only),
             unreliable: Unreliable::default(),
             outage: Outage::default(),
+            lone_loss: LoneLoss::default(),
             clocks: BTreeMap::new(),
             checker: Checker::default(),
             hash: seed,
@@ -141,6 +143,7 @@ impl World {
             self.host.env.hash = mix(self.host.env.hash, mix(now, number));
             self.host.env.stats.simulated_ms = now;
             self.host.step(event)?;
+            self.host.check_lone_loss()?;
             self.host.watch_looks();
             let env = &mut self.host.env;
             if env.store.record.done && !env.goes_on() {

@@ -10,6 +10,9 @@ use std::time::Duration;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
 use varuna_protocol::{Digests, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
+/// What is not connected after this time is named.
+pub(super) const CONNECT_DEADLINE: Duration = Duration::from_millis(400);
+
 impl Host<Schedule> {
     pub(super) fn add_worker(&mut self) {
         self.start_worker(None);
@@ -31,7 +34,7 @@ impl Host<Schedule> {
             compare_every: self.env.job.compare_every,
             timing: MemberTiming {
                 heartbeat: ms(100),
-                connect_deadline: ms(400),
+                connect_deadline: CONNECT_DEADLINE,
                 fetch_retry: ms(60),
                 spare_wait: ms(60),
                 ..MemberTiming::default()

@@ -55,15 +55,20 @@ pub(in crate::planner) fn choose(
         judged.push((effective_ms, i, placed));
     }
     // One worker more must never make the step longer: what fewer workers reach is a limit too.
+    let fewer = if bug!(MoreMayBeSlower) {
+        f64::INFINITY
+    } else {
+        fewer
+    };
     let limit = fewer.min(best * EQUAL).max(best);
     // The first of equals: pools go from all workers to few.
     judged.sort_by_key(|(_, i, _)| *i);
     let near = judged.into_iter().filter(|(ms, ..)| *ms <= limit);
     let ranked = near.map(|(effective_ms, i, placed)| {
         let preference = Preference {
-            crowded: placed.crowded,
-            single_pipeline: found[i].1.pipelines().len() < 2,
-            moved_bytes: placed.moved_bytes,
+            crowded: placed.crowded && !bug!(IgnoreCrowding),
+            single_pipeline: found[i].1.pipelines().len() < 2 && !bug!(IgnoreRedundancy),
+            moved_bytes: if bug!(MoveFreely) { 0 } else { placed.moved_bytes },
             effective_ms,
             workers: placed.workers.len(),
         };
@@ -81,3 +86,6 @@ pub(in crate::planner) fn fastest_of_all(problem: &Problem, pools: &[PoolSearch]
     let placed = WorkerPool::new(problem, &all.workers).place(problem, best);
     Some(best.shape(&placed.workers, placed.move_ms, problem.costs.calibrated))
 }
+
+#[cfg(test)]
+mod tests;

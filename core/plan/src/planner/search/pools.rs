@@ -25,6 +25,9 @@ pub(super) fn pools<'w>(problem: &Problem, workers: &'w [WorkerInfo]) -> Vec<Vec
     let mut pools: Vec<Vec<&WorkerInfo>> = Vec::new();
     for memory in levels(memories) {
         for least in levels(speeds.clone()) {
+            if bug!(SlowWorkersTrain) && least > speeds[0] {
+                continue;
+            }
             let fit = |w: &&WorkerInfo| problem.capacity(w) >= memory && rounded_speed(w.speed) >= least;
             let mut pool: Vec<&WorkerInfo> = workers.iter().filter(fit).collect();
             // With more workers than may train, the speed is that of the fastest of them.

@@ -108,7 +108,10 @@ impl Collecting {
 /// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand
 /// takes its time, after which its process ends by itself.
 fn patience(missing: &[WorkerId], shared: &Shared) -> Duration {
-    let connected = |w: &WorkerId| shared.roster.status(*w).is_some() && !bug!(GiveUpOnConnected);
+    let connected = |w: &WorkerId| {
+        let is = shared.roster.status(*w).is_some() && !bug!(GiveUpOnConnected);
+        is || bug!(WaitForDeadAsForSilent)
+    };
     let Timing {
         restore, unanswered, ..
     } = shared.config.timing;

@@ -3,7 +3,7 @@
 /// What catches a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaughtBy {
-    /// Some unit test of this crate fails.
+    /// Some unit test of its crate fails.
     pub unit_tests: bool,
     /// One of the seeds of the simulated world breaks an invariant.
     pub seeds: Option<Seeds>,
@@ -18,21 +18,32 @@ pub struct Seeds {
     pub from: u64,
 }
 
-pub(super) const UNIT_TESTS: CaughtBy = CaughtBy {
+/// Unit tests alone.
+pub const UNIT_TESTS: CaughtBy = CaughtBy {
     unit_tests: true,
     seeds: None,
 };
 
-pub(super) const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
+/// One of the 400 seeds from there on, by one of these invariants.
+#[must_use]
+pub const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
     CaughtBy {
         unit_tests: false,
         seeds: Some(Seeds { invariants, from }),
     }
 }
 
-pub(super) const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
+/// Both.
+#[must_use]
+pub const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
     CaughtBy {
         unit_tests: true,
         ..seeds(invariants, from)
     }
 }
+
+/// No mutant may survive: one that cannot be told from the sound code is a guard that can go.
+pub const NOTHING: CaughtBy = CaughtBy {
+    unit_tests: false,
+    seeds: None,
+};

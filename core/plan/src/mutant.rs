@@ -1,0 +1,119 @@
+//! The mutants of what is decided here: bugs that can be switched on, each of which some unit test of this crate catches (`varuna-mutants`).
+
+use varuna_mutants::UNIT_TESTS;
+
+varuna_mutants::mutants! {
+    /// The first steps' deadline holds for the whole generation.
+    FirstStepsNeverEnd => UNIT_TESTS,
+    /// The first step of a generation has no more time after those that committed nothing.
+    IgnoreFruitlessGenerations => UNIT_TESTS,
+    /// Short steps make the deadline shorter than the floor.
+    DeadlineBelowFloor => UNIT_TESTS,
+    /// One endless step makes the next deadline endless.
+    DeadlineWithoutEnd => UNIT_TESTS,
+    /// A step that begins with an evaluation has no more time than others.
+    EvaluationTakesNoTime => UNIT_TESTS,
+    /// What a step with an evaluation took counts as what steps take.
+    EvaluationsAreObserved => UNIT_TESTS,
+    /// Only the last step says what steps take.
+    LastStepAloneCounts => UNIT_TESTS,
+    /// The loss scale begins anew where a run is resumed.
+    ForgetSavedScale => UNIT_TESTS,
+    /// Steps before an overflow count towards the next doubling of the loss scale.
+    OverflowKeepsWindow => UNIT_TESTS,
+    /// Steps before a doubling of the loss scale count towards the next one.
+    DoublingKeepsWindow => UNIT_TESTS,
+    /// The loss scale falls below the job's least one.
+    ScaleBelowMinimum => UNIT_TESTS,
+    /// A step that a smaller loss scale would have saved counts as failed.
+    EverySkippedStepFails => UNIT_TESTS,
+    /// A skipped step counts as one of the optimizer's.
+    CountSkippedSteps => UNIT_TESTS,
+    /// Failed steps count on after one that succeeded.
+    FailuresAreNeverForgiven => UNIT_TESTS,
+    /// The checker lets a pipeline leave segments out, or have them twice.
+    AllowGap => UNIT_TESTS,
+    /// The checker lets a stage be empty.
+    AllowEmptyStage => UNIT_TESTS,
+    /// The checker lets a worker have two places.
+    AllowWorkerTwice => UNIT_TESTS,
+    /// The checker lets a worker have a stage that was not offered.
+    AllowStranger => UNIT_TESTS,
+    /// The checker lets a pipeline end before the last segment.
+    AllowShortPipeline => UNIT_TESTS,
+    /// The checker lets samples be taken twice, or left out between pipelines.
+    AllowSampleTwice => UNIT_TESTS,
+    /// The checker lets the last samples of a batch be left out.
+    AllowShortBatch => UNIT_TESTS,
+    /// The checker lets members and sources be without an address.
+    AllowUnreachable => UNIT_TESTS,
+    /// The checker lets a unit be had from nowhere.
+    AllowUnsourced => UNIT_TESTS,
+    /// The checker lets a worker keep the spare copy of what it holds alone.
+    AllowKeeperOfItsOwn => UNIT_TESTS,
+    /// The checker lets an interleaved pipeline have part of a group of micro-batches.
+    AllowPartOfGroup => UNIT_TESTS,
+    /// A step counts as one with an overflow only where all units have one.
+    OneOverflowIsNotEnough => UNIT_TESTS,
+    /// The norm of a gradient that is not finite is kept, whichever it is.
+    OverflowKeepsNorm => UNIT_TESTS,
+    /// States with different pasts have the same name.
+    ChainForgetsPast => UNIT_TESTS,
+    /// A loss that is not finite is no overflow.
+    IgnoreLossOverflow => UNIT_TESTS,
+    /// Receives are posted in the order in which messages are needed.
+    PostInNeededOrder => UNIT_TESTS,
+    /// Two workers have one communicator for both directions.
+    OneEdgeForBothWays => UNIT_TESTS,
+    /// A holder alone has a communicator with itself.
+    GroupOfOne => UNIT_TESTS,
+    /// The tied weight is reduced before what backwards finish first.
+    TiedWeightFirst => UNIT_TESTS,
+    /// A worker keeps the spare copy of what it holds alone.
+    KeepOwnCopy => UNIT_TESTS,
+    /// One holder's units go to several keepers though one has room for all.
+    SpreadOneHolder => UNIT_TESTS,
+    /// A worker keeps copies that it has no room for.
+    KeepWithoutRoom => UNIT_TESTS,
+    /// A worker keeps the copies of any number of others.
+    KeepOfEveryone => UNIT_TESTS,
+    /// A keeper that keeps copies already is as good as one that keeps none.
+    IgnoreKept => UNIT_TESTS,
+    /// A worker that does not know how keeps copies.
+    KeeperThatCannot => UNIT_TESTS,
+    /// A copy is kept on its holder's node, or in its zone, where another is to be had.
+    KeepNearby => UNIT_TESTS,
+    /// What a worker sends and what it receives share one link.
+    BothWaysShareLink => UNIT_TESTS,
+    /// The commit waits for all gradients that go to keepers, one after the other.
+    CommitWaitsForAll => UNIT_TESTS,
+    /// Without a store a loss costs nothing.
+    NothingToRedoWithoutStore => UNIT_TESTS,
+    /// What segments are left over go to one stage.
+    PileUpRemainder => UNIT_TESTS,
+    /// A plan is chosen under which some worker's memory does not hold its old and its new state together.
+    IgnoreCrowding => UNIT_TESTS,
+    /// Of two plans that are as fast, the one that holds each segment once is as good.
+    IgnoreRedundancy => UNIT_TESTS,
+    /// Of two plans that are as fast, the one that moves more state is as good.
+    MoveFreely => UNIT_TESTS,
+    /// One worker more makes a step longer.
+    MoreMayBeSlower => UNIT_TESTS,
+    /// A slow worker trains, and sets everybody's pace.
+    SlowWorkersTrain => UNIT_TESTS,
+    /// Neighbours in a pipeline are in different zones.
+    PlaceAcrossZones => UNIT_TESTS,
+    /// A worker's place in the parent plan says nothing of its next one.
+    ForgetPlaces => UNIT_TESTS,
+    /// Workers on several nodes count as if they shared one.
+    FarNodesLinkAsNear => UNIT_TESTS,
+    /// A prediction that is near enough is corrected.
+    CorrectNoise => UNIT_TESTS,
+    /// All workers that lack a unit ask the same source first.
+    AllAskOneSource => UNIT_TESTS,
+    /// The tree of a thousand workers is as narrow as that of a few.
+    DeepTree => UNIT_TESTS,
+}
+
+#[cfg(all(test, feature = "mutants"))]
+mod tests;

@@ -1,0 +1,173 @@
+//! Among candidates that the search found, with the times that a test gives them.
+
+use super::*;
+use crate::cost::{Costs, Device};
+use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+use crate::ids::WorkerId;
+use crate::planner::problem::topology;
+use crate::planner::request::{Constraints, PlanRequest, WorkerInfo};
+use crate::planner::search::search;
+use varuna_model::{Model, gpt2};
+
+const WORKERS: u64 = 4;
+
+fn costs() -> Costs {
+    let model = Model {
+        layers: 6,
+        hidden_size: 128,
+        sequence_length: 128,
+        vocabulary_size: 512,
+        ..gpt2::SMALL
+    };
+    Costs::estimate(&model.spec(), Device::CPU_CORE)
+}
+
+fn constraints(memory: Option<u64>) -> Constraints {
+    Constraints {
+        min_workers: 1,
+        max_workers: 64,
+        micro_batch_size: Some(1),
+        min_depth: 1,
+        max_depth: None,
+        schedules: vec![ScheduleSpec {
+            kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
+            recompute: Recompute::None,
+        }],
+        device_memory_bytes: memory,
+    }
+}
+
+fn request(costs: &Costs) -> PlanRequest {
+    let worker = |i| WorkerInfo::nominal(WorkerId(i), "n");
+    PlanRequest::first((1..=WORKERS).map(worker).collect(), costs.layout(), 8)
+}
+
+fn problem<'a>(costs: &'a Costs, constraints: &'a Constraints, request: &'a PlanRequest) -> Problem<'a> {
+    Problem {
+        costs,
+        constraints,
+        request,
+        topology: topology(&request.workers),
+    }
+}
+
+fn depths(candidate: &Candidate) -> Vec<usize> {
+    candidate.pipelines().iter().map(|p| p.stages.len()).collect()
+}
+
+/// What the search finds for pipelines of these depths, all alike, with these steps in milliseconds, and nothing else.
+fn found<'w>(
+    problem: &Problem,
+    workers: &'w [WorkerInfo],
+    wanted: &[(&[usize], f64)],
+) -> Vec<PoolSearch<'w>> {
+    let mut all = search(*problem, workers);
+    all.truncate(1);
+    all[0].candidates.clear();
+    for (depths_wanted, step_ms) in wanted {
+        let depth = u32::try_from(depths_wanted[0]).unwrap();
+        let constraints = Constraints {
+            min_depth: depth,
+            max_depth: Some(depth),
+            ..problem.constraints.clone()
+        };
+        let mut pools = search(
+            Problem {
+                constraints: &constraints,
+                ..*problem
+            },
+            workers,
+        );
+        let mut candidates = pools.swap_remove(0).candidates.into_iter();
+        let like = |c: &Candidate| depths(c) == **depths_wanted;
+        let mut candidate = candidates.find(like).expect("the search finds it");
+        candidate.step_ms = *step_ms;
+        all[0].candidates.push(candidate);
+    }
+    all
+}
+
+/// The depths that are chosen, however the candidates are listed.
+fn chosen(problem: &Problem, wanted: [(&[usize], f64); 2]) -> Vec<usize> {
+    let workers = &problem.request.workers;
+    let of = |wanted: &[(&[usize], f64)]| {
+        let (candidate, _) = choose(problem, &found(problem, workers, wanted), workers.len()).unwrap();
+        depths(&candidate)
+    };
+    let [a, b] = wanted;
+    let first = of(&[a, b]);
+    assert_eq!(of(&[b, a]), first);
+    first
+}
+
+#[test]
+fn of_plans_that_are_as_fast_one_that_holds_each_segment_twice_is_taken() {
+    let (costs, constraints) = (costs(), constraints(None));
+    let request = request(&costs);
+    let problem = problem(&costs, &constraints, &request);
+    assert_eq!(chosen(&problem, [(&[4], 99.5), (&[2, 2], 100.0)]), [2, 2]);
+    assert_eq!(chosen(&problem, [(&[4], 98.0), (&[2, 2], 100.0)]), [4]);
+}
+
+#[test]
+fn of_plans_that_are_as_fast_the_one_that_moves_less_state_is_taken() {
+    let (costs, constraints) = (costs(), constraints(None));
+    let first = request(&costs);
+    let shape = |depths: &[usize]| {
+        let problem = problem(&costs, &constraints, &first);
+        let pools = found(&problem, &first.workers, &[(depths, 100.0)]);
+        fastest_of_all(&problem, &pools).unwrap()
+    };
+    for (held, other) in [([2, 2].as_slice(), [1; 4].as_slice()), (&[1; 4], &[2, 2])] {
+        let request = first.clone().after(shape(held));
+        let problem = problem(&costs, &constraints, &request);
+        // Whoever holds everything moves nothing, whatever comes: there speed decides.
+        let expected = if held.len() == 4 { other } else { held };
+        assert_eq!(chosen(&problem, [(held, 100.0), (other, 99.5)]), expected);
+    }
+}
+
+#[test]
+fn a_plan_that_fewer_workers_beat_is_not_taken_for_its_redundancy() {
+    let (costs, constraints) = (costs(), constraints(None));
+    let request = request(&costs);
+    let problem = problem(&costs, &constraints, &request);
+    assert_eq!(chosen(&problem, [(&[3], 100.0), (&[2, 2], 100.5)]), [3]);
+}
+
+#[test]
+fn a_plan_under_which_memory_holds_old_and_new_state_together_is_taken_before_one_that_holds_segments_twice()
+{
+    let costs = costs();
+    let mut request = request(&costs);
+    let all: Vec<_> = request.layout.all_units().collect();
+    request.held = request.workers.iter().map(|w| (w.id, all.clone())).collect();
+    let (mut between, mut roomy) = (0, 0);
+    for mib in 8..64 {
+        let constraints = constraints(Some(mib << 20));
+        let problem = problem(&costs, &constraints, &request);
+        let free = self::constraints(None);
+        let anything = self::problem(&costs, &free, &request);
+        let both: [(&[usize], f64); 2] = [(&[4], 100.0), (&[2, 2], 100.0)];
+        let pools = found(&anything, &request.workers, &both);
+        let pool = WorkerPool::new(&problem, &pools[0].workers);
+        let crowded = pools[0]
+            .candidates
+            .iter()
+            .map(|c| pool.place(&problem, c).crowded);
+        let crowded: Vec<bool> = crowded.collect();
+        let taken = choose(&problem, &pools, WORKERS as usize).unwrap().0;
+        match crowded[..] {
+            [false, true] => {
+                between += 1;
+                assert_eq!(depths(&taken), [4], "{mib} MiB");
+            }
+            [false, false] => {
+                roomy += 1;
+                assert_eq!(depths(&taken), [2, 2], "{mib} MiB");
+            }
+            _ => {}
+        }
+    }
+    assert!(between > 0 && roomy > 0, "{between} {roomy}");
+}

@@ -1,0 +1,117 @@
+//! Commits that were not told, where those who know them do not live long.
+
+use super::*;
+use varuna_plan::Decision;
+
+const C: WorkerId = WorkerId(3);
+
+fn decision(step: u64) -> Decision {
+    Decision {
+        parent: match step {
+            1 => StateId::INITIAL,
+            _ => state(1, step - 1),
+        },
+        id: state(1, step),
+        norm2: 1.0,
+        overflow: false,
+        before: OptimizerProgress::START,
+        loss: 1.0,
+        eval_loss: None,
+        switch: None,
+    }
+}
+
+fn published(rig: &Rig) -> Vec<u64> {
+    let step = |e: &Event| match e {
+        Event::Committed { step, .. } => Some(step.0),
+        _ => None,
+    };
+    rig.events.iter().filter_map(step).collect()
+}
+
+/// The worker answers what it was asked, in order: commits up to this one, and the fence. Then it ends.
+fn answers_and_ends(rig: &mut Rig, from: WorkerId, upto: u64) {
+    let orders: Vec<Order> = rig
+        .sent
+        .iter()
+        .filter(|(to, _)| *to == from)
+        .map(|(_, o)| o.clone())
+        .collect();
+    for order in orders {
+        match order {
+            Order::Tell { after } => {
+                let decisions = (after.0 + 1..=upto).map(decision).collect();
+                rig.say(from, Report::Commits { after, decisions });
+            }
+            Order::Fence { .. } => rig.answer(from, &[(Unit(0), state(1, upto)), (Unit(1), state(1, upto))]),
+            _ => {}
+        }
+    }
+    rig.put(CoordinatorInput::ProcessEnded { worker: from });
+    rig.put(CoordinatorInput::StreamDown { from });
+}
+
+#[test]
+fn commits_that_only_one_worker_knows_are_published_in_order_though_it_ends_as_soon_as_it_has_answered_the_fence()
+ {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(
+        A,
+        Report::Committed {
+            decision: decision(1),
+        },
+    );
+    // Steps 2 to 8 were committed while no coordinator was there. B is what is left of those who ran them.
+    rig.status(B, 1, Phase::Running, state(1, 8));
+    rig.say(B, suspect(1, A));
+    answers_and_ends(&mut rig, B, 8);
+    assert_eq!(published(&rig), [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
+fn who_knows_more_than_another_that_was_asked_with_it_is_heard_too() {
+    let mut rig = Rig::training(&[A, B, C]);
+    for (w, step) in [(A, 3), (B, 3), (C, 6)] {
+        rig.status(w, 1, Phase::Running, state(1, step));
+    }
+    rig.say(A, suspect(1, B));
+    for (w, step) in [(A, 3), (C, 6)] {
+        answers_and_ends(&mut rig, w, step);
+    }
+    assert_eq!(published(&rig), [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn who_does_not_know_the_next_commit_makes_nobody_leave_it_out_while_all_are_asked() {
+    let mut rig = Rig::training(&[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.say(A, suspect(1, B));
+    let told = |steps: std::ops::RangeInclusive<u64>| Report::Commits {
+        after: Step(0),
+        decisions: steps.map(decision).collect(),
+    };
+    for _ in 0..4 {
+        rig.say(A, told(4..=4));
+    }
+    assert!(published(&rig).is_empty(), "B may know those before it");
+    rig.say(B, told(1..=4));
+    assert_eq!(published(&rig), [1, 2, 3, 4]);
+}
+
+#[test]
+fn who_knows_nothing_more_is_fenced_and_asked_nothing() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.say(
+        A,
+        Report::Committed {
+            decision: decision(1),
+        },
+    );
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 1));
+    }
+    rig.say(A, suspect(1, B));
+    assert!(!rig.sent.iter().any(|(_, o)| matches!(o, Order::Tell { .. })));
+}

@@ -1,0 +1,194 @@
+//! What is looked at when a coordinator writes: plans, where they resume, and runs that are given up.
+
+use super::network::Node;
+use super::uploads::SLOW_STORE_MAX;
+use super::{Result, Schedule};
+use crate::check::{Restore, broken};
+use crate::host::Host;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
+use varuna_protocol::{Record, Timing};
+
+/// Who could be reached for so many milliseconds has been asked, and has answered.
+const REACHED: u64 = 400;
+/// A run is given up by a list of checkpoints that is at most so many milliseconds old: the write that confirms it takes time.
+const CONFIRMED: u64 = 1_000;
+/// Milliseconds after the faults from which on all is quiet.
+const SETTLED: u64 = 3_000;
+/// So many cancelled changes are chance: workers of crash loops, a link that stays cut.
+const CANCELLED_MAX: u32 = 8;
+
+impl Host<Schedule> {
+    /// (j): a run is not given up while a checkpoint is left, or workers that can be heard, for a while, hold the whole model.
+    pub(super) fn check_given_up(&self, c: usize, units: &[Unit]) -> Result {
+        // The last list, and the write that confirms the end, may have taken that long.
+        let slow = if self.env.faults.slow_store {
+            2 * SLOW_STORE_MAX
+        } else {
+            0
+        };
+        let since = |id: &&StateId| {
+            self.env
+                .store
+                .completed_at
+                .get(id)
+                .is_some_and(|at| at + CONFIRMED + slow < self.now())
+        };
+        let mut saved = self
+            .env
+            .store
+            .manifests
+            .iter()
+            .filter(|id| **id != StateId::INITIAL && !self.env.checker.is_void(**id));
+        let saved = saved.find(since);
+        if let Some(id) = saved {
+            return broken('j', format!("state of {units:?} given up, {id} is in the store"));
+        }
+        if !self.env.checker.anything_committed() {
+            return broken(
+                'j',
+                format!("state of {units:?} given up before anything was committed"),
+            );
+        }
+        let heard = |w: &WorkerId| {
+            let member = self.members.alive(*w).filter(|m| m.paused + REACHED < self.now());
+            let stream = self.coordinators[c].streams.get(w).copied();
+            let blocked = &self.env.network.blocked;
+            let reached = |link| {
+                blocked
+                    .get(&link)
+                    .is_none_or(|until| until + REACHED < self.now())
+            };
+            let (here, there) = (Node::Worker(*w), Node::Coordinator(c));
+            member.is_some_and(|m| stream == Some(m.stream))
+                && reached((here, there))
+                && reached((there, here))
+        };
+        let mut heard: Vec<WorkerId> = self.members.ids(|_| true).into_iter().filter(heard).collect();
+        heard.retain(|w| !self.env.checker.is_tainted(*w));
+        let states: BTreeSet<StateId> = heard
+            .iter()
+            .flat_map(|w| self.members[*w].machine.held().values().copied())
+            .collect();
+        let holds = |unit: Unit, id: StateId| {
+            heard
+                .iter()
+                .any(|w| self.members[*w].machine.held().get(&unit) == Some(&id))
+        };
+        let whole = |id: &&StateId| self.env.job.layout.all_units().all(|u| holds(u, **id));
+        let mut counting = states.iter().filter(|id| !self.env.checker.is_void(**id));
+        match counting.find(whole) {
+            Some(id) => broken(
+                'j',
+                format!("state of {units:?} given up, {id} is held by {heard:?}"),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// (h): some time after the faults planned changes succeed.
+    pub(super) fn count_cancelled(&mut self) -> Result {
+        self.env.stats.cancelled += 1;
+        let settled = self
+            .env
+            .faults
+            .ended_at
+            .is_some_and(|at| self.now() > at + SETTLED && !self.env.faults.become_rarer);
+        if settled {
+            self.env.faults.cancelled_since += 1;
+            if self.env.faults.cancelled_since > CANCELLED_MAX {
+                return broken(
+                    'h',
+                    format!("{CANCELLED_MAX} planned changes were cancelled long after the faults"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_persisted(&mut self, record: &Record) -> Result {
+        let known = self.env.store.record.last_step;
+        if record.last_step < known {
+            return broken(
+                'c',
+                format!("the last step falls from {known} to {}", record.last_step),
+            );
+        }
+        if self.env.store.record.done && !record.done {
+            // More steps were ordered as the run ended: its workers are released, and others go on from its last state.
+            self.env.faults.only_joins = false;
+        }
+        for plan in [&record.plan, &record.next].into_iter().flatten() {
+            if self.env.checker.persisted(plan)? {
+                self.env.stats.generations += 1;
+                let back = record.trust.rollbacks.iter();
+                match back.rev().find(|r| r.generation == plan.generation) {
+                    Some(rollback) => self.env.checker.rolled_back(*rollback, &self.env.store.shards)?,
+                    None => self.check_recovery(plan)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// (l), when a coordinator has decided to go back to a checkpoint.
+    pub(super) fn check_restore(&mut self, by: usize, record: &Record) -> Result {
+        let rolled_back = |p: &&Arc<Plan>| {
+            let mut rollbacks = record.trust.rollbacks.iter();
+            rollbacks.any(|r| r.generation == p.generation)
+        };
+        let timing = Timing::model();
+        let unconfirmed_after = timing.restore.min(timing.silent).as_millis();
+        for plan in record.plan.iter().filter(|p| !rolled_back(p)) {
+            if let Base::Fixed {
+                id, checkpoint: true, ..
+            } = plan.base
+            {
+                let restore = Restore {
+                    by,
+                    generation: plan.generation,
+                    base: id,
+                    at: self.now(),
+                    unconfirmed_after: u64::try_from(unconfirmed_after).unwrap_or(u64::MAX),
+                };
+                self.env.checker.restores(&restore, &self.env.store.manifests)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_recovery(&mut self, plan: &Arc<Plan>) -> Result {
+        let Base::Fixed {
+            id,
+            decision,
+            checkpoint,
+        } = plan.base
+        else {
+            self.env.stats.planned += 1;
+            return Ok(());
+        };
+        if self.env.faults.only_joins && plan.generation > Generation(1) {
+            return broken('g', format!("recovery {} without a fault", plan.generation));
+        }
+        self.env.stats.restores += u64::from(checkpoint && id != StateId::INITIAL);
+        self.env.stats.rolled += u64::from(decision.is_some());
+        let member = |w| self.members.alive(w).map(|m| &m.machine);
+        let lost = self.env.checker.goes_back(id);
+        self.env.checker.nothing_lost(plan, id, member)?;
+        self.check_kept(plan, lost)?;
+        let parent = self.env.checker.plans.get(&plan.parent).cloned();
+        let from_spare = |unit: Unit| {
+            let sources = plan.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);
+            let keeper = parent.as_ref().and_then(|p| p.keeper(unit));
+            keeper.is_some_and(|keeper| sources == [keeper])
+        };
+        if plan.layout.all_units().any(from_spare) {
+            self.env.stats.reach("resume: from a spare copy");
+        }
+        if let Some(decision) = decision {
+            self.env.checker.parent.insert(decision.id, decision.parent);
+        }
+        Ok(())
+    }
+}
