@@ -15,6 +15,7 @@ mod job;
 mod metrics;
 mod prometheus;
 mod store;
+mod takeover;
 mod world;
 
 use anyhow::{Context as _, Result, bail, ensure};

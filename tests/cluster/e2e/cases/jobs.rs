@@ -2,6 +2,7 @@
 
 use super::{CaseRun, process_of};
 use crate::job::Observation;
+use crate::takeover::{AFTER_KILL_MAX, within};
 use crate::world::OPERATOR;
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt;
@@ -73,16 +74,10 @@ impl CaseRun<'_> {
         let began = Instant::now();
         kill(coordinator, Signal::SIGKILL)?;
         kill(worker, Signal::SIGKILL)?;
-        self.job
-            .event("Run", "this coordinator leads the run now (term 2)")
-            .await?;
-        println!(
-            "  another coordinator leads after {:.1} s",
-            began.elapsed().as_secs_f64()
-        );
+        let took = self.job.led_by(2, began).await?;
         self.goes_on(&before).await?;
         ensure!(self.coordinator_number().await? == 2, "which coordinator leads?");
-        Ok(())
+        within("operator.coordinator_replaced_s", took, AFTER_KILL_MAX)
     }
 
     /// The pod of the coordinator is evicted: another one runs before it goes.

@@ -2,6 +2,7 @@
 
 use super::{CaseRun, node_of, process_of};
 use crate::job::Observation;
+use crate::takeover::{AFTER_CUT_MAX, within};
 use crate::world::NODES;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -175,18 +176,13 @@ impl CaseRun<'_> {
             jobs(&self.job.client, &self.job.namespace)
                 .patch("j", &PatchParams::default(), &Patch::Merge(&patch))
                 .await?;
-            self.job
-                .event("Run", "this coordinator leads the run now (term 2)")
-                .await?;
-            println!(
-                "  another coordinator leads after {:.1} s",
-                began.elapsed().as_secs_f64()
-            );
-            self.job.trains(4).await
+            let took = self.job.led_by(2, began).await?;
+            self.job.trains(4).await?;
+            anyhow::Ok(took)
         }
         .await;
         self.network(number, true)?;
-        result?;
+        let took = result?;
         self.world.gpus(number, 4).await?;
         // The first one hears that another one leads, and ends.
         eventually("one coordinator is left", || async {
@@ -205,7 +201,7 @@ impl CaseRun<'_> {
         })
         .await?;
         self.job.trains(4).await?;
-        Ok(())
+        within("operator.coordinator_cut_replaced_s", took, AFTER_CUT_MAX)
     }
 
     fn network(&self, number: u8, on: bool) -> Result<()> {
