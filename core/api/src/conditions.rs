@@ -96,6 +96,8 @@ words! {
         Killed,
         /// Its node did not take it.
         Rejected,
+        /// One of its init containers ended with an error: its worker never started.
+        InitFailed,
         /// Its worker ended well although the job runs.
         Left,
     }
@@ -140,6 +142,8 @@ words! {
         PodsCannotBeScheduled,
         /// Degraded: a node does not take the job's pods.
         PodsRejected,
+        /// Degraded, Failed: an init container of the job's pods ends with an error.
+        InitContainersFail,
         /// Degraded, Failed: worker processes end with an error.
         WorkersCrash,
         /// CheckpointStale: the job has no checkpoints.

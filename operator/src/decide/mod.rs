@@ -41,7 +41,7 @@ pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
     ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,
 };
-pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
+pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, cannot_start, judge_pod};
 pub use queue_objects::{Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement};
 pub use status::report;
 

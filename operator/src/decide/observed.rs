@@ -120,11 +120,13 @@ pub struct ObservedPod {
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.
     pub unschedulable: Option<String>,
-    /// Why a container does not start: reason and message.
+    /// Why a container does not start: reason and message, which names an init container. One that does not go away by waiting comes before others.
     pub waiting: Option<(String, String)>,
+    /// How an init container failed, so that its worker never ran: its name and its end.
+    pub init_failed: Option<(String, ContainerEnd)>,
     /// How the container of its worker or coordinator ended, if it has.
     pub ended: Option<ContainerEnd>,
-    /// How it failed where its worker never ran.
+    /// How it failed where none of its containers did.
     pub rejected: Option<Rejection>,
     /// Nodes that it was told to avoid.
     pub avoids: BTreeSet<String>,

@@ -83,6 +83,18 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     default("automountServiceAccountToken", false.into());
     default("enableServiceLinks", false.into());
     default("securityContext", security_context());
+    // What it said last is in the job's condition, should it fail.
+    for container in spec
+        .get_mut("initContainers")
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        fill_in(
+            container,
+            &json!({ "terminationMessagePolicy": "FallbackToLogsOnError" }),
+        );
+    }
     if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
         // The coordinator is found by the name of a Service.
         let dns = spec.entry("dnsPolicy").or_insert(Value::Null);

@@ -27,6 +27,18 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
             _ => None,
         })
     };
+    let init_failed = || {
+        newest_first().find_map(|v| match v {
+            PodVerdict::InitFailed(container, end) => {
+                let (code, reason, output) = (end.code, &end.reason, end.message.trim());
+                let message = format!(
+                    "init container {container} of spec.workers.template ended with exit code {code} ({reason}): {output}"
+                );
+                Some((Reason::InitContainersFail, message))
+            }
+            _ => None,
+        })
+    };
     let rejected = || {
         pods.iter().rev().find_map(|p| match &p.verdict {
             PodVerdict::Rejected(rejection) => {
@@ -48,6 +60,7 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
     };
     cannot_start
         .or_else(crashed)
+        .or_else(init_failed)
         .or_else(rejected)
         .or_else(unschedulable)
 }

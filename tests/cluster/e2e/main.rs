@@ -11,6 +11,7 @@
 
 mod cases;
 mod curve;
+mod evictions;
 mod job;
 mod metrics;
 mod prometheus;

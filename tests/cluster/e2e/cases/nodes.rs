@@ -1,6 +1,7 @@
 //! Nodes that go, with all that runs on them, and come back.
 
 use super::{CaseRun, node_of, process_of};
+use crate::evictions::Evictions;
 use crate::job::Observation;
 use crate::takeover::{AFTER_CUT_MAX, within};
 use crate::world::NODES;
@@ -102,9 +103,11 @@ impl CaseRun<'_> {
     /// Twice the workers of the other cases: half of them go with their node, and come back.
     pub(super) async fn eight_workers(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
+        let evictions = Evictions::from(&self.job, &node);
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
+            evictions.took_turns(4)?;
             self.job
                 .until("the other four train", |l| {
                     l.members() == 4 && l.phase() == "Training" && l.step() > before.step()
@@ -121,9 +124,11 @@ impl CaseRun<'_> {
 
     pub(super) async fn drain(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
+        let evictions = Evictions::from(&self.job, &node);
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
+            evictions.took_turns(2)?;
             self.empty(&node).await?;
             self.job.trains(4).await?;
             self.is_reported(&before).await
