@@ -261,6 +261,10 @@ pub enum JobPart {
     Coordinator,
     /// Names of the job's objects, which others may have taken.
     Names,
+    /// Deletions of pods.
+    Deletions,
+    /// Everything: the API server does not answer, or not as it should.
+    Server,
 }
 
 /// What could not be carried out, and is not tried again for a while.
@@ -272,6 +276,12 @@ pub struct Failure {
     pub message: String,
     /// Seconds until it is tried again.
     pub retry_in: i64,
+}
+
+/// Whether nothing is carried out for now, because the API server did not answer.
+#[must_use]
+pub fn waits_for_server(failures: &[Failure]) -> bool {
+    postponed(failures, &[JobPart::Server])
 }
 
 /// Whether one of these parts failed and is not to be tried again yet.

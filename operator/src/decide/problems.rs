@@ -87,6 +87,14 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
             Reason::NameTaken,
             format!("{message}; nothing of it is changed: delete it, or give the job another name"),
         ),
+        JobPart::Deletions => (
+            Reason::PodsRefused,
+            format!("the API server does not delete the job's pods: {message}"),
+        ),
+        JobPart::Server => (
+            Reason::ServerFails,
+            format!("the API server does not answer as it should: {message}; tried again within 10 s"),
+        ),
         JobPart::Coordinator => (
             Reason::CoordinatorFails,
             format!("the job's coordinator cannot run: {message}"),

@@ -454,11 +454,19 @@ fn what_failed_is_postponed_and_reported() {
     observed.failures = vec![failure(JobPart::Pods, 0)];
     assert_eq!(names(&decide(&observed)).len(), 3, "its time has come");
     observed.failures = vec![failure(JobPart::Coordinator, 7)];
-    let desired = decide(&observed);
+    let mut desired = decide(&observed);
+    assert_eq!(
+        (desired.coordinator, desired.create.len()),
+        (CoordinatorGoal::Run, 0),
+        "one that runs goes on"
+    );
+    let run = observed.run.take();
+    desired = decide(&observed);
     assert_eq!(
         (desired.coordinator, desired.create.len()),
         (CoordinatorGoal::Absent, 0)
     );
+    observed.run = run;
     observed.failures = vec![failure(JobPart::Objects, 7)];
     assert_eq!(decide(&observed).objects.len(), 0);
     observed.failures = vec![failure(JobPart::Names, 7)];
@@ -467,6 +475,37 @@ fn what_failed_is_postponed_and_reported() {
     assert_eq!(desired.coordinator, CoordinatorGoal::Run, "one that runs goes on");
     observed.run = None;
     assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Absent);
+}
+
+#[test]
+fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
+    let mut observed = observed(2);
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    observed.pods[0].node = Some("gone".into());
+    observed.run = Some(with_workers(training(5), &["j-w2-u"], &[]));
+    let tries = decide(&observed);
+    assert_eq!(
+        (deleted(&tries), names(&tries)),
+        (vec!["j-w1-u"], vec!["j-w3-u".into()])
+    );
+    observed.failures = vec![Failure {
+        part: JobPart::Deletions,
+        message: "a webhook denied the request".into(),
+        retry_in: 7,
+    }];
+    let waits = decide(&observed);
+    assert_eq!((waits.delete.len(), waits.create.len()), (0, 0));
+    assert_eq!(
+        (waits.reconcile_in, waits.status.newest_pod),
+        (Some(7), 2),
+        "no number is used up"
+    );
+    let degraded = condition(&waits, ConditionType::Degraded);
+    assert_eq!(degraded.reason, "PodsRefused");
+    assert!(degraded.message.contains("does not delete"), "{degraded:?}");
+    // Nothing is to be deleted: what is missing is made.
+    observed.pods.remove(0);
+    assert_eq!(names(&decide(&observed)).len(), 1);
 }
 
 #[test]

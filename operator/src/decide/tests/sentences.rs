@@ -192,6 +192,8 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Pods, "exceeded quota: q"),
         failing(JobPart::Pods, "spec.containers[0].image: Required value"),
         failing(JobPart::Coordinator, "address in use"),
+        failing(JobPart::Deletions, "a webhook denied the request"),
+        failing(JobPart::Server, "connection refused"),
         coordinator_waits("0/3 nodes are available", None),
         coordinator_waits("", Some("no such image: c")),
         failing(
@@ -259,7 +261,7 @@ fn the_sentences_that_users_see_are_those_that_were_reviewed() {
     // Sentences of the coordinator and errors of the API server are not the operator's.
     for reason in Reason::ALL
         .iter()
-        .filter(|r| !matches!(r, Reason::Run | Reason::Resumed | Reason::CannotRun))
+        .filter(|r| !matches!(r, Reason::Run | Reason::Resumed))
     {
         let shown = format!(" {reason}: ");
         assert!(
