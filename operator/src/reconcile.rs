@@ -231,6 +231,12 @@ enum Carried {
 /// them; the others after.
 async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<Carried, Error> {
     let job = &seen.observed.job;
+    if decision.delete_job {
+        // All that belongs to it goes with it, whatever could not be written of that.
+        let read = seen.object.resource_version();
+        context.applier.delete_job(job, read).await?;
+        return Ok(Carried::JobDeleted);
+    }
     if decision.starts_coordinator {
         let spec = seen.object.data.get("spec").cloned().unwrap_or_default();
         let text = observe::run_document(&job.name, &job.namespace, &spec).to_string();
@@ -247,11 +253,6 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;
     context.applier.apply_objects(job, objects.changed).await?;
-    if decision.delete_job {
-        let read = seen.object.resource_version();
-        context.applier.delete_job(job, read).await?;
-        return Ok(Carried::JobDeleted);
-    }
     Ok(if objects.wait {
         Carried::Partly
     } else {

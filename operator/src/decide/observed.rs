@@ -238,6 +238,14 @@ impl ObservedRun {
         self.snapshot.as_ref().is_none_or(|s| s.run.mode.is_settling())
     }
 
+    /// The pods whose workers run a stage under the plan in force.
+    #[must_use]
+    pub fn placed(&self) -> BTreeSet<&str> {
+        let workers = self.snapshot.iter().flat_map(|s| &s.workers);
+        let placed = workers.filter(|w| w.pipeline.is_some());
+        placed.map(|w| w.name.as_str()).collect()
+    }
+
     /// Names of its workers, which are those of their pods: the attached ones, or the detached ones.
     pub fn workers(&self, attached: bool) -> impl Iterator<Item = &str> {
         let workers = self.snapshot.iter().flat_map(|s| &s.workers);

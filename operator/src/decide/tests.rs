@@ -509,6 +509,23 @@ fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
 }
 
 #[test]
+fn of_too_many_pods_those_without_a_place_go_before_those_that_hold_state() {
+    let mut observed = observed(2);
+    observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    assert_eq!(
+        deleted(&decide(&observed)),
+        ["j-w4-u", "j-w3-u"],
+        "nobody holds anything"
+    );
+    let mut run = with_workers(training(5), &["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"], &[]);
+    for worker in &mut run.snapshot.as_mut().unwrap().workers {
+        worker.pipeline = ["j-w2-u", "j-w4-u"].contains(&worker.name.as_str()).then_some(0);
+    }
+    observed.run = Some(run);
+    assert_eq!(deleted(&decide(&observed)), ["j-w3-u", "j-w1-u"]);
+}
+
+#[test]
 fn crashes_hold_back_their_own_places_only() {
     let mut observed = observed(4);
     observed.pods = vec![ended(1, 1, "Error", 0)];
