@@ -1,6 +1,6 @@
 # The coordinator of a job: one program on a C library, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && docker build -f images/coordinator.Dockerfile -t varuna-coordinator:0.1.0 .
+#   make build-release && docker build -f images/coordinator.Dockerfile -t varuna-coordinator:0.2.0 .
 #
 # `make images` builds the same file without a daemon and without a registry, on a base of its own.
 ARG BASE=debian:bookworm-slim

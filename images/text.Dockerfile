@@ -1,4 +1,4 @@
 # The worker with the examples' dataset in it, for the end-to-end tests: a job without any volume.
-ARG BASE=varuna-worker:0.1.0
+ARG BASE=varuna-worker:0.2.0
 FROM ${BASE}
 COPY .cache/data/kjv.bin .cache/data/kjv.idx /data/

@@ -1,6 +1,6 @@
 # The worker for nodes with GPUs: one program and PyTorch's libraries with CUDA, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && images/setup-cuda.sh && docker build -f images/worker-cuda.Dockerfile -t varuna-worker:0.1.0-cuda .
+#   make build-release && images/setup-cuda.sh && docker build -f images/worker-cuda.Dockerfile -t varuna-worker-cuda:0.2.0 .
 #
 # `make images-cuda` builds the same file without a daemon and without a registry, on a base of its own. A base needs zlib.
 ARG BASE=debian:bookworm-slim

@@ -1,6 +1,6 @@
 # The worker, the launcher of several workers, and libtorch, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && docker build -f images/worker.Dockerfile -t varuna-worker:0.1.0 .
+#   make build-release && docker build -f images/worker.Dockerfile -t varuna-worker:0.2.0 .
 #
 # For nodes with GPUs: images/worker-cuda.Dockerfile.
 #

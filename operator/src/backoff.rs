@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// The longest delay; the first is a second.
 const DELAY_MAX: Duration = Duration::from_secs(60);
+/// The longest while the API server does not answer: nothing tells when it does again, and then all jobs have waited.
+const DELAY_SERVER_MAX: Duration = Duration::from_secs(10);
 /// A failure this long after the last one counts as the first again.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
@@ -25,8 +27,12 @@ struct LastFailure {
 }
 
 impl LastFailure {
-    fn delay(&self) -> Duration {
-        Duration::from_secs(1 << (self.times - 1).min(10)).min(DELAY_MAX)
+    fn delay(&self, part: JobPart) -> Duration {
+        let longest = match part {
+            JobPart::Server => DELAY_SERVER_MAX,
+            _ => DELAY_MAX,
+        };
+        Duration::from_secs(1 << (self.times - 1).min(10)).min(longest)
     }
 }
 
@@ -95,7 +101,7 @@ impl Backoff {
                 part: *part,
                 message: k.message.clone(),
                 // Rounded up: a reconciliation after this time finds that it is over.
-                retry_in: i64::try_from((k.at + k.delay()).saturating_duration_since(now).as_millis())
+                retry_in: i64::try_from((k.at + k.delay(*part)).saturating_duration_since(now).as_millis())
                     .map_or(i64::MAX, |ms| (ms + 999) / 1000),
             })
             .collect()
@@ -114,7 +120,7 @@ impl Backoff {
         };
         for tried in tried.iter().filter(|f| f.retry_in <= 0) {
             if let Some(failure) = of_job.get_mut(&tried.part) {
-                failure.over = failure.at + failure.delay() <= now;
+                failure.over = failure.at + failure.delay(tried.part) <= now;
             }
         }
     }
@@ -155,6 +161,12 @@ mod tests {
             assert_eq!(backoff.failures_at(now, &job(1))[0].retry_in, 0);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
+        let mut of_server = vec![];
+        for _ in 0..6 {
+            backoff.failed_at(now, &job(3), JobPart::Server, "connection refused");
+            of_server.push(backoff.failures_at(now, &job(3))[0].retry_in);
+        }
+        assert_eq!(of_server, [1, 2, 4, 8, 10, 10]);
         assert_eq!(backoff.failures_at(now, &job(2)), []);
         backoff.failed_at(now + FORGOTTEN, &job(1), JobPart::Pods, "quota");
         assert_eq!(backoff.failures_at(now + FORGOTTEN, &job(1))[0].retry_in, 1);

@@ -1,11 +1,10 @@
 //! Why a reconciliation failed.
 
 use crate::decide::JobPart;
-use kube::core::Status;
 use std::fmt::Display;
 use std::time::Duration;
 
-/// A reconciliation that takes longer has failed: an API server that does not answer must not hold a job for ever.
+/// What takes longer has failed: an API server that does not answer must not hold a job for ever.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a reconciliation failed; it is tried again.
@@ -31,17 +30,35 @@ pub enum Error {
 }
 
 impl Error {
-    /// Tells what the API server answers with a refusal from what has changed meanwhile and from no answer. A webhook or a store of the API
-    /// server that does not answer is a refusal too: it may stay so for long, and the job says it.
+    /// Whatever the API server answers with is a refusal: also that a webhook or its store does not answer, or that others use a quota up at the
+    /// same moment. It may stay so for long, and the job says it.
     pub(crate) fn refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
-        let refuses =
-            |s: &Status| s.is_forbidden() || s.is_invalid() || matches!(s.code, 400 | 429) || s.code >= 500;
         move |error| match error {
-            kube::Error::Api(s) if refuses(&s) => Error::Refused {
+            kube::Error::Api(status) => Error::Refused {
                 part,
-                message: s.message.clone(),
+                message: status.message.clone(),
             },
             error => error.into(),
+        }
+    }
+
+    /// The same of an object that was there: one that is gone or of another version has changed meanwhile.
+    pub(crate) fn changed_or_refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
+        let refused = Error::refused(part);
+        move |error| match error {
+            kube::Error::Api(status) if status.is_conflict() || status.is_not_found() => Error::Stale,
+            error => refused(error),
+        }
+    }
+
+    /// What has failed and why, where it waits longer each time and the job says so; none where a watch shows soon what is to be done.
+    pub(crate) fn failure(&self) -> Option<(JobPart, String)> {
+        match self {
+            Error::Refused { part, message } => Some((*part, message.clone())),
+            Error::Api(kube::Error::Api(status)) => Some((JobPart::Server, status.message.clone())),
+            Error::Api(error) => Some((JobPart::Server, error.to_string())),
+            Error::Timeout => Some((JobPart::Server, self.to_string())),
+            Error::Stale => None,
         }
     }
 
@@ -72,29 +89,46 @@ impl Error {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_the_api_server_answers_with_is_a_refusal_unless_something_has_changed() {
-        for (code, is_refusal) in [
-            (400, true),
-            (403, true),
-            (404, false),
-            (409, false),
-            (422, true),
-            (429, true),
-            (500, true),
-            (504, true),
-        ] {
-            let mut answer = Status::failure("in its words", "");
-            answer.code = code;
-            if code == 403 {
-                answer.reason = "Forbidden".into();
-            }
-            if code == 422 {
-                answer.reason = "Invalid".into();
-            }
-            let error = Error::refused(JobPart::Pods)(kube::Error::Api(Box::new(answer)));
-            let found = matches!(&error, Error::Refused { message, .. } if message == "in its words");
-            assert_eq!(found, is_refusal, "{code}: {error}");
+    fn answer(code: u16) -> kube::Error {
+        let mut answer = kube::core::Status::failure("in its words", "");
+        answer.code = code;
+        if code == 409 {
+            answer.reason = "Conflict".into();
         }
+        kube::Error::Api(Box::new(answer))
+    }
+
+    #[test]
+    fn whatever_the_api_server_answers_with_is_reported_and_waits() {
+        for code in [400, 403, 404, 409, 422, 429, 500, 504] {
+            let error = Error::refused(JobPart::Pods)(answer(code));
+            let failure = error.failure();
+            assert_eq!(failure, Some((JobPart::Pods, "in its words".into())), "{code}");
+            let unexpected = Error::from(answer(code)).failure();
+            assert_eq!(
+                unexpected,
+                Some((JobPart::Server, "in its words".into())),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_answer_is_reported_as_the_servers_failure() {
+        let reset = || std::io::Error::other("connection reset");
+        let error = Error::refused(JobPart::Pods)(kube::Error::Service(Box::new(reset())));
+        let (part, why) = error.failure().unwrap();
+        assert_eq!((part, error.kind()), (JobPart::Server, "api"));
+        assert!(why.contains("connection reset"), "{why}");
+        let (part, why) = Error::Timeout.failure().unwrap();
+        assert_eq!(part, JobPart::Server);
+        assert!(why.contains("30 s"), "{why}");
+    }
+
+    #[test]
+    fn an_object_that_has_changed_meanwhile_is_looked_at_again_and_not_reported() {
+        let error = |code| Error::changed_or_refused(JobPart::Coordinator)(answer(code));
+        assert!(matches!(error(409), Error::Stale) && error(409).failure().is_none());
+        assert!(matches!(error(500), Error::Refused { .. }));
     }
 }

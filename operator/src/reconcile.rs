@@ -7,8 +7,8 @@ use crate::cluster::workloads;
 use crate::context::Context;
 use crate::decide::objects::record_name;
 use crate::decide::{
-    Decision, EventNote, JobPart, Observed, ObservedJob, ObservedNode, PodVerdict, Report,
-    coordinator_failure, decide, deletion_events, report,
+    Decision, JobPart, Observed, ObservedJob, ObservedNode, PodVerdict, Report, coordinator_failure, decide,
+    deletion_events, report, waits_for_server,
 };
 use crate::error::{DEADLINE, Error};
 use crate::index::{IndexedPod, IndexedRun, resource_version};
@@ -22,29 +22,58 @@ use kube::{Api, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::Reason;
 
 /// Without any event a job is reconciled at this interval: no watch promises every event.
 const INTERVAL: Duration = Duration::from_secs(300);
-/// A failed reconciliation is repeated after this time.
+/// One to a process that does not lead is repeated after this time.
 const RETRY: Duration = Duration::from_secs(10);
 /// One that came too early is, if no watch shows the change before; and so is one that reported something new.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Reconciles a job within the deadline, and measures it.
+/// Reconciles a job, and measures it.
 ///
 /// # Errors
-/// Something could not be carried out; all of it is tried again.
+/// Something has changed meanwhile; all of it is tried again. What is refused or not answered is reported instead, and tried again later each time.
 pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
     let began = Instant::now();
-    let result = tokio::time::timeout(DEADLINE, reconcile_job(&object, &context)).await;
-    let result = result.unwrap_or(Err(Error::Timeout));
-    let kind = result.as_ref().err().map(Error::kind);
+    let mut failed = None;
+    let result = reconcile_job(&object, &context, &mut failed).await;
+    let kind = result.as_ref().err().map(Error::kind).or(failed);
     context.health.metrics.reconciled(began.elapsed(), kind);
     result
 }
 
-async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Action, Error> {
+/// What a call gives within the deadline.
+async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let result = tokio::time::timeout(DEADLINE, call).await;
+    result.unwrap_or(Err(Error::Timeout))
+}
+
+/// Notes that something has failed, for the report, and when it is tried again.
+///
+/// # Errors
+/// Something has changed meanwhile: there is nothing to report.
+fn note_failure(
+    job: &ObservedJob,
+    error: Error,
+    context: &Context,
+    kind: &mut Option<&'static str>,
+) -> Result<(), Error> {
+    let Some((part, message)) = error.failure() else {
+        return Err(error);
+    };
+    tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
+    context.backoff.failed(job, part, &message);
+    *kind = Some(error.kind());
+    Ok(())
+}
+
+/// `failed`: the kind of the error that is reported, if there is one.
+async fn reconcile_job(
+    object: &DynamicObject,
+    context: &Context,
+    failed: &mut Option<&'static str>,
+) -> Result<Action, Error> {
     if observe::is_managed_by_another(object) {
         // It cannot become ours: the API server refuses that.
         return Ok(Action::await_change());
@@ -55,27 +84,24 @@ async fn reconcile_job(object: &DynamicObject, context: &Context) -> Result<Acti
         // The watch shows soon what was done, and that makes this job be looked at again.
         return Ok(Action::requeue(left));
     }
-    let seen = observe(job, object, context).await?;
+    let seen = observe(job, object, context, failed).await?;
     let observed = &seen.observed;
     let job = &observed.job;
     let decision = decide(observed);
-    // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
-    for note in deletion_events(&decision) {
-        context.publisher.note(job, &note);
-    }
     let mut is_left = false;
-    match carry_out(&seen, &decision, context).await {
-        Ok(left) => {
-            is_left = left;
-            context.backoff.succeeded(job, &observed.failures);
+    if !waits_for_server(&observed.failures) {
+        // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
+        for note in deletion_events(&decision) {
+            context.publisher.note(job, &note);
         }
-        Err(Error::Refused { part, message }) => context.backoff.failed(job, part, &message),
-        Err(error) => return Err(error),
-    }
-    if decision.delete_job {
-        let read = object.resource_version();
-        context.applier.delete_job(job, read).await?;
-        return Ok(Action::await_change());
+        match within(carry_out(&seen, &decision, context)).await {
+            Ok(Carried::JobDeleted) => return Ok(Action::await_change()),
+            Ok(carried) => {
+                is_left = carried == Carried::Partly;
+                context.backoff.succeeded(job, &observed.failures);
+            }
+            Err(error) => note_failure(job, error, context, failed)?,
+        }
     }
     let report = report(observed, &decision, &context.backoff.failures(job));
     measure(observed, &decision, &report, context);
@@ -100,6 +126,7 @@ async fn observe<'a>(
     mut job: ObservedJob,
     object: &'a DynamicObject,
     context: &Context,
+    failed: &mut Option<&'static str>,
 ) -> Result<Seen<'a>, Error> {
     let reported = context
         .publisher
@@ -115,7 +142,7 @@ async fn observe<'a>(
         let own = all.of(&key).filter(|pod| pod.owner.as_ref() == Some(&job.uid));
         own.cloned().collect()
     };
-    find_nodes(&pods, context).await?;
+    let unread = within(find_nodes(&pods, context)).await.err();
     let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
     let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed.clone()).collect();
     let mut observed = Observed {
@@ -137,6 +164,18 @@ async fn observe<'a>(
             .backoff
             .attempt_failed(job, JobPart::Coordinator, number, &why);
         observed.failures = context.backoff.failures(job);
+    }
+    if let Some(error) = unread {
+        note_failure(&observed.job, error, context, failed)?;
+        observed.failures = context.backoff.failures(&observed.job);
+        // Nothing is carried out now, and nothing is said of nodes that could not be read.
+        for name in pods.iter().filter_map(|pod| pod.observed.node.as_ref()) {
+            let ready = || ObservedNode {
+                ready: true,
+                ..ObservedNode::default()
+            };
+            observed.nodes.entry(name.clone()).or_insert_with(ready);
+        }
     }
     Ok(Seen {
         object,
@@ -177,10 +216,27 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
     Ok(())
 }
 
+/// How far a decision was carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Carried {
+    /// To its end.
+    Whole,
+    /// Something is left that has to wait.
+    Partly,
+    /// The job is deleted, as its time is over.
+    JobDeleted,
+}
+
 /// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
-/// them; the others after. Returns whether something is left that has to wait.
-async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<bool, Error> {
+/// them; the others after.
+async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<Carried, Error> {
     let job = &seen.observed.job;
+    if decision.delete_job {
+        // All that belongs to it goes with it, whatever could not be written of that.
+        let read = seen.object.resource_version();
+        context.applier.delete_job(job, read).await?;
+        return Ok(Carried::JobDeleted);
+    }
     if decision.starts_coordinator {
         let spec = seen.object.data.get("spec").cloned().unwrap_or_default();
         let text = observe::run_document(&job.name, &job.namespace, &spec).to_string();
@@ -197,7 +253,11 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;
     context.applier.apply_objects(job, objects.changed).await?;
-    Ok(objects.wait)
+    Ok(if objects.wait {
+        Carried::Partly
+    } else {
+        Carried::Whole
+    })
 }
 
 /// Asks the coordinator in charge from now on whether it answers.
@@ -223,19 +283,10 @@ fn measure(observed: &Observed, decision: &Decision<'_>, report: &Report, contex
     jobs.reconciled(&key, &report.status, steps, pods);
 }
 
-/// A failed reconciliation is repeated after a while, and an Event says why.
-pub fn failed(object: Arc<DynamicObject>, error: &Error, context: Arc<Context>) -> Action {
-    let job = observed_job(&object, &context);
-    tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
-    if matches!(error, Error::Refused { .. }) {
-        let note = EventNote {
-            warning: true,
-            lasting: true,
-            reason: Reason::CannotRun,
-            text: error.to_string(),
-        };
-        context.publisher.note(&job, &note);
-    }
+/// A reconciliation that came too early, or to a process that does not lead, is repeated.
+pub fn failed(object: Arc<DynamicObject>, error: &Error, _: Arc<Context>) -> Action {
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    tracing::warn!(%error, job = %job_ref(&namespace, &name), "will be tried again");
     Action::requeue(if matches!(error, Error::Stale) {
         SOON
     } else {

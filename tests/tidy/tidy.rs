@@ -5,6 +5,7 @@ mod glossary;
 mod links;
 mod source;
 mod structs;
+mod versions;
 
 use source::root;
 use std::collections::{BTreeMap, BTreeSet};

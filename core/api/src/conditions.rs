@@ -96,6 +96,8 @@ words! {
         Killed,
         /// Its node did not take it.
         Rejected,
+        /// One of its init containers ended with an error: its worker never started.
+        InitFailed,
         /// Its worker ended well although the job runs.
         Left,
     }
@@ -128,8 +130,10 @@ words! {
         AllIsWell,
         /// Degraded: the API server refuses the job's Service, Secrets or another of its objects.
         ObjectsRefused,
-        /// Degraded: the API server refuses the job's pods.
+        /// Degraded: the API server refuses the job's pods, or to delete them.
         PodsRefused,
+        /// Degraded: the API server does not answer the operator, or not in time.
+        ServerFails,
         /// Degraded: an object that is not the job's has the name of one that the job needs.
         NameTaken,
         /// Degraded: the coordinator cannot start, or has ended with an error.
@@ -140,6 +144,8 @@ words! {
         PodsCannotBeScheduled,
         /// Degraded: a node does not take the job's pods.
         PodsRejected,
+        /// Degraded, Failed: an init container of the job's pods ends with an error.
+        InitContainersFail,
         /// Degraded, Failed: worker processes end with an error.
         WorkersCrash,
         /// CheckpointStale: the job has no checkpoints.
@@ -180,8 +186,6 @@ words! {
         Run,
         /// Event: training goes on after a recovery or a change of plan.
         Resumed,
-        /// Event: a reconciliation failed because something was refused.
-        CannotRun,
         /// Event: pods of an earlier template are replaced.
         RollingUpdate,
         /// Event: a worker's node announced that it will go.

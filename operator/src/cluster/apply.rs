@@ -198,7 +198,8 @@ impl Applier {
             // Which of them the API server has carried out is not known: the watch shows those.
             self.index.pods.lock().forget_expected(&key);
         }
-        deleted.and(created)
+        // Where both fail, the next try finds that deletions fail still.
+        created.and(deleted)
     }
 
     /// Deletes a job whose time is over, as it was `read`: one that was changed since then may have been given more time. What belongs to
@@ -255,7 +256,7 @@ impl Applier {
         verify(&kind, &found.metadata, job)?;
         let uid = found.uid().unwrap_or_default();
         let applied = apply_to(&api, &name, object, &uid).await;
-        applied.map_err(Error::refused(JobPart::Objects))
+        applied.map_err(Error::changed_or_refused(JobPart::Objects))
     }
 
     /// The pod that was seen and no other of its name.
@@ -278,7 +279,7 @@ impl Applier {
                 self.index.pods.lock().met(key, &deletion.name);
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(Error::refused(JobPart::Deletions)(error)),
         }
     }
 

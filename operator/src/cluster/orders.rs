@@ -50,7 +50,6 @@ pub async fn write(
             found.map_or(Ok(()), |found| verify("VarunaRun", &found.metadata, job))?;
             Err(Error::Stale)
         }
-        Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => Err(Error::Stale),
-        Err(error) => Err(Error::refused(JobPart::Coordinator)(error)),
+        Err(error) => Err(Error::changed_or_refused(JobPart::Coordinator)(error)),
     }
 }

@@ -74,7 +74,7 @@ pub async fn begin_run(
         records
             .replace(&name, &params, &record)
             .await
-            .map_err(Error::refused(JobPart::Coordinator))?;
+            .map_err(Error::changed_or_refused(JobPart::Coordinator))?;
     }
     Ok(if was_taken {
         SecretOwner::Stranger
@@ -97,7 +97,7 @@ pub async fn note_taken_secret(client: &Client, job: &ObservedJob) -> Result<Err
     records
         .replace(&name, &PostParams::default(), &record)
         .await
-        .map_err(Error::refused(JobPart::Coordinator))?;
+        .map_err(Error::changed_or_refused(JobPart::Coordinator))?;
     Ok(secret_taken(job))
 }
 

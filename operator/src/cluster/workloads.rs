@@ -70,10 +70,7 @@ pub async fn carry_out(
 }
 
 fn refused(error: kube::Error) -> Error {
-    match error {
-        kube::Error::Api(status) if status.is_conflict() || status.is_not_found() => Error::Stale,
-        error => Error::refused(JobPart::Objects)(error),
-    }
+    Error::changed_or_refused(JobPart::Objects)(error)
 }
 
 async fn create(
@@ -112,6 +109,6 @@ async fn delete(
     match workloads.delete(name, &params).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(refused(error)),
     }
 }

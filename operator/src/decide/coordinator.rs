@@ -95,6 +95,13 @@ pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
                 end.code, end.reason
             )
         }
+        PodVerdict::InitFailed(container, end) => {
+            let output = end.message.trim();
+            format!(
+                "init container {container} of its pod ended with exit code {} ({}): {output}",
+                end.code, end.reason
+            )
+        }
         PodVerdict::Rejected(rejection) => {
             format!(
                 "its node does not take it: {}: {}",

@@ -2,7 +2,7 @@
 //! drained so loses its workers one after the other, and each of them hands on what it alone holds.
 
 use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
-use super::observed::{Observed, ObservedRun, whole};
+use super::observed::{Observed, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         .filter(|p| p.verdict == PodVerdict::Running)
         .map(|p| p.pod.name.as_str())
         .collect();
-    let placed = with_place(run);
+    let placed = run.placed();
     let all = whole(running.len());
     match run.snapshot.as_ref().map(|s| s.run.mode) {
         // Nobody holds anything yet.
@@ -48,11 +48,4 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         Some(RunMode::Waiting) if observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some()) => 0,
         _ => all,
     }
-}
-
-/// The pods whose workers run a stage under the plan in force.
-fn with_place(run: &ObservedRun) -> BTreeSet<&str> {
-    let workers = run.snapshot.iter().flat_map(|s| &s.workers);
-    let placed = workers.filter(|w| w.pipeline.is_some());
-    placed.map(|w| w.name.as_str()).collect()
 }

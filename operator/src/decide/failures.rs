@@ -87,11 +87,12 @@ fn moments<'a>(failures: impl Iterator<Item = &'a RecentFailure>) -> usize {
     count
 }
 
-/// Crashes after a time, those of one moment counted once, and without those on nodes that new pods avoid.
+/// Crashes after a time, of workers and of init containers, those of one moment counted once, and without those on nodes that new pods avoid.
 pub(super) fn crashes(failures: &[RecentFailure], since: i64, avoided: &BTreeSet<String>) -> usize {
     let counts = |f: &&RecentFailure| {
         let is_avoided = f.node.as_ref().is_some_and(|n| avoided.contains(n));
-        f.kind == FailureKind::Crashed.as_str() && seconds(f) > since && !is_avoided
+        let is_crash = [FailureKind::Crashed, FailureKind::InitFailed].map(FailureKind::as_str);
+        is_crash.contains(&f.kind.as_str()) && seconds(f) > since && !is_avoided
     };
     moments(failures.iter().filter(counts))
 }
@@ -125,9 +126,11 @@ pub(super) fn avoided_nodes(
         return AvoidedNodes::default();
     };
     let limit = job.lifecycle.failure_policy.avoid_node_after as usize;
-    // A worker that ended well says nothing against its node, and a node that is gone takes no pod.
+    // A worker that ended well says nothing against its node, nor does an init container, which is the template's; and a node that is gone takes
+    // no pod.
+    let excused = [FailureKind::Left, FailureKind::InitFailed].map(FailureKind::as_str);
     let mut failures_on: BTreeMap<&String, usize> = BTreeMap::new();
-    for failure in failures.iter().filter(|f| f.kind != FailureKind::Left.as_str()) {
+    for failure in failures.iter().filter(|f| !excused.contains(&f.kind.as_str())) {
         if let Some(node) = failure.node.as_ref().filter(|n| observed.nodes.contains_key(*n)) {
             *failures_on.entry(node).or_default() += 1;
         }

@@ -76,7 +76,12 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
     // A job that failed is tried again when its spec is changed.
     if let Some(failed) = failed(observed) {
         let reason = match Reason::parse(&failed.reason) {
-            Some(reason @ (Reason::StateLost | Reason::Diverged | Reason::DeadlineExceeded)) => reason,
+            Some(
+                reason @ (Reason::StateLost
+                | Reason::Diverged
+                | Reason::DeadlineExceeded
+                | Reason::InitContainersFail),
+            ) => reason,
             _ => Reason::WorkersCrash,
         };
         return JobOutcome::Fail(reason, failed.message.clone());
@@ -118,24 +123,34 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
         return JobOutcome::Run;
     }
     let ends = pods.iter().filter_map(|p| match &p.verdict {
-        PodVerdict::Crashed(end) => Some(end),
+        PodVerdict::Crashed(end) => Some((None, end)),
+        PodVerdict::InitFailed(container, end) => Some((Some(container.as_str()), end)),
         _ => None,
     });
-    JobOutcome::Fail(
-        Reason::WorkersCrash,
-        crash_message(crashes, ends.max_by_key(|end| end.at)),
-    )
+    let last = ends.max_by_key(|(_, end)| end.at);
+    let reason = match last {
+        Some((Some(_), _)) => Reason::InitContainersFail,
+        _ => Reason::WorkersCrash,
+    };
+    JobOutcome::Fail(reason, crash_message(crashes, last))
 }
 
-fn crash_message(times: usize, last: Option<&ContainerEnd>) -> String {
+/// `last`: the last crash, of a worker, or of the init container with this name.
+fn crash_message(times: usize, last: Option<(Option<&str>, &ContainerEnd)>) -> String {
     let crashed = format!("workers crashed {times} times without a step between them");
-    let Some(last) = last else {
+    let Some((init_container, last)) = last else {
         return crashed;
+    };
+    let crashed = match init_container {
+        Some(name) => format!(
+            "workers crashed or could not start {times} times without a step between them, the last because init container {name} ended"
+        ),
+        None => format!("{crashed}, the last"),
     };
     let output = last.message.trim();
     let skipped = output.chars().count().saturating_sub(LAST_OUTPUT_MAX);
     let output: String = output.chars().skip(skipped).collect();
-    let hint = if last.reason == "OOMKilled" {
+    let hint = if last.reason == "OOMKilled" && init_container.is_none() {
         "; raise the memory limit in spec.workers.resources or use more workers"
     } else {
         ""
@@ -146,7 +161,7 @@ fn crash_message(times: usize, last: Option<&ContainerEnd>) -> String {
         format!("; its last output: {output}")
     };
     format!(
-        "{crashed}, the last with exit code {} ({}){hint}{output}",
+        "{crashed} with exit code {} ({}){hint}{output}",
         last.code, last.reason
     )
 }

@@ -40,8 +40,9 @@ pub use events::deletion_events;
 pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
     ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,
+    waits_for_server,
 };
-pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, judge_pod};
+pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, cannot_start, judge_pod};
 pub use queue_objects::{Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement};
 pub use status::report;
 
@@ -102,6 +103,11 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         _ if decision.coordinator == CoordinatorGoal::Stop => {}
         _ => stop_pods(&mut decision),
     }
+    if postponed(&observed.failures, &[JobPart::Deletions]) && !decision.delete.is_empty() {
+        // Pods that are made in place of others come with their deletion, or there would be too many.
+        decision.delete.clear();
+        decision.create.clear();
+    }
     place_coordinator(observed, &mut decision);
     if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
         decision.workload = workload::workload_changes(observed, job, &decision.outcome, &decision.pods);
@@ -130,10 +136,17 @@ fn plan_admitted_pods<'a>(observed: &'a Observed, job: &Job, decision: &mut Deci
 fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
     let notices = worker_notices::worker_notices(observed, &decision.delete);
     let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices);
-    decision.delete.extend(plan.delete);
+    if !postponed(&observed.failures, &[JobPart::Deletions]) {
+        decision.delete.extend(plan.delete);
+    }
     let refused = postponed(
         &observed.failures,
-        &[JobPart::Objects, JobPart::Pods, JobPart::Names],
+        &[
+            JobPart::Objects,
+            JobPart::Pods,
+            JobPart::Names,
+            JobPart::Coordinator,
+        ],
     );
     match (plan.start, &observed.job.spec) {
         // Another number for each try would be tried again at once.
@@ -169,10 +182,11 @@ fn can_stop(observed: &Observed) -> bool {
 
 fn coordinator_goal(outcome: &JobOutcome, observed: &Observed) -> CoordinatorGoal {
     let runs = observed.run.as_ref().is_some_and(|r| r.ended.is_none());
+    // One that runs stays, whatever the API server refuses: what has failed then is its orders, or its successor.
+    let is_led = runs && coordinator_failure(observed).is_none();
     match outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend
-            if postponed(&observed.failures, &[JobPart::Coordinator])
-                || (!runs && postponed(&observed.failures, &[JobPart::Names])) =>
+            if !is_led && postponed(&observed.failures, &[JobPart::Coordinator, JobPart::Names]) =>
         {
             CoordinatorGoal::Absent
         }

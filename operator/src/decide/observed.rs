@@ -120,11 +120,13 @@ pub struct ObservedPod {
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.
     pub unschedulable: Option<String>,
-    /// Why a container does not start: reason and message.
+    /// Why a container does not start: reason and message, which names an init container. One that does not go away by waiting comes before others.
     pub waiting: Option<(String, String)>,
+    /// How an init container failed, so that its worker never ran: its name and its end.
+    pub init_failed: Option<(String, ContainerEnd)>,
     /// How the container of its worker or coordinator ended, if it has.
     pub ended: Option<ContainerEnd>,
-    /// How it failed where its worker never ran.
+    /// How it failed where none of its containers did.
     pub rejected: Option<Rejection>,
     /// Nodes that it was told to avoid.
     pub avoids: BTreeSet<String>,
@@ -236,6 +238,14 @@ impl ObservedRun {
         self.snapshot.as_ref().is_none_or(|s| s.run.mode.is_settling())
     }
 
+    /// The pods whose workers run a stage under the plan in force.
+    #[must_use]
+    pub fn placed(&self) -> BTreeSet<&str> {
+        let workers = self.snapshot.iter().flat_map(|s| &s.workers);
+        let placed = workers.filter(|w| w.pipeline.is_some());
+        placed.map(|w| w.name.as_str()).collect()
+    }
+
     /// Names of its workers, which are those of their pods: the attached ones, or the detached ones.
     pub fn workers(&self, attached: bool) -> impl Iterator<Item = &str> {
         let workers = self.snapshot.iter().flat_map(|s| &s.workers);
@@ -259,6 +269,10 @@ pub enum JobPart {
     Coordinator,
     /// Names of the job's objects, which others may have taken.
     Names,
+    /// Deletions of pods.
+    Deletions,
+    /// Everything: the API server does not answer, or not as it should.
+    Server,
 }
 
 /// What could not be carried out, and is not tried again for a while.
@@ -270,6 +284,12 @@ pub struct Failure {
     pub message: String,
     /// Seconds until it is tried again.
     pub retry_in: i64,
+}
+
+/// Whether nothing is carried out for now, because the API server did not answer.
+#[must_use]
+pub fn waits_for_server(failures: &[Failure]) -> bool {
+    postponed(failures, &[JobPart::Server])
 }
 
 /// Whether one of these parts failed and is not to be tried again yet.

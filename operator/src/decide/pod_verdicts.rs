@@ -2,7 +2,7 @@
 //!
 //! A preemption costs no retry; a crash does, and so does a node that does not take the pod. Kubernetes distinguishes them by the
 //! condition DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and
-//! SIGKILL. Only the worker's container counts: a sidecar may outlive it.
+//! SIGKILL. Only the worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, not its node's.
 
 use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use std::collections::BTreeMap;
@@ -33,7 +33,15 @@ const CANNOT_START: &[&str] = &[
     "CreateContainerConfigError",
     "CreateContainerError",
     "RunContainerError",
+    // Of an init container, which holds the worker up: the kubelet starts it again and again.
+    "CrashLoopBackOff",
 ];
+
+/// Whether a waiting container with this reason does not start by waiting alone.
+#[must_use]
+pub fn cannot_start(reason: &str) -> bool {
+    CANNOT_START.contains(&reason)
+}
 
 /// The state of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,6 +62,8 @@ pub enum PodVerdict {
     Preempted(String),
     /// Its node did not take it, or ended it for its own fault.
     Rejected(Rejection),
+    /// One of its init containers ended with an error: its name and its end.
+    InitFailed(String, ContainerEnd),
     /// Its process was killed from outside, not for memory.
     Killed(ContainerEnd),
     /// Its process ended with an error.
@@ -97,6 +107,7 @@ impl PodVerdict {
         let (kind, end) = match self {
             PodVerdict::Crashed(end) => (FailureKind::Crashed, end),
             PodVerdict::Killed(end) => (FailureKind::Killed, end),
+            PodVerdict::InitFailed(_, end) => (FailureKind::InitFailed, end),
             PodVerdict::Released(end) => (FailureKind::Left, end),
             PodVerdict::Rejected(rejection) => {
                 return Some(PodFailure {
@@ -120,7 +131,7 @@ impl PodVerdict {
 pub struct PodFailure {
     /// How it failed.
     pub kind: FailureKind,
-    /// When its worker started, or it was made where that never did.
+    /// When the container that failed started, or the pod was made where none did.
     pub began: i64,
     /// When it failed.
     pub at: i64,
@@ -196,8 +207,10 @@ pub fn judge_pod(
             }
         }
     }
+    // Where the worker runs, a sidecar that is started again is no concern of the job's.
     if let Some((reason, message)) = &pod.waiting
-        && CANNOT_START.contains(&reason.as_str())
+        && pod.phase == PodPhase::Pending
+        && cannot_start(reason)
     {
         return PodVerdict::CannotStart(reason.clone(), message.clone());
     }
@@ -220,12 +233,12 @@ fn judge_ended(pod: &ObservedPod) -> PodVerdict {
     if pod.deleting {
         return PodVerdict::Terminating;
     }
-    let Some(end) = pod.ended.clone() else {
-        return PodVerdict::Rejected(pod.rejected.clone().unwrap_or_default());
-    };
-    match end.code {
-        0 => PodVerdict::Released(end),
-        137 | 143 if end.reason != "OOMKilled" => PodVerdict::Killed(end),
-        _ => PodVerdict::Crashed(end),
+    let was_killed = |end: &ContainerEnd| matches!(end.code, 137 | 143) && end.reason != "OOMKilled";
+    match (pod.ended.clone(), pod.init_failed.clone()) {
+        (Some(end), _) if end.code == 0 => PodVerdict::Released(end),
+        (Some(end), _) | (None, Some((_, end))) if was_killed(&end) => PodVerdict::Killed(end),
+        (Some(end), _) => PodVerdict::Crashed(end),
+        (None, Some((container, end))) => PodVerdict::InitFailed(container, end),
+        (None, None) => PodVerdict::Rejected(pod.rejected.clone().unwrap_or_default()),
     }
 }

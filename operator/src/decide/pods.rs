@@ -2,7 +2,7 @@
 
 use super::decision::{Decision, PodDeletion};
 use super::failures::{DELAYS_SECONDS, replaced_at};
-use super::observed::{JobPart, Observed, PodPhase, postponed};
+use super::observed::{JobPart, Observed, ObservedRun, PodPhase, postponed};
 use super::pod_template;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::rollout::replaced_now;
@@ -28,7 +28,7 @@ pub(super) fn plan_pods(
 ) {
     let (held_back, replace_in) = clear_failed(observed, decision);
     clear_unusable(observed, groups, decision);
-    clear_surplus(groups, decision);
+    clear_surplus(observed, groups, decision);
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
@@ -140,15 +140,20 @@ fn clear_unusable(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut D
     decision.delete.extend(delete);
 }
 
-/// Deletes pods beyond the number that their group may have: those that have not started first, then the newest, as the oldest hold the most
-/// state.
-fn clear_surplus(groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
+/// Deletes pods beyond the number that their group may have: those that have not started first, then those whose workers have no place in the plan,
+/// then the newest.
+fn clear_surplus(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
+    let placed = observed.run.as_ref().map(ObservedRun::placed).unwrap_or_default();
+
     let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
     let active = decision.pods.iter().filter(|p| p.verdict.is_active());
     let mut active: Vec<_> = active
         .filter(|p| !deleted.contains(p.pod.name.as_str()))
         .collect();
-    active.sort_by_key(|p| (p.verdict != PodVerdict::Running, p.pod.number));
+    active.sort_by_key(|p| {
+        let holds_state = placed.contains(p.pod.name.as_str());
+        (p.verdict != PodVerdict::Running, !holds_state, p.pod.number)
+    });
     let mut delete = Vec::new();
     let mut there: BTreeMap<Option<&str>, u32> = BTreeMap::new();
     for judged in active {
@@ -164,7 +169,7 @@ fn clear_surplus(groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
             delete.push(deletion(&judged.pod.name, None, why));
         }
     }
-    // The newest goes first.
+    // What holds least goes first.
     delete.reverse();
     decision.delete.extend(delete);
 }

@@ -27,6 +27,18 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
             _ => None,
         })
     };
+    let init_failed = || {
+        newest_first().find_map(|v| match v {
+            PodVerdict::InitFailed(container, end) => {
+                let (code, reason, output) = (end.code, &end.reason, end.message.trim());
+                let message = format!(
+                    "init container {container} of spec.workers.template ended with exit code {code} ({reason}): {output}"
+                );
+                Some((Reason::InitContainersFail, message))
+            }
+            _ => None,
+        })
+    };
     let rejected = || {
         pods.iter().rev().find_map(|p| match &p.verdict {
             PodVerdict::Rejected(rejection) => {
@@ -48,6 +60,7 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
     };
     cannot_start
         .or_else(crashed)
+        .or_else(init_failed)
         .or_else(rejected)
         .or_else(unschedulable)
 }
@@ -73,6 +86,14 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
         JobPart::Names => (
             Reason::NameTaken,
             format!("{message}; nothing of it is changed: delete it, or give the job another name"),
+        ),
+        JobPart::Deletions => (
+            Reason::PodsRefused,
+            format!("the API server does not delete the job's pods: {message}"),
+        ),
+        JobPart::Server => (
+            Reason::ServerFails,
+            format!("the API server does not answer as it should: {message}; tried again within 10 s"),
         ),
         JobPart::Coordinator => (
             Reason::CoordinatorFails,

@@ -6,7 +6,7 @@ use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
 use super::job_progress::{note_history, note_progress, stage_to_rank_map};
 use super::objects;
-use super::observed::{Failure, JobPart, Observed, ObservedRun, postponed, whole};
+use super::observed::{Failure, Observed, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
@@ -84,12 +84,6 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
 /// The last status with what is counted from one reconciliation to the next.
 fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Status {
     let before = &observed.job.status;
-    let parts = [
-        JobPart::Objects,
-        JobPart::Pods,
-        JobPart::Coordinator,
-        JobPart::Names,
-    ];
     Status {
         steps_lost: Some(before.steps_lost.unwrap_or(0) + steps_lost(observed, decision)),
         step: decision.progress.step,
@@ -109,7 +103,7 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
             .and_then(|o| o.save_at.clone())
             .or_else(|| before.save_ordered.clone()),
         // Numbers of pods that were not created are used later; those of pods that were are seen on the pods.
-        newest_pod: if postponed(failures, &parts) {
+        newest_pod: if failures.iter().any(|f| f.retry_in > 0) {
             newest_pod(observed)
         } else {
             decision.newest_pod

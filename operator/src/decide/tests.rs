@@ -1,5 +1,6 @@
 use super::*;
 use crate::index::ObjectKind;
+use carried_out::{Decided, carried_out, decide, next_pods, number_of};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{Condition, RunCheckpoints, RunGoal, RunSpec, Status};
@@ -7,6 +8,7 @@ use varuna_api::{ConditionType, Job, JobPhase, Reason, parse_job};
 use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
+mod carried_out;
 mod checkpoints;
 mod coordinator;
 mod disruption_budget;
@@ -80,6 +82,7 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         disrupted: None,
         unschedulable: None,
         waiting: None,
+        init_failed: None,
         ended: None,
         rejected: None,
         avoids: BTreeSet::new(),
@@ -104,6 +107,16 @@ fn ended(number: i64, code: i32, reason: &str, ago: i64) -> ObservedPod {
     ObservedPod {
         ended: Some(end),
         ..pod(number, phase)
+    }
+}
+
+/// A pod whose init container ended with this code.
+fn init_failed(number: i64, code: i32, ago: i64) -> ObservedPod {
+    let failed = ended(number, code, "Error", ago);
+    ObservedPod {
+        init_failed: failed.ended.map(|end| ("fetch".to_owned(), end)),
+        ended: None,
+        ..failed
     }
 }
 
@@ -166,86 +179,6 @@ fn all_placed(mut run: ObservedRun) -> ObservedRun {
     let workers = &mut run.snapshot.as_mut().unwrap().workers;
     workers.iter_mut().for_each(|w| w.pipeline = Some(0));
     run
-}
-
-/// A decision that could be carried out, and the report on it. Pods of workers and of coordinators are told apart.
-#[derive(Debug)]
-struct Decided {
-    objects: Vec<Value>,
-    create: Vec<Value>,
-    delete: Vec<PodDeletion>,
-    coordinator: CoordinatorGoal,
-    orders: Option<RunSpec>,
-    starts: Option<Value>,
-    coordinators_deleted: Vec<String>,
-    status: Status,
-    events: Vec<EventNote>,
-    reconcile_in: Option<i64>,
-    workload: Vec<WorkloadChange>,
-}
-
-fn decide(observed: &Observed) -> Decided {
-    let decision = super::decide(observed);
-    let report = report(observed, &decision, &observed.failures);
-    let events = [deletion_events(&decision), report.events].concat();
-    let is_coordinator = |pod: &Value| pod["metadata"]["labels"][objects::COORDINATOR_LABEL].is_string();
-    let (mut starts, create): (Vec<_>, Vec<_>) = decision.create.into_iter().partition(is_coordinator);
-    assert!(
-        starts.len() <= 1 && decision.starts_coordinator != starts.is_empty(),
-        "{starts:?}"
-    );
-    let of_coordinator = |d: &PodDeletion| observed.coordinators.iter().any(|p| p.name == d.name);
-    let (coordinators, delete): (Vec<_>, Vec<_>) = decision.delete.into_iter().partition(of_coordinator);
-    Decided {
-        objects: decision.objects,
-        create,
-        delete,
-        coordinator: decision.coordinator,
-        orders: decision.orders,
-        starts: starts.pop(),
-        coordinators_deleted: coordinators.into_iter().map(|d| d.name).collect(),
-        status: report.status,
-        events,
-        reconcile_in: report.reconcile_in,
-        workload: decision.workload,
-    }
-}
-
-/// What the cluster is once a decision was carried out.
-fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
-    let mut next = observed.clone();
-    next.pods.retain_mut(|p| {
-        let delete = desired.delete.iter().any(|d| d.name == p.name);
-        let over = matches!(p.phase, PodPhase::Failed | PodPhase::Succeeded);
-        p.deleting |= delete;
-        !(delete && over)
-    });
-    for made in &desired.create {
-        let number = number_of(made, objects::NUMBER_LABEL);
-        next.pods.push(pod(number, PodPhase::Pending));
-    }
-    next.orders = desired.orders.clone().or(next.orders);
-    if let Some(made) = &desired.starts {
-        next.coordinators.push(coordinator(
-            number_of(made, objects::COORDINATOR_LABEL),
-            PodPhase::Pending,
-        ));
-    }
-    next.coordinators.retain_mut(|p| {
-        let delete = desired.coordinators_deleted.contains(&p.name);
-        p.deleting |= delete;
-        !(delete && matches!(p.phase, PodPhase::Failed | PodPhase::Succeeded))
-    });
-    next.job.status = desired.status.clone();
-    next
-}
-
-fn number_of(made: &Value, label: &str) -> i64 {
-    made["metadata"]["labels"][label]
-        .as_str()
-        .unwrap()
-        .parse()
-        .unwrap()
 }
 
 /// A coordinator's pod.
@@ -521,11 +454,19 @@ fn what_failed_is_postponed_and_reported() {
     observed.failures = vec![failure(JobPart::Pods, 0)];
     assert_eq!(names(&decide(&observed)).len(), 3, "its time has come");
     observed.failures = vec![failure(JobPart::Coordinator, 7)];
-    let desired = decide(&observed);
+    let mut desired = decide(&observed);
+    assert_eq!(
+        (desired.coordinator, desired.create.len()),
+        (CoordinatorGoal::Run, 0),
+        "one that runs goes on"
+    );
+    let run = observed.run.take();
+    desired = decide(&observed);
     assert_eq!(
         (desired.coordinator, desired.create.len()),
         (CoordinatorGoal::Absent, 0)
     );
+    observed.run = run;
     observed.failures = vec![failure(JobPart::Objects, 7)];
     assert_eq!(decide(&observed).objects.len(), 0);
     observed.failures = vec![failure(JobPart::Names, 7)];
@@ -534,6 +475,54 @@ fn what_failed_is_postponed_and_reported() {
     assert_eq!(desired.coordinator, CoordinatorGoal::Run, "one that runs goes on");
     observed.run = None;
     assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Absent);
+}
+
+#[test]
+fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
+    let mut observed = observed(2);
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    observed.pods[0].node = Some("gone".into());
+    observed.run = Some(with_workers(training(5), &["j-w2-u"], &[]));
+    let tries = decide(&observed);
+    assert_eq!(
+        (deleted(&tries), names(&tries)),
+        (vec!["j-w1-u"], vec!["j-w3-u".into()])
+    );
+    observed.failures = vec![Failure {
+        part: JobPart::Deletions,
+        message: "a webhook denied the request".into(),
+        retry_in: 7,
+    }];
+    let waits = decide(&observed);
+    assert_eq!((waits.delete.len(), waits.create.len()), (0, 0));
+    assert_eq!(
+        (waits.reconcile_in, waits.status.newest_pod),
+        (Some(7), 2),
+        "no number is used up"
+    );
+    let degraded = condition(&waits, ConditionType::Degraded);
+    assert_eq!(degraded.reason, "PodsRefused");
+    assert!(degraded.message.contains("does not delete"), "{degraded:?}");
+    // Nothing is to be deleted: what is missing is made.
+    observed.pods.remove(0);
+    assert_eq!(names(&decide(&observed)).len(), 1);
+}
+
+#[test]
+fn of_too_many_pods_those_without_a_place_go_before_those_that_hold_state() {
+    let mut observed = observed(2);
+    observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    assert_eq!(
+        deleted(&decide(&observed)),
+        ["j-w4-u", "j-w3-u"],
+        "nobody holds anything"
+    );
+    let mut run = with_workers(training(5), &["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"], &[]);
+    for worker in &mut run.snapshot.as_mut().unwrap().workers {
+        worker.pipeline = ["j-w2-u", "j-w4-u"].contains(&worker.name.as_str()).then_some(0);
+    }
+    observed.run = Some(run);
+    assert_eq!(deleted(&decide(&observed)), ["j-w3-u", "j-w1-u"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::JobKey;
 use super::documents::controller_uid;
 use super::relist::Relist;
 use crate::decide::ObservedPod;
-use crate::observe;
+use crate::observe_pod;
 use crate::resource::{JobRef, job_ref};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -198,16 +198,16 @@ impl PodIndex {
 }
 
 fn key(pod: &Pod) -> Option<JobKey> {
-    Some((pod.namespace()?, observe::job_of(pod)?.to_owned()))
+    Some((pod.namespace()?, observe_pod::job_of(pod)?.to_owned()))
 }
 
 fn indexed(pod: &Pod) -> Option<IndexedPod> {
-    let coordinator = observe::coordinator_pod(pod);
+    let coordinator = observe_pod::coordinator_pod(pod);
     let is_coordinator = coordinator.is_some();
     Some(IndexedPod {
         uid: pod.uid()?,
         owner: controller_uid(&pod.metadata).map(str::to_owned),
         is_coordinator,
-        observed: coordinator.or_else(|| observe::pod(pod))?,
+        observed: coordinator.or_else(|| observe_pod::pod(pod))?,
     })
 }

@@ -11,10 +11,12 @@
 
 mod cases;
 mod curve;
+mod evictions;
 mod job;
 mod metrics;
 mod prometheus;
 mod store;
+mod takeover;
 mod world;
 
 use anyhow::{Context as _, Result, bail, ensure};

@@ -5,12 +5,14 @@
 
 mod coordinators;
 mod fake;
+mod faults;
 pub mod kubelet;
 mod kueue;
 pub mod nodes;
 
 pub use coordinators::{Coordinators, coordinators};
 pub use fake::FakeNode;
+pub use faults::{Fault, Faults};
 pub use kueue::kueue_resource;
 
 use anyhow::{Context as _, Result, bail, ensure};

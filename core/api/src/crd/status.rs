@@ -157,7 +157,7 @@ pub struct RecentFailure {
     pub node: Option<String>,
     /// The first of them.
     pub pod: String,
-    /// How it failed: Crashed, Killed, Rejected or Left.
+    /// How it failed: Crashed, Killed, Rejected, InitFailed or Left.
     pub kind: String,
 }
 

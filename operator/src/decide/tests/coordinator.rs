@@ -142,6 +142,24 @@ fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
 }
 
 #[test]
+fn orders_that_are_refused_end_no_coordinator_that_runs() {
+    let mut observed = served();
+    observed.failures = vec![Failure {
+        part: JobPart::Coordinator,
+        message: "etcdserver: request timed out".into(),
+        retry_in: 4,
+    }];
+    let desired = decide(&observed);
+    assert_eq!(desired.coordinator, CoordinatorGoal::Run);
+    assert_eq!(decided(&observed), (1, None, vec![]));
+    // One that is gone is replaced when the time has come.
+    observed.coordinators.clear();
+    assert!(decide(&observed).starts.is_none());
+    observed.failures[0].retry_in = 0;
+    assert_eq!(decided(&observed), (2, Some(2), vec![]));
+}
+
+#[test]
 fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
     let mut observed = served();
     observed.nodes.get_mut("good").unwrap().ready = false;

@@ -291,6 +291,50 @@ fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
 }
 
 #[test]
+fn an_init_container_that_fails_is_the_templates_fault_and_never_its_nodes() {
+    let mut observed = on_nodes(2);
+    let on = |node: &str, pod: ObservedPod| ObservedPod {
+        node: Some(node.into()),
+        ..pod
+    };
+    observed.pods = (1..=5)
+        .map(|i| on("a", init_failed(i, 2, 120 - 20 * i)))
+        .collect();
+    observed.pods.push(running_on("b", 6));
+    let desired = decide(&observed);
+    let degraded = condition(&desired, ConditionType::Degraded);
+    assert_eq!(degraded.reason, "InitContainersFail");
+    assert!(
+        degraded
+            .message
+            .contains("init container fetch of spec.workers.template ended with exit code 2"),
+        "{degraded:?}"
+    );
+    assert_eq!(
+        desired.create[0]["spec"]["affinity"],
+        Value::Null,
+        "five failures, and the node is as good as another"
+    );
+    assert!(
+        desired
+            .status
+            .recent_failures
+            .iter()
+            .all(|f| f.kind == "InitFailed")
+    );
+    observed.pods.insert(5, on("a", init_failed(7, 2, 0)));
+    let sixth = decide(&observed);
+    let failed = condition(&sixth, ConditionType::Failed);
+    assert_eq!(failed.reason, "InitContainersFail");
+    assert!(failed.message.contains("init container fetch"), "{failed:?}");
+    // It stays failed for the same reason, and another template is tried at once.
+    let mut stays = carried_out(&observed, &sixth);
+    assert_eq!(condition(&decide(&stays), ConditionType::Failed), failed);
+    stays.job.generation += 1;
+    assert_eq!(condition(&decide(&stays), ConditionType::Failed).status, "False");
+}
+
+#[test]
 fn a_crash_loop_that_moves_from_node_to_node_is_slowed_down_too() {
     let mut observed = on_nodes(1);
     observed.pods = ["a", "b", "c", "d"]

@@ -1,6 +1,21 @@
 //! The pods that are made of a template.
 
 use super::*;
+
+#[test]
+fn older_pods_cost_more_to_delete_unless_the_template_says_what_they_cost() {
+    let cost =
+        |made: &Value| made["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].clone();
+    let mut observed = observed(2);
+    let made = decide(&observed).create;
+    assert_eq!(
+        (cost(&made[0]), cost(&made[1])),
+        ("999999".into(), "999998".into())
+    );
+    let given = "  workers: {template: {metadata: {annotations: {controller.kubernetes.io/pod-deletion-cost: '-5'}}}}\n";
+    observed.job.spec = Ok(spec(2, given));
+    assert_eq!(cost(&decide(&observed).create[0]), "-5");
+}
 use serde_json::json;
 
 fn made(workers: &str) -> Value {

@@ -63,6 +63,17 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
         ),
         (waiting("ImagePullBackOff"), "CannotStart"),
         (waiting("ContainerCreating"), "Pending"),
+        (waiting("CrashLoopBackOff"), "CannotStart"),
+        (
+            ObservedPod {
+                phase: PodPhase::Running,
+                ..waiting("CrashLoopBackOff")
+            },
+            "Running",
+        ),
+        (init_failed(1, 1, 0), "InitFailed"),
+        (init_failed(1, 137, 0), "Killed"),
+        (by("Terminated", init_failed(1, 1, 0)), "Preempted"),
         (ended(1, 0, "Completed", 1), "Released"),
         (ended(1, 1, "Error", 1), "Crashed"),
         (ended(1, 137, "OOMKilled", 1), "Crashed"),

@@ -1,100 +1,346 @@
-//! Properties of decisions about any observation.
+//! Properties of decisions about any observation. Pods are drawn as documents of the API, so that what is made of them counts too: several
+//! containers, init containers and sidecars, pods that a node rejects, that cannot start, that were made from an earlier template, that avoid nodes.
 
 use super::*;
+use crate::decide::pod_verdicts::judge_pods;
+use crate::observe_pod;
 use proptest::prelude::*;
+use serde_json::json;
+use varuna_api::PodGroup;
 
-fn any_pod() -> impl Strategy<Value = ObservedPod> {
-    let phase = prop_oneof![
-        Just(PodPhase::Pending),
-        Just(PodPhase::Running),
-        Just(PodPhase::Succeeded),
-        Just(PodPhase::Failed)
+/// Nodes on which pods are drawn: `dead` does not answer, `gone` is not there, `spot` announces its end.
+const NODES: [&str; 5] = ["good", "other", "dead", "gone", "spot"];
+
+const GROUPS: &str = "  workerGroups:
+    - {name: spot, maxWorkers: 6}
+    - {name: lasting, minWorkers: 1, maxWorkers: 2}
+";
+
+/// What a pod and its containers are doing. Codes are exit codes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Doing {
+    WaitsForNode,
+    WaitsForImage,
+    WaitsForConfig,
+    InitRuns,
+    InitWaitsForImage,
+    InitFailed(i32),
+    Runs,
+    RunsBesideCrashingSidecar,
+    WorkerEndedBesideSidecar(i32),
+    Ended(i32),
+    Rejected,
+}
+
+#[derive(Clone, Debug)]
+struct Drawn {
+    number: i64,
+    doing: Doing,
+    node: Option<&'static str>,
+    deleting: bool,
+    disrupted: bool,
+    group: Option<&'static str>,
+    /// Made from the present template, an earlier one, or by a release that says nothing.
+    made_from: Option<bool>,
+    avoids: Option<&'static str>,
+    /// Seconds since it ended.
+    ago: i64,
+}
+
+impl Drawn {
+    /// The pod that the API server would show.
+    fn pod(&self, job: &Job) -> ObservedPod {
+        let time = |at: i64| json!(decision::time(at));
+        let mut metadata = json!({
+            "name": format!("j-w{}-u", self.number), "creationTimestamp": time(NOW - 2 * self.ago - 10),
+            "labels": { objects::NUMBER_LABEL: self.number.to_string() }, "annotations": {},
+        });
+        if let Some(group) = self.group {
+            metadata["labels"][objects::GROUP_LABEL] = group.into();
+        }
+        let groups = job.pod_groups();
+        let group = groups.iter().find(|g| g.name == self.group);
+        let made_from = match (self.made_from, group) {
+            (Some(true), Some(group)) => Some(group.workers.pods_hash()),
+            (Some(_), _) => Some("old".into()),
+            (None, _) => None,
+        };
+        if let Some(made_from) = made_from {
+            metadata["annotations"][objects::MADE_FROM_ANNOTATION] = made_from.into();
+        }
+        if let Some(avoids) = self.avoids {
+            metadata["annotations"][objects::AVOIDS_ANNOTATION] = avoids.into();
+        }
+        if self.deleting {
+            metadata["deletionTimestamp"] = time(NOW + 5);
+            metadata["deletionGracePeriodSeconds"] = 30.into();
+        }
+        let mesh = json!({ "name": "mesh", "image": "i", "restartPolicy": "Always" });
+        let fetch = json!({ "name": "fetch", "image": "i" });
+        let worker = json!({ "name": "worker", "image": "i" });
+        let spec = json!({ "initContainers": [mesh, fetch], "containers": [worker], "nodeName": self.node });
+        let document = json!({ "metadata": metadata, "spec": spec, "status": self.status() });
+        observe_pod::pod(&serde_json::from_value(document).unwrap()).unwrap()
+    }
+
+    fn status(&self) -> Value {
+        let container = |name: &str, state: Value| json!({ "name": name, "image": "i", "imageID": "i", "ready": false, "restartCount": 0, "state": state });
+        let waiting = |reason: &str| json!({ "waiting": { "reason": reason, "message": "m" } });
+        let (started, at) = (NOW - 2 * self.ago, NOW - self.ago);
+        let ended = |code: i32| {
+            json!({ "terminated": {
+                "exitCode": code, "reason": "Error", "message": "last words",
+                "startedAt": decision::time(started), "finishedAt": decision::time(at),
+            } })
+        };
+        let runs = || json!({ "running": {} });
+        let initializing = || waiting("PodInitializing");
+        let (phase, mesh, fetch, worker) = match self.doing {
+            Doing::WaitsForNode => (
+                "Pending",
+                waiting("PodInitializing"),
+                initializing(),
+                initializing(),
+            ),
+            Doing::WaitsForImage => ("Pending", runs(), ended(0), waiting("ImagePullBackOff")),
+            Doing::WaitsForConfig => ("Pending", runs(), ended(0), waiting("CreateContainerConfigError")),
+            Doing::InitRuns => ("Pending", runs(), runs(), initializing()),
+            Doing::InitWaitsForImage => ("Pending", runs(), waiting("ErrImagePull"), initializing()),
+            Doing::InitFailed(code) => ("Failed", ended(137), ended(code), initializing()),
+            Doing::Runs => ("Running", runs(), ended(0), runs()),
+            Doing::RunsBesideCrashingSidecar => ("Running", waiting("CrashLoopBackOff"), ended(0), runs()),
+            Doing::WorkerEndedBesideSidecar(code) => ("Running", runs(), ended(0), ended(code)),
+            Doing::Ended(0) => ("Succeeded", ended(137), ended(0), ended(0)),
+            Doing::Ended(code) => ("Failed", ended(137), ended(0), ended(code)),
+            Doing::Rejected => {
+                let (reason, at) = ("UnexpectedAdmissionError", decision::time(at));
+                return json!({ "phase": "Failed", "reason": reason, "message": "no healthy device", "startTime": at });
+            }
+        };
+        let mut conditions = vec![];
+        if self.node.is_none() {
+            conditions.push(json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 nodes" }));
+        }
+        if self.disrupted {
+            conditions.push(
+                json!({ "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI" }),
+            );
+        }
+        json!({
+            "phase": phase, "conditions": conditions,
+            "initContainerStatuses": [container("mesh", mesh), container("fetch", fetch)],
+            "containerStatuses": [container("worker", worker)],
+        })
+    }
+}
+
+fn any_doing() -> impl Strategy<Value = Doing> {
+    let code = prop_oneof![Just(1), Just(137), Just(143)];
+    prop_oneof![
+        1 => Just(Doing::WaitsForNode),
+        1 => Just(Doing::WaitsForImage),
+        1 => Just(Doing::WaitsForConfig),
+        1 => Just(Doing::InitRuns),
+        1 => Just(Doing::InitWaitsForImage),
+        1 => code.clone().prop_map(Doing::InitFailed),
+        4 => Just(Doing::Runs),
+        1 => Just(Doing::RunsBesideCrashingSidecar),
+        1 => prop_oneof![Just(0), code.clone()].prop_map(Doing::WorkerEndedBesideSidecar),
+        2 => prop_oneof![Just(0), code].prop_map(Doing::Ended),
+        1 => Just(Doing::Rejected),
+    ]
+}
+
+fn any_pod() -> impl Strategy<Value = Drawn> {
+    let group = prop_oneof![
+        4 => Just(None),
+        4 => Just(Some("spot")),
+        4 => Just(Some("lasting")),
+        1 => Just(Some("removed")),
     ];
-    let node = prop_oneof![
-        Just(Some("good")),
-        Just(Some("dead")),
-        Just(Some("gone")),
-        Just(Some("spot")),
-        Just(None)
+    let avoids = prop_oneof![
+        3 => Just(None),
+        1 => Just(Some("spot")),
+        1 => Just(Some("other,spot")),
     ];
-    let code = prop_oneof![Just(0), Just(1), Just(137), Just(143)];
     (
         1_i64..40,
-        phase,
-        node,
-        any::<bool>(),
-        proptest::option::of(Just("EvictionByEvictionAPI")),
-        code,
+        any_doing(),
+        proptest::sample::select(&NODES[..]),
+        any::<(bool, bool)>(),
+        (group, proptest::option::of(any::<bool>()), avoids),
         0_i64..900,
     )
-        .prop_map(|(number, phase, node, deleting, disrupted, code, ago)| {
-            let over = matches!(phase, PodPhase::Succeeded | PodPhase::Failed);
-            let end = ContainerEnd {
-                started: NOW - 2 * ago,
-                at: NOW - ago,
-                code: if phase == PodPhase::Succeeded {
-                    0
-                } else {
-                    code.max(1)
-                },
-                reason: "Error".into(),
-                message: "w".into(),
-            };
-            ObservedPod {
-                node: node.map(str::to_owned),
-                deleting,
-                disrupted: disrupted.filter(|_| over).map(str::to_owned),
-                ended: over.then_some(end),
-                ..pod(number, phase)
-            }
-        })
+        .prop_map(
+            |(number, doing, node, (deleting, disrupted), (group, made_from, avoids), ago)| {
+                let over = matches!(doing, Doing::Ended(_) | Doing::Rejected | Doing::InitFailed(_));
+                Drawn {
+                    number,
+                    doing,
+                    node: Some(node).filter(|_| doing != Doing::WaitsForNode),
+                    deleting: deleting && number % 3 == 0,
+                    disrupted: disrupted && over,
+                    group,
+                    made_from,
+                    avoids,
+                    ago,
+                }
+            },
+        )
+}
+
+fn any_run() -> impl Strategy<Value = Option<ObservedRun>> {
+    let ended = |end, step| {
+        Just(Some(ObservedRun {
+            ended: Some(end),
+            ..training(step)
+        }))
+    };
+    prop_oneof![
+        1 => Just(None),
+        4 => (0_u64..9).prop_map(|s| Some(training(s))),
+        1 => ended(RunEnd::Done, 10),
+        1 => ended(RunEnd::Stopped, 5),
+    ]
 }
 
 fn any_observed() -> impl Strategy<Value = Observed> {
-    let run = prop_oneof![
-        Just(None),
-        (0_u64..9).prop_map(|s| Some(training(s))),
-        Just(Some(ObservedRun {
-            ended: Some(RunEnd::Done),
-            ..training(10)
-        })),
-        Just(Some(ObservedRun {
-            ended: Some(RunEnd::Stopped),
-            ..training(5)
-        })),
-    ];
     (
         1_u32..9,
         proptest::collection::vec(any_pod(), 0..14),
-        run,
-        any::<bool>(),
+        any_run(),
+        any::<(bool, bool, bool)>(),
         0_i64..50,
     )
-        .prop_map(|(max, mut pods, run, suspend, newest)| {
-            pods.sort_by_key(|p| p.number);
-            pods.dedup_by_key(|p| p.number);
-            let mut observed = observed(max);
-            observed.nodes.insert("dead".into(), ObservedNode::default());
-            let spot = ObservedNode {
-                ready: true,
-                taints: vec!["karpenter.sh/disrupted".into()],
-                conditions: vec![],
-                domain: String::new(),
-            };
-            observed.nodes.insert("spot".into(), spot);
-            if suspend {
-                observed.job.spec = Ok(spec(max, "  suspend: true\n"));
-            }
-            observed.job.status.newest_pod = newest;
-            observed.pods = pods;
-            observed.run = run;
-            observed
+        .prop_map(|(max, drawn, run, (suspend, grouped, attached), newest)| {
+            observe(
+                max,
+                &drawn,
+                run,
+                (suspend && newest % 4 == 0, grouped, attached),
+                newest,
+            )
         })
+}
+
+/// A job that trains with all its workers, or nearly so: only such a one is brought to another template, and loses workers that run for nothing else.
+fn any_healthy() -> impl Strategy<Value = Observed> {
+    let pod = (
+        proptest::sample::select(&["good", "other", "spot"][..]),
+        any::<(bool, bool)>(),
+        proptest::sample::select(&[None, Some(true), Some(false)][..]),
+    );
+    (1_u32..9, proptest::collection::vec(pod, 9), any::<bool>()).prop_map(|(max, pods, grouped)| {
+        let pods = pods.into_iter().zip(1..).take(max as usize);
+        let drawn: Vec<Drawn> = pods
+            .map(|((node, (beside, is_well), made_from), number)| Drawn {
+                number,
+                doing: if beside {
+                    Doing::RunsBesideCrashingSidecar
+                } else {
+                    Doing::Runs
+                },
+                // Most nodes stay.
+                node: Some(if is_well { "good" } else { node }),
+                deleting: false,
+                disrupted: false,
+                group: grouped.then_some(if number == 1 { "lasting" } else { "spot" }),
+                made_from,
+                avoids: None,
+                ago: 0,
+            })
+            .collect();
+        observe(max, &drawn, Some(training(5)), (false, grouped, true), 0)
+    })
+}
+
+fn any_job() -> impl Strategy<Value = Observed> {
+    prop_oneof![3 => any_observed(), 1 => any_healthy()]
+}
+
+fn observe(
+    max: u32,
+    drawn: &[Drawn],
+    run: Option<ObservedRun>,
+    (suspend, grouped, attached): (bool, bool, bool),
+    newest: i64,
+) -> Observed {
+    let mut observed = observed(max);
+    let groups = if grouped { GROUPS } else { "" };
+    // More than all groups may have is no spec.
+    let max = if grouped { max.min(8) } else { max };
+    let suspend = if suspend { "  suspend: true\n" } else { "" };
+    let job = spec(max, &format!("{groups}{suspend}"));
+    for name in ["other", "dead", "spot"] {
+        let node = ObservedNode {
+            ready: name != "dead",
+            taints: (name == "spot")
+                .then(|| "karpenter.sh/disrupted".into())
+                .into_iter()
+                .collect(),
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(name.into(), node);
+    }
+    let mut pods: Vec<ObservedPod> = drawn
+        .iter()
+        .map(|d| {
+            if grouped {
+                d.clone()
+            } else {
+                Drawn {
+                    group: d.group.filter(|g| *g == "removed"),
+                    ..d.clone()
+                }
+            }
+        })
+        .map(|d| d.pod(&job))
+        .collect();
+    pods.sort_by_key(|p| p.number);
+    pods.dedup_by_key(|p| p.number);
+    let names: Vec<&str> = pods
+        .iter()
+        .filter(|p| p.phase == PodPhase::Running)
+        .map(|p| p.name.as_str())
+        .collect();
+    observed.run = run.map(|run| {
+        if attached {
+            with_workers(run, &names, &[])
+        } else {
+            run
+        }
+    });
+    observed.job.spec = Ok(job);
+    observed.job.status.newest_pod = newest;
+    observed.pods = pods;
+    observed
+}
+
+/// The pods that count against what the job may have, by group.
+fn live(observed: &Observed, group: Option<&str>) -> usize {
+    let pods = judge_pods(observed);
+    let live = pods.iter().filter(|p| p.verdict.is_active());
+    live.filter(|p| p.pod.group.as_deref() == group).count()
+}
+
+fn groups(observed: &Observed) -> Vec<PodGroup<'_>> {
+    observed.job.spec.as_ref().unwrap().pod_groups()
+}
+
+fn runs(desired: &Decided) -> bool {
+    matches!(
+        desired.coordinator,
+        CoordinatorGoal::Run | CoordinatorGoal::RunAndSave
+    )
+}
+
+fn is_failed(desired: &Decided) -> bool {
+    condition(desired, ConditionType::Failed).status == "True"
 }
 
 proptest! {
     #[test]
-    fn what_was_carried_out_is_not_wanted_again(observed in any_observed()) {
+    fn what_was_carried_out_is_not_wanted_again(observed in any_job()) {
         let first = decide(&observed);
         let next = carried_out(&observed, &first);
         let second = decide(&next);
@@ -107,14 +353,31 @@ proptest! {
     }
 
     #[test]
-    fn never_more_pods_live_than_allowed_and_no_name_is_used_twice(observed in any_observed()) {
+    fn a_pod_is_deleted_once_and_it_is_the_jobs(observed in any_job()) {
+        let desired = decide(&observed);
+        let mut seen = BTreeSet::new();
+        for deletion in &desired.delete {
+            let pod = observed.pods.iter().find(|p| p.name == deletion.name);
+            prop_assert!(pod.is_some_and(|p| !p.deleting), "{:?}: {:?}", deletion, pod);
+            prop_assert!(seen.insert(&deletion.name), "{:?} twice", deletion);
+        }
+    }
+
+    #[test]
+    fn each_group_has_no_more_pods_than_it_wants_and_no_name_is_used_twice(observed in any_job()) {
         let desired = decide(&observed);
         let next = carried_out(&observed, &desired);
-        let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-        let live = next.pods.iter().filter(|p| judge_pod(p, &next.nodes, &signals, None).is_active()).count();
-        let allowed = observed.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
-        let stopping = desired.coordinator == CoordinatorGoal::Stop;
-        prop_assert!(stopping || live <= allowed, "{live} of {allowed}");
+        for group in groups(&observed) {
+            let live = live(&next, group.name);
+            let wanted = if runs(&desired) { group.pods as usize } else { 0 };
+            let stopping = desired.coordinator == CoordinatorGoal::Stop;
+            prop_assert!(stopping || live <= wanted, "{live} of {wanted}");
+        }
+        if runs(&desired) {
+            let known: Vec<_> = groups(&observed).iter().map(|g| g.name.map(str::to_owned)).collect();
+            let strays = next.pods.iter().filter(|p| !known.contains(&p.group));
+            prop_assert!(strays.clone().all(|p| p.deleting || p.has_ended() || p.ended.is_some()), "{:?}", strays.collect::<Vec<_>>());
+        }
         for name in names(&desired) {
             prop_assert!(observed.pods.iter().all(|p| p.name != name));
         }
@@ -123,14 +386,90 @@ proptest! {
     }
 
     #[test]
-    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(observed in any_observed()) {
+    fn new_pods_are_made_from_the_present_template_and_avoid_what_announces_its_end(observed in any_job()) {
         let desired = decide(&observed);
-        if desired.coordinator == CoordinatorGoal::Run {
-            let next = carried_out(&observed, &desired);
-            let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
-            let live = next.pods.iter().filter(|p| judge_pod(p, &next.nodes, &signals, None).is_active()).count();
-            let allowed = observed.job.spec.as_ref().unwrap().elasticity.max_workers.unwrap() as usize;
-            prop_assert!(live == allowed || desired.reconcile_in.is_some_and(|s| s > 0));
+        for made in next_pods(&desired) {
+            let groups = groups(&observed);
+            let group = groups.iter().find(|g| g.name == made.group.as_deref()).unwrap();
+            prop_assert_eq!(made.made_from, Some(group.workers.pods_hash()));
+            prop_assert!(made.avoids.contains("spot"), "{:?}", made.avoids);
         }
+    }
+
+    #[test]
+    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(observed in any_job()) {
+        let desired = decide(&observed);
+        if runs(&desired) {
+            let next = carried_out(&observed, &desired);
+            let complete = groups(&observed).iter().all(|g| live(&next, g.name) == g.pods as usize);
+            prop_assert!(complete || desired.reconcile_in.is_some_and(|s| s > 0));
+        }
+    }
+
+    #[test]
+    fn workers_that_run_well_are_taken_away_for_a_rollout_on_one_node_at_a_time_or_where_they_are_too_many(observed in any_job()) {
+        let desired = decide(&observed);
+        let pods = judge_pods(&observed);
+        let run_well = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
+        let taken: Vec<_> = run_well.clone().filter(|p| deleted(&desired).contains(&p.pod.name.as_str())).collect();
+        if runs(&desired) {
+            let is_rollout = |p: &&&JudgedPod<'_>| desired.delete.iter().any(|d| d.name == p.pod.name && d.event == Some(Reason::RollingUpdate));
+            let rolled: BTreeSet<_> = taken.iter().filter(is_rollout).map(|p| &p.pod.node).collect();
+            prop_assert!(rolled.len() <= 1, "{:?}", rolled);
+            for group in groups(&observed) {
+                let of_group = |p: &&&JudgedPod<'_>| p.pod.group.as_deref() == group.name;
+                let surplus = run_well.clone().filter(|p| p.pod.group.as_deref() == group.name).count().saturating_sub(group.pods as usize);
+                let others = taken.iter().filter(of_group).filter(|p| !is_rollout(p)).count();
+                prop_assert!(others <= surplus, "{others} for {surplus} too many");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_kept_for_an_hour_at_most_by_a_job_that_runs(observed in any_job()) {
+        let mut next = carried_out(&observed, &decide(&observed));
+        next.now += 3600;
+        let desired = decide(&next);
+        if runs(&desired) {
+            let ended = next.pods.iter().filter(|p| !p.deleting && (p.has_ended() || p.ended.is_some()));
+            for pod in ended {
+                prop_assert!(deleted(&desired).contains(&pod.name.as_str()), "{:?}", pod);
+            }
+        }
+    }
+
+    #[test]
+    fn failures_of_one_node_at_one_moment_count_once_whoever_fails(observed in any_job()) {
+        let before = decide(&observed);
+        let mut more = observed.clone();
+        let failed = judge_pods(&observed);
+        let copies = failed.iter().filter(|p| p.verdict.failure().is_some()).map(|p| ObservedPod {
+            number: p.pod.number + 100,
+            name: format!("j-w{}-u", p.pod.number + 100),
+            ..p.pod.clone()
+        });
+        more.pods.extend(copies);
+        let after = decide(&more);
+        prop_assert_eq!(&after.status.recent_failures, &before.status.recent_failures);
+        prop_assert_eq!(is_failed(&after), is_failed(&before));
+    }
+
+    #[test]
+    fn failures_of_all_nodes_at_one_moment_are_one_crash_and_rejections_are_none(
+        failures in proptest::collection::vec((proptest::sample::select(&NODES[..]), 0_i64..=10, any::<bool>()), 1..30),
+        rejections in proptest::collection::vec((proptest::sample::select(&NODES[..]), 0_i64..3000), 0..30),
+    ) {
+        let mut observed = observed(3);
+        observed.job.spec = Ok(spec(3, "  failurePolicy: {maxCrashes: 2}\n"));
+        let job = observed.job.spec.clone().unwrap();
+        let drawn = |number, node, doing, ago| Drawn {
+            number, doing, node: Some(node), deleting: false, disrupted: false, group: None, made_from: None, avoids: None, ago,
+        };
+        let crashed = failures.iter().map(|(node, ago, init)| {
+            (*node, if *init { Doing::InitFailed(1) } else { Doing::Ended(1) }, 20 + ago)
+        });
+        let rejected = rejections.iter().map(|(node, ago)| (*node, Doing::Rejected, *ago));
+        observed.pods = crashed.chain(rejected).zip(1..).map(|((node, doing, ago), number)| drawn(number, node, doing, ago).pod(&job)).collect();
+        prop_assert!(!is_failed(&decide(&observed)));
     }
 }

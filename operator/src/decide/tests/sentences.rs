@@ -57,6 +57,14 @@ fn ended_run(end: RunEnd) -> ObservedRun {
     }
 }
 
+/// A job of which six pods have ended one after the other.
+fn six(pod: impl Fn(i64, i64) -> ObservedPod) -> Observed {
+    Observed {
+        pods: (1..=6).map(|i| pod(i, 120 - 20 * i)).collect(),
+        ..observed(2)
+    }
+}
+
 fn pod_scenes() -> Vec<Observed> {
     let on = |node: &str| ObservedPod {
         node: Some(node.into()),
@@ -79,13 +87,10 @@ fn pod_scenes() -> Vec<Observed> {
     let mut silent = with_run("", training(5));
     silent.pods = vec![on("silent")];
     silent.nodes.insert("silent".into(), ObservedNode::default());
-    let mut crashes = observed(2);
-    crashes.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
-    let mut memory = observed(2);
-    memory.pods = (1..=6)
-        .map(|i| ended(i, 137, "OOMKilled", 120 - 20 * i))
-        .collect();
+    let crashes = six(|i, ago| ended(i, 1, "Error", ago));
+    let mut memory = six(|i, ago| ended(i, 137, "OOMKilled", ago));
     memory.pods[5].ended.as_mut().unwrap().message.clear();
+    let init = six(|i, ago| init_failed(i, 2, ago));
     let mut gone = with_run("", training(5));
     gone.pods = vec![on("gone")];
     let mut rejected = pod(1, PodPhase::Failed);
@@ -112,6 +117,8 @@ fn pod_scenes() -> Vec<Observed> {
         with_pod(beside),
         crashes,
         memory,
+        init,
+        with_pod(init_failed(1, 2, 1)),
         gone,
         with_pod(disrupted(ObservedPod {
             deleting: true,
@@ -185,6 +192,8 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Pods, "exceeded quota: q"),
         failing(JobPart::Pods, "spec.containers[0].image: Required value"),
         failing(JobPart::Coordinator, "address in use"),
+        failing(JobPart::Deletions, "a webhook denied the request"),
+        failing(JobPart::Server, "connection refused"),
         coordinator_waits("0/3 nodes are available", None),
         coordinator_waits("", Some("no such image: c")),
         failing(
@@ -252,7 +261,7 @@ fn the_sentences_that_users_see_are_those_that_were_reviewed() {
     // Sentences of the coordinator and errors of the API server are not the operator's.
     for reason in Reason::ALL
         .iter()
-        .filter(|r| !matches!(r, Reason::Run | Reason::Resumed | Reason::CannotRun))
+        .filter(|r| !matches!(r, Reason::Run | Reason::Resumed))
     {
         let shown = format!(" {reason}: ");
         assert!(

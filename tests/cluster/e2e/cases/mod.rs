@@ -1,13 +1,17 @@
 //! The cases: what happens to a job, and what must be true afterwards.
 
 mod bad;
+mod groups;
 mod jobs;
 mod monitoring;
 mod nodes;
 mod pods;
+mod table;
 mod templates;
 mod tenants;
 mod upgrades;
+
+pub(crate) use table::{CASES, Case};
 
 use crate::curve::Curve;
 use crate::job::{Job, Observation, spec};
@@ -17,174 +21,6 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use nix::unistd::Pid;
 use serde_json::json;
-
-/// A case.
-pub(crate) struct Case {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// What happens.
-    pub(crate) about: &'static str,
-    /// What it needs.
-    pub(crate) needs: &'static [Need],
-}
-
-const fn case(name: &'static str, about: &'static str, needs: &'static [Need]) -> Case {
-    Case { name, about, needs }
-}
-
-/// All cases, in the order in which they run.
-pub(crate) const CASES: &[Case] = &[
-    case("pod-deleted", "a worker's pod is deleted by hand", &[]),
-    case(
-        "worker-killed",
-        "a worker's process is killed with -9",
-        &[Need::OwnCluster],
-    ),
-    case("eviction", "a worker's pod is evicted", &[]),
-    case(
-        "preemption",
-        "a pod of higher priority takes a worker's GPU",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "spot-taint",
-        "a node announces its end by a spot taint, and stays",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "node-announced",
-        "a condition of a node announces its end, and pods could still be scheduled there",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "eight-workers",
-        "eight workers on two nodes, of which one is drained",
-        &[Need::OwnCluster],
-    ),
-    case("drain", "kubectl drain, then uncordon", &[Need::OwnCluster]),
-    case("scale", "kubectl scale to 2 workers and back", &[]),
-    case(
-        "node-cut",
-        "a node is cut off the network, then comes back",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "kubelet-killed",
-        "a node's kubelet is killed, then started again",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "containerd-killed",
-        "a node's containerd is killed, then started again",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "leader-killed",
-        "the leading operator is killed in the middle of a recovery",
-        &[],
-    ),
-    case(
-        "coordinator-killed",
-        "the job's coordinator and a worker are killed with -9 at the same moment",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "coordinator-evicted",
-        "the pod of the job's coordinator is deleted: another one runs before it goes",
-        &[],
-    ),
-    case(
-        "coordinator-cut",
-        "the node of the job's coordinator is cut off the network",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "operator-gone",
-        "no operator runs for two minutes, in which a worker dies",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "api-down",
-        "the API server does not answer for 60 s",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "suspend",
-        "suspended, then resumed from the checkpoint",
-        &[Need::Bucket],
-    ),
-    case(
-        "all-gone",
-        "all workers go at once and come back: resumed from the bucket",
-        &[Need::Bucket],
-    ),
-    case(
-        "store-down",
-        "the bucket does not answer for a while",
-        &[Need::Bucket],
-    ),
-    case(
-        "bad-input",
-        "jobs that cannot run say why, and disturb nobody",
-        &[Need::Bucket],
-    ),
-    case(
-        "monitoring",
-        "a Prometheus scrapes the run: each query of the dashboard gives data, each alert is evaluated",
-        &[Need::Bucket, Need::Prometheus],
-    ),
-    case(
-        "two-tenants",
-        "two namespaces with a bucket each: neither opens the other's",
-        &[Need::Bucket],
-    ),
-    case(
-        "upgrade",
-        "helm upgrade to a build that speaks a newer version, coordinator and workers one by one, and back",
-        &[Need::OwnCluster, Need::NextImages],
-    ),
-    case(
-        "sidecar",
-        "a worker beside a sidecar is killed with -9: its pod is replaced although it still runs",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "two-workers-a-pod",
-        "pods have two workers and a sidecar, and one worker is killed with -9: it is started again in its pod",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "rejected",
-        "the kubelets reject the job's pods: no hot loop, and the job says why",
-        &[Need::OwnCluster],
-    ),
-    case(
-        "image-corrected",
-        "an image that does not exist is corrected",
-        &[],
-    ),
-    case(
-        "rolling-update",
-        "the template changes while the job trains: all pods are replaced, and no step is lost",
-        &[],
-    ),
-    case(
-        "suspend-refused",
-        "a job without checkpoints is not suspended, and trains on",
-        &[],
-    ),
-    case(
-        "name-taken",
-        "somebody's pod has a name that a job needs: it is left alone and named, and the job goes on when it is gone",
-        &[],
-    ),
-    case(
-        "made-again",
-        "the job is deleted and made again at once: it begins at its first step",
-        &[],
-    ),
-    case("job-deleted", "the job is deleted: nothing of it is left", &[]),
-];
 
 /// One case with its job.
 struct CaseRun<'a> {
@@ -209,6 +45,7 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         "node-announced",
         "eight-workers",
         "drain",
+        "worker-groups",
     ];
     if nodes.contains(&case.name) {
         // Half of the workers go at once: with one stage each, whoever is left holds everything.
@@ -216,6 +53,9 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     }
     if case.name == "eight-workers" {
         document["spec"]["elasticity"] = json!({ "minWorkers": 2, "maxWorkers": 8 });
+    }
+    if case.name == "worker-groups" {
+        document["spec"]["workerGroups"] = groups::spot_and_lasting();
     }
     if case.name == "two-workers-a-pod" {
         document["spec"]["workers"]["gpusPerPod"] = json!(2);
@@ -285,6 +125,7 @@ impl CaseRun<'_> {
             "rolling-update" => self.rolling_update().await?,
             "suspend-refused" => self.suspend_refused().await?,
             "name-taken" => self.name_taken().await?,
+            "worker-groups" => self.worker_groups().await?,
             "made-again" => return self.made_again().await,
             "job-deleted" => self.job_deleted().await?,
             other => bail!("no case is called {other}"),

@@ -1,7 +1,9 @@
 //! Nodes that go, with all that runs on them, and come back.
 
 use super::{CaseRun, node_of, process_of};
+use crate::evictions::Evictions;
 use crate::job::Observation;
+use crate::takeover::{AFTER_CUT_MAX, within};
 use crate::world::NODES;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
@@ -101,9 +103,11 @@ impl CaseRun<'_> {
     /// Twice the workers of the other cases: half of them go with their node, and come back.
     pub(super) async fn eight_workers(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
+        let evictions = Evictions::from(&self.job, &node);
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
+            evictions.took_turns(4)?;
             self.job
                 .until("the other four train", |l| {
                     l.members() == 4 && l.phase() == "Training" && l.step() > before.step()
@@ -120,9 +124,11 @@ impl CaseRun<'_> {
 
     pub(super) async fn drain(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
+        let evictions = Evictions::from(&self.job, &node);
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
+            evictions.took_turns(2)?;
             self.empty(&node).await?;
             self.job.trains(4).await?;
             self.is_reported(&before).await
@@ -175,18 +181,13 @@ impl CaseRun<'_> {
             jobs(&self.job.client, &self.job.namespace)
                 .patch("j", &PatchParams::default(), &Patch::Merge(&patch))
                 .await?;
-            self.job
-                .event("Run", "this coordinator leads the run now (term 2)")
-                .await?;
-            println!(
-                "  another coordinator leads after {:.1} s",
-                began.elapsed().as_secs_f64()
-            );
-            self.job.trains(4).await
+            let took = self.job.led_by(2, began).await?;
+            self.job.trains(4).await?;
+            anyhow::Ok(took)
         }
         .await;
         self.network(number, true)?;
-        result?;
+        let took = result?;
         self.world.gpus(number, 4).await?;
         // The first one hears that another one leads, and ends.
         eventually("one coordinator is left", || async {
@@ -205,7 +206,7 @@ impl CaseRun<'_> {
         })
         .await?;
         self.job.trains(4).await?;
-        Ok(())
+        within("operator.coordinator_cut_replaced_s", took, AFTER_CUT_MAX)
     }
 
     fn network(&self, number: u8, on: bool) -> Result<()> {

@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use varuna_cluster_tests::{eventually, jobs, observed};
-use varuna_operator::decide::objects::pod_name;
+use varuna_operator::decide::objects::{JOB_LABEL, pod_name, token_name};
 
 impl CaseRun<'_> {
     /// A second job of this name with one worker.
@@ -154,17 +154,18 @@ impl CaseRun<'_> {
         self.world
             .cluster
             .kubectl(&["-n", &namespace, "apply", "-f", "-"], &pod.to_string())?;
+        let secret = token_name(&own);
+        let foreign = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": secret }, "stringData": { "token": "not-the-jobs" },
+        });
+        self.world
+            .cluster
+            .kubectl(&["-n", &namespace, "apply", "-f", "-"], &foreign.to_string())?;
         self.patch_spec("other", json!({ "suspend": false })).await?;
-        eventually("the job says whose the name is", || async {
-            let degraded = self.condition_of("other", "Degraded").await?;
-            let message = degraded["message"].as_str().unwrap_or("");
-            ensure!(
-                degraded["reason"] == "NameTaken" && message.contains(&format!("Pod {taken}")),
-                "{degraded}"
-            );
-            Ok(())
-        })
-        .await?;
+        self.says_whose_the_name_is(&format!("Secret {secret}")).await?;
+        self.secret_is_left_alone(&secret).await?;
+        self.kubectl(&["-n", &namespace, "delete", "secret", &secret])?;
+        self.says_whose_the_name_is(&format!("Pod {taken}")).await?;
         let phase = [
             "-n",
             &namespace,
@@ -187,6 +188,35 @@ impl CaseRun<'_> {
         .await?;
         self.kubectl(&["-n", &namespace, "delete", "vj", "other"])?;
         self.job.trains(4).await?;
+        Ok(())
+    }
+
+    async fn says_whose_the_name_is(&self, object: &str) -> Result<()> {
+        eventually("the job says whose the name is", || async {
+            let degraded = self.condition_of("other", "Degraded").await?;
+            let message = degraded["message"].as_str().unwrap_or("");
+            ensure!(
+                degraded["reason"] == "NameTaken" && message.contains(object),
+                "{degraded}"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// Somebody's Secret under the name of the job's token is as it was, and no pod of the job has been given it.
+    async fn secret_is_left_alone(&self, secret: &str) -> Result<()> {
+        let namespace = self.job.namespace.as_str();
+        let token = "jsonpath={.data.token} {.metadata.ownerReferences}";
+        let found = self.kubectl(&["-n", namespace, "get", "secret", secret, "-o", token])?;
+        // In base64.
+        ensure!(
+            found.trim() == "bm90LXRoZS1qb2Jz",
+            "the Secret has changed: {found}"
+        );
+        let of_job = format!("{JOB_LABEL}=other");
+        let pods = self.kubectl(&["-n", namespace, "get", "pods", "-l", &of_job, "-o", "name"])?;
+        ensure!(pods.trim().is_empty(), "pods with somebody else's token: {pods}");
         Ok(())
     }
 

@@ -29,10 +29,28 @@ impl CaseRun<'_> {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
             })
             .await?;
-        let thief: DynamicObject = serde_json::from_value(tenants_job("thief", &own, &first.endpoint))?;
-        let api = jobs(&self.job.client, &namespace);
+        // Each with its own keys and the other's bucket.
+        self.gets_nowhere(&namespace, &own, first).await?;
+        self.gets_nowhere(&self.job.namespace, first, &own).await?;
+        for folder in ["bucket", "bucket-of-another"] {
+            let written = state.join(folder).join(BUCKET).join("thief");
+            ensure!(!written.exists(), "{} was written", written.display());
+        }
+        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "thief"])?;
+        self.kubectl(&["delete", "namespace", &namespace, "--wait=false"])?;
+        let before = self.job.now()?;
+        self.job
+            .until("the first team's job trains on", |l| l.step() > before.step())
+            .await?;
+        Ok(())
+    }
+
+    /// A job of this namespace with its team's keys cannot use the bucket of another team, and says so.
+    async fn gets_nowhere(&self, namespace: &str, keys: &Bucket, others: &Bucket) -> Result<()> {
+        let thief: DynamicObject = serde_json::from_value(tenants_job("thief", keys, &others.endpoint))?;
+        let api = jobs(&self.job.client, namespace);
         api.create(&PostParams::default(), &thief).await?;
-        let status = eventually("the bucket of the first team refuses the second", || async {
+        let stale = eventually("the bucket of the one team refuses the other", || async {
             let status = api.get("thief").await?.data["status"].clone();
             let stale = status["conditions"]
                 .as_array()
@@ -45,14 +63,7 @@ impl CaseRun<'_> {
             Ok(stale)
         })
         .await?;
-        println!("  the first team's bucket to the second: {}", status["message"]);
-        let folder = state.join("bucket").join(BUCKET).join("thief");
-        ensure!(!folder.exists(), "{} was written", folder.display());
-        self.kubectl(&["delete", "namespace", &namespace, "--wait=false"])?;
-        let before = self.job.now()?;
-        self.job
-            .until("the first team's job trains on", |l| l.step() > before.step())
-            .await?;
+        println!("  another team's bucket to {namespace}: {}", stale["message"]);
         Ok(())
     }
 }

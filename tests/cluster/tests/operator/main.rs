@@ -7,6 +7,8 @@
 
 mod definition;
 mod domains;
+mod faults;
+mod init_containers;
 mod network;
 mod ownership;
 mod refused;
@@ -107,6 +109,20 @@ async fn condition(client: &Client, namespace: &str, kind: &str) -> Result<Value
         .cloned()
         .unwrap_or_default();
     Ok(all.into_iter().find(|c| c["type"] == kind).unwrap_or_default())
+}
+
+/// Waits until the job is degraded for this reason, with these words.
+async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -> Result<()> {
+    eventually(reason, || async {
+        let found = condition(client, namespace, "Degraded").await?;
+        let message = found["message"].as_str().unwrap_or("");
+        ensure!(
+            found["status"] == "True" && found["reason"] == reason && message.contains(words),
+            "{found}"
+        );
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,19 +3,6 @@
 use super::*;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 
-async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -> Result<()> {
-    eventually(reason, || async {
-        let found = condition(client, namespace, "Degraded").await?;
-        let message = found["message"].as_str().unwrap_or("");
-        ensure!(
-            found["status"] == "True" && found["reason"] == reason && message.contains(words),
-            "{found}"
-        );
-        Ok(())
-    })
-    .await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised() {
     let namespace = cluster().namespace("quota").unwrap();

@@ -1,0 +1,300 @@
+//! Converts pods to what decisions are made from. Pure.
+
+use crate::decide::objects::{
+    AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, GROUP_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION,
+    NUMBER_LABEL, WORKER,
+};
+use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection, cannot_start};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use kube::ResourceExt;
+
+/// Name of the job that a pod belongs to.
+#[must_use]
+pub fn job_of(pod: &Pod) -> Option<&str> {
+    pod.metadata.labels.as_ref()?.get(JOB_LABEL).map(String::as_str)
+}
+
+/// A worker's pod; none where it is something else.
+#[must_use]
+pub fn pod(pod: &Pod) -> Option<ObservedPod> {
+    numbered(pod, NUMBER_LABEL, WORKER)
+}
+
+/// A coordinator's pod; none where it is something else.
+#[must_use]
+pub fn coordinator_pod(pod: &Pod) -> Option<ObservedPod> {
+    let containers = pod.spec.iter().flat_map(|s| &s.containers);
+    let image = containers
+        .filter(|c| c.name == COORDINATOR)
+        .find_map(|c| c.image.clone());
+    let observed = numbered(pod, COORDINATOR_LABEL, COORDINATOR)?;
+    Some(ObservedPod { image, ..observed })
+}
+
+/// A pod with a number, by the label that holds it and the name of the container that counts.
+fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
+    let number = pod.metadata.labels.as_ref()?.get(label)?.parse().ok()?;
+    let none = PodStatus::default();
+    let status = pod.status.as_ref().unwrap_or(&none);
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let condition = |kind: &str, is: &str| conditions.iter().find(|c| c.type_ == kind && c.status == is);
+    let disruption =
+        condition("DisruptionTarget", "True").map(|c| c.reason.clone().unwrap_or("DisruptionTarget".into()));
+    let unschedulable = condition("PodScheduled", "False")
+        .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
+        .map(|c| c.message.clone().unwrap_or_default());
+    let containers = status.container_statuses.as_deref().unwrap_or_default();
+    let ended = containers.iter().filter(|c| is(c, container)).find_map(ended);
+    let taken_away = status.reason.clone().filter(|r| TAKEN_AWAY.contains(&r.as_str()));
+    let disrupted = disruption.or(taken_away);
+    let never_ran = status.phase.as_deref() == Some("Failed") && ended.is_none();
+    let init_failed = init_failed(pod, status).filter(|_| never_ran);
+    let is_rejected = never_ran && init_failed.is_none() && disrupted.is_none();
+    let rejected = is_rejected.then(|| rejection(pod, status));
+    let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name);
+    Some(ObservedPod {
+        name: pod.name_any(),
+        number,
+        group: pod.metadata.labels.as_ref()?.get(GROUP_LABEL).cloned(),
+        phase: match status.phase.as_deref() {
+            Some("Running") => PodPhase::Running,
+            Some("Succeeded") => PodPhase::Succeeded,
+            Some("Failed") => PodPhase::Failed,
+            _ => PodPhase::Pending,
+        },
+        node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        deleted_at: deleted_at(pod),
+        disrupted,
+        unschedulable,
+        waiting: waiting(status),
+        init_failed,
+        ended,
+        rejected,
+        avoids: annotation(AVOIDS_ANNOTATION)
+            .into_iter()
+            .flat_map(|nodes| nodes.split(','))
+            .map(str::to_owned)
+            .collect(),
+        made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
+        image: None,
+    })
+}
+
+/// When a pod was asked to go: its deletion timestamp is when it has to be gone.
+fn deleted_at(pod: &Pod) -> Option<i64> {
+    let gone_by = pod.metadata.deletion_timestamp.as_ref()?.0.as_second();
+    Some(gone_by - pod.metadata.deletion_grace_period_seconds.unwrap_or(0))
+}
+
+/// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition
+/// DisruptionTarget as well; one for what the pod itself has used up does not.
+const TAKEN_AWAY: &[&str] = &["Preempting", "Terminated", "Shutdown", "NodeShutdown", "NodeLost"];
+
+/// A pod that failed although none of its containers did.
+fn rejection(pod: &Pod, status: &PodStatus) -> Rejection {
+    let conditions = status.conditions.iter().flatten();
+    let changed = conditions.filter_map(|c| c.last_transition_time.as_ref());
+    let made = pod.metadata.creation_timestamp.as_ref();
+    let at = changed.chain(status.start_time.as_ref()).chain(made);
+    Rejection {
+        made: made.map_or(0, |t| t.0.as_second()),
+        at: at.map(|t| t.0.as_second()).max().unwrap_or(0),
+        reason: status.reason.clone().unwrap_or("NeverStarted".into()),
+        message: status.message.clone().unwrap_or_default(),
+    }
+}
+
+/// Whether it is the container that counts: others may come and go.
+fn is(container: &ContainerStatus, name: &str) -> bool {
+    let number = container.name.strip_prefix(name);
+    number.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+/// Why a container waits: reason and message. Containers wait for init containers, which come first, and any of several may be the one that holds
+/// the pod up.
+fn waiting(status: &PodStatus) -> Option<(String, String)> {
+    let init = status.init_container_statuses.iter().flatten();
+    let init = init.filter_map(|container| {
+        let (reason, message) = waits_for(container)?;
+        Some((reason, format!("init container {}: {message}", container.name)))
+    });
+    let others = status.container_statuses.iter().flatten().filter_map(waits_for);
+    let mut all: Vec<_> = init.chain(others).collect();
+    let first = all
+        .iter()
+        .position(|(reason, _)| cannot_start(reason))
+        .unwrap_or(0);
+    (first < all.len()).then(|| all.swap_remove(first))
+}
+
+fn waits_for(container: &ContainerStatus) -> Option<(String, String)> {
+    let waiting = container.state.as_ref()?.waiting.as_ref()?;
+    Some((
+        waiting.reason.clone()?,
+        waiting.message.clone().unwrap_or_default(),
+    ))
+}
+
+/// The init container that ended with an error: its name and its end. One that is to run all the time, as a sidecar, ends with its pod.
+fn init_failed(pod: &Pod, status: &PodStatus) -> Option<(String, ContainerEnd)> {
+    let specs = || pod.spec.iter().flat_map(|s| s.init_containers.iter().flatten());
+    let is_sidecar =
+        |name: &str| specs().any(|c| c.name == name && c.restart_policy.as_deref() == Some("Always"));
+    let containers = status.init_container_statuses.iter().flatten();
+    let mut ends = containers
+        .filter(|c| !is_sidecar(&c.name))
+        .filter_map(|c| Some((c.name.clone(), ended(c)?)));
+    ends.find(|(_, end)| end.code != 0)
+}
+
+fn ended(container: &ContainerStatus) -> Option<ContainerEnd> {
+    let end = container.state.as_ref()?.terminated.as_ref()?;
+    Some(ContainerEnd {
+        started: end.started_at.as_ref().map_or(0, |t| t.0.as_second()),
+        at: end.finished_at.as_ref().map_or(0, |t| t.0.as_second()),
+        code: end.exit_code,
+        reason: end.reason.clone().unwrap_or_default(),
+        message: end.message.clone().unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn observed(status: Value) -> ObservedPod {
+        observed_with(json!({ "containers": [], "nodeName": "n" }), status)
+    }
+
+    fn observed_with(spec: Value, status: Value) -> ObservedPod {
+        let labels = json!({ NUMBER_LABEL: "1" });
+        let metadata =
+            json!({ "name": "j-w1", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z" });
+        let document = json!({ "metadata": metadata, "spec": spec, "status": status });
+        pod(&serde_json::from_value(document).unwrap()).unwrap()
+    }
+
+    fn container(name: &str, state: &Value) -> Value {
+        json!({
+            "name": name, "image": "i", "imageID": "i", "ready": false, "restartCount": 0, "state": state,
+        })
+    }
+
+    fn terminated(code: i32) -> Value {
+        json!({ "terminated": {
+            "exitCode": code, "reason": "Error", "startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:00:40Z",
+        } })
+    }
+
+    #[test]
+    fn the_worker_counts_and_no_sidecar() {
+        let running = json!({ "running": {} });
+        let statuses = json!([container("proxy", &running), container("worker", &terminated(1))]);
+        let dead = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
+        let end = dead.ended.unwrap();
+        assert_eq!((end.code, end.at - end.started), (1, 30));
+        let statuses = json!([container("proxy", &terminated(1)), container("worker", &running)]);
+        let alive = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
+        assert_eq!(alive.ended, None);
+    }
+
+    #[test]
+    fn a_pod_that_its_node_does_not_take_was_rejected_and_one_that_made_room_was_not() {
+        let rejected = |status: Value| observed(status).rejected;
+        let device = rejected(json!({
+            "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices",
+            "startTime": "2026-01-01T00:00:07Z",
+        }))
+        .unwrap();
+        assert_eq!(
+            (device.reason.as_str(), device.at - device.made),
+            ("UnexpectedAdmissionError", 7)
+        );
+        // For its own fault: it used more of the disk than it may.
+        assert!(rejected(json!({ "phase": "Failed", "reason": "Evicted" })).is_some());
+        let target =
+            json!([{ "type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet" }]);
+        let evicted = observed(json!({ "phase": "Failed", "reason": "Evicted", "conditions": target }));
+        assert_eq!(
+            (evicted.rejected, evicted.disrupted.as_deref()),
+            (None, Some("TerminationByKubelet"))
+        );
+        let shutdown = observed(json!({ "phase": "Failed", "reason": "Terminated" }));
+        assert_eq!(
+            (shutdown.rejected, shutdown.disrupted.as_deref()),
+            (None, Some("Terminated"))
+        );
+        let statuses = json!([container("worker", &terminated(1))]);
+        assert_eq!(
+            rejected(json!({ "phase": "Failed", "containerStatuses": statuses })),
+            None
+        );
+    }
+
+    fn sidecar() -> Value {
+        json!([{ "name": "mesh", "image": "i", "restartPolicy": "Always" }, { "name": "fetch", "image": "i" }])
+    }
+
+    fn with_init(status: Value) -> ObservedPod {
+        observed_with(
+            json!({ "initContainers": sidecar(), "containers": [], "nodeName": "n" }),
+            status,
+        )
+    }
+
+    #[test]
+    fn an_init_container_that_holds_the_worker_up_is_named() {
+        let waits = |reason: &str| json!({ "waiting": { "reason": reason, "message": "why" } });
+        let worker = json!([container("worker", &waits("PodInitializing"))]);
+        let pod = |init: Value| {
+            let status =
+                json!({ "phase": "Pending", "initContainerStatuses": init, "containerStatuses": worker });
+            with_init(status).waiting.unwrap()
+        };
+        let pulls = pod(json!([
+            container("mesh", &json!({ "running": {} })),
+            container("fetch", &waits("ImagePullBackOff"))
+        ]));
+        assert_eq!(
+            pulls,
+            ("ImagePullBackOff".into(), "init container fetch: why".into())
+        );
+        let goes_on = pod(json!([
+            container("mesh", &waits("PodInitializing")),
+            container("fetch", &waits("CrashLoopBackOff"))
+        ]));
+        assert_eq!(goes_on.0, "CrashLoopBackOff");
+        let statuses = json!([
+            container("worker", &waits("ContainerCreating")),
+            container("proxy", &waits("ErrImagePull"))
+        ]);
+        let second = observed(json!({ "phase": "Pending", "containerStatuses": statuses }));
+        assert_eq!(second.waiting.unwrap().0, "ErrImagePull");
+    }
+
+    #[test]
+    fn an_init_container_that_fails_is_no_rejection_and_a_sidecar_that_ends_with_its_pod_is_neither() {
+        let worker = |state: &Value| json!([container("worker", state)]);
+        let initializing = json!({ "waiting": { "reason": "PodInitializing" } });
+        let ended = |mesh: i32, fetch: i32, worker: &Value| {
+            let init = json!([
+                container("mesh", &terminated(mesh)),
+                container("fetch", &terminated(fetch))
+            ]);
+            let status =
+                json!({ "phase": "Failed", "initContainerStatuses": init, "containerStatuses": worker });
+            with_init(status)
+        };
+        let failed = ended(137, 3, &worker(&initializing));
+        let (container, end) = failed.init_failed.unwrap();
+        assert_eq!((container.as_str(), end.code), ("fetch", 3));
+        assert_eq!((failed.rejected, failed.ended), (None, None));
+        let crashed = ended(137, 0, &worker(&terminated(1)));
+        assert_eq!((crashed.init_failed, crashed.rejected), (None, None));
+        assert_eq!(crashed.ended.unwrap().code, 1);
+        let rejected = ended(137, 0, &worker(&initializing));
+        assert!(rejected.init_failed.is_none() && rejected.rejected.is_some());
+    }
+}

@@ -1,0 +1,176 @@
+//! The list of all cases.
+
+use crate::world::Need;
+
+/// A case.
+pub(crate) struct Case {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What happens.
+    pub(crate) about: &'static str,
+    /// What it needs.
+    pub(crate) needs: &'static [Need],
+}
+
+const fn case(name: &'static str, about: &'static str, needs: &'static [Need]) -> Case {
+    Case { name, about, needs }
+}
+
+/// All cases, in the order in which they run.
+pub(crate) const CASES: &[Case] = &[
+    case("pod-deleted", "a worker's pod is deleted by hand", &[]),
+    case(
+        "worker-killed",
+        "a worker's process is killed with -9",
+        &[Need::OwnCluster],
+    ),
+    case("eviction", "a worker's pod is evicted", &[]),
+    case(
+        "preemption",
+        "a pod of higher priority takes a worker's GPU",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "spot-taint",
+        "a node announces its end by a spot taint, and stays",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "node-announced",
+        "a condition of a node announces its end, and pods could still be scheduled there",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "eight-workers",
+        "eight workers on two nodes, of which one is drained",
+        &[Need::OwnCluster],
+    ),
+    case("drain", "kubectl drain, then uncordon", &[Need::OwnCluster]),
+    case("scale", "kubectl scale to 2 workers and back", &[]),
+    case(
+        "node-cut",
+        "a node is cut off the network, then comes back",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "kubelet-killed",
+        "a node's kubelet is killed, then started again",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "containerd-killed",
+        "a node's containerd is killed, then started again",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "leader-killed",
+        "the leading operator is killed in the middle of a recovery",
+        &[],
+    ),
+    case(
+        "coordinator-killed",
+        "the job's coordinator and a worker are killed with -9 at the same moment",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "coordinator-evicted",
+        "the pod of the job's coordinator is deleted: another one runs before it goes",
+        &[],
+    ),
+    case(
+        "coordinator-cut",
+        "the node of the job's coordinator is cut off the network",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "operator-gone",
+        "no operator runs for ten minutes, in which a worker dies",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "api-down",
+        "the API server does not answer for 60 s",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "suspend",
+        "suspended, then resumed from the checkpoint",
+        &[Need::Bucket],
+    ),
+    case(
+        "all-gone",
+        "all workers go at once and come back: resumed from the bucket",
+        &[Need::Bucket],
+    ),
+    case(
+        "store-down",
+        "the bucket does not answer for a while",
+        &[Need::Bucket],
+    ),
+    case(
+        "bad-input",
+        "jobs that cannot run say why, and disturb nobody",
+        &[Need::Bucket],
+    ),
+    case(
+        "monitoring",
+        "a Prometheus scrapes the run: each query of the dashboard gives data, each alert is evaluated",
+        &[Need::Bucket, Need::Prometheus],
+    ),
+    case(
+        "two-tenants",
+        "two namespaces with a bucket each: neither opens the other's",
+        &[Need::Bucket],
+    ),
+    case(
+        "upgrade",
+        "helm upgrade to a build that speaks a newer version, coordinator and workers one by one, and back",
+        &[Need::OwnCluster, Need::NextImages],
+    ),
+    case(
+        "sidecar",
+        "a worker beside a sidecar is killed with -9: its pod is replaced although it still runs",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "two-workers-a-pod",
+        "pods have two workers and a sidecar, and one worker is killed with -9: it is started again in its pod",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "rejected",
+        "the kubelets reject the job's pods: no hot loop, and the job says why",
+        &[Need::OwnCluster],
+    ),
+    case(
+        "image-corrected",
+        "an image that does not exist is corrected",
+        &[],
+    ),
+    case(
+        "rolling-update",
+        "the template changes while the job trains: all pods are replaced, and no step is lost",
+        &[],
+    ),
+    case(
+        "suspend-refused",
+        "a job without checkpoints is not suspended, and trains on",
+        &[],
+    ),
+    case(
+        "name-taken",
+        "somebody's Secret, and then somebody's pod, has a name that a job needs: it is left alone and named, and the job goes on when it is gone",
+        &[],
+    ),
+    case(
+        "made-again",
+        "the job is deleted and made again at once: it begins at its first step",
+        &[],
+    ),
+    case(
+        "worker-groups",
+        "two spot workers and two that stay: the spot node goes, the others train on, and only spot pods are replaced",
+        &[Need::OwnCluster],
+    ),
+    case("job-deleted", "the job is deleted: nothing of it is left", &[]),
+];

@@ -1,0 +1,115 @@
+//! Which pods of a job leave a node while it is drained, and what the plan in force was then.
+
+use crate::job::Job;
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, ListParams};
+use kube::{Api, Client, ResourceExt as _};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use varuna_api::crd::VarunaRun;
+use varuna_cluster_tests::documents;
+use varuna_operator::decide::objects::worker_selector;
+
+/// Interval at which the pods are read: an eviction needs a new plan in between, which takes longer.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A pod that was evicted, and those evicted before it that had a place in the plan in force still.
+#[derive(Clone, Debug)]
+struct Eviction {
+    pod: String,
+    before_it: Vec<String>,
+}
+
+/// The evictions from a node, watched until this is dropped.
+pub(crate) struct Evictions {
+    seen: Arc<Mutex<Vec<Eviction>>>,
+    watch: JoinHandle<()>,
+}
+
+impl Drop for Evictions {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+impl Evictions {
+    /// Watches the job's pods on a node.
+    pub(crate) fn from(job: &Job, node: &str) -> Evictions {
+        let seen: Arc<Mutex<Vec<Eviction>>> = Arc::default();
+        let (client, namespace, node) = (job.client.clone(), job.namespace.clone(), node.to_owned());
+        let all = Arc::clone(&seen);
+        let watch = tokio::spawn(async move {
+            loop {
+                // What could not be read is read again.
+                let _ = look(&client, &namespace, &node, &all).await;
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        Evictions { seen, watch }
+    }
+
+    /// At least `pods` were evicted, and each once the plan in force was without those before it.
+    ///
+    /// # Errors
+    /// One was evicted too early.
+    pub(crate) fn took_turns(&self, pods: usize) -> Result<()> {
+        let seen = self
+            .seen
+            .lock()
+            .map_err(|_| anyhow::anyhow!("the watch panicked"))?;
+        ensure!(seen.len() >= pods, "{pods} were to be evicted: {seen:#?}");
+        ensure!(
+            seen.iter().all(|eviction| eviction.before_it.is_empty()),
+            "evicted although one before it had a place still: {seen:#?}"
+        );
+        println!(
+            "  {} pods were evicted, each under a plan without those before it",
+            seen.len()
+        );
+        Ok(())
+    }
+}
+
+async fn look(client: &Client, namespace: &str, node: &str, seen: &Mutex<Vec<Eviction>>) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pods = pods
+        .list(&ListParams::default().labels(&worker_selector("j")))
+        .await?;
+    let goes = |p: &&Pod| {
+        let on = p.spec.as_ref().and_then(|s| s.node_name.as_deref());
+        p.metadata.deletion_timestamp.is_some() && on == Some(node)
+    };
+    let going: Vec<String> = pods.iter().filter(goes).map(|p| p.name_any()).collect();
+    // Read after the pods: a plan without a pod stays without it.
+    let placed = placed(client, namespace).await?;
+    let mut seen = seen.lock().map_err(|_| anyhow::anyhow!("a panic"))?;
+    for pod in going {
+        if seen.iter().all(|eviction| eviction.pod != pod) {
+            let before = seen.iter().map(|eviction| &eviction.pod);
+            let before_it = before.filter(|p| placed.contains(*p)).cloned().collect();
+            seen.push(Eviction { pod, before_it });
+        }
+    }
+    Ok(())
+}
+
+/// The pods whose workers have a place in the plan in force, as the coordinator reports it.
+async fn placed(client: &Client, namespace: &str) -> Result<BTreeSet<String>> {
+    let runs = documents(client, namespace, &ApiResource::erase::<VarunaRun>(&()));
+    let run = runs
+        .list(&ListParams::default())
+        .await?
+        .items
+        .pop()
+        .context("a run")?;
+    let workers = run.data["status"]["state"]["workers"]
+        .as_array()
+        .context("workers")?;
+    let placed = workers.iter().filter(|w| !w["pipeline"].is_null());
+    Ok(placed
+        .filter_map(|w| w["name"].as_str().map(str::to_owned))
+        .collect())
+}

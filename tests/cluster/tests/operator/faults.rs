@@ -1,0 +1,78 @@
+//! The API server answers with what no admission has refused, or does not answer: the job says so, and it is tried again later each time.
+
+use super::*;
+use http::Method;
+use std::time::Duration;
+use varuna_cluster_tests::{Fault, Faults};
+
+/// Waits for four tries that fail: at least 1, 2 and 4 s lie between them.
+async fn tries_come_later_each_time(faults: &Faults) {
+    let at = eventually("four tries", || async {
+        let at = faults.failed_at();
+        ensure!(at.len() >= 4, "{}", at.len());
+        Ok(at)
+    })
+    .await
+    .unwrap();
+    let pauses: Vec<Duration> = at.windows(2).take(3).map(|two| two[1] - two[0]).collect();
+    // The clock of the pause begins a little after the request.
+    let least = [1, 2, 4].map(Duration::from_secs);
+    assert!(
+        pauses.iter().zip(least).all(|(pause, least)| *pause >= least),
+        "{pauses:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_that_others_change_at_the_same_moment_is_named_and_tried_again_later_each_time() {
+    let namespace = cluster().namespace("conflict").unwrap();
+    let client = cluster().client().await.unwrap();
+    let faults = Faults::default();
+    let why = "Operation cannot be fulfilled on resourcequotas \"q\": the object has been modified";
+    faults.begin(Method::POST, "/pods", Fault::Answer(409, "Conflict", why));
+    let _operator = operator(faults.client(client.clone()), &namespace);
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    degraded(&client, &namespace, "PodsRefused", why).await.unwrap();
+    tries_come_later_each_time(&faults).await;
+    faults.end();
+    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place() {
+    let namespace = cluster().namespace("undeleted").unwrap();
+    let client = cluster().client().await.unwrap();
+    let faults = Faults::default();
+    let _operator = operator(faults.client(client.clone()), &namespace);
+    create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
+    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+    let why = "admission webhook \"keep.example.com\" denied the request: not today";
+    faults.begin(Method::DELETE, "/pods/", Fault::Answer(403, "Forbidden", why));
+    let fewer = Patch::Merge(json!({ "spec": { "elasticity": { "maxWorkers": 1 } } }));
+    jobs(&client, &namespace)
+        .patch("j", &PatchParams::default(), &fewer)
+        .await
+        .unwrap();
+    let said = format!("the API server does not delete the job's pods: {why}");
+    degraded(&client, &namespace, "PodsRefused", &said).await.unwrap();
+    tries_come_later_each_time(&faults).await;
+    assert_eq!(live(&client, &namespace).await.unwrap().len(), 2);
+    faults.end();
+    live_are(&client, &namespace, &[1]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_breaks_is_said_and_all_waits_until_the_next_try() {
+    let namespace = cluster().namespace("broken").unwrap();
+    let client = cluster().client().await.unwrap();
+    let faults = Faults::default();
+    faults.begin(Method::POST, "/pods", Fault::NoAnswer);
+    let _operator = operator(faults.client(client.clone()), &namespace);
+    create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
+    degraded(&client, &namespace, "ServerFails", "does not answer as it should")
+        .await
+        .unwrap();
+    tries_come_later_each_time(&faults).await;
+    faults.end();
+    live_are(&client, &namespace, &[1]).await.unwrap();
+}
