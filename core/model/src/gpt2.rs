@@ -1,9 +1,10 @@
 //! The GPT-2 family (Radford et al. 2019): its sizes and its format at Hugging Face.
 
+use crate::features::Features;
 use crate::head;
 use crate::layout::Unit;
 use crate::limits;
-use crate::model::{Features, Model};
+use crate::model::Model;
 use crate::spec::SegmentKind;
 use serde_json::{Value, json};
 use std::ops::RangeInclusive;
@@ -29,13 +30,15 @@ const TINY: Model = Model {
     ..SMALL
 };
 
-/// The models that a job can name, each with its names, the usual one first.
-pub const PRESETS: [(&[&str], Model); 5] = [
+/// The published sizes, each with its names, the usual one first; the last two are Megatron's (Shoeybi et al. 2019).
+pub(crate) const PRESETS: [(&[&str], Model); 7] = [
     (&["gpt2-tiny"], sized(6, 384, 6, TINY)),
     (&["gpt2-small"], SMALL),
     (&["gpt2-medium"], sized(24, 1024, 16, SMALL)),
     (&["gpt2-large"], sized(36, 1280, 20, SMALL)),
     (&["gpt2-1.5b", "gpt2-xl"], sized(48, 1600, 25, SMALL)),
+    (&["gpt2-2.5b"], sized(54, 1920, 20, SMALL)),
+    (&["gpt2-8.3b"], sized(72, 3072, 24, SMALL)),
 ];
 
 const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model {
@@ -45,13 +48,6 @@ const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model 
         heads,
         ..rest
     }
-}
-
-/// The model of a preset; none for a name that is not one.
-#[must_use]
-pub fn preset(name: &str) -> Option<Model> {
-    let (_, model) = PRESETS.into_iter().find(|(names, _)| names.contains(&name))?;
-    Some(model)
 }
 
 /// The name of a unit's parameter in a `GPT2LMHeadModel`.
@@ -172,26 +168,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn presets_have_the_published_number_of_parameters() {
-        let millions = |name| preset(name).unwrap().parameter_count() as f64 / 1e6;
-        for (name, published) in [
-            ("gpt2-small", 124.4),
-            ("gpt2-medium", 354.8),
-            ("gpt2-large", 774.0),
-            ("gpt2-1.5b", 1557.6),
-        ] {
-            assert!(
-                (millions(name) - published).abs() < 0.1,
-                "{name}: {}",
-                millions(name)
-            );
-        }
-        assert!((10.0..11.0).contains(&millions("gpt2-tiny")));
-        assert_eq!(preset("gpt2-xl"), preset("gpt2-1.5b"));
-        assert_eq!(preset("gpt2-small"), Some(SMALL));
-    }
-
-    #[test]
     fn a_config_describes_its_model_and_no_other_family() {
         for tied_head in [true, false] {
             let model = Model {
@@ -230,7 +206,7 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         let mut other = SMALL;
-        other.features.bias = false;
+        other.features.bias.mlp = false;
         assert_eq!(config(&other), Err(ConfigError::Features));
     }
 }

@@ -21,6 +21,7 @@ pub(super) fn forward(
     let inner = match model.features.mlp {
         Mlp::Gelu => linear_gelu(unit, UP, &normed)?,
         Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * linear(unit, UP, &normed)?,
+        Mlp::Relu2 => linear(unit, UP, &normed)?.relu().square(),
     };
     let m_btd = linear(unit, DOWN, &inner)?;
     Ok(around + dropout.apply(&m_btd, block, 1)?)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::DEFAULT_SKIP_LIMIT;
 use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
-use varuna_model::{Features, Mlp, Model, Norm};
+use varuna_model::{Biases, Features, Mlp, Model, Norm};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
@@ -27,7 +27,7 @@ pub(crate) const BATCH: u64 = 8;
 pub(crate) const LLAMA_LIKE: Features = Features {
     norm: Norm::RmsNorm,
     mlp: Mlp::SwiGlu,
-    bias: false,
+    bias: Biases::NONE,
     ..Features::GPT2
 };
 

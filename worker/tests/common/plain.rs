@@ -137,6 +137,7 @@ fn plain_forward(model: &Model, leaves: &[Leaf], tokens: &Tensor) -> Tensor {
         let up = linear(&normed, q, "mlp.c_fc");
         let inner = match model.features.mlp {
             Mlp::Gelu => up.gelu("tanh"),
+            Mlp::Relu2 => up.relu().square(),
             Mlp::SwiGlu => {
                 let gate = linear(&normed, q, "mlp.c_gate");
                 &gate * gate.sigmoid() * up
