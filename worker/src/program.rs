@@ -22,7 +22,6 @@ use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_an
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TokenDataset;
 use varuna_frames::RunKey;
-use varuna_model::{Features, Model};
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -80,7 +79,6 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
-    can_train(&job.model)?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     let hello = equipped(hello, arguments, device)?;
@@ -130,30 +128,6 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         tokens_per_sample: u64::from(job.model.sequence_length),
     };
     agent::run(parts, drain).await.map_err(Into::into)
-}
-
-/// Refuses a model that this worker cannot compute.
-fn can_train(model: &Model) -> Result<()> {
-    let Features {
-        norm,
-        mlp,
-        inner_size,
-        bias,
-        ..
-    } = model.features;
-    let known = Features {
-        norm,
-        mlp,
-        inner_size,
-        bias,
-        ..Features::GPT2
-    };
-    if model.features != known {
-        bail!(
-            "spec.model: this worker trains models with learned positions, a full set of keys and values for each head and logits without a cap only"
-        );
-    }
-    Ok(())
 }
 
 /// SIGTERM and Ctrl-C are notices.

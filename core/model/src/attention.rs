@@ -61,19 +61,20 @@ fn memory(sizes: Sizes) -> (u64, u64) {
     let [width, queries, keys] = [sizes.width, sizes.queries(), sizes.keys()].map(|n| n as u64);
     let features = sizes.features;
     let product = queries + 2 * keys;
-    let is_grouped = sizes.kv_heads < sizes.heads;
+    // Of one alone no copies are made: all heads look at the same.
+    let is_copied = (2..sizes.heads).contains(&sizes.kv_heads);
     let is_turned = matches!(features.positions, Positions::Rotary(_));
     let is_new = is_turned || features.qk_norm;
     // The product of the three stays where attention, or the norm of a head, looks into it.
     let mut kept = queries + width;
-    if features.qk_norm || !is_grouped || !is_new {
+    if features.qk_norm || !is_copied || !is_new {
         kept += product;
     }
     if is_new {
         kept += queries;
     }
     // Each head of a group gets the keys and values of its own.
-    if is_grouped {
+    if is_copied {
         kept += 2 * queries;
     } else if is_new {
         kept += keys;

@@ -98,6 +98,19 @@ fn a_llama_keeps_no_product_that_nothing_looks_into() {
 }
 
 #[test]
+fn all_heads_look_at_one_key_without_copies_of_it() {
+    let mut llama = preset("llama-tiny").unwrap();
+    llama.features.kv_heads = Some(1);
+    let attention = llama.spec().segments[1];
+    // The norm's output, the product, whose values attention looks into, queries and the key as they are turned, what attention makes
+    // of them, and the sum.
+    assert_eq!(
+        attention.saved_elements,
+        256 * (384 + (384 + 2 * 64) + 384 + 64 + 384 + 384)
+    );
+}
+
+#[test]
 fn biases_stand_where_the_description_says() {
     for (bias, expected) in [
         (
