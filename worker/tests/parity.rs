@@ -225,130 +225,44 @@ fn a_model_learns() {
     assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
 }
 
+/// What is no more than a rotation by the position.
+const ROTARY: Positions = Positions::Rotary(Rotary {
+    theta: Real::new(100.0),
+    scaling: None,
+});
+
 /// Each feature by itself, in a model that is a GPT-2 otherwise.
-fn features() -> Vec<(&'static str, Features)> {
-    let gpt2 = Features::GPT2;
-    let rotary = Positions::Rotary(Rotary {
-        theta: Real::new(100.0),
-        scaling: None,
-    });
-    let two_of_four = Some(2);
-    vec![
-        (
-            "RMS norm",
-            Features {
-                norm: Norm::RmsNorm,
-                ..gpt2
-            },
-        ),
-        (
-            "another epsilon",
-            Features {
-                epsilon: Real::new(0.1),
-                ..gpt2
-            },
-        ),
-        (
-            "rotary positions",
-            Features {
-                positions: rotary,
-                ..gpt2
-            },
-        ),
-        (
-            "Llama 3's angles",
-            Features {
-                positions: LLAMA_LIKE.positions,
-                ..gpt2
-            },
-        ),
-        (
-            "groups of heads",
-            Features {
-                kv_heads: two_of_four,
-                ..gpt2
-            },
-        ),
-        (
-            "one key for all heads, rotary",
-            Features {
-                kv_heads: Some(1),
-                positions: rotary,
-                ..gpt2
-            },
-        ),
-        (
-            "wider heads",
-            Features {
-                head_size: Some(12),
-                ..gpt2
-            },
-        ),
-        (
-            "query and key norms",
-            Features {
-                qk_norm: true,
-                ..gpt2
-            },
-        ),
-        (
-            "a window",
-            Features {
-                sliding_window: Some(5),
-                ..gpt2
-            },
-        ),
-        (
-            "a window of all",
-            Features {
-                sliding_window: Some(16),
-                ..gpt2
-            },
-        ),
-        (
-            "SwiGLU",
-            Features {
-                mlp: Mlp::SwiGlu,
-                ..gpt2
-            },
-        ),
-        (
-            "squared ReLU",
-            Features {
-                mlp: Mlp::Relu2,
-                inner_size: Some(72),
-                ..gpt2
-            },
-        ),
-        (
-            "biases of queries, keys and values alone",
-            Features {
-                bias: Biases {
-                    qkv: true,
-                    ..Biases::NONE
-                },
-                ..gpt2
-            },
-        ),
-        (
-            "biases of the MLP alone",
-            Features {
-                bias: Biases {
-                    mlp: true,
-                    ..Biases::NONE
-                },
-                ..gpt2
-            },
-        ),
-        (
-            "capped logits",
-            Features {
-                logit_softcap: Some(Real::new(0.5)),
-                ..gpt2
-            },
-        ),
-    ]
-}
+const FEATURES: [(&str, fn(&mut Features)); 15] = [
+    ("RMS norm", |f| f.norm = Norm::RmsNorm),
+    ("another epsilon", |f| f.epsilon = Real::new(0.1)),
+    ("rotary positions", |f| f.positions = ROTARY),
+    ("Llama 3's angles", |f| f.positions = LLAMA_LIKE.positions),
+    ("groups of heads", |f| f.kv_heads = Some(2)),
+    ("one key for all heads, rotary", |f| {
+        (f.kv_heads, f.positions) = (Some(1), ROTARY);
+    }),
+    ("wider heads", |f| f.head_size = Some(12)),
+    ("query and key norms", |f| f.qk_norm = true),
+    ("a window", |f| f.sliding_window = Some(5)),
+    ("a window of all", |f| f.sliding_window = Some(16)),
+    ("SwiGLU", |f| f.mlp = Mlp::SwiGlu),
+    ("squared ReLU", |f| {
+        (f.mlp, f.inner_size) = (Mlp::Relu2, Some(72));
+    }),
+    ("biases of queries, keys and values alone", |f| {
+        f.bias = Biases {
+            qkv: true,
+            ..Biases::NONE
+        };
+    }),
+    ("biases of the MLP alone", |f| {
+        f.bias = Biases {
+            mlp: true,
+            ..Biases::NONE
+        };
+    }),
+    ("capped logits", |f| f.logit_softcap = Some(Real::new(0.5))),
+];
 
 #[test]
 fn each_feature_trains_like_its_formula_and_cut_inside_a_block_and_recomputed_too() {
@@ -359,7 +273,9 @@ fn each_feature_trains_like_its_formula_and_cut_inside_a_block_and_recomputed_to
         ..Case::default()
     };
     let gpt2 = common::plain::train(&of(Features::GPT2), steps);
-    for (name, features) in features() {
+    for (name, change) in FEATURES {
+        let mut features = Features::GPT2;
+        change(&mut features);
         let case = of(features);
         let formulas = common::plain::train(&case, steps);
         let is_gpt2 = name == "a window of all";
