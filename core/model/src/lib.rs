@@ -6,7 +6,9 @@
 //! Planning sees amounts only ([`ModelSpec`]). This crate must never do I/O or know plans, devices or libtorch.
 
 pub mod attention;
+pub mod config;
 pub mod embedding;
+pub mod family;
 pub mod features;
 pub mod gpt2;
 pub mod head;
@@ -24,7 +26,9 @@ pub mod real;
 pub mod rotary;
 pub mod spec;
 
+pub use config::ConfigError;
 pub use embedding::Positions;
+pub use family::{Family, Published};
 pub use features::{Biases, Features};
 pub use layout::{Layout, SegmentRange, Unit};
 pub use mlp::Mlp;

@@ -131,6 +131,14 @@ impl Model {
         self.features.kv_heads.unwrap_or(self.heads)
     }
 
+    /// Width between up and down of the MLP.
+    #[must_use]
+    pub fn inner_size(&self) -> usize {
+        let (width, features) = (self.hidden_size as usize, self.features);
+        let own = features.inner_size.map(|size| size as usize);
+        own.unwrap_or(features.mlp.inner(width))
+    }
+
     /// Tokens that a token sees, itself among them, where those are fewer than all before it.
     #[must_use]
     pub fn window(&self) -> Option<u32> {
@@ -138,19 +146,17 @@ impl Model {
     }
 
     fn sizes(&self) -> Sizes {
-        let (width, features) = (self.hidden_size as usize, self.features);
-        let inner = features.inner_size.map(|size| size as usize);
         Sizes {
             layers: self.layers,
-            width,
+            width: self.hidden_size as usize,
             tokens: self.sequence_length as usize,
             vocabulary: self.vocabulary_size as usize,
             tied: self.tied_head,
             heads: self.heads as usize,
             kv_heads: self.kv_heads() as usize,
             head: self.head_size() as usize,
-            inner: inner.unwrap_or(features.mlp.inner(width)),
-            features,
+            inner: self.inner_size(),
+            features: self.features,
         }
     }
 

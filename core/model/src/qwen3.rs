@@ -1,12 +1,15 @@
-//! The Qwen 3 family (Yang et al. 2025): its sizes.
+//! The Qwen 3 family (Yang et al. 2025): its sizes and its format at Hugging Face.
 
+use crate::config::{ConfigError, Fields};
 use crate::embedding::Positions;
 use crate::features::{Biases, Features};
+use crate::llama3;
 use crate::mlp::Mlp;
 use crate::model::Model;
 use crate::norm::Norm;
 use crate::real::Real;
 use crate::rotary::Rotary;
+use serde_json::{Value, json};
 
 /// What all of them are made of.
 const FEATURES: Features = Features {
@@ -64,4 +67,30 @@ const fn sized(layers: u32, hidden_size: u32, heads: u32, inner_size: u32, tied_
             ..FEATURES
         },
     }
+}
+
+/// Whether models with these features are in the family's format.
+pub(crate) fn has(features: &Features) -> bool {
+    llama3::is_like(features) && features.qk_norm && !features.bias.mlp
+}
+
+/// `config.json` of a model; `end` is the token that ends a document.
+pub(crate) fn config(model: &Model, end: u32) -> Value {
+    let mut config = llama3::common_config(model, end);
+    config["architectures"] = json!(["Qwen3ForCausalLM"]);
+    config["model_type"] = json!("qwen3");
+    config["use_sliding_window"] = json!(false);
+    config
+}
+
+/// The model that a `config.json` describes.
+///
+/// # Errors
+/// It cannot be trained here.
+pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+    let only = "false: no window is known for some of the blocks";
+    Fields(config).only("use_sliding_window", &json!(false), only)?;
+    let mut model = llama3::common_from_config(config)?;
+    model.features.qk_norm = true;
+    Ok(model)
 }

@@ -1,7 +1,7 @@
 //! Models of other features than GPT-2's: what their descriptions say.
 
 use varuna_model::presets::preset;
-use varuna_model::{Biases, Features, Initial, Mlp, Model, Norm, Unit, gpt2};
+use varuna_model::{Biases, ConfigError, Family, Features, Initial, Mlp, Model, Norm, Unit, gpt2};
 
 /// `RMSNorm`, `SwiGLU` and no biases.
 const OTHER: Model = Model {
@@ -188,5 +188,5 @@ fn its_features_are_written_and_it_has_no_published_format() {
         "{text}"
     );
     assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), OTHER);
-    assert_eq!(gpt2::config(&OTHER), Err(gpt2::ConfigError::Features));
+    assert_eq!(Family::of(&OTHER.features), Err(ConfigError::Features));
 }
