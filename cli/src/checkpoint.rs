@@ -68,7 +68,7 @@ enum Command {
         #[arg(long)]
         keep: usize,
     },
-    /// Export a checkpoint as a Hugging Face GPT-2 folder (model.safetensors, config.json, tokenizer.json).
+    /// Export a checkpoint of a GPT-2, Llama or Qwen 3 as a Hugging Face folder (model.safetensors, config.json, tokenizer.json).
     Export {
         /// Folder of the job's checkpoints.
         uri: String,
@@ -81,11 +81,11 @@ enum Command {
         #[arg(long)]
         name: Option<String>,
     },
-    /// Import a Hugging Face GPT-2 folder as the first checkpoint of a job. A run of that job starts from it.
+    /// Import a Hugging Face folder of a GPT-2, Llama or Qwen 3 as the first checkpoint of a job. A run of that job starts from it.
     Import {
         /// Checkpoint location, as in spec.checkpoint.uri.
         uri: String,
-        /// Folder with model.safetensors and config.json.
+        /// Folder with config.json and model.safetensors, or several files and model.safetensors.index.json; F32 or BF16.
         folder: PathBuf,
         /// Name of the job, as in metadata.name.
         #[arg(long)]

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
-use varuna_model::gpt2;
+use varuna_model::presets;
 use varuna_plan::profile::Profile;
 use varuna_plan::{Costs, Device};
 
@@ -33,7 +33,7 @@ fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     std::fs::write(file("job.yaml"), JOB).unwrap();
-    let model = gpt2::preset("gpt2-tiny").unwrap();
+    let model = presets::preset("gpt2-tiny").unwrap();
     let costs = Costs::estimate(&model.spec(), Device::CPU_CORE);
     let profile = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu-core".into());
     std::fs::write(file("profile.json"), serde_json::to_string(&profile).unwrap()).unwrap();
@@ -88,7 +88,7 @@ fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
     let written = Profile::read("fitted", &text, None).unwrap();
     assert_eq!(json!(written.calibration), found["calibration"]);
 
-    let other = gpt2::preset("gpt2-small").unwrap();
+    let other = presets::preset("gpt2-small").unwrap();
     let costs = Costs::estimate(&other.spec(), Device::CPU_CORE);
     let other = Profile::of_costs(&costs, "gpt2-small".into(), "cpu-core".into());
     std::fs::write(&profile, serde_json::to_string(&other).unwrap()).unwrap();

@@ -48,6 +48,34 @@ fn a_killed_worker_costs_no_step() {
     finish(run);
 }
 
+/// Rotary positions, groups of heads of a width of their own, norms over queries and keys, and a gated MLP.
+#[test]
+fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
+    let job = |min_depth| {
+        let sizes = [
+            "preset: qwen3-tiny",
+            "kvHeads: 2",
+            "headSize: 32",
+            "innerSize: 128",
+        ];
+        JobFile {
+            layers: 2,
+            model: sizes.map(str::to_owned).into(),
+            min_depth,
+            ..JobFile::default()
+        }
+    };
+    let mut alone = Run::start(&job(1), 1);
+    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
+    let mut run = Run::start(&job(2), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
+}
+
 /// Steps and, after the kill, whole states go over TLS.
 #[test]
 fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {

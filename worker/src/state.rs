@@ -172,6 +172,7 @@ impl UnitBuffers {
             rows,
             gradient,
             whole,
+            cap: None,
         })
     }
 
@@ -180,6 +181,12 @@ impl UnitBuffers {
     pub fn optional_parameter(&self, name: &str) -> Option<&Tensor> {
         let found = self.parameters.iter().find(|(own, _)| *own == name);
         found.map(|(_, tensor)| tensor)
+    }
+
+    /// What the buffers are made for.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        self.backend
     }
 
     /// Whose code computes with these parameters.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::{Adam, LearningRate, Precision, Training};
-use varuna_model::{Model, gpt2};
+use varuna_model::{Model, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
 use varuna_plan::{
@@ -155,6 +155,19 @@ impl Case {
     }
 }
 
+/// Of each kind of attention that keeps other tensors, one like a Llama and one like a Qwen.
+fn families() -> [Model; 2] {
+    let of = |preset: &str, kv_heads, inner_size| {
+        let mut model = presets::preset(preset).unwrap();
+        (model.layers, model.hidden_size, model.heads) = (2, 256, 4);
+        model.vocabulary_size = 1000;
+        model.features.kv_heads = Some(kv_heads);
+        model.features.inner_size = Some(inner_size);
+        model
+    };
+    [of("llama-tiny", 1, 704), of("qwen3-tiny", 2, 640)]
+}
+
 fn model(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> Model {
     Model {
         layers,
@@ -182,6 +195,7 @@ fn the_planner_counts_what_a_step_takes() {
     ];
     for (model, precision) in models
         .iter()
+        .chain(&families())
         .flat_map(|m| [(m, Precision::Fp32), (m, Precision::Bf16)])
     {
         let case = |kind, recompute| Case {

@@ -3,7 +3,8 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, LLAMA_LIKE, assert_close, run, shape, single};
+use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, run, shape, single};
+use varuna_model::{Biases, Features, Mlp, Norm, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
 const STEPS: u64 = 22;
@@ -224,30 +225,100 @@ fn a_model_learns() {
     assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
 }
 
+/// What is no more than a rotation by the position.
+const ROTARY: Positions = Positions::Rotary(Rotary {
+    theta: Real::new(100.0),
+    scaling: None,
+});
+
+/// Each feature by itself, in a model that is a GPT-2 otherwise.
+const FEATURES: [(&str, fn(&mut Features)); 15] = [
+    ("RMS norm", |f| f.norm = Norm::RmsNorm),
+    ("another epsilon", |f| f.epsilon = Real::new(0.1)),
+    ("rotary positions", |f| f.positions = ROTARY),
+    ("Llama 3's angles", |f| f.positions = LLAMA_LIKE.positions),
+    ("groups of heads", |f| f.kv_heads = Some(2)),
+    ("one key for all heads, rotary", |f| {
+        (f.kv_heads, f.positions) = (Some(1), ROTARY);
+    }),
+    ("wider heads", |f| f.head_size = Some(12)),
+    ("query and key norms", |f| f.qk_norm = true),
+    ("a window", |f| f.sliding_window = Some(5)),
+    ("a window of all", |f| f.sliding_window = Some(16)),
+    ("SwiGLU", |f| f.mlp = Mlp::SwiGlu),
+    ("squared ReLU", |f| {
+        (f.mlp, f.inner_size) = (Mlp::Relu2, Some(72));
+    }),
+    ("biases of queries, keys and values alone", |f| {
+        f.bias = Biases {
+            qkv: true,
+            ..Biases::NONE
+        };
+    }),
+    ("biases of the MLP alone", |f| {
+        f.bias = Biases {
+            mlp: true,
+            ..Biases::NONE
+        };
+    }),
+    ("capped logits", |f| f.logit_softcap = Some(Real::new(0.5))),
+];
+
 #[test]
-fn a_model_of_other_features_trains_under_every_plan_like_its_formulas() {
-    let features = LLAMA_LIKE;
-    for tied in [false, true] {
+fn each_feature_trains_like_its_formula_and_cut_inside_a_block_and_recomputed_too() {
+    let steps = 10;
+    let of = |features| Case {
+        dropout: 0.0,
+        features,
+        ..Case::default()
+    };
+    let gpt2 = common::plain::train(&of(Features::GPT2), steps);
+    for (name, change) in FEATURES {
+        let mut features = Features::GPT2;
+        change(&mut features);
+        let case = of(features);
+        let formulas = common::plain::train(&case, steps);
+        let is_gpt2 = name == "a window of all";
+        assert_eq!(
+            formulas.losses == gpt2.losses,
+            is_gpt2,
+            "{name} changes something"
+        );
+        let unsplit = run(&case, &single(&case), steps);
+        assert_close(&formulas, &unsplit, 1e-5, name);
+        let mut plan = shape(&case, &[&[2, 4], &[6]], &[5, 3], 2);
+        plan.schedule.recompute = Recompute::Selective;
+        assert_close(&unsplit, &run(&case, &plan, steps), 1e-5, name);
+    }
+}
+
+#[test]
+fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
+    for (features, tied) in [(LLAMA_LIKE, true), (LLAMA_LIKE, false), (QWEN_LIKE, true)] {
         let case = Case {
             tied,
             dropout: 0.0,
             features,
             ..Case::default()
         };
+        let name = format!("query norms {}, tied {tied}", features.qk_norm);
         let unsplit = run(&case, &single(&case), STEPS);
-        assert_close(
-            &common::plain::train(&case, STEPS),
-            &unsplit,
-            1e-5,
-            &format!("formulas, tied {tied}"),
-        );
+        let formulas = common::plain::train(&case, STEPS);
+        assert_close(&formulas, &unsplit, 1e-5, &format!("formulas, {name}"));
         let (first, last) = (unsplit.losses[0], unsplit.losses[STEPS as usize - 1]);
         assert!(last < 0.9 * first && last.is_finite(), "{:?}", unsplit.losses);
-        let mut plan = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
-        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-            plan.schedule.recompute = recompute;
-            let split = run(&case, &plan, STEPS);
-            assert_close(&unsplit, &split, 1e-5, &format!("{recompute:?}, tied {tied}"));
+        for plan in [
+            shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
+            interleave(shape(&case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
+        ] {
+            let runs = [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
+                let mut plan = plan.clone();
+                plan.schedule.recompute = recompute;
+                run(&case, &plan, STEPS)
+            });
+            assert_close(&unsplit, &runs[0], 1e-5, &name);
+            assert_eq!(runs[0].parameters, runs[1].parameters, "{name}");
+            assert_eq!(runs[0].parameters, runs[2].parameters, "{name}");
         }
     }
 }

@@ -4,7 +4,7 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, LLAMA_LIKE, assert_close, assert_losses_close, engine, run, shape, single};
+use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, assert_losses_close, engine, run, shape, single};
 use varuna_api::Precision;
 use varuna_model::Features;
 use varuna_plan::{Recompute, WorkerId};
@@ -26,6 +26,7 @@ fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
         (true, Features::GPT2),
         (false, Features::GPT2),
         (true, LLAMA_LIKE),
+        (true, QWEN_LIKE),
     ] {
         let narrow = Case {
             tied,

@@ -7,6 +7,8 @@ fn main() {
     println!("cargo:rerun-if-changed=philox.h");
     println!("cargo:rerun-if-changed=head_loss.h");
     println!("cargo:rerun-if-changed=fused.h");
+    println!("cargo:rerun-if-changed=rms_norm.h");
+    println!("cargo:rerun-if-changed=rotary.h");
     println!("cargo:rerun-if-changed={KERNELS}/arguments.h");
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch lies");
     let root = std::path::Path::new(&lib)
@@ -29,10 +31,12 @@ fn main() {
     // Thin glue over large headers: optimising it costs a minute and gains nothing.
     build("shim.cpp", 0);
     build("driver.cpp", 0);
-    // The glue calls these, so they are linked after it. Two call libtorch for whole tensors, the last loops over all elements.
+    // The glue calls these, so they are linked after it. Most call libtorch for whole tensors, the last loops over all elements.
     build("memory_meter.cpp", 0);
     build("head_loss.cpp", 0);
     build("fused.cpp", 0);
+    build("rms_norm.cpp", 0);
+    build("rotary.cpp", 0);
     build("philox.cpp", 3);
     // For the tests of this crate; binaries print their own.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");

@@ -15,10 +15,14 @@ static void in_chunks(const Job& job, Each each) {
 }
 
 // Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
-// digits. The losses of these rows are added up.
-static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets) {
+// digits. The losses of these rows are added up. Where there is a cap, `bent` gets what it multiplies.
+static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets, at::Tensor& bent) {
   // Two steps, so that those of a narrow format are free before the softmax is taken.
-  const auto logits = at::linear(x, job.w).narrow(1, 0, job.vocabulary).to(at::kFloat);
+  auto logits = at::linear(x, job.w).narrow(1, 0, job.vocabulary).to(at::kFloat);
+  if (job.cap > 0) {
+    bent = logits.div(job.cap).tanh_();
+    logits = bent.mul(job.cap);
+  }
   const auto logarithms = logits.log_softmax(1);
   const auto own = logarithms.gather(1, targets.unsqueeze(1));
   job.sum.sub_(own.sum(at::kDouble).mul(job.weight));
@@ -27,7 +31,8 @@ static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const a
 
 void forward(const Job& job) {
   in_chunks(job, [&](int64_t first, int64_t rows) {
-    log_probabilities(job, job.x.narrow(0, first, rows), job.targets.narrow(0, first, rows));
+    at::Tensor bent;
+    log_probabilities(job, job.x.narrow(0, first, rows), job.targets.narrow(0, first, rows), bent);
   });
 }
 
@@ -37,8 +42,12 @@ at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) 
   in_chunks(job, [&](int64_t first, int64_t rows) {
     const auto x = job.x.narrow(0, first, rows);
     const auto targets = job.targets.narrow(0, first, rows);
-    auto gradient = log_probabilities(job, x, targets).exp_();
+    at::Tensor bent;
+    auto gradient = log_probabilities(job, x, targets, bent).exp_();
     gradient.scatter_add_(1, targets.unsqueeze(1), at::full({rows, 1}, -1.0, gradient.options()));
+    // The slope of the cap is 1 - tanh^2.
+    if (bent.defined()) gradient.sub_(bent.square_().mul_(gradient));
+    bent = at::Tensor();
     gradient = gradient.mul_(job.weight * scale).to(x.scalar_type());
     const auto more = job.w.size(0) - job.vocabulary;
     if (more > 0) gradient = at::constant_pad_nd(gradient, {0, more});

@@ -13,6 +13,7 @@ struct Job {
   double weight;       // of a row's loss in the sum
   at::Tensor sum;      // a scalar in double precision: the weighted losses are added to it
   int64_t chunk;       // rows whose logits exist at once
+  double cap;          // logits are cap * tanh(x / cap); 0 = they are x
 };
 
 // Adds the weighted cross-entropies (nats).

@@ -19,6 +19,8 @@
 #include "fused.h"
 #include "head_loss.h"
 #include "philox.h"
+#include "rms_norm.h"
+#include "rotary.h"
 
 typedef at::Tensor* Handle;
 using torch::autograd::AutogradContext;
@@ -198,9 +200,9 @@ int vt_lookup(Handle table, Handle rows, Handle* out) {
 
 // See head_loss.h. Without `x_gradient` only the loss is added.
 int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double weight, Handle sum, int64_t chunk,
-                 double scale, Handle* x_gradient) {
+                 double cap, double scale, Handle* x_gradient) {
   return guarded([&] {
-    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk};
+    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk, cap};
     if (x_gradient) {
       *x_gradient = new at::Tensor(head_loss::backward(job, scale, *w_gradient));
     } else {
@@ -220,6 +222,19 @@ int vt_norm(const fused::Launcher* launcher, Handle x, Handle weight, Handle bia
 // See fused.h.
 int vt_bias_gelu(const fused::Launcher* launcher, Handle x, Handle bias, Handle* out) {
   return guarded([&] { *out = new at::Tensor(fused::bias_gelu(*launcher, *x, *bias)); });
+}
+
+// See rms_norm.h; the second output is x.
+int vt_rms_norm(Handle x, Handle weight, double epsilon, Handle* out) {
+  return guarded([&] {
+    const auto both = rms_norm::norm(*x, *weight, epsilon);
+    for (int i = 0; i < 2; i++) out[i] = new at::Tensor(both[i]);
+  });
+}
+
+// See rotary.h.
+int vt_rotate(Handle x, Handle cosines, Handle sines, Handle* out) {
+  return guarded([&] { *out = new at::Tensor(rotary::rotate(*x, *cosines, *sines)); });
 }
 
 // The sums of squares of each block of a flat tensor's elements but the last `tail`, then those last ones; in double precision. src/norm.rs says
@@ -313,9 +328,12 @@ int vt_load_cuda() {
   });
 }
 
-// Which way libtorch takes for causal attention of these: a number of at::SDPBackend.
-int vt_attention(Handle q, Handle k, Handle v, int64_t* way) {
-  return guarded([&] { *way = at::_fused_sdp_choice(*q, *k, *v, {}, 0.0, true); });
+// Which way libtorch takes for attention of these, causal or with a mask: a number of at::SDPBackend.
+int vt_attention(Handle q, Handle k, Handle v, Handle mask, int64_t* way) {
+  return guarded([&] {
+    const auto given = mask ? std::optional<at::Tensor>(*mask) : std::nullopt;
+    *way = at::_fused_sdp_choice(*q, *k, *v, given, 0.0, !given);
+  });
 }
 
 // Allows the ways whose numbers are set in the bits, and no others.

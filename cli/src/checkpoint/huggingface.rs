@@ -1,4 +1,4 @@
-//! Converts checkpoints to and from Hugging Face's GPT-2 folders.
+//! Converts checkpoints to and from Hugging Face's folders.
 
 use super::bar::Bar;
 use super::choose;
@@ -8,9 +8,14 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_checkpoint::{Facts, Location, RateLimit, Shard, Store, folder_name, huggingface};
 use varuna_dataset::Tokenizer;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Family, Model};
 use varuna_plan::state::Chain;
 use varuna_plan::{StateId, Unit};
+
+/// The file of a model that is in one.
+const WHOLE: &str = "model.safetensors";
+/// The table of a model in several files.
+const INDEX: &str = "model.safetensors.index.json";
 
 pub(super) async fn export(
     location: &Location,
@@ -44,13 +49,16 @@ pub(super) async fn export(
     };
     let tokenizer_files = tokenizer.map(|t| t.published(model.sequence_length)).transpose();
     let tokenizer_files = tokenizer_files.map_err(|e| Failure::Internal(e.to_string()))?;
+    let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
     let file = huggingface::export(&model, &shards).map_err(|e| Failure::Internal(e.to_string()))?;
+    // Rows of the table that no token has come after the tokenizer's.
+    let last = model.vocabulary_size.saturating_sub(1);
+    let end = tokenizer.map_or(last, Tokenizer::end_of_document);
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
-    let config = gpt2::config(&model).map_err(|e| Failure::Input(e.to_string()))?;
-    let config = serde_json::to_string_pretty(&config).unwrap_or_default();
+    let config = serde_json::to_string_pretty(&family.config(&model, end)).unwrap_or_default();
     write(&folder.join("config.json"), config)?;
-    write(&folder.join("model.safetensors"), &file)?;
+    write(&folder.join(WHOLE), &file)?;
     for (name, content) in tokenizer_files.into_iter().flatten() {
         write(&folder.join(name), content.to_string())?;
     }
@@ -75,12 +83,24 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         std::fs::read(&path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
     };
     let bad = |error: &dyn std::error::Error| Failure::Input(format!("{}: {error}", folder.display()));
-    let config = serde_json::from_slice(&read("config.json")?)
-        .map_err(|e| Failure::Input(format!("{}/config.json: {e}", folder.display())))?;
-    let model = gpt2::from_config(&config).map_err(|e| bad(&e))?;
-    let file = read("model.safetensors")?;
+    let document = |name: &str| {
+        serde_json::from_slice::<serde_json::Value>(&read(name)?)
+            .map_err(|e| Failure::Input(format!("{}/{name}: {e}", folder.display())))
+    };
+    let (_, model) = Family::read(&document("config.json")?).map_err(|e| bad(&e))?;
+    // Large models come in several files, with a table.
+    let names = match folder.join(WHOLE).exists() || !folder.join(INDEX).exists() {
+        true => vec![WHOLE.to_owned()],
+        false => huggingface::files_of_index(&document(INDEX)?).map_err(|e| bad(&e))?,
+    };
+    let files = names
+        .iter()
+        .map(|name| read(name))
+        .collect::<Result<Vec<_>, _>>()?;
     // Newer than the initial state, older than every trained state.
-    let digest = Sha256::digest(&file);
+    let mut digest = Sha256::new();
+    files.iter().for_each(|file| digest.update(file));
+    let digest = digest.finalize();
     let chain = digest
         .iter()
         .take(8)
@@ -105,7 +125,8 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
     }
     // 12 bytes a parameter: the value and two moments, in fp32.
     let bar = Bar::of_bytes("writing", 12 * model.parameter_count());
-    for (unit, shard) in huggingface::import(&model, id, &file).map_err(|e| bad(&e))? {
+    let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
+    for (unit, shard) in huggingface::import(&model, id, &files).map_err(|e| bad(&e))? {
         let file = shard.into_file()?;
         let bytes = file.bytes();
         store.put_shard(id, unit, file, &RateLimit::default()).await?;

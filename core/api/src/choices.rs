@@ -1,6 +1,7 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
+use varuna_model::Mlp;
 use varuna_plan::Recompute;
 
 /// Order of the work on a stage.
@@ -13,6 +14,13 @@ pub(crate) enum Order {
     /// 1F1B with several stages for each worker.
     Interleaved,
 }
+
+/// `spec.model.mlp`; the preset's where it is left out.
+pub(crate) const MLPS: [(&str, Mlp); 3] = [
+    ("gelu", Mlp::Gelu),
+    ("swiglu", Mlp::SwiGlu),
+    ("relu2", Mlp::Relu2),
+];
 
 /// `spec.pipeline.schedule`; the first where it is left out.
 pub(crate) const SCHEDULES: [(&str, Order); 3] = [

@@ -1,12 +1,14 @@
 //! The GPT-2 family (Radford et al. 2019): its sizes and its format at Hugging Face.
 
+use crate::config::{ConfigError, Fields};
+use crate::family::Published;
+use crate::features::Features;
 use crate::head;
 use crate::layout::Unit;
-use crate::limits;
-use crate::model::{Features, Model};
+use crate::model::Model;
+use crate::parameter::Parameter;
 use crate::spec::SegmentKind;
 use serde_json::{Value, json};
-use std::ops::RangeInclusive;
 
 /// The smallest published GPT-2: 124 M parameters. Its BPE has 50,257 tokens.
 pub const SMALL: Model = Model {
@@ -29,13 +31,15 @@ const TINY: Model = Model {
     ..SMALL
 };
 
-/// The models that a job can name, each with its names, the usual one first.
-pub const PRESETS: [(&[&str], Model); 5] = [
+/// The published sizes, each with its names, the usual one first; the last two are Megatron's (Shoeybi et al. 2019).
+pub(crate) const PRESETS: [(&[&str], Model); 7] = [
     (&["gpt2-tiny"], sized(6, 384, 6, TINY)),
     (&["gpt2-small"], SMALL),
     (&["gpt2-medium"], sized(24, 1024, 16, SMALL)),
     (&["gpt2-large"], sized(36, 1280, 20, SMALL)),
     (&["gpt2-1.5b", "gpt2-xl"], sized(48, 1600, 25, SMALL)),
+    (&["gpt2-2.5b"], sized(54, 1920, 20, SMALL)),
+    (&["gpt2-8.3b"], sized(72, 3072, 24, SMALL)),
 ];
 
 const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model {
@@ -47,62 +51,32 @@ const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model 
     }
 }
 
-/// The model of a preset; none for a name that is not one.
-#[must_use]
-pub fn preset(name: &str) -> Option<Model> {
-    let (_, model) = PRESETS.into_iter().find(|(names, _)| names.contains(&name))?;
-    Some(model)
+/// Whether models with these features are in the family's format.
+pub(crate) fn has(features: &Features) -> bool {
+    *features == Features::GPT2
 }
 
-/// The name of a unit's parameter in a `GPT2LMHeadModel`.
-#[must_use]
-pub fn published_name(model: &Model, unit: Unit, name: &str) -> String {
-    if name == head::TABLE {
-        return name.to_owned();
-    }
-    match model.kind(unit.0) {
+/// What a unit's parameter is called in a `GPT2LMHeadModel`. It keeps the weights of the linear layers of its blocks as (inputs,
+/// outputs).
+pub(crate) fn tensor(model: &Model, unit: Unit, parameter: &Parameter) -> Published {
+    let name = parameter.name;
+    let published = match model.kind(unit.0) {
+        _ if name == head::TABLE => name.to_owned(),
         SegmentKind::Attention | SegmentKind::Mlp | SegmentKind::Block => {
             format!("transformer.h.{}.{name}", model.block(unit.0) - 1)
         }
         SegmentKind::Embedding | SegmentKind::Head => format!("transformer.{name}"),
+    };
+    Published {
+        name: published,
+        rows: parameter.shape.first().copied().unwrap_or(0),
+        transposed: name.starts_with("attn.c_") || name.starts_with("mlp.c_"),
     }
 }
 
-/// Whether the published parameter is the transpose of ours: GPT-2 keeps the weights of the linear layers of its blocks as
-/// (inputs, outputs).
-#[must_use]
-pub fn is_published_transposed(name: &str) -> bool {
-    name.starts_with("attn.c_") || name.starts_with("mlp.c_")
-}
-
-/// A model or a `config.json` that is not a GPT-2's.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// A field of `config.json` has a value that cannot be trained here.
-    #[error("config.json: {field}: {found} — {allowed}")]
-    Field {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// What is allowed.
-        allowed: &'static str,
-    },
-    /// The model has features that no published GPT-2 has.
-    #[error("the model's features are not GPT-2's: it has no published format")]
-    Features,
-}
-
-/// `config.json` of a model.
-///
-/// # Errors
-/// Its features are not GPT-2's.
-pub fn config(model: &Model) -> Result<Value, ConfigError> {
-    if model.features != Features::GPT2 {
-        return Err(ConfigError::Features);
-    }
-    let last = model.vocabulary_size.saturating_sub(1);
-    Ok(json!({
+/// `config.json` of a model; `end` is the token that ends a document.
+pub(crate) fn config(model: &Model, end: u32) -> Value {
+    json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "activation_function": "gelu_new",
@@ -112,8 +86,8 @@ pub fn config(model: &Model) -> Result<Value, ConfigError> {
         "n_positions": model.sequence_length,
         "n_ctx": model.sequence_length,
         "vocab_size": model.vocabulary_size,
-        "bos_token_id": last.min(50256),
-        "eos_token_id": last.min(50256),
+        "bos_token_id": end,
+        "eos_token_id": end,
         "tie_word_embeddings": model.tied_head,
         "layer_norm_epsilon": 1e-5,
         "initializer_range": 0.02,
@@ -122,115 +96,35 @@ pub fn config(model: &Model) -> Result<Value, ConfigError> {
         "attn_pdrop": 0.0,
         "scale_attn_weights": true,
         "torch_dtype": "float32",
-    }))
+    })
 }
 
 /// The model that a `config.json` describes.
 ///
 /// # Errors
-/// It is not a GPT-2 that can be trained here.
-pub fn from_config(config: &Value) -> Result<Model, ConfigError> {
-    let wrong = |field, found: &Value, allowed| ConfigError::Field {
-        field,
-        found: found.to_string(),
-        allowed,
-    };
-    let family = &config["model_type"];
-    if family != "gpt2" {
-        return Err(wrong("model_type", family, "gpt2"));
-    }
-    let activation = &config["activation_function"];
-    if !activation.is_null() && activation != "gelu_new" {
-        return Err(wrong("activation_function", activation, "gelu_new"));
-    }
-    let size = |field: &'static str, limit: RangeInclusive<u32>, allowed| {
-        let value = &config[field];
-        let size = value.as_u64().and_then(|v| u32::try_from(v).ok());
-        let size = size.filter(|v| limit.contains(v));
-        size.ok_or_else(|| wrong(field, value, allowed))
-    };
-    let width = |field| size(field, limits::WIDTH, "a number from 1 to 1048576");
-    let (hidden_size, heads) = (width("n_embd")?, width("n_head")?);
+/// It cannot be trained here.
+pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+    let fields = Fields(config);
+    fields.only("activation_function", &json!("gelu_new"), "gelu_new")?;
+    let (hidden_size, heads) = (fields.width("n_embd")?, fields.width("n_head")?);
     if !hidden_size.is_multiple_of(heads) {
-        return Err(wrong("n_embd", &config["n_embd"], "a multiple of n_head"));
+        return Err(fields.wrong("n_embd", "a multiple of n_head"));
     }
+    fields.only(
+        "n_inner",
+        &json!(4 * u64::from(hidden_size)),
+        "four times n_embd, or null",
+    )?;
+    fields.only("layer_norm_epsilon", &json!(1e-5), "0.00001")?;
     Ok(Model {
-        layers: size("n_layer", limits::LAYERS, "a number from 1 to 10000")?,
+        layers: fields.layers("n_layer")?,
         hidden_size,
         heads,
-        sequence_length: width("n_positions")?,
-        vocabulary_size: size("vocab_size", limits::VOCABULARY, "a number from 1 to 16777216")?,
+        sequence_length: fields.width("n_positions")?,
+        vocabulary_size: fields.vocabulary()?,
         // The default of the `transformers` library.
-        tied_head: config["tie_word_embeddings"].as_bool().unwrap_or(true),
+        tied_head: fields.switch("tie_word_embeddings", true)?,
         dropout: 0.0,
         features: Features::GPT2,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn presets_have_the_published_number_of_parameters() {
-        let millions = |name| preset(name).unwrap().parameter_count() as f64 / 1e6;
-        for (name, published) in [
-            ("gpt2-small", 124.4),
-            ("gpt2-medium", 354.8),
-            ("gpt2-large", 774.0),
-            ("gpt2-1.5b", 1557.6),
-        ] {
-            assert!(
-                (millions(name) - published).abs() < 0.1,
-                "{name}: {}",
-                millions(name)
-            );
-        }
-        assert!((10.0..11.0).contains(&millions("gpt2-tiny")));
-        assert_eq!(preset("gpt2-xl"), preset("gpt2-1.5b"));
-        assert_eq!(preset("gpt2-small"), Some(SMALL));
-    }
-
-    #[test]
-    fn a_config_describes_its_model_and_no_other_family() {
-        for tied_head in [true, false] {
-            let model = Model {
-                layers: 2,
-                tied_head,
-                ..SMALL
-            };
-            assert_eq!(from_config(&config(&model).unwrap()), Ok(model));
-        }
-        let refused = |config: Value| from_config(&config).unwrap_err().to_string();
-        assert_eq!(
-            refused(json!({"model_type": "llama"})),
-            "config.json: model_type: \"llama\" — gpt2"
-        );
-        assert_eq!(
-            refused({
-                let mut config = config(&SMALL).unwrap();
-                config["n_layer"] = 0.into();
-                config
-            }),
-            "config.json: n_layer: 0 — a number from 1 to 10000"
-        );
-        let changed = |field: &str, value: u64| {
-            let mut config = config(&SMALL).unwrap();
-            config[field] = value.into();
-            refused(config)
-        };
-        for (field, value, expected) in [
-            ("n_layer", 1 << 31, "2147483648 — a number from 1 to 10000"),
-            ("n_embd", 1 << 32, "4294967296 — a number from 1 to 1048576"),
-            ("n_head", 0, "0 — a number from 1 to 1048576"),
-            ("n_head", 7, "n_embd: 768 — a multiple of n_head"),
-            ("vocab_size", u64::MAX, "a number from 1 to 16777216"),
-        ] {
-            let error = changed(field, value);
-            assert!(error.contains(expected), "{error}");
-        }
-        let mut other = SMALL;
-        other.features.bias = false;
-        assert_eq!(config(&other), Err(ConfigError::Features));
-    }
 }

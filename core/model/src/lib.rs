@@ -1,27 +1,40 @@
 //! What a model consists of: its segments, their tensors with shapes and initial values, what they cost, and their published names.
 //!
-//! A [`Model`] is a set of sizes and [`Features`]; a family is a preset of features ([`gpt2`]). Each feature has one file here,
-//! which describes it (`norm`, `attention`, `mlp`, `embedding`, `head`), and one of that name in the worker's `model` folder, which
-//! computes it (the head is in its `mod.rs`).
+//! A [`Model`] is a set of sizes and [`Features`]; a family is a set of features with its published sizes ([`gpt2`], [`llama3`],
+//! [`qwen3`]). Each feature has one file here, which describes it (`norm`, `attention`, `rotary`, `mlp`, `embedding`, `head`), and one of
+//! that name in the worker's `model` folder, which computes it.
 //! Planning sees amounts only ([`ModelSpec`]). This crate must never do I/O or know plans, devices or libtorch.
 
 pub mod attention;
+pub mod config;
 pub mod embedding;
+pub mod family;
+pub mod features;
 pub mod gpt2;
 pub mod head;
 pub mod layout;
 pub mod limits;
+pub mod llama3;
 pub mod mlp;
 pub mod model;
 pub mod norm;
 pub mod parameter;
 mod piece;
+pub mod presets;
+pub mod qwen3;
+pub mod real;
+pub mod rotary;
 pub mod spec;
 
+pub use config::ConfigError;
 pub use embedding::Positions;
+pub use family::{Family, Published};
+pub use features::{Biases, Features};
 pub use layout::{Layout, SegmentRange, Unit};
 pub use mlp::Mlp;
-pub use model::{Features, Model};
+pub use model::Model;
 pub use norm::Norm;
 pub use parameter::{Initial, LayerNames, Parameter};
+pub use real::Real;
+pub use rotary::{Rotary, Scaling};
 pub use spec::{ModelSpec, SegmentKind, SegmentSpec};

@@ -1,18 +1,20 @@
 //! The second half of a block: norm, MLP, residual addition.
 
-use crate::norm::Norm;
 use crate::parameter::{DEVIATION, LayerNames};
 use crate::piece::{Piece, Sizes};
 use serde::{Deserialize, Serialize};
 
 /// Which MLP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mlp {
-    /// Up to four times the width, GELU (tanh form), down again.
+    /// Up, GELU (tanh form), down again.
+    #[default]
     Gelu,
-    /// Up twice, SiLU of one times the other, down again (Shazeer 2020). No job file can ask for it yet.
+    /// Up twice, SiLU of one times the other, down again (Shazeer 2020).
     SwiGlu,
+    /// Up, the square of what is above zero, down again (So et al. 2021).
+    Relu2,
 }
 
 /// The norm before it.
@@ -37,34 +39,30 @@ pub const DOWN: LayerNames = LayerNames {
 };
 
 impl Mlp {
-    /// Width between up and down. A gated MLP has three matrices instead of two: 2/3 of the width make up for it, rounded up
-    /// to a multiple of 64.
-    fn inner(self, width: usize) -> usize {
+    /// Width between up and down where a model names none: four times its own. A gated MLP has three matrices instead of two: 2/3 of
+    /// the width make up for it, rounded up to a multiple of 64.
+    pub(crate) fn inner(self, width: usize) -> usize {
         match self {
-            Mlp::Gelu => 4 * width,
+            Mlp::Gelu | Mlp::Relu2 => 4 * width,
             Mlp::SwiGlu => (8 * width).div_ceil(3).next_multiple_of(64),
         }
     }
 
-    /// Kept apart from the norm's: the inner activation before and after GELU; or gate, SiLU of it, up, and their product; and the sum. The
-    /// backward takes the gradients of the sum and of what GELU, or the product, was made from.
-    pub(crate) fn piece(self, sizes: Sizes, norm: Norm) -> Piece {
-        let (width, inner) = (sizes.width, self.inner(sizes.width));
-        let up = |names| Piece::linear(sizes, names, width, inner, DEVIATION);
+    /// Kept apart from the norm's: the inner activation before and after GELU, or after each half of the squared ReLU; or gate, SiLU of
+    /// it, up, and their product; and the sum. The backward takes the gradients of the sum and of what the activation, or the
+    /// product, was made from.
+    pub(crate) fn piece(self, sizes: Sizes) -> Piece {
+        let (width, inner, bias) = (sizes.width, sizes.inner, sizes.features.bias.mlp);
+        let up = |names| Piece::linear(sizes, names, (width, inner), bias, DEVIATION);
         let (ups, kept, working) = match self {
-            Mlp::Gelu => (up(UP), 2, 1),
+            Mlp::Gelu | Mlp::Relu2 => (up(UP), 2, 1),
             Mlp::SwiGlu => (up(GATE).then(up(UP)), 4, 2),
         };
         let inners = |count: u64| count * (sizes.tokens * inner) as u64 + sizes.activation();
-        norm.piece(sizes, NORM)
-            .then(ups)
-            .then(Piece::linear(
-                sizes,
-                DOWN,
-                inner,
-                width,
-                sizes.residual_deviation(),
-            ))
+        let deviation = sizes.residual_deviation();
+        let norm = sizes.features.norm.piece(sizes, NORM);
+        norm.then(ups)
+            .then(Piece::linear(sizes, DOWN, (inner, width), bias, deviation))
             .saving(inners(kept))
             .working_with(inners(working))
     }

@@ -1,49 +1,13 @@
 //! A model: sizes and features, and the segments that they make.
 
-use crate::embedding::{self, Positions};
+use crate::embedding;
+use crate::features::Features;
 use crate::layout::{Layout, Unit};
-use crate::mlp::Mlp;
-use crate::norm::Norm;
 use crate::parameter::{Initial, Parameter};
 use crate::piece::{Piece, Sizes};
 use crate::spec::{ModelSpec, SegmentKind, SegmentSpec};
 use crate::{attention, head};
 use serde::{Deserialize, Serialize};
-
-/// What its segments are made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Features {
-    /// How tokens learn of their position.
-    pub positions: Positions,
-    /// Normalisation.
-    pub norm: Norm,
-    /// MLP.
-    pub mlp: Mlp,
-    /// Linear layers and layer norms have a bias.
-    pub bias: bool,
-}
-
-impl Features {
-    /// GPT-2's (Radford et al. 2019).
-    pub const GPT2: Features = Features {
-        positions: Positions::Learned,
-        norm: Norm::LayerNorm,
-        mlp: Mlp::Gelu,
-        bias: true,
-    };
-
-    /// GPT-2's are left out of documents and hashes, which were written before there were others.
-    fn are_gpt2s(&self) -> bool {
-        *self == Features::GPT2
-    }
-}
-
-impl Default for Features {
-    fn default() -> Self {
-        Features::GPT2
-    }
-}
 
 /// A decoder-only transformer with pre-norm blocks, every size and feature resolved.
 ///
@@ -55,7 +19,7 @@ impl Default for Features {
 pub struct Model {
     /// Transformer blocks, at least 1.
     pub layers: u32,
-    /// Width d, a multiple of `heads`.
+    /// Width d; a multiple of `heads` where the features give heads no width of their own.
     pub hidden_size: u32,
     /// Attention heads.
     pub heads: u32,
@@ -154,6 +118,33 @@ impl Model {
         }
     }
 
+    /// Width e of a head.
+    #[must_use]
+    pub fn head_size(&self) -> u32 {
+        let own = self.features.head_size;
+        own.unwrap_or(self.hidden_size / self.heads.max(1))
+    }
+
+    /// Heads with keys and values of their own; the others share them, in groups of equal size.
+    #[must_use]
+    pub fn kv_heads(&self) -> u32 {
+        self.features.kv_heads.unwrap_or(self.heads)
+    }
+
+    /// Width between up and down of the MLP.
+    #[must_use]
+    pub fn inner_size(&self) -> usize {
+        let (width, features) = (self.hidden_size as usize, self.features);
+        let own = features.inner_size.map(|size| size as usize);
+        own.unwrap_or(features.mlp.inner(width))
+    }
+
+    /// Tokens that a token sees, itself among them, where those are fewer than all before it.
+    #[must_use]
+    pub fn window(&self) -> Option<u32> {
+        self.features.sliding_window.filter(|w| *w < self.sequence_length)
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes {
             layers: self.layers,
@@ -161,24 +152,26 @@ impl Model {
             tokens: self.sequence_length as usize,
             vocabulary: self.vocabulary_size as usize,
             tied: self.tied_head,
-            bias: self.features.bias,
+            heads: self.heads as usize,
+            kv_heads: self.kv_heads() as usize,
+            head: self.head_size() as usize,
+            inner: self.inner_size(),
+            features: self.features,
         }
     }
 
     fn attention(&self) -> Piece {
-        attention::piece(self.sizes(), self.features.norm)
+        attention::piece(self.sizes())
     }
 
     fn piece(&self, segment: u32) -> Piece {
-        let Features {
-            positions, norm, mlp, ..
-        } = self.features;
+        let (sizes, features) = (self.sizes(), self.features);
         match self.kind(segment) {
-            SegmentKind::Embedding => positions.piece(self.sizes()),
+            SegmentKind::Embedding => features.positions.piece(sizes),
             SegmentKind::Attention => self.attention(),
-            SegmentKind::Mlp => mlp.piece(self.sizes(), norm),
-            SegmentKind::Block => self.attention().then(mlp.piece(self.sizes(), norm)),
-            SegmentKind::Head => head::piece(self.sizes(), norm),
+            SegmentKind::Mlp => features.mlp.piece(sizes),
+            SegmentKind::Block => self.attention().then(features.mlp.piece(sizes)),
+            SegmentKind::Head => head::piece(sizes),
         }
     }
 }
@@ -283,17 +276,6 @@ mod tests {
             assert_eq!(of(7), (SegmentKind::Head, own_table + 2 * d, flops, kept, t * d));
             assert_eq!(spec.tied_parameters, v * d - own_table);
             assert_eq!((spec.segments.len(), spec.whole_block_segments()), (8, 5));
-        }
-    }
-
-    #[test]
-    fn features_are_written_only_where_they_are_not_gpt2s() {
-        let mut model = gpt2::SMALL;
-        for bias in [true, false] {
-            model.features.bias = bias;
-            let text = serde_json::to_string(&model).unwrap();
-            assert_eq!(text.contains("features"), model.features != Features::GPT2);
-            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
         }
     }
 }

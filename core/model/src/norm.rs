@@ -1,16 +1,17 @@
-//! Normalisation over the width: before attention, before the MLP and before the head.
+//! Normalisation over the width: before attention, before the MLP and before the head; and over a head's width of queries and keys.
 
 use crate::parameter::{Initial, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 use serde::{Deserialize, Serialize};
 
 /// Which normalisation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Norm {
     /// Mean 0 and variance 1, then weight and bias (Ba et al. 2016).
+    #[default]
     LayerNorm,
-    /// Mean square 1, then a weight (Zhang and Sennrich 2019). No job file can ask for it yet.
+    /// Mean square 1, then a weight (Zhang and Sennrich 2019).
     RmsNorm,
 }
 
@@ -19,10 +20,8 @@ impl Norm {
     pub(crate) fn piece(self, sizes: Sizes, names: LayerNames) -> Piece {
         let mut parameters = vec![Parameter::vector(names.weight, sizes.width, Initial::Ones)];
         match self {
-            Norm::LayerNorm if sizes.bias => {
-                parameters.push(Parameter::vector(names.bias, sizes.width, Initial::Zeros));
-            }
-            Norm::LayerNorm | Norm::RmsNorm => {}
+            Norm::LayerNorm => parameters.push(Parameter::vector(names.bias, sizes.width, Initial::Zeros)),
+            Norm::RmsNorm => {}
         }
         Piece {
             parameters,

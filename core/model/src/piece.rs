@@ -1,5 +1,6 @@
 //! What segments are put together from.
 
+use crate::features::Features;
 use crate::parameter::{DEVIATION, Initial, LayerNames, Parameter};
 
 /// The sizes of a model, as its pieces need them.
@@ -15,14 +16,32 @@ pub(crate) struct Sizes {
     pub(crate) vocabulary: usize,
     /// Head and embedding share a table.
     pub(crate) tied: bool,
-    /// Linear layers and layer norms have a bias.
-    pub(crate) bias: bool,
+    /// Heads of attention.
+    pub(crate) heads: usize,
+    /// Those with keys and values of their own.
+    pub(crate) kv_heads: usize,
+    /// Width of a head.
+    pub(crate) head: usize,
+    /// Width between up and down of the MLP.
+    pub(crate) inner: usize,
+    /// What its segments are made of.
+    pub(crate) features: Features,
 }
 
 impl Sizes {
     /// Elements of an activation of one sample between two segments: (t, d).
     pub(crate) fn activation(self) -> u64 {
         (self.tokens * self.width) as u64
+    }
+
+    /// Elements of a token's queries.
+    pub(crate) fn queries(self) -> usize {
+        self.heads * self.head
+    }
+
+    /// Elements of a token's keys, and of its values.
+    pub(crate) fn keys(self) -> usize {
+        self.kv_heads * self.head
     }
 
     /// Deviation of the initial weights of projections onto the residual stream: scaled down by the number of residual
@@ -96,12 +115,12 @@ impl Piece {
     pub(crate) fn linear(
         sizes: Sizes,
         names: LayerNames,
-        inputs: usize,
-        outputs: usize,
+        (inputs, outputs): (usize, usize),
+        bias: bool,
         deviation: f64,
     ) -> Piece {
         let mut parameters = vec![Parameter::matrix(names.weight, outputs, inputs, deviation)];
-        if sizes.bias {
+        if bias {
             parameters.push(Parameter::vector(names.bias, outputs, Initial::Zeros));
         }
         let piece = Piece {

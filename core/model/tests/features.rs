@@ -1,6 +1,7 @@
-//! A model of other features than GPT-2's: what its description says.
+//! Models of other features than GPT-2's: what their descriptions say.
 
-use varuna_model::{Features, Initial, Mlp, Model, Norm, Unit, gpt2};
+use varuna_model::presets::preset;
+use varuna_model::{Biases, ConfigError, Family, Features, Initial, Mlp, Model, Norm, Unit, gpt2};
 
 /// `RMSNorm`, `SwiGLU` and no biases.
 const OTHER: Model = Model {
@@ -12,21 +13,21 @@ const OTHER: Model = Model {
     features: Features {
         norm: Norm::RmsNorm,
         mlp: Mlp::SwiGlu,
-        bias: false,
+        bias: Biases::NONE,
         ..Features::GPT2
     },
     ..gpt2::SMALL
 };
 
-fn shapes(unit: u32) -> Vec<(&'static str, Vec<usize>)> {
-    let all = OTHER.parameters(Unit(unit)).into_iter();
+fn shapes(model: &Model, unit: u32) -> Vec<(&'static str, Vec<usize>)> {
+    let all = model.parameters(Unit(unit)).into_iter();
     all.map(|p| (p.name, p.shape)).collect()
 }
 
 #[test]
 fn its_segments_have_other_tensors_and_costs() {
     assert_eq!(
-        shapes(1),
+        shapes(&OTHER, 1),
         [
             ("attn.c_attn.weight", vec![72, 24]),
             ("attn.c_proj.weight", vec![24, 24]),
@@ -34,7 +35,7 @@ fn its_segments_have_other_tensors_and_costs() {
         ]
     );
     assert_eq!(
-        shapes(2),
+        shapes(&OTHER, 2),
         [
             ("mlp.c_gate.weight", vec![64, 24]),
             ("mlp.c_fc.weight", vec![64, 24]),
@@ -49,24 +50,143 @@ fn its_segments_have_other_tensors_and_costs() {
 }
 
 #[test]
+fn a_qwen_has_heads_of_their_own_width_groups_of_them_and_norms_over_each() {
+    let qwen = preset("qwen3-tiny").unwrap();
+    assert_eq!((qwen.heads, qwen.kv_heads(), qwen.head_size()), (8, 2, 64));
+    assert_eq!(
+        shapes(&qwen, 0),
+        [],
+        "no positions, and the table is the tied unit's"
+    );
+    assert_eq!(
+        shapes(&qwen, 1),
+        [
+            ("attn.c_attn.weight", vec![(8 + 2 * 2) * 64, 320]),
+            ("attn.c_proj.weight", vec![320, 512]),
+            ("ln_1.weight", vec![320]),
+            ("attn.q_norm.weight", vec![64]),
+            ("attn.k_norm.weight", vec![64]),
+        ]
+    );
+    assert_eq!(
+        shapes(&qwen, 2)[..2],
+        [
+            ("mlp.c_gate.weight", vec![896, 320]),
+            ("mlp.c_fc.weight", vec![896, 320]),
+        ]
+    );
+    let attention = qwen.spec().segments[1];
+    let (tokens, queries) = (256, 512);
+    let products = 2 * tokens * (768 * 320 + 320 * queries);
+    let scores = 4 * tokens * tokens * queries;
+    assert!((attention.forward_flops - f64::from(products + scores)).abs() < 0.5);
+    // The norm's output, the product of the three, which the norms of queries and keys look into, each head's queries, keys and
+    // values, what attention makes of them, and the sum.
+    assert_eq!(attention.saved_elements, 256 * (320 + 768 + 3 * 512 + 512 + 320));
+}
+
+#[test]
+fn a_llama_keeps_no_product_that_nothing_looks_into() {
+    let llama = preset("llama-tiny").unwrap();
+    assert_eq!(
+        shapes(&llama, 0),
+        [("wte.weight", vec![320, 384])],
+        "its head is not tied"
+    );
+    let attention = llama.spec().segments[1];
+    assert_eq!(attention.saved_elements, 256 * (384 + 3 * 384 + 384 + 384));
+}
+
+#[test]
+fn all_heads_look_at_one_key_without_copies_of_it() {
+    let mut llama = preset("llama-tiny").unwrap();
+    llama.features.kv_heads = Some(1);
+    let attention = llama.spec().segments[1];
+    // The norm's output, the product, whose values attention looks into, queries and the key as they are turned, what attention makes
+    // of them, and the sum.
+    assert_eq!(
+        attention.saved_elements,
+        256 * (384 + (384 + 2 * 64) + 384 + 64 + 384 + 384)
+    );
+}
+
+#[test]
+fn biases_stand_where_the_description_says() {
+    for (bias, expected) in [
+        (
+            Biases {
+                qkv: true,
+                ..Biases::NONE
+            },
+            &["attn.c_attn.bias"][..],
+        ),
+        (
+            Biases {
+                out: true,
+                ..Biases::NONE
+            },
+            &["attn.c_proj.bias"],
+        ),
+        (
+            Biases {
+                mlp: true,
+                ..Biases::NONE
+            },
+            &["mlp.c_gate.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"],
+        ),
+    ] {
+        let model = Model {
+            features: Features {
+                bias,
+                ..OTHER.features
+            },
+            ..OTHER
+        };
+        let block = [1, 2].into_iter().flat_map(|unit| shapes(&model, unit));
+        let names: Vec<&str> = block
+            .map(|(name, _)| name)
+            .filter(|n| n.ends_with(".bias"))
+            .collect();
+        assert_eq!(names, expected);
+    }
+}
+
+#[test]
+fn logits_under_a_soft_cap_take_more_memory() {
+    let capped = Model {
+        features: Features {
+            logit_softcap: Some(varuna_model::Real::new(30.0)),
+            ..OTHER.features
+        },
+        ..OTHER
+    };
+    let working = |model: &Model| model.spec().segments[7].working_elements;
+    assert_eq!(working(&capped) - working(&OTHER), 16 * 50);
+}
+
+#[test]
 fn each_of_its_matrices_draws_its_own_initial_values() {
-    let units = OTHER.layout().all_units();
-    let all = units.flat_map(|u| OTHER.parameters(u));
-    let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
-    let mut streams: Vec<[u64; 2]> = drawn.map(|p| p.stream).collect();
-    let count = streams.len();
-    streams.sort_unstable();
-    streams.dedup();
-    assert_eq!(streams.len(), count);
+    for model in [OTHER, preset("qwen3-tiny").unwrap()] {
+        let units = model.layout().all_units();
+        let all = units.flat_map(|u| model.parameters(u));
+        let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
+        let mut streams: Vec<[u64; 2]> = drawn.map(|p| p.stream).collect();
+        let count = streams.len();
+        streams.sort_unstable();
+        streams.dedup();
+        assert_eq!(streams.len(), count);
+    }
 }
 
 #[test]
 fn its_features_are_written_and_it_has_no_published_format() {
     let text = serde_json::to_string(&OTHER).unwrap();
     assert!(
-        text.ends_with(r#""features":{"positions":"learned","norm":"rmsNorm","mlp":"swiGlu","bias":false}}"#),
+        text.ends_with(
+            r#""features":{"norm":"rmsNorm","mlp":"swiGlu","bias":{"qkv":false,"out":false,"mlp":false}}}"#
+        ),
         "{text}"
     );
     assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), OTHER);
-    assert_eq!(gpt2::config(&OTHER), Err(gpt2::ConfigError::Features));
+    assert_eq!(Family::of(&OTHER.features), Err(ConfigError::Features));
 }

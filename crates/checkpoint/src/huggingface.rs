@@ -1,10 +1,11 @@
-//! Checkpoints as the `model.safetensors` of a Hugging Face GPT-2 folder and back. Pure; names, which matrices are transposed and
-//! `config.json` are [`varuna_model::gpt2`]'s.
+//! Checkpoints as the `model.safetensors` of a Hugging Face folder and back. Pure; names, which rows they hold, which matrices are
+//! transposed and `config.json` are [`varuna_model::Family`]'s.
 
 use crate::shard::{Shard, ShardTensor};
 use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
 use std::borrow::Cow;
-use varuna_model::{Model, gpt2};
+use std::collections::BTreeMap;
+use varuna_model::{ConfigError, Family, Model, Published};
 use varuna_plan::{StateId, Unit};
 
 /// What a folder cannot be turned into.
@@ -18,9 +19,41 @@ pub enum HuggingFaceError {
         /// What is wrong with it.
         why: String,
     },
-    /// The file is no safetensors.
-    #[error("model.safetensors: {0}")]
+    /// A file is no safetensors.
+    #[error("safetensors: {0}")]
     File(#[from] safetensors::SafeTensorError),
+    /// The model has no published format.
+    #[error(transparent)]
+    Family(#[from] ConfigError),
+    /// The table of a folder of several files.
+    #[error(
+        "model.safetensors.index.json: weight_map: {0} — a mapping of the names of tensors to at most {FILES_MAX} files of this folder"
+    )]
+    Index(String),
+}
+
+/// Most files of a model: ten times those of the largest published ones.
+const FILES_MAX: usize = 2000;
+
+/// The files that an index (`model.safetensors.index.json`) names, each once.
+///
+/// # Errors
+/// It names none, too many, or one elsewhere.
+pub fn files_of_index(index: &serde_json::Value) -> Result<Vec<String>, HuggingFaceError> {
+    let map = index["weight_map"].as_object();
+    let map = map.ok_or_else(|| HuggingFaceError::Index(index["weight_map"].to_string()))?;
+    let mut files = std::collections::BTreeSet::new();
+    for file in map.values() {
+        let name = file
+            .as_str()
+            .filter(|name| !name.contains(['/', '\\']) && name.ends_with(".safetensors"));
+        let name = name.ok_or_else(|| HuggingFaceError::Index(file.to_string()))?;
+        files.insert(name.to_owned());
+    }
+    if files.is_empty() || files.len() > FILES_MAX {
+        return Err(HuggingFaceError::Index(format!("{} files", files.len())));
+    }
+    Ok(files.into_iter().collect())
 }
 
 /// Rows become columns; a vector stays.
@@ -58,22 +91,35 @@ impl View for Values {
 /// `model.safetensors` of all units' shards.
 ///
 /// # Errors
-/// The library cannot write it.
+/// The model has no published format, or the library cannot write it.
 pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, HuggingFaceError> {
+    let family = Family::of(&model.features)?;
     let mut tensors = Vec::new();
     for (unit, shard) in shards {
-        for (index, tensor) in shard.tensors.iter().enumerate() {
-            let values = shard.values(index, 0);
-            if values.is_empty() {
-                continue;
+        for (index, parameter) in model.parameters(*unit).iter().enumerate() {
+            let mut rest = shard.values(index, 0);
+            for Published {
+                name,
+                rows,
+                transposed: turn,
+            } in family.tensors(model, *unit, parameter)
+            {
+                let mut shape = parameter.shape.clone();
+                if let Some(own) = shape.first_mut() {
+                    *own = rows;
+                }
+                let elements = shape.iter().product::<usize>().min(rest.len());
+                let (values, others) = rest.split_at(elements);
+                rest = others;
+                if values.is_empty() {
+                    continue;
+                }
+                let (values, shape) = match turn {
+                    true => transposed(values, &shape),
+                    false => (values.to_vec(), shape),
+                };
+                tensors.push((name, Values { shape, values }));
             }
-            let (values, shape) = if gpt2::is_published_transposed(&tensor.name) {
-                transposed(values, &tensor.shape)
-            } else {
-                (values.to_vec(), tensor.shape.clone())
-            };
-            let name = gpt2::published_name(model, *unit, &tensor.name);
-            tensors.push((name, Values { shape, values }));
         }
     }
     // `transformers` asks which framework's tensors these are.
@@ -81,12 +127,18 @@ pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, Huggin
     Ok(serialize(tensors, Some(metadata))?)
 }
 
-/// All units' shards at `id`, with fresh optimizer state, from the content of `model.safetensors`.
+/// All units' shards at `id`, with fresh optimizer state, from the content of the folder's safetensors files.
 ///
 /// # Errors
-/// A tensor is missing, of another shape, or not of type F32.
-pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shard)>, HuggingFaceError> {
-    let tensors = SafeTensors::deserialize(file)?;
+/// The model has no published format; or a tensor is missing, of another shape, or neither F32 nor BF16.
+pub fn import(model: &Model, id: StateId, files: &[&[u8]]) -> Result<Vec<(Unit, Shard)>, HuggingFaceError> {
+    let family = Family::of(&model.features)?;
+    let files: Result<Vec<_>, _> = files.iter().map(|file| SafeTensors::deserialize(file)).collect();
+    let files = files?;
+    let names = files
+        .iter()
+        .flat_map(|file| file.names().into_iter().map(move |name| (name, file)));
+    let tensors: Tensors = names.collect();
     let layout = model.layout();
     let mut shards = Vec::new();
     for unit in layout.all_units() {
@@ -94,9 +146,11 @@ pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shar
         let mut own = Vec::new();
         for p in model.parameters(unit) {
             if p.elements() > 0 {
-                let name = gpt2::published_name(model, unit, p.name);
-                let transpose = gpt2::is_published_transposed(p.name);
-                data.extend(one(&tensors, &name, &p.shape, transpose)?);
+                for part in family.tensors(model, unit, &p) {
+                    let mut shape = p.shape.clone();
+                    shape[0] = part.rows;
+                    data.extend(one(&tensors, &part, &shape)?);
+                }
             }
             own.push(ShardTensor {
                 name: p.name.to_owned(),
@@ -119,25 +173,21 @@ pub fn import(model: &Model, id: StateId, file: &[u8]) -> Result<Vec<(Unit, Shar
     Ok(shards)
 }
 
-/// One parameter in our shape. The oldest files have no `transformer.` before the names.
-fn one(
-    tensors: &SafeTensors,
-    name: &str,
-    shape: &[usize],
-    transpose: bool,
-) -> Result<Vec<f32>, HuggingFaceError> {
+/// Which file has a tensor of this name.
+type Tensors<'a> = BTreeMap<&'a str, &'a SafeTensors<'a>>;
+
+/// A tensor in our shape. The oldest files have no `transformer.` before the names.
+fn one(tensors: &Tensors<'_>, part: &Published, shape: &[usize]) -> Result<Vec<f32>, HuggingFaceError> {
     let wrong = |why: String| HuggingFaceError::Tensor {
-        name: name.to_owned(),
+        name: part.name.clone(),
         why,
     };
-    let short = name.strip_prefix("transformer.").unwrap_or(name);
-    let found = tensors.tensor(name).or_else(|_| tensors.tensor(short));
-    let view = found.map_err(|_| wrong("it is missing".into()))?;
-    if view.dtype() != Dtype::F32 {
-        return Err(wrong(format!("it is {:?}, F32 is needed", view.dtype())));
-    }
+    let named = |name: &str| tensors.get(name).and_then(|file| file.tensor(name).ok());
+    let short = part.name.strip_prefix("transformer.").unwrap_or(&part.name);
+    let found = named(&part.name).or_else(|| named(short));
+    let view = found.ok_or_else(|| wrong("it is missing".into()))?;
     let mut theirs = shape.to_vec();
-    if transpose {
+    if part.transposed {
         theirs.reverse();
     }
     if view.shape() != theirs {
@@ -146,90 +196,22 @@ fn one(
             view.shape()
         )));
     }
-    let values: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
-    Ok(if transpose {
-        transposed(&values, &theirs).0
-    } else {
-        values
+    let values: Vec<f32> = match view.dtype() {
+        Dtype::F32 => bytemuck::pod_collect_to_vec(view.data()),
+        // The upper half of a number in single precision.
+        Dtype::BF16 => {
+            let halves = view.data().as_chunks::<2>().0.iter();
+            halves
+                .map(|bytes| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16))
+                .collect()
+        }
+        other => return Err(wrong(format!("it is {other:?}, F32 or BF16 is needed"))),
+    };
+    Ok(match part.transposed {
+        true => transposed(&values, &theirs).0,
+        false => values,
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sha2::{Digest, Sha256};
-
-    /// SHA-256 of the file of a small model with a tied and an untied head.
-    const DIGESTS: [(bool, &str); 2] = [
-        (
-            true,
-            "8609cff8119810079dc02a7ad1290e7041f503585080cb22ece6a1d68cda900c",
-        ),
-        (
-            false,
-            "e09acbab9b4d388ffbed4dfba62e7f50a45f5f90cd785ad50fcd20d0cd8eab19",
-        ),
-    ];
-
-    #[test]
-    fn a_model_survives_the_way_out_and_back() {
-        for (tied_head, digest) in DIGESTS {
-            let sizes = Model {
-                layers: 2,
-                hidden_size: 4,
-                heads: 2,
-                sequence_length: 3,
-                vocabulary_size: 5,
-                tied_head,
-                ..gpt2::SMALL
-            };
-            let mut next = 0.0f32;
-            let mut shards = Vec::new();
-            for unit in sizes.layout().all_units() {
-                let mut data = Vec::new();
-                let mut tensors = Vec::new();
-                for p in sizes.parameters(unit) {
-                    for _ in 0..p.elements() {
-                        next += 1.0;
-                        data.push(next);
-                    }
-                    tensors.push(ShardTensor {
-                        name: p.name.to_owned(),
-                        shape: p.shape,
-                    });
-                }
-                data.resize(3 * data.len(), 0.0);
-                let unit_name = crate::unit_name(sizes.layout(), unit);
-                shards.push((
-                    unit,
-                    Shard {
-                        id: StateId::INITIAL,
-                        unit: unit_name,
-                        adam_steps: 0,
-                        loss_scale: None,
-                        failed_in_a_row: 0,
-                        tensors,
-                        data,
-                    },
-                ));
-            }
-            let file = export(&sizes, &shards).unwrap();
-            let read = SafeTensors::deserialize(&file).unwrap();
-            assert_eq!(
-                read.tensor("transformer.h.1.attn.c_attn.weight").unwrap().shape(),
-                [4, 12]
-            );
-            assert_eq!(
-                read.tensor("transformer.h.1.mlp.c_proj.weight").unwrap().shape(),
-                [16, 4]
-            );
-            assert_eq!(read.tensor("lm_head.weight").is_ok(), !tied_head);
-            assert_eq!(
-                format!("{:x}", Sha256::digest(&file)),
-                digest,
-                "every byte of the file"
-            );
-            assert_eq!(import(&sizes, StateId::INITIAL, &file).unwrap(), shards);
-        }
-    }
-}
+mod tests;

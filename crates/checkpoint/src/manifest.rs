@@ -123,10 +123,16 @@ impl Manifest {
     /// # Errors
     /// It is of another model.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
-        // Dropout has no state.
+        // Dropout has no state; nor have positions that are not learned, so that a model may go on with longer samples.
         let sizes = |model: &Value| {
             let mut sizes = model.clone();
-            sizes.as_object_mut().map(|m| m.remove("dropout"));
+            let is_rotary = model.pointer("/features/positions/rotary").is_some();
+            if let Some(sizes) = sizes.as_object_mut() {
+                sizes.remove("dropout");
+                if is_rotary {
+                    sizes.remove("sequenceLength");
+                }
+            }
             sizes
         };
         if self.layout == layout && sizes(&self.facts.model) == sizes(&facts.model) {
@@ -139,5 +145,37 @@ impl Manifest {
                 self.facts.job, self.facts.model, facts.model
             ),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_model::{Model, presets};
+
+    #[test]
+    fn a_checkpoint_suits_its_model_with_longer_samples_only_where_positions_have_no_parameters() {
+        let facts = |model: &Model| Facts {
+            job: "j".into(),
+            model: serde_json::to_value(model).unwrap(),
+            training_hash: String::new(),
+            seed: 0,
+            global_batch_size: 1,
+            data_fingerprint: String::new(),
+        };
+        for (name, suits) in [("qwen3-tiny", true), ("llama-tiny", true), ("gpt2-tiny", false)] {
+            let model = presets::preset(name).unwrap();
+            let mut longer = model.clone();
+            longer.sequence_length *= 2;
+            let mut other = model.clone();
+            other.features.kv_heads = Some(1);
+            let manifest = Manifest::new(StateId::INITIAL, model.layout(), facts(&model), Vec::new());
+            let of = |model: &Model| manifest.suits(&facts(model), model.layout()).is_ok();
+            assert_eq!(
+                (of(&model), of(&longer), of(&other)),
+                (true, suits, false),
+                "{name}"
+            );
+        }
     }
 }

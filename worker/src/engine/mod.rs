@@ -11,6 +11,7 @@ pub use compute::Compute;
 
 use crate::ablation::Ablation;
 use crate::backend::Backend;
+use crate::model::Tables;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use read_ahead::ReadAhead;
@@ -174,6 +175,7 @@ pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
     reader: ReadAhead,
+    tables: Tables,
 }
 
 impl Engine {
@@ -188,6 +190,7 @@ impl Engine {
             },
             config,
             units: BTreeMap::new(),
+            tables: Tables::default(),
         }
     }
 
@@ -275,7 +278,7 @@ impl Engine {
         let mut prepared = Vec::new();
         let result = step::run(
             &self.config,
-            (&mut self.units, &mut self.reader),
+            (&mut self.units, &mut self.reader, &self.tables),
             &mut prepared,
             plan,
             step,

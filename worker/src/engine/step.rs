@@ -13,6 +13,7 @@ mod tokens;
 
 use super::read_ahead::{ReadAhead, Split};
 use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
+use crate::model::Tables;
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};
 use ahead::RunAhead;
@@ -49,6 +50,7 @@ enum Kept {
 
 struct Run<'a> {
     config: &'a EngineConfig,
+    tables: &'a Tables,
     plan: &'a Plan,
     step: Step,
     /// What the optimizer has counted: the loss scale of this step.
@@ -80,7 +82,7 @@ pub(super) struct Done {
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
 pub(super) fn run(
     config: &EngineConfig,
-    (units, reader): (&mut BTreeMap<Unit, UnitBuffers>, &mut ReadAhead),
+    (units, reader, tables): (&mut BTreeMap<Unit, UnitBuffers>, &mut ReadAhead, &Tables),
     prepared: &mut Vec<(Unit, UnitNorm)>,
     plan: &Plan,
     step: Step,
@@ -112,6 +114,7 @@ pub(super) fn run(
     };
     let mut run = Run {
         config,
+        tables,
         plan,
         step,
         before,

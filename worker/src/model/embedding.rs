@@ -18,6 +18,7 @@ pub(super) fn forward(
     let embedded_btd = lookup(table_vd, tokens_bt)?;
     let x_btd = match model.features.positions {
         Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?,
+        Positions::Rotary(_) => embedded_btd,
     };
     dropout.apply(&x_btd, 0, 0)
 }

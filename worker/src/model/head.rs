@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::{NORM, TABLE};
-use varuna_model::{Model, Unit};
+use varuna_model::{Model, Real, Unit};
 use varuna_torch::{HeadLoss, HeadTable, TorchError};
 
 /// The final norm of (b, t, d).
 pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Result<Tensor, TorchError> {
-    Ok(norm(model.features.norm, unit, NORM, x_btd)?.0)
+    Ok(norm(&model.features, unit, NORM, x_btd)?.0)
 }
 
 /// Adds the tokens' losses (nats) of the last segment's output to the sum.
@@ -44,5 +44,9 @@ pub fn add_loss_with_gradients(
 
 fn head_table(model: &Model, units: &BTreeMap<Unit, UnitBuffers>) -> Result<HeadTable, TorchError> {
     let name = if model.tied_head { TOKENS } else { TABLE };
-    table_unit(model, units, model.layout().segments - 1).head_table(name)
+    let table = table_unit(model, units, model.layout().segments - 1).head_table(name)?;
+    Ok(HeadTable {
+        cap: model.features.logit_softcap.map(Real::get),
+        ..table
+    })
 }

@@ -17,10 +17,11 @@ pub(super) fn forward(
     dropout: &Dropout<'_>,
     block: u32,
 ) -> Result<Tensor, TorchError> {
-    let (normed, around) = norm(model.features.norm, unit, NORM, x_btd)?;
+    let (normed, around) = norm(&model.features, unit, NORM, x_btd)?;
     let inner = match model.features.mlp {
         Mlp::Gelu => linear_gelu(unit, UP, &normed)?,
         Mlp::SwiGlu => linear(unit, GATE, &normed)?.silu() * linear(unit, UP, &normed)?,
+        Mlp::Relu2 => linear(unit, UP, &normed)?.relu().square(),
     };
     let m_btd = linear(unit, DOWN, &inner)?;
     Ok(around + dropout.apply(&m_btd, block, 1)?)

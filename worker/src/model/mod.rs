@@ -1,6 +1,6 @@
 //! The forward of each segment. `varuna-model` describes what is computed here, file by file.
 //!
-//! Tensor names carry shapes: b = samples of a micro-batch, t = sequence, d = width, h = heads, v = vocabulary.
+//! Tensor names carry shapes: b = samples of a micro-batch, t = sequence, d = width, h = heads, e = width of a head, v = vocabulary.
 //! This module must never know of plans, other workers or optimizers.
 
 mod attention;
@@ -10,12 +10,14 @@ mod head;
 mod linear;
 mod mlp;
 mod norm;
+mod tables;
 
 use crate::state::UnitBuffers;
 pub use attention::attention_shape;
 use dropout::Dropout;
 pub use head::{add_loss, add_loss_with_gradients};
 use std::collections::BTreeMap;
+pub use tables::Tables;
 use tch::Tensor;
 use varuna_model::embedding::TOKENS;
 use varuna_model::{Model, SegmentKind, SegmentRange, Unit};
@@ -32,6 +34,7 @@ pub fn forward(
     units: &BTreeMap<Unit, UnitBuffers>,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
+    tables: &Tables,
 ) -> Result<Tensor, TorchError> {
     let own = &units[&Unit(segment)];
     let block = model.block(segment);
@@ -40,10 +43,10 @@ pub fn forward(
             let table = table_unit(model, units, segment).parameter(TOKENS)?;
             embedding::forward(model, own, table, x_btd, dropout)
         }
-        SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, block),
+        SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, tables, block),
         SegmentKind::Mlp => mlp::forward(model, own, x_btd, dropout, block),
         SegmentKind::Block => {
-            let x_btd = attention::forward(model, own, x_btd, dropout, block)?;
+            let x_btd = attention::forward(model, own, x_btd, dropout, tables, block)?;
             mlp::forward(model, own, &x_btd, dropout, block)
         }
         SegmentKind::Head => head::forward(model, own, x_btd),

@@ -10,7 +10,7 @@ use varuna_torch::{HeadLoss, MemoryMeter, TorchError, backward};
 
 use crate::backend::Backend;
 use crate::model::dropout::Dropout;
-use crate::model::{add_loss_with_gradients, forward};
+use crate::model::{Tables, add_loss_with_gradients, forward};
 use crate::state::UnitBuffers;
 
 /// Bytes of one sample.
@@ -53,8 +53,10 @@ fn one(model: &Model, backend: Backend, segment: u32) -> Result<Bytes> {
         step: Step(0),
         samples: &[0],
     };
+    let tables = Tables::default();
+    tables.make(model, backend)?;
     let meter = MemoryMeter::begin(backend.device)?;
-    let output = forward(model, segment, &units, &input, &dropout)?;
+    let output = forward(model, segment, &units, &input, &dropout, &tables)?;
     let saved = meter.taken().now;
     let gradient = output_gradient(model, segment, &units, &output)?;
     backward(&[&output], &[&gradient])?;

@@ -1,6 +1,7 @@
 //! A small model, synthetic text, engines in threads, and the reference in plain libtorch.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub(crate) mod formulas;
 pub(crate) mod plain;
 
 use std::collections::BTreeMap;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::DEFAULT_SKIP_LIMIT;
 use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
-use varuna_model::{Features, Mlp, Model, Norm};
+use varuna_model::{Features, Model, Positions, Real, Rotary, Scaling, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
@@ -23,12 +24,28 @@ use varuna_worker::transport::local::LocalMesh;
 
 pub(crate) const BATCH: u64 = 8;
 
-/// What Llama's family has and GPT-2 has not, as far as there is a feature for it.
+/// What a Llama is made of, at the sizes of these tests: samples are longer than the original ones, so that all of its angles are other ones.
 pub(crate) const LLAMA_LIKE: Features = Features {
-    norm: Norm::RmsNorm,
-    mlp: Mlp::SwiGlu,
-    bias: false,
-    ..Features::GPT2
+    positions: Positions::Rotary(Rotary {
+        theta: Real::new(100.0),
+        scaling: Some(Scaling {
+            factor: Real::new(8.0),
+            low_turns: Real::new(0.5),
+            high_turns: Real::new(1.0),
+            original_length: 10,
+        }),
+    }),
+    kv_heads: Some(2),
+    inner_size: Some(80),
+    ..llama3::SMALL.features
+};
+
+/// What a Qwen is made of, likewise: its heads together are wider than the model.
+pub(crate) const QWEN_LIKE: Features = Features {
+    kv_heads: Some(2),
+    head_size: Some(12),
+    inner_size: Some(80),
+    ..qwen3::SMALL.features
 };
 
 /// What tests vary.

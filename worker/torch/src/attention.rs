@@ -8,7 +8,7 @@ use std::str::FromStr;
 use tch::{Kind, Tensor};
 
 unsafe extern "C" {
-    fn vt_attention(q: Handle, k: Handle, v: Handle, way: *mut i64) -> c_int;
+    fn vt_attention(q: Handle, k: Handle, v: Handle, mask: Handle, way: *mut i64) -> c_int;
     fn vt_allow_attention(ways: c_int) -> c_int;
 }
 
@@ -51,6 +51,8 @@ pub struct AttentionShape {
     pub width: i64,
     /// Of the elements.
     pub kind: Kind,
+    /// Tokens see those that a mask lets them see, (t, t) in the format of the elements; otherwise all before them.
+    pub masked: bool,
 }
 
 impl Attention {
@@ -73,7 +75,7 @@ impl Attention {
         }
     }
 
-    /// Finds out how causal attention of this shape is computed on a device, and lets this process compute it so from now on. With
+    /// Finds out how attention of this shape is computed on a device, and lets this process compute it so from now on. With
     /// [`AttentionChoice::Auto`] shapes that it does not take are computed by [`Attention::Math`].
     ///
     /// # Errors
@@ -108,9 +110,11 @@ fn refused(what: &str, device: Device, shape: AttentionShape) -> TorchError {
         sequence,
         width,
         kind,
+        masked,
     } = shape;
+    let mask = if masked { ", with a mask" } else { "" };
     TorchError(format!(
-        "{what} has no attention on {device} of {heads} heads of width {width}, {sequence} tokens, in {kind:?}"
+        "{what} has no attention on {device} of {heads} heads of width {width}, {sequence} tokens, in {kind:?}{mask}"
     ))
 }
 
@@ -128,17 +132,21 @@ fn preferred(device: Device, shape: AttentionShape) -> Result<Option<Attention>,
         sequence,
         width,
         kind,
+        masked,
     } = shape;
     // As the model has them: views of one product, whose gradients are wanted.
-    let qkv = Tensor::f_zeros([1, sequence, 3, heads, width], (kind, device.tensors()));
-    let qkv = qkv
-        .map_err(|e| TorchError(e.to_string()))?
-        .set_requires_grad(true);
+    let zeros = |size: &[i64]| {
+        let zeros = Tensor::f_zeros(size, (kind, device.tensors()));
+        zeros.map_err(|e| TorchError(e.to_string()))
+    };
+    let qkv = zeros(&[1, sequence, 3, heads, width])?.set_requires_grad(true);
+    let mask = masked.then(|| zeros(&[sequence, sequence])).transpose()?;
     let parts = qkv.permute([2, 0, 3, 1, 4]);
     let [q, k, v] = [0, 1, 2].map(|part| parts.select(0, part));
     let mut way = -1;
-    // SAFETY: three live handles, borrowed for the call, and a place for a number.
-    checked(unsafe { vt_attention(handle(&q), handle(&k), handle(&v), &raw mut way) })?;
+    let mask = mask.as_ref().map_or(std::ptr::null_mut(), handle);
+    // SAFETY: live handles, borrowed for the call (a null mask is none), and a place for a number.
+    checked(unsafe { vt_attention(handle(&q), handle(&k), handle(&v), mask, &raw mut way) })?;
     Ok(Attention::ALL.into_iter().find(|known| *known as i64 == way))
 }
 
@@ -170,6 +178,7 @@ mod tests {
         sequence: 16,
         width: 8,
         kind: Kind::Float,
+        masked: false,
     };
 
     fn settle(choice: AttentionChoice) -> Result<Attention, TorchError> {
@@ -194,6 +203,15 @@ mod tests {
         );
         assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
         assert_eq!(preferred(Device::Cpu, SHAPE), Ok(Some(Attention::Flash)));
+        let masked = AttentionShape {
+            masked: true,
+            ..SHAPE
+        };
+        let settle_masked = |choice| Attention::settle(choice, Device::Cpu, masked);
+        assert_eq!(settle_masked(AttentionChoice::Auto), Ok(Attention::Flash));
+        let why = settle_masked(AttentionChoice::Only(Attention::Efficient)).unwrap_err();
+        assert!(why.0.ends_with("in Float, with a mask"), "{why}");
+        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
     }
 
     #[test]

@@ -25,9 +25,11 @@ unsafe extern "C" {
         weight: f64,
         sum: Handle,
         chunk: i64,
+        cap: f64,
         scale: f64,
         x_gradient: *mut Handle,
     ) -> c_int;
+    fn vt_rms_norm(x: Handle, weight: Handle, epsilon: f64, out: *mut Handle) -> c_int;
 }
 
 /// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`](crate::set_grad) must have set, within the matrix product:
@@ -63,6 +65,20 @@ pub fn lookup(table: &Tensor, rows: &Tensor) -> Result<Tensor, TorchError> {
     checked(unsafe { vt_lookup(handle(table), handle(rows), &raw mut out) })?;
     // SAFETY: as in `linear`.
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
+}
+
+/// `x` (.., width) by the root of the mean of its squares, times `weight`; and `x` for the connection around what comes after it.
+/// [`set_grad`](crate::set_grad) must have set the weight's gradient, in single precision, which the backward adds to.
+///
+/// # Errors
+/// The shapes or formats do not fit, or the weight has no gradient.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor), TorchError> {
+    let mut out: [Handle; 2] = [std::ptr::null_mut(); 2];
+    // SAFETY: live handles, borrowed for the call, and place for two.
+    checked(unsafe { vt_rms_norm(handle(x), handle(weight), epsilon, out.as_mut_ptr()) })?;
+    // SAFETY: as in `linear`.
+    let [normed, around] = out.map(|t| unsafe { Tensor::from_ptr(t.cast()) });
+    Ok((normed, around))
 }
 
 /// Dropout of each row (the first dimension) under a key of its own: keeps an element with the probability `keep` and divides it by
@@ -108,6 +124,8 @@ pub struct HeadTable {
     pub gradient: Tensor,
     /// Whether all logits are made at once, as a comparison.
     pub whole: bool,
+    /// Logits are bent to stay below this: `c tanh(x / c)`.
+    pub cap: Option<f64>,
 }
 
 /// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
@@ -191,6 +209,7 @@ impl HeadLoss<'_> {
                 self.weight,
                 handle(self.sum),
                 chunk,
+                table.cap.unwrap_or(0.0),
                 scale,
                 out,
             )
@@ -202,6 +221,8 @@ impl HeadLoss<'_> {
 fn rows_at_once(table: &HeadTable) -> i64 {
     match table.whole {
         true => i64::MAX,
+        // Logits under a cap stay beside what is made of them: three of a kind instead of two.
+        false if table.cap.is_some() => (chunk_rows(&table.rows) * 2 / 3).max(1),
         false => chunk_rows(&table.rows),
     }
 }

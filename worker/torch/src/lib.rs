@@ -13,6 +13,7 @@ mod layers;
 mod memory_meter;
 mod norm;
 mod on_device;
+mod rotary;
 mod streams;
 
 pub use attention::{Attention, AttentionChoice, AttentionShape, UnknownAttention};
@@ -20,10 +21,11 @@ pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
 pub use kernels::{AdamStep, KernelChoice, KernelError, Kernels, Parameters};
-pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup};
+pub use layers::{HeadLoss, HeadTable, dropout, linear, lookup, rms_norm};
 pub use memory_meter::{MemoryMeter, Taken};
 pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;
+pub use rotary::Angles;
 pub use streams::{Bring, Copies, Fetch, Mark, Streams};
 
 use bytemuck::Pod;

@@ -3,7 +3,7 @@ use crate::manifest::{API_VERSION, KIND};
 use crate::resolve::tests::FULL;
 use crate::{ConditionType, JobPhase, parse_job};
 use serde_json::{Value, json};
-use varuna_model::gpt2::PRESETS;
+use varuna_model::presets;
 
 fn schema() -> Value {
     serde_json::to_value(definition()).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
@@ -120,7 +120,7 @@ fn the_documentation_names_every_phase_and_every_condition() {
 fn the_documentation_names_every_preset() {
     let preset = &schema()["properties"]["spec"]["properties"]["model"]["properties"]["preset"];
     let text = preset["description"].as_str().unwrap();
-    for name in PRESETS.map(|(names, _)| names).concat() {
+    for name in presets::names() {
         assert!(text.contains(name), "{name} is not in: {text}");
     }
 }
@@ -128,6 +128,9 @@ fn the_documentation_names_every_preset() {
 /// Fields that the resolver refuses for what other fields say, with values that the schema takes.
 const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.model.hiddenSize",
+    "spec.model.heads",
+    "spec.model.kvHeads",
+    "spec.model.headSize",
     "spec.training.microBatchSize",
     "spec.training.optimizer.minLearningRate",
     "spec.pipeline.minDepth",

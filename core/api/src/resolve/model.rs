@@ -1,18 +1,22 @@
 //! `spec.model`: a preset, explicit sizes, or a preset with some sizes replaced.
 
 use super::check::{Check, quoted};
+use crate::choices::MLPS;
 use crate::conditions::listed;
 use crate::limits;
 use crate::manifest::ModelSpec;
 use std::ops::RangeInclusive;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Features, Model, Positions, Real, presets};
+
+fn at(field: &str) -> String {
+    format!("spec.model.{field}")
+}
 
 pub(super) fn model(check: &mut Check, written: Option<ModelSpec>) -> Model {
-    let at = |field: &str| format!("spec.model.{field}");
     let written = check.required("spec.model", written, "a preset or explicit sizes");
-    let base = written.preset.as_deref().and_then(gpt2::preset);
+    let base = written.preset.as_deref().and_then(presets::preset);
     if let (Some(name), None) = (&written.preset, &base) {
-        let usual = gpt2::PRESETS.map(|(names, _)| names[0]);
+        let usual = presets::usual_names();
         check.0.push(&at("preset"), quoted(name), listed(&usual));
     }
     // With a preset of an unknown name the sizes left out are not errors of their own.
@@ -23,30 +27,92 @@ pub(super) fn model(check: &mut Check, written: Option<ModelSpec>) -> Model {
         check.within(&at(field), value, limit)
     };
     let layers = size("layers", written.layers, |m| m.layers, limits::LAYERS);
-    let hidden_size = size(
-        "hiddenSize",
-        written.hidden_size,
-        |m| m.hidden_size,
-        limits::WIDTH,
-    );
+    let width = written.hidden_size;
+    let hidden_size = size("hiddenSize", width, |m| m.hidden_size, limits::WIDTH);
     let heads = size("heads", written.heads, |m| m.heads, limits::WIDTH);
     let length = written.sequence_length;
     let sequence_length = size("sequenceLength", length, |m| m.sequence_length, limits::WIDTH);
     let rows = written.vocabulary_size;
     let vocabulary_size = size("vocabularySize", rows, |m| m.vocabulary_size, limits::VOCABULARY);
-    if hidden_size > 0 && heads > 0 && hidden_size % heads != 0 {
-        let allowed = format!("a multiple of heads ({heads})");
-        check.0.push(&at("hiddenSize"), hidden_size, allowed);
-    }
     let dropout = written.dropout.or(base.as_ref().map(|m| m.dropout));
-    Model {
+    let tied_head = written.tied_head.or(base.as_ref().map(|m| m.tied_head));
+    let mut model = Model {
         layers,
         hidden_size,
         heads,
         sequence_length,
         vocabulary_size,
-        tied_head: written.tied_head.unwrap_or(true),
+        tied_head: tied_head.unwrap_or(true),
         dropout: check.fraction(&at("dropout"), dropout.unwrap_or(0.0), "p"),
         features: base.map(|m| m.features).unwrap_or_default(),
+    };
+    model.features = features(check, written, model.features);
+    if !heads_fit(check, &model) {
+        model.features.head_size = None;
     }
+    model
+}
+
+/// The preset's, with those that the job gives.
+fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Features {
+    let mut replace = |field: &str, value: Option<u32>, of: &mut Option<u32>, limit| {
+        if let Some(value) = value {
+            *of = Some(check.within(&at(field), value, limit));
+        }
+    };
+    replace("kvHeads", written.kv_heads, &mut features.kv_heads, limits::WIDTH);
+    replace(
+        "headSize",
+        written.head_size,
+        &mut features.head_size,
+        limits::HEAD,
+    );
+    let inner = written.inner_size;
+    replace("innerSize", inner, &mut features.inner_size, limits::INNER);
+    let window = written.sliding_window;
+    replace(
+        "slidingWindow",
+        window,
+        &mut features.sliding_window,
+        limits::WIDTH,
+    );
+    if let Some(name) = written.mlp {
+        features.mlp = check.choice(&at("mlp"), Some(name), &MLPS);
+    }
+    if let Some(cap) = written.logit_softcap {
+        let cap = check.above_zero(&at("logitSoftcap"), Some(cap), limits::SOFTCAP_MAX);
+        features.logit_softcap = Some(Real::new(cap));
+    }
+    features
+}
+
+/// Whether the heads' sizes fit each other and the model's.
+fn heads_fit(check: &mut Check, model: &Model) -> bool {
+    let Model {
+        hidden_size, heads, ..
+    } = *model;
+    let (own, size, kv_heads) = (model.features.head_size, model.head_size(), model.kv_heads());
+    let mut fit = true;
+    let mut refuse = |field: &str, found: u32, allowed: String| {
+        check.0.push(&at(field), found, allowed);
+        fit = false;
+    };
+    if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+        refuse("kvHeads", kv_heads, format!("a divisor of heads ({heads})"));
+    }
+    if own.is_none() && !hidden_size.is_multiple_of(heads) {
+        let allowed = format!("a multiple of heads ({heads}), or give headSize");
+        refuse("hiddenSize", hidden_size, allowed);
+        return false;
+    }
+    let (all, most) = (u64::from(heads) * u64::from(size), *limits::WIDTH.end());
+    if all > u64::from(most) {
+        let allowed = format!("with all heads ({heads}) together at most {most}");
+        refuse("headSize", size, allowed);
+    }
+    if matches!(model.features.positions, Positions::Rotary(_)) && size % 2 != 0 {
+        let allowed = "an even number (hiddenSize by heads where it is left out): positions turn pairs of a head's elements";
+        refuse("headSize", size, allowed.to_owned());
+    }
+    fit
 }

@@ -3,6 +3,7 @@ use crate::{
     Encryption, Evaluation, FailurePolicy, Job, Lifecycle, NetworkPolicy, Precision, Restriction,
     WorkerDevice, WorkerTransport,
 };
+use varuna_model::{Features, Mlp, Real, presets};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 mod mistakes;
@@ -126,6 +127,16 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         (job.model.vocabulary_size, job.model.tied_head, job.model.dropout),
         (257, false, 0.1)
     );
+    let features = Features {
+        kv_heads: Some(4),
+        head_size: Some(32),
+        inner_size: Some(320),
+        mlp: Mlp::Relu2,
+        sliding_window: Some(48),
+        logit_softcap: Some(Real::new(30.0)),
+        ..Features::GPT2
+    };
+    assert_eq!(job.model.features, features);
     assert_eq!(
         (
             job.training.global_batch_size,
@@ -507,6 +518,29 @@ fn a_size_beyond_its_limit_is_an_error_and_no_overflow() {
     );
     let got = errors(&text);
     assert!(got[0].starts_with("spec.model.layers: 2147483647"), "{got:?}");
+}
+
+#[test]
+fn what_a_job_does_not_say_of_its_model_is_as_the_preset_has_it() {
+    let model = |text: &str| {
+        let text = MINIMAL.replace("{preset: gpt2-tiny}", text);
+        parse_job(&text).unwrap().model
+    };
+    for name in presets::names() {
+        assert_eq!(
+            model(&format!("{{preset: {name}}}")),
+            presets::preset(name).unwrap()
+        );
+    }
+    let llama = model("{preset: llama-tiny}");
+    assert!(!llama.tied_head);
+    assert!(model("{preset: llama-tiny, tiedHead: true}").tied_head);
+    // Width of a Qwen's heads is its own; one of a Llama follows its width.
+    let wider = |name: &str| model(&format!("{{preset: {name}, hiddenSize: 768}}")).head_size();
+    assert_eq!((wider("qwen3-tiny"), wider("llama-tiny")), (64, 128));
+    let given =
+        model("{layers: 1, hiddenSize: 30, heads: 4, headSize: 8, sequenceLength: 8, vocabularySize: 9}");
+    assert_eq!((given.head_size(), given.tied_head), (8, true));
 }
 
 proptest::proptest! {

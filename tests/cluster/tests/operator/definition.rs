@@ -67,7 +67,12 @@ fn a_wrong_job_is_refused_with_what_to_do() {
         (
             "/spec/model",
             json!({ "preset": "gpt2-tiny", "hiddenSize": 10, "heads": 3 }),
-            "make hiddenSize a multiple of heads",
+            "make hiddenSize a multiple of heads, or give headSize",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "gpt2-tiny", "heads": 6, "kvHeads": 4 }),
+            "make kvHeads a divisor of heads",
         ),
         (
             "/spec/data/path",

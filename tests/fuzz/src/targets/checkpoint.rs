@@ -12,7 +12,7 @@ use varuna_checkpoint::{
     Claim, DataDigest, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name,
     huggingface, prunable, unit_name,
 };
-use varuna_model::{Model, gpt2};
+use varuna_model::{Family, Model, gpt2};
 use varuna_plan::{Layout, StateId, Unit};
 
 pub(super) const MANIFEST: Target = Target {
@@ -268,7 +268,7 @@ fn small_model() -> Model {
 fn huggingface_seeds() -> Seeds {
     let seed = |model: &Model| {
         let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, zeros(model, u))).collect();
-        let config = gpt2::config(model).expect("a GPT-2");
+        let config = Family::Gpt2.config(model, 2);
         let file = huggingface::export(model, &shards).expect("a whole model");
         join(&[&json(&config), &file])
     };
@@ -299,18 +299,18 @@ fn zeros(model: &Model, unit: Unit) -> Shard {
 
 fn run_huggingface(mut input: &[u8]) -> Result<String, String> {
     let config = serde_json::from_slice(take_part(&mut input)).map_err(|e| e.to_string())?;
-    let model = gpt2::from_config(&config).map_err(|e| e.to_string())?;
-    let written = gpt2::config(&model).expect("what was read is a GPT-2");
-    assert_eq!(gpt2::from_config(&written), Ok(model.clone()));
+    let (family, model) = Family::read(&config).map_err(|e| e.to_string())?;
+    let written = family.config(&model, 0);
+    assert_eq!(Family::read(&written), Ok((family, model.clone())));
     let layout = model.layout();
     assert_eq!(layout.all_units().count(), layout.units());
     assert!(
         model.parameter_count().checked_mul(12).is_some(),
         "its state can be counted in bytes"
     );
-    let shards = huggingface::import(&model, ID, input).map_err(|e| e.to_string())?;
+    let shards = huggingface::import(&model, ID, &[input]).map_err(|e| e.to_string())?;
     let file = huggingface::export(&model, &shards).expect("what was imported can be exported");
-    let again = huggingface::import(&model, ID, &file).expect("what was exported can be imported");
+    let again = huggingface::import(&model, ID, &[&file]).expect("what was exported can be imported");
     assert_eq!(huggingface::export(&model, &again).ok(), Some(file));
     Ok(format!("{} units", shards.len()))
 }

@@ -72,7 +72,7 @@ impl Run<'_> {
             Some(worker) => self.receive(worker, here, numbers.len())?,
         };
         for segment in place.segments.start..place.segments.end {
-            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF)?;
+            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF, self.tables)?;
         }
         match place.next {
             Some(worker) => self.send(worker, next, &x),

@@ -77,7 +77,7 @@ impl Run<'_> {
             step: self.step,
             samples: numbers,
         };
-        let output = forward(&self.config.model, segment, units, input, &dropout)?;
+        let output = forward(&self.config.model, segment, units, input, &dropout, self.tables)?;
         self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
     }

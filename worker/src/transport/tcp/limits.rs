@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
-        let model = varuna_model::gpt2::preset("gpt2-tiny").unwrap();
+        let model = varuna_model::presets::preset("gpt2-tiny").unwrap();
         let limits = of_job(&model, 8, ElementFormat::BFloat16);
         let units: Vec<Unit> = model.layout().all_units().collect();
         let norm = UnitNorm {

@@ -193,6 +193,7 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
                 rows: w.constant_pad_nd([0, 0, 0, rows - v]),
                 gradient: Tensor::ones([v, d], CPU),
                 whole: rows == v,
+                cap: None,
             };
             assert_eq!(rows_at_once(&table) == i64::MAX, table.whole);
             let case = format!("{kind:?}, chunks of {chunk}, {rows} rows");
@@ -229,6 +230,7 @@ fn a_loss_that_does_not_fit_is_refused() {
             rows: Tensor::zeros([rows, 3], CPU),
             gradient: Tensor::zeros([own, 3], CPU),
             whole: false,
+            cap: None,
         };
         head.add(x, &table)
     };
@@ -250,4 +252,64 @@ fn a_loss_that_does_not_fit_is_refused() {
 fn a_chunk_takes_about_its_bytes() {
     assert_eq!(chunk_rows(&Tensor::zeros([50_304, 1], CPU)), 333);
     assert_eq!(chunk_rows(&Tensor::zeros([1 << 22, 1], CPU)), CHUNK_ROWS_MIN);
+}
+
+#[test]
+fn an_rms_norm_and_its_gradients_are_those_of_the_formula() {
+    tch::manual_seed(8);
+    let x = Tensor::randn([3, 5, 8], CPU).set_requires_grad(true);
+    let weight = Tensor::rand([8], CPU).set_requires_grad(true);
+    let (up, around_up) = (Tensor::randn([3, 5, 8], CPU), Tensor::randn([3, 5, 8], CPU));
+    let scale = ((&x * &x).mean_dim(-1, true, Kind::Float) + 0.3).rsqrt();
+    let plain = &x * scale * &weight;
+    backward(&[&plain, &x], &[&up, &around_up]).unwrap();
+    let (own_x, own_weight) = (
+        x.detach().copy().set_requires_grad(true),
+        weight.detach().copy().set_requires_grad(true),
+    );
+    assert!(
+        rms_norm(&own_x, &own_weight, 0.3).is_err(),
+        "there is no gradient yet"
+    );
+    set_grad(&own_weight, &Tensor::ones([8], CPU)).unwrap();
+    let (normed, around) = rms_norm(&own_x, &own_weight, 0.3).unwrap();
+    backward(&[&normed, &around], &[&up, &around_up]).unwrap();
+    for (ours, theirs) in [
+        (normed.detach(), plain.detach()),
+        (own_x.grad(), x.grad()),
+        (own_weight.grad() - 1.0, weight.grad()),
+    ] {
+        let off = (ours - theirs).abs().max().double_value(&[]);
+        assert!(off < 1e-5, "{off}");
+    }
+    assert!(rms_norm(&Tensor::ones([2, 7], CPU), &own_weight, 0.3).is_err());
+}
+
+#[test]
+fn a_heads_loss_under_a_cap_is_that_of_bent_logits() {
+    tch::manual_seed(9);
+    let x = (Tensor::randn([7, 4], CPU) * 3.0).set_requires_grad(true);
+    let w = Tensor::randn([11, 4], CPU).set_requires_grad(true);
+    let targets = Tensor::from_slice(&[0i64, 3, 10, 5, 5, 1, 7]);
+    let bent = (x.matmul(&w.transpose(0, 1)) / 2.0).tanh() * 2.0;
+    let plain = bent.cross_entropy_for_logits(&targets);
+    plain.backward();
+    let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+    let table = HeadTable {
+        rows: w.detach(),
+        gradient: Tensor::zeros([11, 4], CPU),
+        whole: false,
+        cap: Some(2.0),
+    };
+    let loss = HeadLoss {
+        targets: &targets,
+        weight: 1.0 / 7.0,
+        sum: &sum,
+    };
+    let gradient = loss.gradients(&x.detach(), &table, 3, 1.0).unwrap();
+    assert!((sum.double_value(&[]) - plain.double_value(&[])).abs() < 1e-6);
+    for (ours, theirs) in [(gradient, x.grad()), (table.gradient, w.grad())] {
+        let off = (ours - theirs).abs().max().double_value(&[]);
+        assert!(off < 1e-6, "{off}");
+    }
 }

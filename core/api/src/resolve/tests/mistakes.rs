@@ -39,12 +39,62 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt3",
-        "spec.model.preset: \"gpt3\" — gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large or gpt2-1.5b",
+        "spec.model.preset: \"gpt3\" — gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large, gpt2-1.5b, gpt2-2.5b, gpt2-8.3b, llama-tiny, llama3.2-1b, llama3.2-3b, llama3-8b, qwen3-tiny, qwen3-0.6b, qwen3-1.7b or qwen3-8b",
     ),
     (
         "gpt2-tiny",
         "gpt2-tiny, hiddenSize: 380",
-        "spec.model.hiddenSize: 380 — a multiple of heads (6)",
+        "spec.model.hiddenSize: 380 — a multiple of heads (6), or give headSize",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, kvHeads: 4",
+        "spec.model.kvHeads: 4 — a divisor of heads (6)",
+    ),
+    (
+        "gpt2-tiny",
+        "llama-tiny, heads: 3",
+        "spec.model.kvHeads: 2 — a divisor of heads (3)",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, kvHeads: 0",
+        "spec.model.kvHeads: 0 — 1 to 1048576",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, headSize: 20000",
+        "spec.model.headSize: 20000 — 1 to 16384",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, heads: 1000, headSize: 1049",
+        "spec.model.headSize: 1049 — with all heads (1000) together at most 1048576",
+    ),
+    (
+        "gpt2-tiny",
+        "qwen3-tiny, headSize: 33",
+        "spec.model.headSize: 33 — an even number (hiddenSize by heads where it is left out): positions turn pairs of a head's elements",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, innerSize: 0",
+        "spec.model.innerSize: 0 — 1 to 4194304",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, slidingWindow: 0",
+        "spec.model.slidingWindow: 0 — 1 to 1048576",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, mlp: silu",
+        "spec.model.mlp: \"silu\" — gelu or swiglu or relu2",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, logitSoftcap: 0",
+        "spec.model.logitSoftcap: 0 — a number above 0, at most 1000000",
     ),
     (
         "gpt2-tiny",
@@ -64,7 +114,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, layer: 2",
-        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `sequenceLength`, `vocabularySize`, `tiedHead`, `dropout`",
+        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `slidingWindow`, `vocabularySize`, `tiedHead`, `logitSoftcap`, `dropout`",
     ),
     (
         "gpt2-tiny",

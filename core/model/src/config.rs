@@ -1,0 +1,100 @@
+//! What is read from a `config.json`.
+
+use crate::limits;
+use crate::real::Real;
+use serde_json::Value;
+use std::ops::RangeInclusive;
+
+/// A model or a `config.json` that has no counterpart.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A field of `config.json` has a value that cannot be trained here.
+    #[error("config.json: {field}: {found} — {allowed}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        allowed: &'static str,
+    },
+    /// The model has features that no family has.
+    #[error("no published family has the model's features: GPT-2, Llama and Qwen 3 have a format")]
+    Features,
+}
+
+/// The fields of a mapping.
+pub(crate) struct Fields<'a>(pub(crate) &'a Value);
+
+impl Fields<'_> {
+    pub(crate) fn wrong(&self, field: &'static str, allowed: &'static str) -> ConfigError {
+        ConfigError::Field {
+            field,
+            found: self.0[field].to_string(),
+            allowed,
+        }
+    }
+
+    /// Refuses another value than this; one that is left out is this.
+    pub(crate) fn only(
+        &self,
+        field: &'static str,
+        value: &Value,
+        allowed: &'static str,
+    ) -> Result<(), ConfigError> {
+        let found = &self.0[field];
+        if found.is_null() || found == value {
+            return Ok(());
+        }
+        Err(self.wrong(field, allowed))
+    }
+
+    pub(crate) fn is_absent(&self, field: &'static str) -> bool {
+        self.0[field].is_null()
+    }
+
+    /// A size, within its limits.
+    pub(crate) fn size(
+        &self,
+        field: &'static str,
+        limit: RangeInclusive<u32>,
+        allowed: &'static str,
+    ) -> Result<u32, ConfigError> {
+        let size = self.0[field].as_u64().and_then(|v| u32::try_from(v).ok());
+        let size = size.filter(|v| limit.contains(v));
+        size.ok_or_else(|| self.wrong(field, allowed))
+    }
+
+    pub(crate) fn width(&self, field: &'static str) -> Result<u32, ConfigError> {
+        self.size(field, limits::WIDTH, "a number from 1 to 1048576")
+    }
+
+    pub(crate) fn layers(&self, field: &'static str) -> Result<u32, ConfigError> {
+        self.size(field, limits::LAYERS, "a number from 1 to 10000")
+    }
+
+    pub(crate) fn vocabulary(&self) -> Result<u32, ConfigError> {
+        self.size("vocab_size", limits::VOCABULARY, "a number from 1 to 16777216")
+    }
+
+    /// A number above 0.
+    pub(crate) fn above_zero(
+        &self,
+        field: &'static str,
+        most: f64,
+        allowed: &'static str,
+    ) -> Result<Real, ConfigError> {
+        let number = self.0[field].as_f64().filter(|v| *v > 0.0 && *v <= most);
+        number.map(Real::new).ok_or_else(|| self.wrong(field, allowed))
+    }
+
+    /// A switch; `absent` where it is left out.
+    pub(crate) fn switch(&self, field: &'static str, absent: bool) -> Result<bool, ConfigError> {
+        if self.is_absent(field) {
+            return Ok(absent);
+        }
+        self.0[field]
+            .as_bool()
+            .ok_or_else(|| self.wrong(field, "true or false"))
+    }
+}

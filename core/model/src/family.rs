@@ -1,0 +1,97 @@
+//! Families of models with a published format: `config.json`, and the names under which their parameters lie in `model.safetensors`.
+
+use crate::config::ConfigError;
+use crate::features::Features;
+use crate::layout::Unit;
+use crate::model::Model;
+use crate::parameter::Parameter;
+use crate::{gpt2, llama3, qwen3};
+use serde_json::Value;
+
+/// A family that the library `transformers` knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// `gpt2`.
+    Gpt2,
+    /// `llama`.
+    Llama,
+    /// `qwen3`.
+    Qwen3,
+}
+
+/// Some rows of a parameter of ours as a tensor of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Published {
+    /// Its name.
+    pub name: String,
+    /// Rows of our parameter, those of the tensors before it in the list left out.
+    pub rows: usize,
+    /// It lies as (inputs, outputs).
+    pub transposed: bool,
+}
+
+impl Family {
+    const ALL: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Qwen3];
+
+    /// Its `model_type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Gpt2 => "gpt2",
+            Family::Llama => "llama",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+
+    /// The family whose models have these features.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn of(features: &Features) -> Result<Family, ConfigError> {
+        let has = |family: &Family| match family {
+            Family::Gpt2 => gpt2::has(features),
+            Family::Llama => llama3::has(features),
+            Family::Qwen3 => qwen3::has(features),
+        };
+        Family::ALL.into_iter().find(has).ok_or(ConfigError::Features)
+    }
+
+    /// The family of a `config.json`, and the model that it describes.
+    ///
+    /// # Errors
+    /// It is of another family, or of a model that cannot be trained here.
+    pub fn read(config: &Value) -> Result<(Family, Model), ConfigError> {
+        let name = &config["model_type"];
+        let family = Family::ALL.into_iter().find(|family| name == family.name());
+        let family = family.ok_or_else(|| ConfigError::Field {
+            field: "model_type",
+            found: name.to_string(),
+            allowed: "gpt2, llama or qwen3",
+        })?;
+        let model = match family {
+            Family::Gpt2 => gpt2::from_config(config),
+            Family::Llama => llama3::from_config(config),
+            Family::Qwen3 => qwen3::from_config(config),
+        };
+        Ok((family, model?))
+    }
+
+    /// `config.json` of a model of this family; `end` is the token that ends a document.
+    #[must_use]
+    pub fn config(self, model: &Model, end: u32) -> Value {
+        match self {
+            Family::Gpt2 => gpt2::config(model, end),
+            Family::Llama => llama3::config(model, end),
+            Family::Qwen3 => qwen3::config(model, end),
+        }
+    }
+
+    /// The tensors that a unit's parameter is published as: its rows in order.
+    #[must_use]
+    pub fn tensors(self, model: &Model, unit: Unit, parameter: &Parameter) -> Vec<Published> {
+        match self {
+            Family::Gpt2 => vec![gpt2::tensor(model, unit, parameter)],
+            Family::Llama | Family::Qwen3 => llama3::tensors(model, unit, parameter),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What a model's segments are made of.
+
+use crate::embedding::Positions;
+use crate::mlp::Mlp;
+use crate::norm::Norm;
+use crate::real::Real;
+use serde::{Deserialize, Serialize};
+
+/// What a model's segments are made of. In documents whatever is as in a GPT-2 is left out: hashes of jobs and manifests of checkpoints
+/// were written before there was anything else. What a build does not know it refuses, since it would train another model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Features {
+    /// How tokens learn of their position.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub positions: Positions,
+    /// Normalisation.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub norm: Norm,
+    /// Added to the variance, or the mean square, of what is normalised.
+    #[serde(skip_serializing_if = "is_gpt2s_epsilon")]
+    pub epsilon: Real,
+    /// Heads with keys and values of their own, a divisor of the heads; none = all of them.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub kv_heads: Option<u32>,
+    /// Width of a head; none = the model's width by the number of heads. Even where positions are rotary.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub head_size: Option<u32>,
+    /// Each head's queries and keys are normalised to mean square 1 and have a weight (Henry et al. 2020).
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub qk_norm: bool,
+    /// Tokens that a token sees, itself among them; none = all before it.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub sliding_window: Option<u32>,
+    /// MLP.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub mlp: Mlp,
+    /// Width between up and down of the MLP; none = what is usual for the kind of MLP.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub inner_size: Option<u32>,
+    /// Which linear layers have a bias.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub bias: Biases,
+    /// Logits are bent so that they stay below this, above its negative: `c tanh(x / c)` (Bello et al. 2016); none = they are not.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub logit_softcap: Option<Real>,
+}
+
+/// Which linear layers have a bias.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Biases {
+    /// That of queries, keys and values.
+    pub qkv: bool,
+    /// That after attention.
+    pub out: bool,
+    /// Those of the MLP.
+    pub mlp: bool,
+}
+
+impl Biases {
+    /// All have one.
+    pub const ALL: Biases = Biases {
+        qkv: true,
+        out: true,
+        mlp: true,
+    };
+    /// None has one.
+    pub const NONE: Biases = Biases {
+        qkv: false,
+        out: false,
+        mlp: false,
+    };
+}
+
+impl Default for Biases {
+    fn default() -> Self {
+        Biases::ALL
+    }
+}
+
+impl Features {
+    /// GPT-2's (Radford et al. 2019).
+    pub const GPT2: Features = Features {
+        positions: Positions::Learned,
+        norm: Norm::LayerNorm,
+        epsilon: Real::new(1e-5),
+        kv_heads: None,
+        head_size: None,
+        qk_norm: false,
+        sliding_window: None,
+        mlp: Mlp::Gelu,
+        inner_size: None,
+        bias: Biases::ALL,
+        logit_softcap: None,
+    };
+
+    /// They are left out of a document.
+    pub(crate) fn are_gpt2s(&self) -> bool {
+        *self == Features::GPT2
+    }
+}
+
+impl Default for Features {
+    fn default() -> Self {
+        Features::GPT2
+    }
+}
+
+/// The default of each kind of feature is GPT-2's.
+fn is_gpt2s<T: Default + PartialEq>(feature: &T) -> bool {
+    *feature == T::default()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_gpt2s_epsilon(epsilon: &Real) -> bool {
+    *epsilon == Features::GPT2.epsilon
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rotary::{Rotary, Scaling};
+    use crate::{Model, gpt2, llama3, qwen3};
+
+    #[test]
+    fn features_are_written_only_where_they_are_not_gpt2s() {
+        let text = |features| {
+            let model = Model {
+                features,
+                ..gpt2::SMALL
+            };
+            let text = serde_json::to_string(&model).unwrap();
+            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
+            text.split_once(r#","features":"#)
+                .map(|(_, rest)| rest.strip_suffix('}').unwrap().to_owned())
+        };
+        assert_eq!(text(Features::GPT2), None);
+        let with = |change: fn(&mut Features)| {
+            let mut features = Features::GPT2;
+            change(&mut features);
+            text(features).unwrap()
+        };
+        assert_eq!(with(|f| f.norm = Norm::RmsNorm), r#"{"norm":"rmsNorm"}"#);
+        assert_eq!(with(|f| f.epsilon = Real::new(1e-6)), r#"{"epsilon":1e-6}"#);
+        assert_eq!(with(|f| f.kv_heads = Some(4)), r#"{"kvHeads":4}"#);
+        assert_eq!(with(|f| f.head_size = Some(128)), r#"{"headSize":128}"#);
+        assert_eq!(with(|f| f.qk_norm = true), r#"{"qkNorm":true}"#);
+        assert_eq!(with(|f| f.sliding_window = Some(9)), r#"{"slidingWindow":9}"#);
+        assert_eq!(with(|f| f.mlp = Mlp::Relu2), r#"{"mlp":"relu2"}"#);
+        assert_eq!(with(|f| f.inner_size = Some(96)), r#"{"innerSize":96}"#);
+        assert_eq!(
+            with(|f| f.bias.out = false),
+            r#"{"bias":{"qkv":true,"out":false,"mlp":true}}"#
+        );
+        assert_eq!(
+            with(|f| f.logit_softcap = Some(Real::new(30.0))),
+            r#"{"logitSoftcap":30.0}"#
+        );
+        assert_eq!(
+            with(|f| {
+                f.positions = Positions::Rotary(Rotary {
+                    theta: Real::new(1e4),
+                    scaling: None,
+                });
+            }),
+            r#"{"positions":{"rotary":{"theta":10000.0}}}"#
+        );
+    }
+
+    #[test]
+    fn every_familys_features_survive_a_document() {
+        for features in [
+            llama3::SMALL.features,
+            llama3::LARGE.features,
+            qwen3::SMALL.features,
+        ] {
+            let text = serde_json::to_string(&features).unwrap();
+            assert_eq!(
+                serde_json::from_str::<Features>(&text).unwrap(),
+                features,
+                "{text}"
+            );
+        }
+        let scaled = |f: Features| {
+            matches!(
+                f.positions,
+                Positions::Rotary(Rotary {
+                    scaling: Some(Scaling { .. }),
+                    ..
+                })
+            )
+        };
+        assert!(scaled(llama3::SMALL.features) && !scaled(llama3::LARGE.features));
+    }
+
+    #[test]
+    fn a_feature_that_this_build_does_not_know_is_refused() {
+        for text in [
+            r#"{"experts":8}"#,
+            r#"{"norm":"crmsNorm"}"#,
+            r#"{"positions":{"rotary":{"theta":1e4,"shift":1}}}"#,
+            r#"{"bias":{"qkv":true,"out":true,"mlp":true,"head":true}}"#,
+        ] {
+            assert!(serde_json::from_str::<Features>(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Models as Hugging Face folders describe them: what is written is read back, and what cannot be trained is refused.
+
+use serde_json::{Value, json};
+use varuna_model::presets::{names, preset};
+use varuna_model::{ConfigError, Family, Model, Unit};
+
+fn config(model: &Model) -> Value {
+    let family = Family::of(&model.features).expect("a family");
+    family.config(model, 7)
+}
+
+#[test]
+fn every_preset_has_a_family_whose_config_describes_it() {
+    for name in names() {
+        for tied_head in [true, false] {
+            let model = Model {
+                tied_head,
+                ..preset(name).unwrap()
+            };
+            let config = config(&model);
+            let (family, read) = Family::read(&config).unwrap();
+            assert_eq!(read, model, "{name}");
+            assert!(name.starts_with(family.name()), "{name}");
+            assert_eq!(
+                (&config["eos_token_id"], &config["bos_token_id"]),
+                (&json!(7), &json!(7))
+            );
+        }
+    }
+}
+
+#[test]
+fn the_tensors_of_a_parameter_have_all_of_its_rows_and_every_name_is_there_once() {
+    for name in names() {
+        let model = preset(name).unwrap();
+        let family = Family::of(&model.features).unwrap();
+        let mut found = Vec::new();
+        for unit in model.layout().all_units() {
+            for parameter in model.parameters(unit) {
+                let tensors = family.tensors(&model, unit, &parameter);
+                let rows: usize = tensors.iter().map(|t| t.rows).sum();
+                assert_eq!(rows, parameter.shape[0], "{name}: {}", parameter.name);
+                found.extend(tensors.into_iter().map(|t| t.name));
+            }
+        }
+        let count = found.len();
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), count, "{name}");
+    }
+}
+
+#[test]
+fn a_qwens_tensors_have_their_published_names() {
+    let model = preset("qwen3-0.6b").unwrap();
+    let names = |unit: u32| -> Vec<(String, usize)> {
+        let parameters = model.parameters(Unit(unit)).into_iter();
+        let tensors = parameters.flat_map(|p| Family::Qwen3.tensors(&model, Unit(unit), &p));
+        tensors.map(|t| (t.name, t.rows)).collect()
+    };
+    let layer = |name: &str, rows| (format!("model.layers.27.{name}.weight"), rows);
+    assert_eq!(
+        [names(2 * 28 - 1), names(2 * 28)].concat(),
+        [
+            layer("self_attn.q_proj", 2048),
+            layer("self_attn.k_proj", 1024),
+            layer("self_attn.v_proj", 1024),
+            layer("self_attn.o_proj", 1024),
+            layer("input_layernorm", 1024),
+            layer("self_attn.q_norm", 128),
+            layer("self_attn.k_norm", 128),
+            layer("mlp.gate_proj", 3072),
+            layer("mlp.up_proj", 3072),
+            layer("mlp.down_proj", 1024),
+            layer("post_attention_layernorm", 1024),
+        ]
+    );
+    assert_eq!(
+        [names(2 * 28 + 1), names(2 * 28 + 2)].concat(),
+        [
+            ("lm_head.weight".to_owned(), 0),
+            ("model.norm.weight".to_owned(), 1024),
+            ("model.embed_tokens.weight".to_owned(), 151_936),
+        ]
+    );
+}
+
+#[test]
+fn angles_are_read_as_older_and_as_newer_releases_of_the_library_write_them() {
+    let model = preset("llama3.2-1b").unwrap();
+    let mut newer = config(&model);
+    let mut rope = newer["rope_scaling"].take();
+    rope["rope_theta"] = newer["rope_theta"].take();
+    newer["rope_parameters"] = rope;
+    assert_eq!(Family::read(&newer).unwrap().1, model);
+    let plain = preset("llama3-8b").unwrap();
+    let mut newer = config(&plain);
+    let theta = newer["rope_theta"].take();
+    newer["rope_parameters"] = json!({"rope_type": "default", "rope_theta": theta});
+    assert_eq!(Family::read(&newer).unwrap().1, plain);
+}
+
+/// (preset, field of its `config.json`, another value, what is said of it).
+const REFUSED: &[(&str, &str, &str, &str)] = &[
+    (
+        "gpt2-small",
+        "model_type",
+        "\"bert\"",
+        "model_type: \"bert\" — gpt2, llama or qwen3",
+    ),
+    (
+        "gpt2-small",
+        "n_layer",
+        "0",
+        "n_layer: 0 — a number from 1 to 10000",
+    ),
+    (
+        "gpt2-small",
+        "n_layer",
+        "2147483648",
+        "2147483648 — a number from 1 to 10000",
+    ),
+    (
+        "gpt2-small",
+        "n_embd",
+        "4294967296",
+        "4294967296 — a number from 1 to 1048576",
+    ),
+    ("gpt2-small", "n_head", "7", "n_embd: 768 — a multiple of n_head"),
+    (
+        "gpt2-small",
+        "vocab_size",
+        "18446744073709551615",
+        "a number from 1 to 16777216",
+    ),
+    (
+        "gpt2-small",
+        "n_inner",
+        "100",
+        "n_inner: 100 — four times n_embd, or null",
+    ),
+    (
+        "gpt2-small",
+        "layer_norm_epsilon",
+        "1e-6",
+        "layer_norm_epsilon: 1e-6 — 0.00001",
+    ),
+    (
+        "gpt2-small",
+        "activation_function",
+        "\"relu\"",
+        "activation_function: \"relu\" — gelu_new",
+    ),
+    (
+        "llama3-8b",
+        "hidden_act",
+        "\"gelu\"",
+        "hidden_act: \"gelu\" — silu",
+    ),
+    (
+        "llama3-8b",
+        "num_key_value_heads",
+        "5",
+        "num_key_value_heads: 5 — a divisor of num_attention_heads",
+    ),
+    (
+        "llama3-8b",
+        "head_dim",
+        "33",
+        "head_dim: 33 — an even number; of all heads together at most 1048576",
+    ),
+    (
+        "llama3-8b",
+        "rms_norm_eps",
+        "0",
+        "rms_norm_eps: 0 — a number above 0, at most 1",
+    ),
+    (
+        "llama3-8b",
+        "rope_theta",
+        "-1.0",
+        "rope_theta: -1.0 — a number above 0, at most 1e12",
+    ),
+    (
+        "llama3-8b",
+        "rope_scaling",
+        "{\"type\":\"linear\",\"factor\":2}",
+        "type: \"linear\" — llama3 or default",
+    ),
+    (
+        "llama3-8b",
+        "attention_bias",
+        "\"no\"",
+        "attention_bias: \"no\" — true or false",
+    ),
+    (
+        "qwen3-8b",
+        "use_sliding_window",
+        "true",
+        "use_sliding_window: true — false: no window is known for some of the blocks",
+    ),
+];
+
+#[test]
+fn what_cannot_be_trained_is_refused_with_its_field() {
+    for (name, field, value, expected) in REFUSED {
+        let mut config = config(&preset(name).unwrap());
+        config[*field] = serde_json::from_str(value).unwrap();
+        let error = Family::read(&config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let mut other = preset("llama3-8b").unwrap();
+    other.features.sliding_window = Some(4);
+    assert_eq!(Family::of(&other.features), Err(ConfigError::Features));
+}

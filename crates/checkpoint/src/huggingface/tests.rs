@@ -1,0 +1,202 @@
+use super::*;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use varuna_model::{gpt2, presets};
+
+/// SHA-256 of the file of a small model with a tied and an untied head.
+const DIGESTS: [(bool, &str); 2] = [
+    (
+        true,
+        "8609cff8119810079dc02a7ad1290e7041f503585080cb22ece6a1d68cda900c",
+    ),
+    (
+        false,
+        "e09acbab9b4d388ffbed4dfba62e7f50a45f5f90cd785ad50fcd20d0cd8eab19",
+    ),
+];
+
+/// A model's state whose parameters' elements count upwards.
+fn counting(model: &Model) -> Vec<(Unit, Shard)> {
+    let mut next = 0.0f32;
+    let shard = |unit: Unit| {
+        let mut data = Vec::new();
+        let mut tensors = Vec::new();
+        for p in model.parameters(unit) {
+            for _ in 0..p.elements() {
+                next += 1.0;
+                data.push(next);
+            }
+            tensors.push(ShardTensor {
+                name: p.name.to_owned(),
+                shape: p.shape,
+            });
+        }
+        data.resize(3 * data.len(), 0.0);
+        let shard = Shard {
+            id: StateId::INITIAL,
+            unit: crate::unit_name(model.layout(), unit),
+            adam_steps: 0,
+            loss_scale: None,
+            failed_in_a_row: 0,
+            tensors,
+            data,
+        };
+        (unit, shard)
+    };
+    model.layout().all_units().map(shard).collect()
+}
+
+fn small(tied_head: bool) -> Model {
+    Model {
+        layers: 2,
+        hidden_size: 4,
+        heads: 2,
+        sequence_length: 3,
+        vocabulary_size: 5,
+        tied_head,
+        ..gpt2::SMALL
+    }
+}
+
+/// A small model of another family: its heads share keys, and are wider together than the model.
+fn small_of(preset: &str) -> Model {
+    let mut model = Model {
+        features: presets::preset(preset).unwrap().features,
+        ..small(false)
+    };
+    model.heads = 4;
+    model.features.kv_heads = Some(2);
+    model.features.head_size = Some(2);
+    model.features.inner_size = Some(3);
+    model
+}
+
+#[test]
+fn a_gpt2_survives_the_way_out_and_back() {
+    for (tied_head, digest) in DIGESTS {
+        let model = small(tied_head);
+        let shards = counting(&model);
+        let file = export(&model, &shards).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        let shape = |name: &str| read.tensor(name).unwrap().shape().to_vec();
+        assert_eq!(shape("transformer.h.1.attn.c_attn.weight"), [4, 12]);
+        assert_eq!(shape("transformer.h.1.mlp.c_proj.weight"), [16, 4]);
+        assert_eq!(read.tensor("lm_head.weight").is_ok(), !tied_head);
+        assert_eq!(
+            format!("{:x}", Sha256::digest(&file)),
+            digest,
+            "every byte of the file"
+        );
+        assert_eq!(import(&model, StateId::INITIAL, &[&file]).unwrap(), shards);
+    }
+}
+
+#[test]
+fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
+    for preset in ["llama-tiny", "qwen3-tiny"] {
+        let model = small_of(preset);
+        let shards = counting(&model);
+        let file = export(&model, &shards).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        let rows = |name: &str| {
+            let tensor = read
+                .tensor(&format!("model.layers.0.self_attn.{name}_proj.weight"))
+                .unwrap();
+            assert_eq!(tensor.shape()[1..], [4]);
+            bytemuck::pod_collect_to_vec::<u8, f32>(tensor.data())
+        };
+        // Our product's rows are theirs, one after the other: it follows the token table.
+        let all = [rows("q"), rows("k"), rows("v")].concat();
+        let expected: Vec<f32> = (0u16..(8 + 4 + 4) * 4).map(|i| f32::from(i + 21)).collect();
+        assert_eq!(all, expected, "{preset}");
+        assert_eq!(
+            read.tensor("model.layers.1.self_attn.q_norm.weight").is_ok(),
+            model.features.qk_norm
+        );
+        assert_eq!(
+            import(&model, StateId::INITIAL, &[&file]).unwrap(),
+            shards,
+            "{preset}"
+        );
+    }
+}
+
+/// The tensors of some names as a file, in bfloat16.
+fn narrow(file: &[u8], of: impl Fn(&str) -> bool) -> Vec<u8> {
+    struct Narrow(Vec<usize>, Vec<u8>);
+    impl View for Narrow {
+        fn dtype(&self) -> Dtype {
+            Dtype::BF16
+        }
+        fn shape(&self) -> &[usize] {
+            &self.0
+        }
+        fn data(&self) -> Cow<'_, [u8]> {
+            Cow::Borrowed(&self.1)
+        }
+        fn data_len(&self) -> usize {
+            self.1.len()
+        }
+    }
+    let read = SafeTensors::deserialize(file).unwrap();
+    let tensors = read.tensors().into_iter().filter(|(name, _)| of(name));
+    let tensors = tensors.map(|(name, view)| {
+        let halves = view.data().chunks_exact(4).flat_map(|bytes| [bytes[2], bytes[3]]);
+        let data = halves.collect();
+        (name, Narrow(view.shape().to_vec(), data))
+    });
+    serialize(tensors, None).unwrap()
+}
+
+#[test]
+fn several_files_in_sixteen_bits_are_read_as_one_in_single_precision() {
+    let model = small_of("llama-tiny");
+    let shards = counting(&model);
+    let file = export(&model, &shards).unwrap();
+    let is_first = |name: &str| name.contains("layers.0");
+    let parts = [narrow(&file, is_first), narrow(&file, |name| !is_first(name))];
+    let found = import(&model, StateId::INITIAL, &[&parts[0], &parts[1]]).unwrap();
+    for ((_, ours), (_, read)) in shards.iter().zip(&found) {
+        let rounded = ours
+            .data
+            .iter()
+            .map(|v| f32::from_bits(v.to_bits() & 0xffff_0000));
+        assert_eq!(rounded.collect::<Vec<f32>>(), read.data);
+    }
+    let why = import(&model, StateId::INITIAL, &[&parts[1]])
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        why,
+        "tensor model.layers.0.self_attn.q_proj.weight: it is missing"
+    );
+}
+
+#[test]
+fn an_index_names_files_of_its_own_folder() {
+    let of = |map: serde_json::Value| files_of_index(&json!({ "weight_map": map }));
+    let two = of(json!({"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}));
+    assert_eq!(two.unwrap(), ["1.safetensors", "2.safetensors"]);
+    for (map, found) in [
+        (json!({"a": "../x.safetensors"}), "\"../x.safetensors\""),
+        (json!({"a": "/x.safetensors"}), "\"/x.safetensors\""),
+        (json!({"a": "x.bin"}), "\"x.bin\""),
+        (json!({}), "0 files"),
+        (json!(3), "3"),
+    ] {
+        let why = of(map).unwrap_err().to_string();
+        let expected = format!("model.safetensors.index.json: weight_map: {found} — a mapping");
+        assert!(why.starts_with(&expected), "{why}");
+    }
+}
+
+#[test]
+fn a_model_of_no_family_is_refused() {
+    let mut model = small(true);
+    model.features.qk_norm = true;
+    let why = export(&model, &[]).unwrap_err().to_string();
+    assert!(
+        why.starts_with("no published family has the model's features"),
+        "{why}"
+    );
+}

@@ -1,0 +1,101 @@
+//! Rotary positions: pairs of elements turned by an angle that grows with the position.
+
+use crate::{Device, Handle, TorchError, checked, handle};
+use std::ffi::c_int;
+use tch::Tensor;
+
+unsafe extern "C" {
+    fn vt_rotate(x: Handle, cosines: Handle, sines: Handle, out: *mut Handle) -> c_int;
+}
+
+/// Cosine and sine of the angle of each position and pair of elements: (t, e / 2) of heads of width e, in single precision.
+pub struct Angles {
+    cosines: Tensor,
+    sines: Tensor,
+}
+
+impl Angles {
+    /// For positions from 0 up to `length`; `frequencies` are the radians of one position, for each pair.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to what is computed in")]
+    pub fn new(frequencies: &[f64], length: u32, device: Device) -> Result<Angles, TorchError> {
+        // In double precision: a late position's angle has few digits left after the point in single.
+        let all = || (0..length).flat_map(|t| frequencies.iter().map(move |f| f64::from(t) * f));
+        let table = |of: fn(f64) -> f64| {
+            let values: Vec<f32> = all().map(|angle| of(angle) as f32).collect();
+            let host = Tensor::f_from_slice(&values)
+                .and_then(|t| t.f_view([i64::from(length), frequencies.len().cast_signed() as i64]));
+            let placed = host.and_then(|t| t.f_to_device(device.tensors()));
+            placed.map_err(|e| TorchError(e.to_string()))
+        };
+        Ok(Angles {
+            cosines: table(f64::cos)?,
+            sines: table(f64::sin)?,
+        })
+    }
+
+    /// `x` (b, t, h, e) with element i of the first half of each head and element i of its second half turned together. The backward turns
+    /// the gradient back, and keeps nothing of `x`.
+    ///
+    /// # Errors
+    /// These angles are of other positions or heads.
+    pub fn rotate(&self, x: &Tensor) -> Result<Tensor, TorchError> {
+        let mut out: Handle = std::ptr::null_mut();
+        // SAFETY: live handles, borrowed for the call, and a place for one.
+        checked(unsafe {
+            vt_rotate(
+                handle(x),
+                handle(&self.cosines),
+                handle(&self.sines),
+                &raw mut out,
+            )
+        })?;
+        // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
+        Ok(unsafe { Tensor::from_ptr(out.cast()) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backward;
+    use tch::Kind;
+
+    const CPU: (Kind, tch::Device) = (Kind::Float, tch::Device::Cpu);
+
+    #[test]
+    fn a_rotation_is_that_of_complex_numbers_and_its_backward_turns_back() {
+        let frequencies = [1.0, 0.1, 0.01];
+        let angles = Angles::new(&frequencies, 5, Device::Cpu).unwrap();
+        tch::manual_seed(3);
+        let x = Tensor::randn([2, 5, 4, 6], CPU).set_requires_grad(true);
+        let turned = angles.rotate(&x).unwrap();
+        let at = |of: &Tensor, index: [i64; 4]| of.double_value(&index);
+        for (b, t, h, pair) in [(0, 0, 0, 0), (1, 4, 3, 0), (1, 3, 2, 1), (0, 2, 1, 2)] {
+            let (re, im) = (at(&x, [b, t, h, pair]), at(&x, [b, t, h, pair + 3]));
+            let (sin, cos) = (t as f64 * frequencies[usize::try_from(pair).unwrap()]).sin_cos();
+            let expected = (re * cos - im * sin, im * cos + re * sin);
+            let found = (at(&turned, [b, t, h, pair]), at(&turned, [b, t, h, pair + 3]));
+            assert!((found.0 - expected.0).abs() < 1e-6 && (found.1 - expected.1).abs() < 1e-6);
+        }
+        // The gradient of half the sum of squares is the turned tensor itself; turned back it is x.
+        backward(&[&turned], &[&turned.detach()]).unwrap();
+        let off = (x.grad() - &x).abs().max().double_value(&[]);
+        assert!(off < 1e-5, "{off}");
+    }
+
+    #[test]
+    fn a_rotation_in_sixteen_bits_is_rounded_once_and_other_sizes_are_refused() {
+        let angles = Angles::new(&[1.0, 0.1], 3, Device::Cpu).unwrap();
+        tch::manual_seed(4);
+        let x = Tensor::randn([1, 3, 2, 4], CPU).to_kind(Kind::BFloat16);
+        let single = angles.rotate(&x.to_kind(Kind::Float)).unwrap();
+        assert_eq!(angles.rotate(&x).unwrap(), single.to_kind(Kind::BFloat16));
+        for size in [[1, 4, 2, 4], [1, 3, 2, 6]] {
+            let why = angles.rotate(&Tensor::zeros(size, CPU)).map(drop).unwrap_err();
+            assert!(why.0.starts_with("angles of [3, 2]"), "{why}");
+        }
+    }
+}
