@@ -52,12 +52,15 @@ pub fn run(platform: Platform) -> Result<()> {
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("cannot start")?
-        .block_on(work(&arguments, &coordinator, platform))
+        .context("cannot start")?;
+    let ended = runtime.block_on(work(&arguments, &coordinator, platform));
+    // Dropped, it would wait for a digest that hangs, which may be why this worker ends.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Attaches, gets the job, and trains until this worker is released.

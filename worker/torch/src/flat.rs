@@ -5,12 +5,13 @@
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
 use crate::{Bring, Device, Streams, TorchError, copy, from_memory, norm, scalar_type};
+use parking_lot::{Condvar, Mutex};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 use tch::{Kind, Tensor};
 
 /// One cache line, so that the memory is aligned for vector instructions.
@@ -21,12 +22,23 @@ struct Memory {
     start: NonNull<f32>,
     layout: Layout,
     len: usize,
-    /// `LEASED`, or the number of shares.
-    readers: AtomicU32,
+    lent: Mutex<Lent>,
+    /// Told when the last share ends.
+    free: Condvar,
 }
 
-/// A lease is out.
-const LEASED: u32 = u32::MAX;
+/// Who has the elements beside tensors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lent {
+    /// So many readers.
+    Shared(u32),
+    /// Who may write, alone.
+    Leased,
+}
+
+impl Lent {
+    const NOBODY: Lent = Lent::Shared(0);
+}
 
 // SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
 // handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
@@ -51,7 +63,8 @@ impl Memory {
             start: start.cast(),
             layout,
             len,
-            readers: AtomicU32::new(0),
+            lent: Mutex::new(Lent::NOBODY),
+            free: Condvar::new(),
         }
     }
 
@@ -78,6 +91,9 @@ pub enum LeaseError {
     /// The buffer is leased to, or shared with, somebody already.
     #[error("the buffer is leased or shared already")]
     Taken,
+    /// Whoever reads the buffer did not end in time.
+    #[error("the buffer is still read")]
+    StillRead,
     /// The device's memory cannot be copied.
     #[error(transparent)]
     Torch(#[from] TorchError),
@@ -186,7 +202,7 @@ impl FlatBuffer {
     /// Whether a lease is out: its holder alone may touch the memory now.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        self.memory.readers.load(Ordering::Acquire) == LEASED
+        *self.memory.lent.lock() == Lent::Leased
     }
 
     /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
@@ -206,11 +222,11 @@ impl FlatBuffer {
     /// # Errors
     /// Leased or shared already.
     pub fn lease_unread(&self) -> Result<Lease, LeaseError> {
-        let taken = self
-            .memory
-            .readers
-            .compare_exchange(0, LEASED, Ordering::Acquire, Ordering::Relaxed);
-        taken.map_err(|_| LeaseError::Taken)?;
+        let mut lent = self.memory.lent.lock();
+        if *lent != Lent::NOBODY {
+            return Err(LeaseError::Taken);
+        }
+        *lent = Lent::Leased;
         Ok(Lease {
             memory: Arc::clone(&self.memory),
         })
@@ -219,7 +235,21 @@ impl FlatBuffer {
     /// Whether a share is out: nobody may write the memory now.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        !matches!(self.memory.readers.load(Ordering::Acquire), 0 | LEASED)
+        matches!(*self.memory.lent.lock(), Lent::Shared(1..))
+    }
+
+    /// Waits until no share is out any more.
+    ///
+    /// # Errors
+    /// [`LeaseError::StillRead`]: one is, at `deadline`.
+    pub fn wait_for_shares(&self, deadline: Instant) -> Result<(), LeaseError> {
+        let mut lent = self.memory.lent.lock();
+        let shared = |lent: &mut Lent| matches!(lent, Lent::Shared(1..));
+        let waited = self.memory.free.wait_while_until(&mut lent, shared, deadline);
+        match waited.timed_out() {
+            true => Err(LeaseError::StillRead),
+            false => Ok(()),
+        }
     }
 
     /// Read access for as long as the share lives; tensor operations may read beside it. What one writes meanwhile (ask
@@ -232,12 +262,11 @@ impl FlatBuffer {
             // Its owner alone shares and leases it; others may end their shares meanwhile, and what they read is still the device's.
             self.store()?;
         }
-        let one_more = |n: u32| (n < LEASED - 1).then(|| n + 1);
-        let taken = self
-            .memory
-            .readers
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more);
-        taken.map_err(|_| LeaseError::Taken)?;
+        let mut lent = self.memory.lent.lock();
+        let Lent::Shared(readers) = &mut *lent else {
+            return Err(LeaseError::Taken);
+        };
+        *readers = readers.checked_add(1).ok_or(LeaseError::Taken)?;
         Ok(Share {
             memory: Arc::clone(&self.memory),
         })
@@ -327,7 +356,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.memory.readers.store(0, Ordering::Release);
+        *self.memory.lent.lock() = Lent::NOBODY;
     }
 }
 
@@ -371,13 +400,20 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.readers.fetch_sub(1, Ordering::Release);
+        let mut lent = self.memory.lent.lock();
+        if let Lent::Shared(readers) = &mut *lent {
+            *readers -= 1;
+            if *readers == 0 {
+                self.memory.free.notify_all();
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn all(share: &Share) -> Vec<f32> {
         let mut values = Vec::new();
@@ -398,6 +434,20 @@ mod tests {
         assert!(buffer.is_leased() && !buffer.is_shared() && buffer.share().is_err());
         drop(lease);
         assert!(buffer.share().is_ok());
+    }
+
+    #[test]
+    fn who_changes_the_elements_waits_for_the_last_share_and_no_longer_than_its_deadline() {
+        let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+        let after = |time| Instant::now() + time;
+        assert!(buffer.wait_for_shares(Instant::now()).is_ok(), "nobody reads");
+        let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
+        let soon = Duration::from_millis(5);
+        assert_eq!(buffer.wait_for_shares(after(soon)), Err(LeaseError::StillRead));
+        let reader = std::thread::spawn(move || drop((one, two)));
+        assert!(buffer.wait_for_shares(after(Duration::from_secs(60))).is_ok());
+        assert!(!buffer.is_shared());
+        reader.join().unwrap();
     }
 
     #[test]
