@@ -46,6 +46,7 @@ pub fn run(platform: Platform) -> Result<()> {
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
+    varuna_open_files::raise();
     match &arguments.measure {
         Some(Measure::Profile(arguments)) => return profile::run(arguments, platform),
         Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
