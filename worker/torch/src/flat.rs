@@ -4,8 +4,8 @@
 //! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
+use crate::lending::Lending;
 use crate::{Bring, Device, Streams, TorchError, copy, from_memory, norm, scalar_type};
-use parking_lot::{Condvar, Mutex};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -22,22 +22,7 @@ struct Memory {
     start: NonNull<f32>,
     layout: Layout,
     len: usize,
-    lent: Mutex<Lent>,
-    /// Told when the last share ends.
-    free: Condvar,
-}
-
-/// Who has the elements beside tensors.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lent {
-    /// So many readers.
-    Shared(u32),
-    /// Who may write, alone.
-    Leased,
-}
-
-impl Lent {
-    const NOBODY: Lent = Lent::Shared(0);
+    lending: Lending,
 }
 
 // SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
@@ -63,8 +48,7 @@ impl Memory {
             start: start.cast(),
             layout,
             len,
-            lent: Mutex::new(Lent::NOBODY),
-            free: Condvar::new(),
+            lending: Lending::new(),
         }
     }
 
@@ -202,7 +186,7 @@ impl FlatBuffer {
     /// Whether a lease is out: its holder alone may touch the memory now.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        *self.memory.lent.lock() == Lent::Leased
+        self.memory.lending.is_leased()
     }
 
     /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
@@ -222,11 +206,9 @@ impl FlatBuffer {
     /// # Errors
     /// Leased or shared already.
     pub fn lease_unread(&self) -> Result<Lease, LeaseError> {
-        let mut lent = self.memory.lent.lock();
-        if *lent != Lent::NOBODY {
+        if !self.memory.lending.lease() {
             return Err(LeaseError::Taken);
         }
-        *lent = Lent::Leased;
         Ok(Lease {
             memory: Arc::clone(&self.memory),
         })
@@ -235,7 +217,7 @@ impl FlatBuffer {
     /// Whether a share is out: nobody may write the memory now.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        matches!(*self.memory.lent.lock(), Lent::Shared(1..))
+        self.memory.lending.is_shared()
     }
 
     /// Waits until no share is out any more.
@@ -243,12 +225,9 @@ impl FlatBuffer {
     /// # Errors
     /// [`LeaseError::StillRead`]: one is, at `deadline`.
     pub fn wait_for_shares(&self, deadline: Instant) -> Result<(), LeaseError> {
-        let mut lent = self.memory.lent.lock();
-        let shared = |lent: &mut Lent| matches!(lent, Lent::Shared(1..));
-        let waited = self.memory.free.wait_while_until(&mut lent, shared, deadline);
-        match waited.timed_out() {
-            true => Err(LeaseError::StillRead),
-            false => Ok(()),
+        match self.memory.lending.wait_for_shares(deadline) {
+            true => Ok(()),
+            false => Err(LeaseError::StillRead),
         }
     }
 
@@ -262,11 +241,9 @@ impl FlatBuffer {
             // Its owner alone shares and leases it; others may end their shares meanwhile, and what they read is still the device's.
             self.store()?;
         }
-        let mut lent = self.memory.lent.lock();
-        let Lent::Shared(readers) = &mut *lent else {
+        if !self.memory.lending.share() {
             return Err(LeaseError::Taken);
-        };
-        *readers = readers.checked_add(1).ok_or(LeaseError::Taken)?;
+        }
         Ok(Share {
             memory: Arc::clone(&self.memory),
         })
@@ -356,7 +333,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        *self.memory.lent.lock() = Lent::NOBODY;
+        self.memory.lending.end_lease();
     }
 }
 
@@ -400,13 +377,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut lent = self.memory.lent.lock();
-        if let Lent::Shared(readers) = &mut *lent {
-            *readers -= 1;
-            if *readers == 0 {
-                self.memory.free.notify_all();
-            }
-        }
+        self.memory.lending.end_share();
     }
 }
 
