@@ -120,6 +120,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    varuna_open_files::raise();
     let file = job::of_run(job::read(&arguments.job)?, &arguments.run_dir)?;
     let layout = file.job.model.layout();
     let steps = file.steps;

@@ -46,6 +46,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    varuna_open_files::raise();
     let mut file = job::read(&arguments.job)?;
     if let Some(folder) = &arguments.run_dir {
         file = job::of_run(file, folder)?;

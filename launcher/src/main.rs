@@ -55,6 +55,7 @@ async fn main() -> Result<ExitCode> {
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
+    varuna_open_files::raise();
     let workers = usize::from(arguments.workers);
     let reports = Reports::start(arguments.coordinator.map(|address| Coordinator {
         address,

@@ -150,6 +150,30 @@ fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
 }
 
 #[test]
+fn a_checkpoint_that_lacks_its_manifest_alone_is_completed_and_resumed_from() {
+    let store = TempDir::new().unwrap();
+    let mut first = Run::start(&job(store.path()), 2);
+    first.wait_for("two checkpoints", |_| {
+        (complete(store.path()).len() >= 2).then_some(())
+    });
+    signal(first.pid(), Signal::SIGKILL);
+    drop(first);
+    // As if its worker had died between the last shard and the manifest.
+    let newest = complete(store.path()).pop().unwrap();
+    std::fs::remove_file(newest.join("manifest.json")).unwrap();
+    let mut second = Run::start(&job(store.path()), 2);
+    assert_eq!(second.exit_code(), 0, "{}", second.report());
+    let resumed = event(&second, "resumed").unwrap();
+    let base = resumed["base"]["step"].as_u64().unwrap();
+    assert!(base >= step_of(&newest), "{resumed}");
+    let mut whole = undisturbed();
+    let curve = whole.clone();
+    whole.truncate(usize::try_from(base).unwrap());
+    whole.extend(second.metrics());
+    assert_same_curve(&curve, &whole, STEPS);
+}
+
+#[test]
 fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
     let store = TempDir::new().unwrap();
     let mut first = Run::start(&job(store.path()), 2);

@@ -46,18 +46,22 @@ pub fn run(platform: Platform) -> Result<()> {
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
+    varuna_open_files::raise();
     match &arguments.measure {
         Some(Measure::Profile(arguments)) => return profile::run(arguments, platform),
         Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
-    tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("cannot start")?
-        .block_on(work(&arguments, &coordinator, platform))
+        .context("cannot start")?;
+    let ended = runtime.block_on(work(&arguments, &coordinator, platform));
+    // Dropped, it would wait for a digest that hangs, which may be why this worker ends.
+    runtime.shutdown_background();
+    ended
 }
 
 /// Attaches, gets the job, and trains until this worker is released.

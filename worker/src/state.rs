@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use compute_copy::ComputeCopy;
 pub use snapshot::{UnitSnapshot, UnitState};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::Instant;
 use tch::Tensor;
 use varuna_api::Adam;
 use varuna_model::{Initial, Model, Parameter, Unit};
@@ -23,8 +23,6 @@ use varuna_torch::{
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
-/// How often a change of the state checks whether a snapshot is still being copied.
-const SNAPSHOT_POLL: Duration = Duration::from_micros(100);
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
@@ -216,16 +214,15 @@ impl UnitBuffers {
     }
 
     /// Waits until no snapshot reads the state any more. A copy takes milliseconds and mostly ends during the step before.
-    fn wait_for_snapshots(&self) {
-        while self.memory.iter().any(FlatBuffer::is_shared) {
-            std::thread::sleep(SNAPSHOT_POLL);
-        }
+    fn wait_for_snapshots(&self, deadline: Instant) -> Result<(), LeaseError> {
+        let mut parts = self.memory.iter();
+        parts.try_for_each(|part| part.wait_for_shares(deadline))
     }
 
     /// Replaces the state by one from a peer or a checkpoint.
     ///
     /// # Errors
-    /// The sizes differ.
+    /// The sizes differ, or a snapshot reads the state.
     pub fn import(&mut self, state: &UnitState) -> Result<(), TorchError> {
         let n = self.memory[0].len();
         if state.data.len() != 3 * n {
@@ -234,7 +231,6 @@ impl UnitBuffers {
                 state.data.len()
             )));
         }
-        self.wait_for_snapshots();
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
             let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
             lease.set(0, part);
@@ -299,18 +295,19 @@ impl UnitBuffers {
     }
 
     /// Scales the gradient by `factor` and takes one AdamW step with the learning rate `rate`, which leads to `after`; what the gradient
-    /// holds then is not defined.
+    /// holds then is not defined. Snapshots that are still read are waited for, until `deadline`.
     ///
     /// # Errors
-    /// libtorch fails.
+    /// libtorch fails; or a snapshot is still read at `deadline`, and nothing has changed.
     pub fn apply(
         &mut self,
         adam: &Adam,
         rate: f64,
         factor: f64,
         after: OptimizerProgress,
-    ) -> Result<(), TorchError> {
-        self.wait_for_snapshots();
+        deadline: Instant,
+    ) -> Result<(), LeaseError> {
+        self.wait_for_snapshots(deadline)?;
         self.progress = after;
         for (range, decay) in [
             (0..self.decaying, adam.weight_decay),

@@ -20,13 +20,14 @@ pub struct Facts {
     pub job: String,
     /// The model's sizes, as in the job file, all of them. Equal models load each other's checkpoints.
     pub model: Value,
-    /// Hash of model, training and data. If it differs, a resumed loss curve differs from an undisturbed one.
+    /// Hash of model, training and data; empty where the data were not known. If it differs, a resumed loss curve differs from an
+    /// undisturbed one.
     pub training_hash: String,
     /// Seed of initial values, dropout and sample order.
     pub seed: u64,
     /// Samples in a step.
     pub global_batch_size: u64,
-    /// Fingerprint of the dataset.
+    /// Fingerprint of the dataset; empty where it was not known.
     pub data_fingerprint: String,
 }
 
@@ -45,7 +46,7 @@ pub struct ShardEntry {
     pub digest: DataDigest,
 }
 
-/// `manifest.json`. Its content depends on the state and the job alone, so all writers write the same.
+/// `manifest.json`. Its content depends on the state and the job alone, so all writers that know the data write the same.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {

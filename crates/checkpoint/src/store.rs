@@ -7,6 +7,7 @@ use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
 use crate::rate_limit::RateLimit;
 use crate::shard::{ShardFacts, ShardFile};
+use futures::{StreamExt, TryStreamExt};
 use object_store::PutPayload;
 use object_store::buffered::BufWriter;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use varuna_plan::{Layout, StateId, Unit};
 
 /// The first request for a header asks for this many bytes; a longer header needs a second request.
 const HEADER_GUESS: u64 = 32 << 10;
+/// Headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
+const HEADERS: usize = 16;
 /// Shards above this size are uploaded in parts.
 const PART_BYTES: usize = 16 << 20;
 
@@ -27,7 +30,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store of a job; None if the job has no `spec.checkpoint`. `fingerprint`: the dataset's, empty if not known.
+    /// The store of a job; None if the job has no `spec.checkpoint`. `fingerprint`: the dataset's, empty if not known: then manifests
+    /// tell neither it nor the hash that it is part of.
     ///
     /// # Errors
     /// The location cannot be used.
@@ -35,10 +39,14 @@ impl Store {
         let Some(checkpoint) = &job.checkpoint else {
             return Ok(None);
         };
+        let training_hash = match fingerprint {
+            "" => String::new(),
+            known => model_hash(&job.model, &job.training, known),
+        };
         let facts = Facts {
             job: job.name.clone(),
             model: serde_json::to_value(&job.model).unwrap_or_default(),
-            training_hash: model_hash(&job.model, &job.training, fingerprint),
+            training_hash,
             seed: job.training.seed,
             global_batch_size: job.training.global_batch_size,
             data_fingerprint: fingerprint.to_owned(),
@@ -135,6 +143,22 @@ impl Store {
             })
     }
 
+    /// Whether a listing shows all shards of a checkpoint, no manifest, and no mark of damage: [`Store::complete`] can complete it.
+    #[must_use]
+    pub fn lacks_manifest_alone(&self, listed: &Listed) -> bool {
+        !listed.manifest && !listed.refused && self.shards_of(listed).is_some()
+    }
+
+    /// The units with their shards' files and lengths; none where one is missing.
+    fn shards_of(&self, listed: &Listed) -> Option<Vec<(Unit, String, u64)>> {
+        let shard = |unit| {
+            let file = shard_file(self.layout, unit);
+            let bytes = *listed.files.get(&file)?;
+            Some((unit, file, bytes))
+        };
+        self.layout.all_units().map(shard).collect()
+    }
+
     /// Writes the manifest if it is missing and all shards are there. Returns whether the checkpoint is complete now.
     ///
     /// # Errors
@@ -146,14 +170,16 @@ impl Store {
         if listed.manifest {
             return Ok(true);
         }
-        let mut shards = Vec::new();
-        for unit in self.layout.all_units() {
-            let file = shard_file(self.layout, unit);
-            let Some(bytes) = listed.files.get(&file).copied() else {
-                return Ok(false);
-            };
-            shards.push(self.entry(id, unit, file, bytes).await?);
-        }
+        let Some(files) = self.shards_of(&listed) else {
+            return Ok(false);
+        };
+        let entries = files
+            .into_iter()
+            .map(|(unit, file, bytes)| self.entry(id, unit, file, bytes));
+        let shards = futures::stream::iter(entries)
+            .buffered(HEADERS)
+            .try_collect()
+            .await?;
         let manifest = Manifest::new(id, self.layout, self.facts.clone(), shards);
         let text = serde_json::to_vec_pretty(&manifest).map_err(|e| CheckpointError::Damaged {
             id,

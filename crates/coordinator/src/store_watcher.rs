@@ -1,7 +1,10 @@
-//! The task that asks the checkpoint store: which checkpoints can be resumed from; it also deletes old ones.
+//! The task that asks the checkpoint store: which checkpoints can be resumed from; it also deletes old ones, and completes those that
+//! lack their manifest alone.
 //!
 //! The driver never waits for the store. While the store is slow or fails, the answer is what was last known, so that a
 //! recovery from memory does not depend on it.
+
+mod unfinished;
 
 use crate::inbox::{CheckpointListing, Inbound};
 use crate::location_lease::claimant_has_ended;
@@ -12,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
+use unfinished::Unfinished;
 use varuna_checkpoint::{CheckpointError, Listed, Standing};
 use varuna_plan::StateId;
 
@@ -95,6 +99,7 @@ struct Task {
     discards: watch::Receiver<Option<StateId>>,
     /// Whether a checkpoint can be resumed from. Manifests never change, so each is checked once.
     verdicts: BTreeMap<StateId, bool>,
+    unfinished: Unfinished,
     listing: CheckpointListing,
     standing: Option<Standing>,
     /// Another run's claim was found: when first, and whose.
@@ -112,6 +117,7 @@ impl Task {
             protects,
             discards,
             verdicts: BTreeMap::new(),
+            unfinished: Unfinished::default(),
             listing: CheckpointListing::default(),
             standing: None,
             refused: None,
@@ -224,7 +230,7 @@ impl Task {
     async fn list(&mut self, requested: bool) -> CheckpointListing {
         let short = requested && self.listing.answered;
         let timeout = if short { REQUEST_TIMEOUT } else { LIST_TIMEOUT };
-        let failing = match tokio::time::timeout(timeout, self.usable()).await {
+        let failing = match tokio::time::timeout(timeout, self.usable(requested, timeout / 2)).await {
             Ok(Ok(usable)) => {
                 self.listing.answered = true;
                 (self.listing.usable, self.listing.damaged) = usable;
@@ -243,10 +249,19 @@ impl Task {
         self.listing.clone()
     }
 
-    /// The checkpoints that can be resumed from, and those that are damaged.
-    async fn usable(&mut self) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
+    /// The checkpoints that can be resumed from, and those that are damaged. `completing`: how long may go to those that lack their manifest.
+    async fn usable(
+        &mut self,
+        requested: bool,
+        completing: Duration,
+    ) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
         self.discard().await?;
-        let all = self.given.store.location().list().await?;
+        let store = &self.given.store;
+        let mut all = store.location().list().await?;
+        if self.standing == Some(Standing::Owner) {
+            let unfinished = &mut self.unfinished;
+            unfinished.complete(&mut all, store, requested, completing).await;
+        }
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let mut usable = Vec::new();
         for listed in all.iter().filter(|l| l.is_usable()) {
@@ -423,6 +438,40 @@ mod tests {
         lease.release().await.unwrap();
         assert_eq!(task.own().await, Some(Standing::Owner));
         assert_eq!(task.other_owner(), None);
+    }
+
+    #[tokio::test]
+    async fn only_the_owner_completes_what_lacks_its_manifest() {
+        let folder = TempDir::new().unwrap();
+        let given = damaged(&folder).await;
+        let store = given.store.clone();
+        let (before, limit) = (
+            StateId {
+                step: Step(8),
+                ..LAST
+            },
+            RateLimit::new(None),
+        );
+        for unit in store.layout().all_units() {
+            // As of a store that lost their contents: whoever looks at them marks the checkpoint.
+            let file = b"no shard".to_vec();
+            store.put_shard(before, unit, file, &limit).await.unwrap();
+        }
+        let (mut task, _discarded) = task(given);
+        let within = Duration::from_secs(60);
+        for standing in [
+            None,
+            Some(Standing::Succeeded),
+            Some(Standing::Taken("other".into())),
+        ] {
+            task.standing = standing;
+            assert_eq!(task.usable(true, within).await.unwrap(), (vec![], vec![LAST]));
+        }
+        task.standing = Some(Standing::Owner);
+        assert_eq!(
+            task.usable(true, within).await.unwrap(),
+            (vec![], vec![before, LAST])
+        );
     }
 
     #[tokio::test]

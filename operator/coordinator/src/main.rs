@@ -60,6 +60,7 @@ async fn main() -> Result<()> {
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
         )
         .init();
+    varuna_open_files::raise();
     ignore_termination()?;
     let config = Config::infer()
         .await

@@ -24,6 +24,11 @@ use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, OptimizerProgress, Plan, Step, Unit, WorkerId};
 use varuna_torch::{LeaseError, TorchError};
 
+/// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
+/// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
+/// rest of what a fence may find under way fits into the 45 s that a member waits for its engine.
+const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
+
 /// A sample could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read sample {index}: {why}")]
@@ -86,6 +91,9 @@ pub enum EngineError {
     /// A buffer is still with the reduction, or with whoever reads it.
     #[error("a buffer of unit {0} is still lent out")]
     Leased(Unit),
+    /// A copy or a digest of a unit does not end: the process must end.
+    #[error("the state of unit {0} must change, and is still read after {SNAPSHOT_WAIT:?}")]
+    StillRead(Unit),
     /// The device failed, or does not end what it was told to stop: the process must end.
     #[error("the device failed: {0}")]
     Device(String),
@@ -102,6 +110,7 @@ impl EngineError {
     pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
         match why {
             LeaseError::Taken => EngineError::Leased(unit),
+            LeaseError::StillRead => EngineError::StillRead(unit),
             LeaseError::Torch(error) => error.into(),
         }
     }
@@ -176,6 +185,8 @@ pub struct Engine {
     units: BTreeMap<Unit, UnitBuffers>,
     reader: ReadAhead,
     tables: Tables,
+    /// [`SNAPSHOT_WAIT`], but in tests.
+    snapshot_wait: Duration,
 }
 
 impl Engine {
@@ -191,6 +202,7 @@ impl Engine {
             config,
             units: BTreeMap::new(),
             tables: Tables::default(),
+            snapshot_wait: SNAPSHOT_WAIT,
         }
     }
 
@@ -302,7 +314,7 @@ impl Engine {
     /// applied: a skipped one is as if it had not been.
     ///
     /// # Errors
-    /// A unit is not held, or libtorch refuses; the state is then in doubt and the process must end.
+    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
         let training = &self.config.training;
         let norm = decision.norm2.sqrt();
@@ -310,6 +322,8 @@ impl Engine {
             .optimizer
             .clip_norm
             .map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        // For all units together.
+        let deadline = Instant::now() + self.snapshot_wait;
         for unit in units {
             let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
             let before = buffers.progress();
@@ -323,7 +337,8 @@ impl Engine {
             }
             let rate = training.learning_rate.at(before.adam_steps);
             let factor = clip / before.loss_scale.factor.as_f64();
-            buffers.apply(&training.optimizer, rate, factor, after)?;
+            let applied = buffers.apply(&training.optimizer, rate, factor, after, deadline);
+            applied.map_err(|why| EngineError::of_buffer(*unit, why))?;
         }
         Ok(())
     }

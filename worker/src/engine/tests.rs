@@ -1,4 +1,5 @@
 use super::*;
+use crate::agent::engine_thread::{Command, Event, start};
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
 use varuna_api::{Adam, LearningRate};
@@ -28,7 +29,7 @@ impl Samples for Counting {
     }
 }
 
-fn engine() -> Engine {
+fn engine(device: Device) -> Engine {
     let model = Model {
         layers: 1,
         hidden_size: 16,
@@ -63,7 +64,7 @@ fn engine() -> Engine {
         model,
         training,
         backend: Backend {
-            device: Device::Apart,
+            device,
             ..Backend::of_processor(Numerics::FP32)
         },
         samples: Arc::new(Counting),
@@ -94,7 +95,7 @@ fn alone(engine: &Engine) -> Plan {
 
 #[test]
 fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
-    let mut engine = engine();
+    let mut engine = engine(Device::Apart);
     let plan = alone(&engine);
     for unit in plan.units(ME) {
         engine.initialise(unit).unwrap();
@@ -118,4 +119,34 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
         // A tied head has a norm, and no table: all units here have parameters.
         assert!(!is_zero, "unit {unit} has a gradient");
     }
+}
+
+#[test]
+fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_stays_as_it_was() {
+    let mut engine = engine(Device::Cpu);
+    engine.snapshot_wait = Duration::from_millis(20);
+    let plan = alone(&engine);
+    let units = plan.units(ME);
+    for unit in &units {
+        engine.initialise(*unit).unwrap();
+    }
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let report = engine
+        .run_step(&plan, StateId::INITIAL.step, &link, deadline)
+        .unwrap();
+    let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
+    let read = units[0];
+    let reader = engine.snapshot(read).unwrap();
+    let held = reader.digest();
+    let (emit, events) = std::sync::mpsc::channel();
+    // The agent, which ends with what is fatal, has nothing else of the engine.
+    let commands = start(engine, move |event| emit.send(event).unwrap()).unwrap();
+    commands.send(Command::Apply { decision, units }).unwrap();
+    let Event::Fatal(why) = events.recv_timeout(Duration::from_secs(60)).unwrap() else {
+        panic!("the optimizer changed a state that is read")
+    };
+    assert_eq!(why, EngineError::StillRead(read));
+    assert_eq!(reader.digest(), held);
 }

@@ -4,13 +4,14 @@
 //! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
+use crate::lending::Lending;
 use crate::{Bring, Device, Streams, TorchError, copy, from_memory, norm, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 use tch::{Kind, Tensor};
 
 /// One cache line, so that the memory is aligned for vector instructions.
@@ -21,12 +22,8 @@ struct Memory {
     start: NonNull<f32>,
     layout: Layout,
     len: usize,
-    /// `LEASED`, or the number of shares.
-    readers: AtomicU32,
+    lending: Lending,
 }
-
-/// A lease is out.
-const LEASED: u32 = u32::MAX;
 
 // SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
 // handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
@@ -51,7 +48,7 @@ impl Memory {
             start: start.cast(),
             layout,
             len,
-            readers: AtomicU32::new(0),
+            lending: Lending::new(),
         }
     }
 
@@ -78,6 +75,9 @@ pub enum LeaseError {
     /// The buffer is leased to, or shared with, somebody already.
     #[error("the buffer is leased or shared already")]
     Taken,
+    /// Whoever reads the buffer did not end in time.
+    #[error("the buffer is still read")]
+    StillRead,
     /// The device's memory cannot be copied.
     #[error(transparent)]
     Torch(#[from] TorchError),
@@ -186,7 +186,7 @@ impl FlatBuffer {
     /// Whether a lease is out: its holder alone may touch the memory now.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        self.memory.readers.load(Ordering::Acquire) == LEASED
+        self.memory.lending.is_leased()
     }
 
     /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
@@ -206,11 +206,9 @@ impl FlatBuffer {
     /// # Errors
     /// Leased or shared already.
     pub fn lease_unread(&self) -> Result<Lease, LeaseError> {
-        let taken = self
-            .memory
-            .readers
-            .compare_exchange(0, LEASED, Ordering::Acquire, Ordering::Relaxed);
-        taken.map_err(|_| LeaseError::Taken)?;
+        if !self.memory.lending.lease() {
+            return Err(LeaseError::Taken);
+        }
         Ok(Lease {
             memory: Arc::clone(&self.memory),
         })
@@ -219,7 +217,18 @@ impl FlatBuffer {
     /// Whether a share is out: nobody may write the memory now.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        !matches!(self.memory.readers.load(Ordering::Acquire), 0 | LEASED)
+        self.memory.lending.is_shared()
+    }
+
+    /// Waits until no share is out any more.
+    ///
+    /// # Errors
+    /// [`LeaseError::StillRead`]: one is, at `deadline`.
+    pub fn wait_for_shares(&self, deadline: Instant) -> Result<(), LeaseError> {
+        match self.memory.lending.wait_for_shares(deadline) {
+            true => Ok(()),
+            false => Err(LeaseError::StillRead),
+        }
     }
 
     /// Read access for as long as the share lives; tensor operations may read beside it. What one writes meanwhile (ask
@@ -232,12 +241,9 @@ impl FlatBuffer {
             // Its owner alone shares and leases it; others may end their shares meanwhile, and what they read is still the device's.
             self.store()?;
         }
-        let one_more = |n: u32| (n < LEASED - 1).then(|| n + 1);
-        let taken = self
-            .memory
-            .readers
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more);
-        taken.map_err(|_| LeaseError::Taken)?;
+        if !self.memory.lending.share() {
+            return Err(LeaseError::Taken);
+        }
         Ok(Share {
             memory: Arc::clone(&self.memory),
         })
@@ -327,7 +333,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.memory.readers.store(0, Ordering::Release);
+        self.memory.lending.end_lease();
     }
 }
 
@@ -371,13 +377,14 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.readers.fetch_sub(1, Ordering::Release);
+        self.memory.lending.end_share();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn all(share: &Share) -> Vec<f32> {
         let mut values = Vec::new();
@@ -398,6 +405,20 @@ mod tests {
         assert!(buffer.is_leased() && !buffer.is_shared() && buffer.share().is_err());
         drop(lease);
         assert!(buffer.share().is_ok());
+    }
+
+    #[test]
+    fn who_changes_the_elements_waits_for_the_last_share_and_no_longer_than_its_deadline() {
+        let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+        let after = |time| Instant::now() + time;
+        assert!(buffer.wait_for_shares(Instant::now()).is_ok(), "nobody reads");
+        let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
+        let soon = Duration::from_millis(5);
+        assert_eq!(buffer.wait_for_shares(after(soon)), Err(LeaseError::StillRead));
+        let reader = std::thread::spawn(move || drop((one, two)));
+        assert!(buffer.wait_for_shares(after(Duration::from_secs(60))).is_ok());
+        assert!(!buffer.is_shared());
+        reader.join().unwrap();
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod flat;
 mod gpu;
 mod kernels;
 mod layers;
+mod lending;
 mod memory_meter;
 mod norm;
 mod on_device;

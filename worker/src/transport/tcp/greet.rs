@@ -1,6 +1,7 @@
 //! Both sides of a connection's first messages: who may send frames, and to whom.
 
 use super::greetings::Greeting as Waiting;
+use super::options::{self, End};
 use super::{Open, Shared};
 use rand::TryRngCore as _;
 use rand::rngs::OsRng;
@@ -52,8 +53,8 @@ impl Write for Deadline<'_> {
 }
 
 /// Begins a greeting.
-fn begin(socket: &TcpStream) -> io::Result<Deadline<'_>> {
-    socket.set_nodelay(true)?;
+fn begin(socket: &TcpStream, end: End) -> io::Result<Deadline<'_>> {
+    options::set(socket, end)?;
     Ok(Deadline(socket, Instant::now() + TIMEOUT))
 }
 
@@ -89,7 +90,7 @@ pub(super) fn accept(
     waiting: Waiting,
     socket: &TcpStream,
 ) -> io::Result<Option<(WorkerId, Arc<Open>, Session)>> {
-    let mut channel = begin(socket)?;
+    let mut channel = begin(socket, End::Acceptor)?;
     let checked = Hello::read(&mut channel)?.and_then(|hello| check(shared, hello));
     let (hello, open) = match checked {
         Ok(known) => known,
@@ -148,7 +149,7 @@ pub(super) fn dial(
     address: &str,
 ) -> io::Result<Result<(TcpStream, Session), Refusal>> {
     let socket = connect(address)?;
-    let mut channel = begin(&socket)?;
+    let mut channel = begin(&socket, End::Dialer)?;
     let hello = Hello {
         generation: open.generation,
         from: shared.me,

@@ -9,6 +9,7 @@ mod greet;
 mod greetings;
 mod limits;
 mod link;
+mod options;
 mod queue;
 mod states;
 

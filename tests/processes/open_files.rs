@@ -1,0 +1,72 @@
+//! Programs that hold a connection for each worker or peer raise the limit of open files that they were started with.
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, prepare, program};
+
+/// Starts a program that may open 64 files, and could take more.
+fn start_with_few(name: &str, arguments: &[&str]) -> Child {
+    Command::new("sh")
+        .args(["-c", "ulimit -S -n 64 && exec \"$0\" \"$@\""])
+        .arg(program(name))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// How many files a process may open, and how many it could let itself open; none once it has ended.
+fn limits(child: &Child) -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
+    let mut numbers = line
+        .split_whitespace()
+        .map(|number| number.parse().unwrap_or(u64::MAX));
+    Some((numbers.next()?, numbers.next()?))
+}
+
+#[test]
+fn all_programs_that_hold_many_connections_raise_their_limit_of_open_files() {
+    let temp = TempDir::new().unwrap();
+    let job = prepare(temp.path(), &JobFile::default());
+    let job = job.to_str().unwrap();
+    let folder = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    let (run, alone) = (folder("run"), folder("alone"));
+    let programs: [(&str, &[&str]); 4] = [
+        ("varuna", &["run", job, "--workers", "1", "--run-dir", &run]),
+        (
+            "varuna",
+            &[
+                "coordinator",
+                "--job",
+                job,
+                "--run-dir",
+                &alone,
+                "--bind",
+                "127.0.0.1:0",
+            ],
+        ),
+        ("varuna-worker", &["--coordinator", "127.0.0.1:9"]),
+        ("varuna-launcher", &["--device", "cpu", "--", "sleep", "1000"]),
+    ];
+    for (name, arguments) in programs {
+        let mut child = start_with_few(name, arguments);
+        let until = Instant::now() + Duration::from_secs(60);
+        let raised = loop {
+            match limits(&child) {
+                Some((own, most)) if own == most && most > 64 => break true,
+                Some(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                _ => break false,
+            }
+        };
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(raised, "{name} {arguments:?}");
+    }
+}

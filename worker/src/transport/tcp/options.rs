@@ -1,0 +1,93 @@
+//! What is asked of the kernel for a connection. A peer whose machine has gone, or that only one direction still reaches, sends no end: the
+//! connection, its thread and what waits to be sent would stay for as long as the generation goes on.
+
+use socket2::{SockRef, TcpKeepalive};
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Silence after which the kernel asks whether the peer is still there.
+const IDLE: Duration = Duration::from_secs(10);
+/// Between two such questions.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Questions without an answer until the connection ends. The system counts them where the socket has no time limit for its data.
+const TRIES: u32 = 4;
+/// How long what was sent may stay without an answer, or wait for room at the receiver. A receiver whose mailbox is full takes nothing before it has
+/// computed a micro-batch: that is no fault, and takes no such time. (The kernel gives up after about 15 minutes by itself.)
+const UNSENT: Duration = Duration::from_mins(5);
+
+/// Which end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// It sends frames.
+    Dialer,
+    /// It sends nothing after the greeting, and so learns of a dead peer by asking alone.
+    Acceptor,
+}
+
+/// Sets the options of a new connection.
+pub(super) fn set(socket: &TcpStream, end: End) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = SockRef::from(socket);
+    let keepalive = TcpKeepalive::new().with_time(IDLE).with_interval(INTERVAL);
+    socket.set_tcp_keepalive(&keepalive.with_retries(TRIES))?;
+    match end {
+        End::Dialer => socket.set_tcp_user_timeout(Some(UNSENT)),
+        // It would take the place of the number of questions.
+        End::Acceptor => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Mesh, PeerEvent};
+    use super::*;
+    use std::sync::mpsc::{Receiver, channel};
+    use varuna_plan::{Generation, Unit, WorkerId};
+    use varuna_protocol::PeerMessage;
+
+    const G: Generation = Generation(1);
+
+    fn mesh(id: u64) -> (Mesh, Receiver<PeerEvent>) {
+        let (tell, events) = channel();
+        let told = move |event| drop(tell.send(event));
+        let mesh = Mesh::listen(WorkerId(id), "127.0.0.1:0", told).unwrap();
+        mesh.open(G, "secret");
+        (mesh, events)
+    }
+
+    /// The only connection of a worker: how the kernel asks for its peer, and for how long data may wait.
+    fn options(mesh: &Mesh) -> Option<(bool, Duration, Duration, u32, Option<Duration>)> {
+        let open = mesh.shared.open(G).unwrap();
+        let peers = open.peers.lock();
+        let [socket] = peers.sockets.as_slice() else {
+            return None;
+        };
+        assert!(socket.nodelay().unwrap());
+        let socket = SockRef::from(socket);
+        Some((
+            socket.keepalive().unwrap(),
+            socket.tcp_keepalive_time().unwrap(),
+            socket.tcp_keepalive_interval().unwrap(),
+            socket.tcp_keepalive_retries().unwrap(),
+            socket.tcp_user_timeout().unwrap(),
+        ))
+    }
+
+    #[test]
+    fn both_ends_of_a_connection_ask_for_a_silent_peer_and_the_one_that_sends_gives_up() {
+        let (dialer, events) = mesh(1);
+        let (acceptor, arrived) = mesh(2);
+        dialer.dial(G, WorkerId(2), &acceptor.address().to_string());
+        let connected = events.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(matches!(connected, PeerEvent::Connected { .. }));
+        let asking = (true, IDLE, INTERVAL, TRIES);
+        let with = |unsent| Some((asking.0, asking.1, asking.2, asking.3, unsent));
+        assert_eq!(options(&dialer), with(Some(UNSENT)));
+        // What arrives comes over a connection that the acceptor has taken.
+        dialer.send_message(G, WorkerId(2), &PeerMessage::Fetch { unit: Unit(0) });
+        let arrived = arrived.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(matches!(arrived, PeerEvent::Message { .. }));
+        assert_eq!(options(&acceptor), with(None));
+    }
+}
