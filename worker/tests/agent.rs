@@ -1,0 +1,201 @@
+//! The agent around its member: what it does of its own accord, without a coordinator or peers.
+#![expect(clippy::unwrap_used, reason = "this is a test")]
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{Case, engine, engine_with, plan, single};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinHandle;
+use varuna_frames::{GradientHeader, RunKey, StateHeader};
+use varuna_plan::{Generation, Step, StepDeadline, WorkerId};
+use varuna_protocol::{MemberConfig, MemberTiming, Order, PeerMessage, Phase, Report};
+use varuna_wire::{Upward, Welcome};
+use varuna_worker::agent::uplink::UplinkEvent;
+use varuna_worker::agent::{self, AgentError, AgentParts};
+use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
+use varuna_worker::transport::Link;
+use varuna_worker::transport::data_plane::DataPlane;
+use varuna_worker::transport::local::LocalMesh;
+use varuna_worker::transport::tcp::StateSource;
+
+const ME: WorkerId = WorkerId(1);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Connections that nothing comes over; `link` as long as there is one.
+struct Alone {
+    link: Option<Arc<dyn Link>>,
+}
+
+impl DataPlane for Alone {
+    fn open(&self, _: Generation, _: &str) {}
+    fn dial(&self, _: Generation, _: WorkerId, _: &str) {}
+    fn close(&self, _: Generation) {}
+    fn link(&self, _: Generation) -> Option<Arc<dyn Link>> {
+        self.link.clone()
+    }
+    fn send_message(&self, _: Generation, _: WorkerId, _: &PeerMessage) {}
+    fn stop_states(&self, _: Generation) {}
+    fn send_state(&self, _: Generation, _: WorkerId, _: StateHeader, _: Box<dyn StateSource>) {}
+    fn send_gradient(&self, _: Generation, _: WorkerId, _: GradientHeader, _: Vec<f32>) {}
+}
+
+struct Rig {
+    agent: JoinHandle<Result<(), AgentError>>,
+    reports: Receiver<Upward>,
+    coordinator: Sender<UplinkEvent>,
+    _drain: Sender<()>,
+}
+
+impl Rig {
+    fn start(engine: Engine, link: Option<Arc<dyn Link>>) -> Rig {
+        let case = Case::default();
+        let (reports, told) = channel(64);
+        let (coordinator, orders) = channel(64);
+        let (drain, drained) = channel(1);
+        let parts = AgentParts {
+            member: MemberConfig {
+                follows: true,
+                id: ME,
+                layout: case.model().layout(),
+                last_step: Step(100),
+                checkpoint_every: None,
+                compare_every: None,
+                timing: MemberTiming::default(),
+            },
+            engine,
+            mesh: Box::new(Alone { link }),
+            events: channel(64),
+            uplink: (reports, orders),
+            run: RunKey {
+                token: String::new(),
+                run: "mine".into(),
+            },
+            checkpoints: None,
+            tokens_per_sample: 16,
+        };
+        Rig {
+            agent: tokio::spawn(agent::run(parts, drained)),
+            reports: told,
+            coordinator,
+            _drain: drain,
+        }
+    }
+
+    async fn say(&self, event: UplinkEvent) {
+        self.coordinator.send(event).await.unwrap();
+    }
+
+    /// Has it run a plan in which it is alone, and whose steps may take hours.
+    async fn train(&mut self) {
+        let case = Case::default();
+        let mut plan = plan(&case, &single(&case));
+        plan.deadline = StepDeadline::of_ms(3 * 3_600_000);
+        let generation = plan.generation;
+        let order = Order::Prepare(Arc::new(plan));
+        self.say(UplinkEvent::Order { term: 1, order }).await;
+        let ready = |report| matches!(report, Report::Status(s) if s.phase == Phase::Ready).then_some(());
+        self.report(ready).await;
+        let order = Order::Go { generation };
+        self.say(UplinkEvent::Order { term: 1, order }).await;
+    }
+
+    /// The first report of this kind.
+    async fn report<T>(&mut self, of: impl Fn(Report) -> Option<T>) -> T {
+        let found = async {
+            loop {
+                let told = self.reports.recv().await.expect("the agent goes on");
+                if let Upward::Report(report) = told
+                    && let Some(found) = of(report)
+                {
+                    return found;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, found).await.unwrap()
+    }
+
+    /// Why it has ended.
+    async fn end(self) -> AgentError {
+        let ended = tokio::time::timeout(PATIENCE, self.agent).await.unwrap();
+        ended.unwrap().unwrap_err()
+    }
+}
+
+fn own() -> Engine {
+    engine(&Case::default(), ME)
+}
+
+#[tokio::test]
+async fn a_step_over_connections_that_are_gone_is_told_at_once_and_not_at_its_deadline() {
+    let mut rig = Rig::start(own(), None);
+    rig.train().await;
+    let suspect = |report| match report {
+        Report::Suspect {
+            generation, about, ..
+        } => Some((generation, about)),
+        _ => None,
+    };
+    // It cannot know who is to blame, and says that it is itself.
+    assert_eq!(rig.report(suspect).await, (Generation(1), ME));
+    rig.agent.abort();
+}
+
+#[tokio::test]
+async fn the_coordinator_of_another_run_ends_the_worker_and_that_of_its_own_does_not() {
+    let rig = Rig::start(own(), None);
+    let welcome = |run: &str| {
+        UplinkEvent::Up(Welcome {
+            job: String::new(),
+            run: run.into(),
+            data_fingerprint: String::new(),
+        })
+    };
+    rig.say(UplinkEvent::Down).await;
+    rig.say(welcome("mine")).await;
+    rig.say(UplinkEvent::Down).await;
+    rig.say(welcome("other")).await;
+    match rig.end().await {
+        AgentError::OtherRun { before, now } => {
+            assert_eq!((before.as_str(), now.as_str()), ("mine", "other"))
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_ends_the_worker_with_its_reason() {
+    let rig = Rig::start(own(), None);
+    rig.say(UplinkEvent::Refused("no such job".into())).await;
+    assert!(matches!(rig.end().await, AgentError::Refused(why) if why == "no such job"));
+}
+
+/// Data that cannot be read.
+struct Broken;
+
+impl Samples for Broken {
+    fn train(&self, index: u64, _: &mut [i64]) -> Result<(), SampleError> {
+        let why = "for the test".into();
+        Err(SampleError { index, why })
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_go_on_ends_the_worker() {
+    let broken = engine_with(&Case::default(), ME, Broken);
+    let mut rig = Rig::start(broken, Some(LocalMesh::new(&[ME]).link(ME)));
+    rig.train().await;
+    let ended = rig.end().await;
+    assert!(
+        matches!(&ended, AgentError::Engine(EngineError::Sample(_))),
+        "{ended}"
+    );
+}
