@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_protocol::Prepared;
 
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
@@ -27,6 +28,25 @@ pub struct Recipient {
     pub to: WorkerId,
     /// The unit.
     pub unit: Unit,
+}
+
+/// The step whose gradient is given to a peer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum GradientOf {
+    /// It is decided, and about to be applied: for who follows the unit.
+    Decided(Decision),
+    /// It was run: for who keeps the unit's spare copy.
+    Prepared(Prepared),
+}
+
+impl GradientOf {
+    /// The step changes no parameter: its gradient is not looked at.
+    fn is_skipped(&self) -> bool {
+        match self {
+            GradientOf::Decided(decision) => decision.overflow,
+            GradientOf::Prepared(prepared) => prepared.norm.overflow,
+        }
+    }
 }
 
 /// Who reads a state that is given to a peer.
@@ -60,12 +80,10 @@ pub enum Command {
     Quiesce,
     /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
     Apply { decision: Decision, units: Vec<Unit> },
-    /// Copy a unit's reduced gradient, if the decision's step is not skipped, for a peer that follows the unit. Answer: [`Event::Gradient`].
-    Gradient {
-        recipient: Recipient,
-        decision: Decision,
-    },
-    /// Apply a decision to a unit that is followed, with the gradient that its holder has sent. Answer: [`Event::Loaded`].
+    /// Copy a unit's reduced gradient, if its step is not known to be skipped, for a peer that follows the unit or keeps its spare copy.
+    /// Answer: [`Event::Gradient`].
+    Gradient { recipient: Recipient, of: GradientOf },
+    /// Apply a decision to a unit that is followed or kept, with the gradient that its holder has sent. Answer: [`Event::Loaded`].
     ApplyForwarded {
         unit: Unit,
         decision: Decision,
@@ -133,10 +151,10 @@ pub enum Event {
         reader: Reader,
         snapshot: UnitSnapshot,
     },
-    /// For a peer that follows the unit.
+    /// For a peer that follows the unit or keeps its spare copy.
     Gradient {
         recipient: Recipient,
-        decision: Decision,
+        of: GradientOf,
         gradient: Vec<f32>,
     },
     /// The engine cannot go on. The process must end, since its state cannot be trusted.
@@ -217,7 +235,7 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 let took = start.elapsed();
                 Event::Applied { decision, took }
             }
-            Command::Gradient { recipient, decision } => self.gradient(recipient, decision)?,
+            Command::Gradient { recipient, of } => self.gradient(recipient, of)?,
             Command::ApplyForwarded {
                 unit,
                 decision,
@@ -256,15 +274,15 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
         Ok(())
     }
 
-    /// Of a skipped step there is nothing to apply: its decision goes alone.
-    fn gradient(&self, recipient: Recipient, decision: Decision) -> Result<Event, EngineError> {
-        let gradient = match decision.overflow {
+    /// Of a skipped step there is nothing to apply: what is known of it goes alone.
+    fn gradient(&self, recipient: Recipient, of: GradientOf) -> Result<Event, EngineError> {
+        let gradient = match of.is_skipped() {
             true => Vec::new(),
             false => self.engine.gradient(recipient.unit)?,
         };
         Ok(Event::Gradient {
             recipient,
-            decision,
+            of,
             gradient,
         })
     }
