@@ -5,13 +5,15 @@
 
 mod common;
 
-use common::{BATCH, Case, Exchange, engine, later, plan, run, shape};
+use common::{BATCH, Case, Exchange, engine, later, plan, run, shape, single};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::Precision;
+use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, LossScaling, Plan, ScaleFactor, Shape, StateId, Unit, WorkerId};
-use varuna_worker::engine::Engine;
+use varuna_worker::agent::engine_thread::{self, Command, Event, Reader, Recipient};
+use varuna_worker::engine::{Engine, EngineError};
 use varuna_worker::state::UnitState;
 use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
@@ -84,6 +86,8 @@ impl Worker {
             self.keep(at.step.0 >= copy, &decision);
             at = decision.id;
         }
+        let held = self.engine.held();
+        self.engine.recall(&held).unwrap();
         at
     }
 
@@ -91,9 +95,15 @@ impl Worker {
     fn keep(&mut self, copied: bool, decision: &Decision) {
         loop {
             match self.from_holder.recv().unwrap() {
-                Sent::Copy(unit, state) => self.engine.import(unit, &state).unwrap(),
+                Sent::Copy(unit, state) => {
+                    self.engine.recall(&[unit]).unwrap();
+                    self.engine.import(unit, &state).unwrap();
+                }
                 Sent::Gradient(unit, gradient) if copied => {
-                    self.engine.apply_forwarded(decision, unit, &gradient).unwrap();
+                    let done = |applied: Result<(), EngineError>| applied.unwrap();
+                    self.engine
+                        .apply_beside(decision, unit, gradient, Box::new(done))
+                        .unwrap();
                 }
                 Sent::Gradient(..) => {}
                 Sent::Ran => return,
@@ -222,4 +232,54 @@ fn what_is_kept_trains_on_in_the_place_of_the_lost_stage() {
             }
         }
     }
+}
+
+/// The optimizer of what is kept runs beside the commands that follow; what they need of it is waited for.
+#[test]
+fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
+    tch::set_num_threads(1);
+    let case = Case::default();
+    let (alone, unit) = (plan(&case, &single(&case)), Unit(1));
+    let mut holder = engine(&case, A);
+    for unit in alone.units(A) {
+        holder.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[A]).link(A);
+    let report = holder
+        .run_step(&alone, StateId::INITIAL.step, &link, later())
+        .unwrap();
+    let norms: Vec<UnitNorm> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(StateId::INITIAL, alone.generation, &norms, None);
+    let gradient = holder.gradient(unit).unwrap();
+    holder.apply(&decision, &alone.units(A)).unwrap();
+
+    let mut keeper = engine(&case, B);
+    keeper.initialise(unit).unwrap();
+    let (events, told) = channel();
+    let commands = engine_thread::start(keeper, move |event| drop(events.send(event))).unwrap();
+    let recipient = Recipient {
+        generation: alone.generation,
+        to: A,
+        unit,
+    };
+    for command in [
+        Command::ApplyForwarded {
+            unit,
+            decision,
+            gradient,
+        },
+        Command::Export {
+            recipient,
+            id: decision.id,
+            decision: None,
+            reader: Reader::Copy,
+        },
+    ] {
+        commands.send(command).unwrap();
+    }
+    assert!(matches!(told.recv().unwrap(), Event::Loaded { id, .. } if id == decision.id));
+    let Event::Exported { snapshot, .. } = told.recv().unwrap() else {
+        panic!("another event");
+    };
+    assert!(snapshot.copy() == holder.export(unit).unwrap());
 }

@@ -4,10 +4,9 @@
 //! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
 //! answer proves that the engine itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, Lap, StepTimings};
+use crate::engine::{Compute, EngineError, Lap, StepTimings, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -83,7 +82,8 @@ pub enum Command {
     /// Copy a unit's reduced gradient, if its step is not known to be skipped, for a peer that follows the unit or keeps its spare copy.
     /// Answer: [`Event::Gradient`].
     Gradient { recipient: Recipient, of: GradientOf },
-    /// Apply a decision to a unit that is followed or kept, with the gradient that its holder has sent. Answer: [`Event::Loaded`].
+    /// Apply a decision to a unit that is followed or kept, with the gradient that its holder has sent, beside the next step where that can be. Answer:
+    /// [`Event::Loaded`].
     ApplyForwarded {
         unit: Unit,
         decision: Decision,
@@ -106,6 +106,23 @@ pub enum Command {
         decision: Option<Decision>,
         reader: Reader,
     },
+}
+
+impl Command {
+    /// The units that must be here for it. Those of a step, and those that stay, the engine knows itself.
+    fn units(&self) -> Vec<Unit> {
+        match self {
+            Command::Initialise { unit } | Command::Adopt { unit, .. } | Command::Snapshot { unit, .. } => {
+                vec![*unit]
+            }
+            Command::Gradient { recipient, .. } | Command::Export { recipient, .. } => vec![recipient.unit],
+            Command::Apply { units, .. } | Command::Compare { units, .. } => units.clone(),
+            Command::Run { .. }
+            | Command::Quiesce
+            | Command::ApplyForwarded { .. }
+            | Command::Free { .. } => Vec::new(),
+        }
+    }
 }
 
 /// What the engine did.
@@ -164,14 +181,15 @@ pub enum Event {
 /// Starts the thread, which calls `emit` for each event. `emit` may block, but only briefly.
 pub fn start<E: Compute>(
     engine: E,
-    emit: impl Fn(Event) + Send + 'static,
+    emit: impl Fn(Event) + Send + Sync + 'static,
 ) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
+    let emit = Arc::new(emit);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),
-            emit: &emit,
+            emit: Arc::clone(&emit),
         };
         // The process must end: a worker whose engine is gone would never answer a fence.
         let served = catch_unwind(AssertUnwindSafe(|| thread.serve(&inbox)));
@@ -182,20 +200,14 @@ pub fn start<E: Compute>(
     Ok(commands)
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("for a reason that it did not say").to_owned()
-}
-
 struct Thread<E, T> {
     engine: E,
     /// Units of the last step whose gradients are completely reduced and not applied.
     prepared: Vec<(Unit, UnitNorm)>,
-    emit: T,
+    emit: Arc<T>,
 }
 
-impl<E: Compute, T: Fn(Event)> Thread<E, T> {
+impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
     fn serve(&mut self, inbox: &Receiver<Command>) {
         while let Ok(command) = inbox.recv() {
             if let Err(error) = self.carry_out(command) {
@@ -206,6 +218,7 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
     }
 
     fn carry_out(&mut self, command: Command) -> Result<(), EngineError> {
+        self.engine.recall(&command.units())?;
         let event = match command {
             Command::Initialise { unit } => {
                 self.engine.initialise(unit)?;
@@ -241,13 +254,10 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 decision,
                 gradient,
             } => {
-                self.engine.apply_forwarded(&decision, unit, &gradient)?;
-                self.prepared.retain(|(u, _)| *u != unit);
-                let id = decision.id;
-                Event::Loaded { unit, id }
+                return self.apply_forwarded(unit, &decision, gradient);
             }
             Command::Free { keep } => {
-                self.engine.free(&keep);
+                self.engine.free(&keep)?;
                 self.prepared.retain(|(u, _)| keep.contains(u));
                 return Ok(());
             }
@@ -272,6 +282,24 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
         };
         (self.emit)(event);
         Ok(())
+    }
+
+    /// The answer may come while a step runs.
+    fn apply_forwarded(
+        &mut self,
+        unit: Unit,
+        decision: &Decision,
+        gradient: Vec<f32>,
+    ) -> Result<(), EngineError> {
+        self.prepared.retain(|(u, _)| *u != unit);
+        let (emit, id) = (Arc::clone(&self.emit), decision.id);
+        let done = move |applied| {
+            emit(match applied {
+                Ok(()) => Event::Loaded { unit, id },
+                Err(error) => Event::Fatal(error),
+            });
+        };
+        self.engine.apply_beside(decision, unit, gradient, Box::new(done))
     }
 
     /// Of a skipped step there is nothing to apply: what is known of it goes alone.

@@ -3,16 +3,21 @@
 //! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
 //! coordinator; peers only through [`Link`].
 
+mod beside;
 mod compute;
+mod optimizer;
 mod read_ahead;
 mod step;
 
+pub use beside::Done;
+pub(crate) use beside::panic_message;
 pub use compute::Compute;
 
 use crate::ablation::Ablation;
 use crate::backend::Backend;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
+use beside::Beside;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -173,6 +178,7 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
+    beside: Beside,
     reader: ReadAhead,
 }
 
@@ -188,6 +194,7 @@ impl Engine {
             },
             config,
             units: BTreeMap::new(),
+            beside: Beside::default(),
         }
     }
 
@@ -253,12 +260,20 @@ impl Engine {
     /// Units held, in order.
     #[must_use]
     pub fn held(&self) -> Vec<Unit> {
-        self.units.keys().copied().collect()
+        let mut held: Vec<Unit> = self.units.keys().chain(self.beside.away()).copied().collect();
+        held.sort_unstable();
+        held
     }
 
     /// Forgets the state of all other units.
-    pub fn free(&mut self, keep: &[Unit]) {
+    ///
+    /// # Errors
+    /// As [`Engine::recall`].
+    pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
+        let away: Vec<Unit> = self.beside.away().iter().copied().collect();
+        self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
+        Ok(())
     }
 
     /// Runs the step that starts from `step` steps done, up to its reduced gradients. The weights stay as they are.
@@ -273,6 +288,9 @@ impl Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
+        if let Err(error) = self.recall(&plan.units(self.config.me)) {
+            return Err(StepFailure { error, prepared });
+        }
         let result = step::run(
             &self.config,
             (&mut self.units, &mut self.reader),
@@ -301,26 +319,9 @@ impl Engine {
     /// # Errors
     /// A unit is not held, or libtorch refuses; the state is then in doubt and the process must end.
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
-        let training = &self.config.training;
-        let norm = decision.norm2.sqrt();
-        let clip = training
-            .optimizer
-            .clip_norm
-            .map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         for unit in units {
             let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
-            let before = buffers.progress();
-            let after = before.after(decision.overflow, &training.loss_scaling);
-            if decision.overflow {
-                buffers.set_progress(after);
-                continue;
-            }
-            if buffers.gradient_memory.is_leased() {
-                return Err(EngineError::Leased(*unit));
-            }
-            let rate = training.learning_rate.at(before.adam_steps);
-            let factor = clip / before.loss_scale.factor.as_f64();
-            buffers.apply(&training.optimizer, rate, factor, after)?;
+            optimizer::apply(&self.config.training, decision, (*unit, buffers))?;
         }
         Ok(())
     }
@@ -336,12 +337,8 @@ impl Engine {
         unit: Unit,
         gradient: &[f32],
     ) -> Result<(), EngineError> {
-        if !decision.overflow {
-            let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-            let set = buffers.set_gradient(gradient);
-            set.map_err(|e| EngineError::of_buffer(unit, e))?;
-        }
-        self.apply(decision, &[unit])
+        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+        optimizer::apply_forwarded(&self.config.training, decision, (unit, buffers), gradient)
     }
 
     /// The unit's master parameters by name, for export and tests.
