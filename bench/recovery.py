@@ -1,4 +1,4 @@
-"""`make bench-recovery`: kill -9 to the next committed step, its parts, growth; and torchrun elastic on the same model, by turns."""
+"""`make bench-recovery`: kill -9 to the next committed step, its parts, growth; torchrun elastic on the same model, by turns; spare copies."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import spare
 from common import PEERS, Run, job, median, peers_python, percentile, publish
 
 WORKERS = 4
@@ -163,7 +164,15 @@ def main():
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--torchrun-kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--spare-kills", type=int, default=20, help="kills in a plan with one pipeline, with spare copies; 0: none")
+    parser.add_argument("--spare-pairs", type=int, default=6, help="runs with and without spare copies")
+    parser.add_argument("--spare-steps", type=int, default=40, help="steps of each of them")
+    parser.add_argument("--spare-only", action="store_true")
     arguments = parser.parse_args()
+    if arguments.spare_kills:
+        spare.measure(arguments.spare_kills, arguments.spare_pairs, arguments.spare_steps, arguments.seed)
+    if arguments.spare_only:
+        return
     python = peers_python()
     rows, step_ms, pauses, peers = [], [], [], []
     # By turns, so that both sides see the same moods of the machine.

@@ -257,7 +257,7 @@ fn a_step_needs_a_stage_and_the_state_of_its_units() {
         .unwrap_err();
     assert_eq!(failure.error, EngineError::NoStage(TWO));
     let mut partial = initialised(&case, ONE, &plan);
-    partial.free(&[Unit(0), Unit(1)]);
+    partial.free(&[Unit(0), Unit(1)]).unwrap();
     assert_eq!(partial.held(), [Unit(0), Unit(1)]);
     let failure = partial
         .run_step(&plan, Step(0), &mesh.link(ONE), later())

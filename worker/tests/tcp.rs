@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use varuna_frames::{GradientHeader, Refusal, StateHeader};
+use varuna_frames::{GradientHeader, PreparedHeader, Refusal, StateHeader, TransferHeader};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Norms, PeerMessage};
 use varuna_worker::transport::ring::Reducer;
@@ -149,7 +149,8 @@ fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order
             elements: gradient.len() as u64,
         };
         sent.push((header, gradient.clone()));
-        a.mesh.send_gradient(G, b.id, header, gradient);
+        a.mesh
+            .send_gradient(G, b.id, TransferHeader::Gradient(header), gradient);
     }
     let (mut states, mut arrived) = (0, Vec::new());
     b.wait(|event| {
@@ -157,6 +158,61 @@ fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order
             PeerEvent::State { .. } => states += 1,
             PeerEvent::Gradient { header, data, .. } => {
                 assert_eq!(states, 1, "the state comes first");
+                arrived.push((header, data));
+            }
+            _ => {}
+        }
+        (arrived.len() == 3).then_some(())
+    });
+    assert_eq!(arrived, sent);
+    let mut ended = 0;
+    a.wait(|event| {
+        ended +=
+            usize::from(matches!(event, PeerEvent::GradientSent { to, unit: Unit(4), .. } if to == b.id));
+        (ended == 3).then_some(())
+    });
+}
+
+/// The gradients for a spare copy come before their steps are decided.
+#[test]
+fn gradients_for_a_spare_copy_arrive_with_their_step_and_norm_after_the_copy_and_in_their_order() {
+    let peers = mesh(2);
+    let (a, b) = (&peers[0], &peers[1]);
+    let unit = Unit(4);
+    let state = StateHeader {
+        unit,
+        id: StateId::INITIAL,
+        decision: None,
+        progress: varuna_plan::OptimizerProgress::START,
+        elements: 0,
+    };
+    a.mesh.send_state(G, b.id, state, Box::new(vec![1.0; 600_000]));
+    let mut sent = Vec::new();
+    for step in 0..3u16 {
+        let gradient = vec![f32::from(step); 300_000 * usize::from(step)];
+        let header = PreparedHeader {
+            unit,
+            run_gen: G,
+            step: Step(u64::from(step)),
+            norm: varuna_plan::state::UnitNorm {
+                norm2: f64::from(step) + 0.5,
+                overflow: step == 0,
+                loss: 1.5,
+                eval_loss: None,
+                before: varuna_plan::OptimizerProgress::START,
+            },
+            elements: gradient.len() as u64,
+        };
+        sent.push((header, gradient.clone()));
+        a.mesh
+            .send_gradient(G, b.id, TransferHeader::Prepared(header), gradient);
+    }
+    let (mut states, mut arrived) = (0, Vec::new());
+    b.wait(|event| {
+        match event {
+            PeerEvent::State { .. } => states += 1,
+            PeerEvent::PreparedGradient { header, data, .. } => {
+                assert_eq!(states, 1, "the copy comes first");
                 arrived.push((header, data));
             }
             _ => {}

@@ -1,8 +1,9 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
+use serde_json::{Value, json};
 use varuna_model::Mlp;
-use varuna_plan::Recompute;
+use varuna_plan::{Recompute, SpareCopies};
 
 /// Order of the work on a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +63,16 @@ pub(crate) const TRANSPORTS: [(&str, WorkerTransport); 3] = [
     ("nccl", WorkerTransport::Nccl),
     ("tcp", WorkerTransport::Tcp),
 ];
+
+/// `spec.elasticity.spareCopies`; the first where it is left out: they take memory and a part of each link, and most jobs have several holders
+/// of each unit. A number or a name, as in the manifest.
+pub(crate) fn spare_copies() -> [(Value, SpareCopies); 3] {
+    [
+        (json!(0), SpareCopies::Off),
+        (json!(1), SpareCopies::One),
+        (json!("auto"), SpareCopies::Auto),
+    ]
+}
 
 /// `spec.training.precision`; the first where it is left out.
 pub(crate) const PRECISIONS: [(&str, Precision); 3] = [

@@ -4,7 +4,7 @@ use crate::training::Training;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use varuna_model::Model;
-use varuna_plan::ScheduleSpec;
+use varuna_plan::{ScheduleSpec, SpareCopies};
 
 /// A valid job. Made by [`crate::parse_job`] only, so that no caller needs to check it again.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ pub struct Pipelines {
     pub max_depth: u32,
 }
 
-/// Limits of the number of workers.
+/// Limits of the number of workers, and what guards against the loss of one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Elasticity {
@@ -112,6 +112,9 @@ pub struct Elasticity {
     pub min_workers: u32,
     /// At least `min_workers`; none = no limit.
     pub max_workers: Option<u32>,
+    /// Whether a neighbour keeps a copy of what one worker alone holds.
+    #[serde(default, skip_serializing_if = "SpareCopies::is_off")]
+    pub spare_copies: SpareCopies,
 }
 
 /// Resources, image and pod template of the workers.

@@ -17,6 +17,7 @@ use crate::{choices, limits, schema};
 #[cfg(feature = "kubernetes")]
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 #[cfg(feature = "kubernetes")]
 use varuna_model::presets;
@@ -393,7 +394,7 @@ pub struct PipelineSpec {
     pub max_depth: Option<u32>,
 }
 
-/// How the number of workers may change.
+/// How the number of workers may change, and what guards against the loss of one.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -412,4 +413,9 @@ pub struct ElasticitySpec {
     /// Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what `kubectl scale` sets.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER), extend("default" = 1)))]
     pub max_workers: Option<u32>,
+    /// Copies of the training state that one worker alone holds, as in a plan of one pipeline: another worker keeps each in its memory and
+    /// follows every step, so that the loss of one worker costs no step, and nothing is read from the checkpoint; 0 where left out. `1`: wherever
+    /// some worker has room for it. `auto`: where it repays what it costs, by memory, bandwidth and the losses seen.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string, transform = schema::one_of(choices::spare_copies().map(|(name, _)| name))))]
+    pub spare_copies: Option<Value>,
 }

@@ -33,12 +33,20 @@ fn list(value: &Value) -> Vec<String> {
     items.filter_map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
+/// The values that there are, where the schema lists them.
+fn values(schema: &Value) -> Vec<String> {
+    let items = schema["enum"].as_array().into_iter().flatten();
+    let written = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+    items.map(written).collect()
+}
+
 fn kind(schema: &Value) -> String {
     let name = |kind: &str| match kind {
         "object" => "mapping".to_owned(),
         "string" => "text".to_owned(),
         "integer" => "whole number".to_owned(),
         "array" => format!("list of {}", self::kind(&schema["items"])),
+        "" if schema["enum"].is_array() => "number or text".to_owned(),
         "" => "amount of bytes".to_owned(),
         other => other.to_owned(),
     };
@@ -60,11 +68,12 @@ fn number(value: &Value) -> String {
 fn limits(schema: &Value) -> String {
     if let [first, .., last] = schema["enum"].as_array().map_or(&[][..], Vec::as_slice)
         && first.is_number()
+        && last.is_number()
     {
         return format!("powers of two, {} to {}", number(first), number(last));
     }
     if schema["enum"].is_array() {
-        let words: Vec<_> = list(&schema["enum"]).iter().map(|w| format!("`{w}`")).collect();
+        let words: Vec<_> = values(schema).iter().map(|w| format!("`{w}`")).collect();
         return words.join(", ");
     }
     let unit = if schema["maxLength"].is_number() {
@@ -106,9 +115,10 @@ fn default(description: &str) -> (String, String) {
         .rfind("; ")
         .max(before.rfind(". "))
         .expect("a clause of its own");
+    let sentence_ends = after.starts_with('.');
     let after = after.trim_start_matches(", ").trim_start_matches('.');
     let (meaning, word) = (before[..start].to_owned(), before[start + 2..].to_owned());
-    let between = if after.is_empty() {
+    let between = if after.is_empty() || sentence_ends {
         "."
     } else if after.starts_with(' ') {
         ""
@@ -134,7 +144,7 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Field>) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");
         let (meaning, mut absent) = default(field["description"].as_str().unwrap_or_default());
-        match list(&field["enum"]).as_slice() {
+        match values(field).as_slice() {
             _ if required.contains(name) => absent = "required".to_owned(),
             // The only value that there is.
             [only] => absent.clone_from(only),

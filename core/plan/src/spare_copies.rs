@@ -4,13 +4,15 @@
 use crate::document::Shape;
 use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod auto;
 pub use auto::{Expected, Verdict, decide};
 
 /// Whether the job wants spare copies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum SpareCopies {
     /// None are kept.
     #[default]
@@ -19,6 +21,14 @@ pub enum SpareCopies {
     One,
     /// As `One`, where [`decide`] finds that it repays.
     Auto,
+}
+
+impl SpareCopies {
+    /// No copies are kept.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        *self == SpareCopies::Off
+    }
 }
 
 /// Gradients of one unit that may wait at its keeper: a copy that is on its way is three times as large as a gradient, so that a link that
@@ -41,7 +51,7 @@ pub struct Location<'a> {
 /// What spare copies cost under one shape.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SpareCosts {
-    /// By unit, bytes of its keeper's memory: the state, and the gradients that may wait. A unit that is not listed takes none.
+    /// By unit, bytes of its keeper's memory: what a unit takes there, and the gradients that may wait. A unit that is not listed takes none.
     pub copy_bytes: Vec<u64>,
     /// What each worker's stages leave of its memory, bytes. A worker that is not listed has room for everything.
     pub room_bytes: BTreeMap<WorkerId, u64>,

@@ -80,6 +80,9 @@ pub struct Status {
     /// Whether it can follow, and has caught up.
     #[serde(default)]
     pub following: Following,
+    /// It knows how to keep spare copies of units, and to have its own kept. Versions that follow did not always.
+    #[serde(default)]
+    pub keeps: bool,
 }
 
 /// A unit whose gradient of one step is completely reduced on this worker, not yet applied.

@@ -353,6 +353,7 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> CoordinatorConfig {
         evaluation: job.training.evaluation_steps(),
         timing: options.timing,
         expected_workers: options.expected_workers,
+        spare_copies: job.elasticity.spare_copies,
         final_checkpoint: options.checkpoints.is_some(),
         loss_scaling: job.training.loss_scaling,
         skip_limit: Some(job.training.skip_limit),

@@ -2,7 +2,7 @@
 
 use crate::{ElementFormat, Kind};
 use std::io;
-use varuna_plan::{StateId, Step, Unit};
+use varuna_plan::{Step, Unit};
 
 /// Why bytes are not a frame. Whoever sent them, or the network between, cannot be trusted any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ pub enum StateError {
     },
     /// A part or an end of another state.
     #[error(
-        "a part or the end of unit {unit} at step {step}, while unit {announced} at {id} is being received"
+        "a part or the end of unit {unit} at step {step}, while unit {announced} at step {at} is being received"
     )]
     Other {
         /// Of the frame.
@@ -113,16 +113,16 @@ pub enum StateError {
         step: Step,
         /// The announced unit.
         announced: Unit,
-        /// The announced state.
-        id: StateId,
+        /// The announced step.
+        at: Step,
     },
     /// More elements than announced, or an end before the last one.
-    #[error("unit {unit} at {id}: {arrived} elements and then {part}; {announced} are announced")]
+    #[error("unit {unit} at step {step}: {arrived} elements and then {part}; {announced} are announced")]
     Elements {
         /// The unit.
         unit: Unit,
-        /// Its state.
-        id: StateId,
+        /// In the header.
+        step: Step,
         /// Received before.
         arrived: u64,
         /// Of this part; 0: the end.
@@ -131,24 +131,24 @@ pub enum StateError {
         announced: u64,
     },
     /// There is no memory for it.
-    #[error("no memory for {announced} elements of unit {unit} at {id}")]
+    #[error("no memory for {announced} elements of unit {unit} at step {step}")]
     Memory {
         /// The unit.
         unit: Unit,
-        /// Its state.
-        id: StateId,
+        /// In the header.
+        step: Step,
         /// In the header.
         announced: u64,
     },
     /// What arrived is not what was sent, although each frame's checksum is right.
     #[error(
-        "the state of unit {unit} at {id}, or the gradient that leads there, has another digest than its sender's: it was changed on its way, or in the memory of one side"
+        "the state or gradient of unit {unit} at step {step} has another digest than its sender's: it was changed on its way, or in the memory of one side"
     )]
     Digest {
         /// The unit.
         unit: Unit,
-        /// Its state.
-        id: StateId,
+        /// In the header.
+        step: Step,
     },
 }
 

@@ -23,6 +23,8 @@ pub enum Frame {
     State(Vec<u8>),
     /// The encoded header of a unit's gradient that follows.
     UnitGradient(Vec<u8>),
+    /// The encoded header of a gradient for a unit's spare copy that follows.
+    PreparedGradient(Vec<u8>),
     /// A part of what is announced, with its unit and step.
     Part(Unit, Step, Vec<f32>),
     /// The end of what is announced, with its unit, its step and its digest.
@@ -40,7 +42,10 @@ impl Frame {
         match self {
             Frame::Tensor(_, packet) => packet.bytes(),
             Frame::Part(_, _, values) => bytemuck::cast_slice(values),
-            Frame::Message(bytes) | Frame::State(bytes) | Frame::UnitGradient(bytes) => bytes,
+            Frame::Message(bytes)
+            | Frame::State(bytes)
+            | Frame::UnitGradient(bytes)
+            | Frame::PreparedGradient(bytes) => bytes,
             Frame::End(_, _, digest) => digest,
         }
     }
@@ -65,6 +70,7 @@ impl Frame {
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
             Frame::State(_) => (Kind::State, 0, 0, Step(0)),
             Frame::UnitGradient(_) => (Kind::UnitGradient, 0, 0, Step(0)),
+            Frame::PreparedGradient(_) => (Kind::PreparedGradient, 0, 0, Step(0)),
             Frame::Part(unit, step, _) => (Kind::Part, unit.0, 0, *step),
             Frame::End(unit, step, _) => (Kind::End, unit.0, 0, *step),
         }
@@ -138,6 +144,9 @@ impl Frame {
             Kind::Message => return Ok(Frame::Message(bytes_of(input, &header, length)?)),
             Kind::State => return Ok(Frame::State(bytes_of(input, &header, length)?)),
             Kind::UnitGradient => return Ok(Frame::UnitGradient(bytes_of(input, &header, length)?)),
+            Kind::PreparedGradient => {
+                return Ok(Frame::PreparedGradient(bytes_of(input, &header, length)?));
+            }
             Kind::Part => {
                 let format = ElementFormat::Float32;
                 return Ok(Frame::Part(unit, step, elements_of(input, &header, format)?));

@@ -1,6 +1,8 @@
 //! A state or a gradient that is being received, part by part.
 
-use crate::{Digester, GradientHeader, Limits, StateDigest, StateError, StateHeader, TransferHeader};
+use crate::{
+    Digester, GradientHeader, Limits, PreparedHeader, StateDigest, StateError, StateHeader, TransferHeader,
+};
 use std::io;
 use varuna_plan::{Step, Unit};
 
@@ -37,6 +39,15 @@ impl Incoming {
         Incoming::of(header, encoded, limits)
     }
 
+    /// Nothing of the announced gradient for a spare copy has arrived. `encoded` is the payload of [`crate::Frame::PreparedGradient`].
+    ///
+    /// # Errors
+    /// As [`Incoming::gradient_announced`].
+    pub fn prepared_announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
+        let header = TransferHeader::Prepared(PreparedHeader::decode(encoded)?);
+        Incoming::of(header, encoded, limits)
+    }
+
     fn of(header: TransferHeader, encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
         limits.transfer(&header)?;
         Ok(Incoming {
@@ -52,7 +63,7 @@ impl Incoming {
     /// It does not, or there is no memory for it.
     pub fn extend(&mut self, unit: Unit, step: Step, part: &[f32]) -> Result<(), StateError> {
         self.is_of(unit, step)?;
-        let (elements, id) = (self.header.elements(), self.header.id());
+        let elements = self.header.elements();
         let start = self.data.len();
         let missing = elements.saturating_sub(start as u64);
         if part.len() as u64 > missing {
@@ -64,7 +75,11 @@ impl Incoming {
             let ahead = usize::try_from(missing).unwrap_or(usize::MAX).min(ahead);
             let grown = self.data.try_reserve_exact(ahead);
             let announced = elements;
-            grown.map_err(|_| StateError::Memory { unit, id, announced })?;
+            grown.map_err(|_| StateError::Memory {
+                unit,
+                step,
+                announced,
+            })?;
         }
         self.data.extend_from_slice(part);
         // Of what lies here now, not of what came.
@@ -87,29 +102,28 @@ impl Incoming {
             return Err(self.elements(0));
         }
         if self.digester.digest() != *digest {
-            let id = self.header.id();
-            return Err(StateError::Digest { unit, id });
+            return Err(StateError::Digest { unit, step });
         }
         Ok((self.header, self.data))
     }
 
     fn is_of(&self, unit: Unit, step: Step) -> Result<(), StateError> {
-        let (announced, id) = (self.header.unit(), self.header.id());
-        if (unit, step) == (announced, id.step) {
+        let (announced, at) = (self.header.unit(), self.header.step());
+        if (unit, step) == (announced, at) {
             return Ok(());
         }
         Err(StateError::Other {
             unit,
             step,
             announced,
-            id,
+            at,
         })
     }
 
     fn elements(&self, part: usize) -> StateError {
         StateError::Elements {
             unit: self.header.unit(),
-            id: self.header.id(),
+            step: self.header.step(),
             arrived: self.data.len() as u64,
             part: part as u64,
             announced: self.header.elements(),
@@ -169,6 +183,42 @@ mod tests {
         assert!(said(ended(&[1.0, 2.0], 1, |d| d[31] ^= 1)).contains("another digest"));
         assert!(said(ended(&[1.0], 1, |_| {})).contains("1 elements and then 0; 2 are announced"));
         assert!(said(ended(&[1.0, 2.0], 2, |_| {})).contains("while unit 1"));
+    }
+
+    #[test]
+    fn a_gradient_for_a_spare_copy_survives_the_wire_and_names_the_step_that_was_run() {
+        let header = PreparedHeader {
+            unit: Unit(1),
+            run_gen: varuna_plan::Generation(3),
+            step: Step(6),
+            norm: varuna_plan::state::UnitNorm {
+                norm2: 2.5,
+                overflow: false,
+                before: varuna_plan::OptimizerProgress::START,
+                loss: 1.5,
+                eval_loss: None,
+            },
+            elements: 2,
+        };
+        let limits = Limits {
+            state_elements: Some(vec![3, 6]),
+            ..Limits::default()
+        };
+        let encoded = header.encode().unwrap();
+        let mut digester = Digester::new(&encoded);
+        digester.add(&[1.0, 2.0]);
+        let announced = || Incoming::prepared_announced(&encoded, &limits).unwrap();
+        let mut gradient = announced();
+        assert!(gradient.extend(Unit(1), Step(7), &[1.0]).is_err());
+        gradient.extend(Unit(1), Step(6), &[1.0, 2.0]).unwrap();
+        let arrived = gradient.finish(Unit(1), Step(6), &digester.digest()).unwrap();
+        assert_eq!(arrived, (TransferHeader::Prepared(header), vec![1.0, 2.0]));
+        let longer = PreparedHeader {
+            elements: u64::MAX,
+            ..header
+        };
+        assert!(Incoming::prepared_announced(&longer.encode().unwrap(), &limits).is_err());
+        assert!(Incoming::prepared_announced(&encoded[..3], &limits).is_err());
     }
 
     #[test]

@@ -23,11 +23,13 @@ pub enum Kind {
     Meeting = 8,
     /// The header of a unit's reduced gradient, for who follows the unit.
     UnitGradient = 9,
+    /// The header of a unit's reduced gradient before its step is decided, for who keeps the unit's spare copy.
+    PreparedGradient = 10,
 }
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u16 = Kind::UnitGradient as u16;
+    pub(crate) const LAST: u16 = Kind::PreparedGradient as u16;
 
     /// The kind with this number.
     pub(crate) fn of(number: u16) -> Option<Kind> {
@@ -41,6 +43,7 @@ impl Kind {
             7 => Kind::End,
             8 => Kind::Meeting,
             9 => Kind::UnitGradient,
+            10 => Kind::PreparedGradient,
             _ => return None,
         })
     }
@@ -58,6 +61,7 @@ impl fmt::Display for Kind {
             Kind::End => "the end of a state",
             Kind::Meeting => "a meeting of a communicator's ranks",
             Kind::UnitGradient => "a header of a unit's gradient",
+            Kind::PreparedGradient => "a header of a unit's gradient for its spare copy",
         })
     }
 }

@@ -31,7 +31,7 @@ pub use limits::{Limits, MEETING_ELEMENTS, PART_ELEMENTS};
 pub use packet::{ElementFormat, Packet};
 pub use secret::RunKey;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
-pub use transfer_header::{GradientHeader, StateHeader, TransferHeader};
+pub use transfer_header::{GradientHeader, PreparedHeader, StateHeader, TransferHeader};
 
 use varuna_plan::{Step, Unit};
 

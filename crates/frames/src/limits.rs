@@ -67,7 +67,7 @@ impl Limits {
                 });
             }
             Kind::Message => self.message_bytes,
-            Kind::State | Kind::UnitGradient => STATE_HEADER,
+            Kind::State | Kind::UnitGradient | Kind::PreparedGradient => STATE_HEADER,
             Kind::Part => PART_ELEMENTS as u32 * STATE_ELEMENT,
             Kind::End => DIGEST,
         };
@@ -95,7 +95,7 @@ impl Limits {
         })
     }
 
-    /// Whether a unit has a state, or a gradient, of so many elements. Of a skipped step there is no gradient.
+    /// Whether a unit has a state, or a gradient, of so many elements. Of a skipped step there is no gradient, nor of a unit that makes it one.
     pub(crate) fn transfer(&self, header: &TransferHeader) -> Result<(), StateError> {
         let (unit, announced) = (header.unit(), header.elements());
         let Some(known) = &self.state_elements else {
@@ -104,7 +104,8 @@ impl Limits {
         let expected = known.get(unit.index()).map(|state| match header {
             TransferHeader::State(_) => *state,
             TransferHeader::Gradient(gradient) if gradient.decision.overflow => 0,
-            TransferHeader::Gradient(_) => state / STATE_OF_GRADIENT,
+            TransferHeader::Prepared(gradient) if gradient.norm.overflow => 0,
+            TransferHeader::Gradient(_) | TransferHeader::Prepared(_) => state / STATE_OF_GRADIENT,
         });
         match expected {
             Some(expected) if expected == announced => Ok(()),
@@ -124,8 +125,9 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GradientHeader, StateHeader};
-    use varuna_plan::{Decision, StateId, Step, Unit};
+    use crate::{GradientHeader, PreparedHeader, StateHeader};
+    use varuna_plan::state::UnitNorm;
+    use varuna_plan::{Decision, Generation, StateId, Step, Unit};
 
     /// A decision, of a step that is skipped or not.
     fn decision(overflow: bool) -> Decision {
@@ -171,6 +173,7 @@ mod tests {
             (Kind::Message, None, 7),
             (Kind::State, None, 1024),
             (Kind::UnitGradient, None, 1024),
+            (Kind::PreparedGradient, None, 1024),
             (Kind::Part, None, 1 << 20),
             (Kind::End, None, 32),
         ];
@@ -245,11 +248,28 @@ mod tests {
                 elements,
             })
         };
+        let prepared = |unit, overflow, elements| {
+            TransferHeader::Prepared(PreparedHeader {
+                unit: Unit(unit),
+                run_gen: Generation(2),
+                step: Step(7),
+                norm: UnitNorm {
+                    norm2: 1.0,
+                    overflow,
+                    before: varuna_plan::OptimizerProgress::START,
+                    loss: 0.0,
+                    eval_loss: None,
+                },
+                elements,
+            })
+        };
         let limits = Limits {
             state_elements: Some(vec![3, 6]),
             ..Limits::default()
         };
         assert!(limits.transfer(&state(1, 6)).is_ok());
+        assert!(limits.transfer(&prepared(1, false, 2)).is_ok());
+        assert!(limits.transfer(&prepared(1, true, 0)).is_ok());
         assert!(limits.transfer(&gradient(1, false, 2)).is_ok());
         assert!(limits.transfer(&gradient(1, true, 0)).is_ok());
         let said = |header| limits.transfer(&header).unwrap_err().to_string();
@@ -260,6 +280,10 @@ mod tests {
             (gradient(1, false, 0), "it has 2"),
             (gradient(1, true, 2), "it has 0"),
             (gradient(2, false, 2), "there are 2 units"),
+            (prepared(1, false, 0), "it has 2"),
+            (prepared(1, false, u64::MAX), "it has 2"),
+            (prepared(1, true, 2), "it has 0"),
+            (prepared(3, false, 2), "there are 2 units"),
         ] {
             assert!(said(header).contains(expected), "{}", said(header));
         }

@@ -1,8 +1,9 @@
-//! What announces a transfer: a unit's state, or its gradient.
+//! What announces a transfer: a unit's state, or its gradient, after or before the decision of its step.
 
 use serde::{Deserialize, Serialize};
 use std::io;
-use varuna_plan::{Decision, OptimizerProgress, StateId, Unit};
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, Generation, OptimizerProgress, StateId, Step, Unit};
 
 /// Announces a unit's state. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -66,6 +67,40 @@ impl GradientHeader {
     }
 }
 
+/// Announces the reduced gradient of a step that was run and is not decided yet, for who keeps the unit's spare copy. Its parts follow
+/// in order.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct PreparedHeader {
+    /// The unit.
+    pub unit: Unit,
+    /// The generation that ran the step.
+    pub run_gen: Generation,
+    /// The step that was run.
+    pub step: Step,
+    /// The unit's part of the norm exchange.
+    pub norm: UnitNorm,
+    /// Number of elements that follow: those of the unit's parameters, or none where its norm says that the step will be skipped.
+    pub elements: u64,
+}
+
+impl PreparedHeader {
+    /// The payload of [`crate::Frame::PreparedGradient`].
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        postcard::to_stdvec(self).map_err(io::Error::other)
+    }
+
+    /// Reads the payload of [`crate::Frame::PreparedGradient`].
+    ///
+    /// # Errors
+    /// It is no header of such a gradient.
+    pub fn decode(payload: &[u8]) -> io::Result<PreparedHeader> {
+        postcard::from_bytes(payload).map_err(io::Error::other)
+    }
+}
+
 /// What a transfer carries.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum TransferHeader {
@@ -73,24 +108,51 @@ pub enum TransferHeader {
     State(StateHeader),
     /// The gradient of a unit.
     Gradient(GradientHeader),
+    /// The gradient of a unit, for its spare copy.
+    Prepared(PreparedHeader),
 }
 
 impl TransferHeader {
+    /// The payload of the frame that announces it.
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        match self {
+            TransferHeader::State(state) => state.encode(),
+            TransferHeader::Gradient(gradient) => gradient.encode(),
+            TransferHeader::Prepared(gradient) => gradient.encode(),
+        }
+    }
+
+    /// The same with another number of elements.
+    #[must_use]
+    pub fn with_elements(mut self, number: u64) -> TransferHeader {
+        match &mut self {
+            TransferHeader::State(StateHeader { elements, .. })
+            | TransferHeader::Gradient(GradientHeader { elements, .. })
+            | TransferHeader::Prepared(PreparedHeader { elements, .. }) => *elements = number,
+        }
+        self
+    }
+
     /// Whose.
     #[must_use]
     pub fn unit(&self) -> Unit {
         match self {
             TransferHeader::State(state) => state.unit,
             TransferHeader::Gradient(gradient) => gradient.unit,
+            TransferHeader::Prepared(gradient) => gradient.unit,
         }
     }
 
-    /// The state; of a gradient the one that it leads to.
+    /// The step of the state; of a gradient the one that it leads to; before the decision the one that was run.
     #[must_use]
-    pub fn id(&self) -> StateId {
+    pub fn step(&self) -> Step {
         match self {
-            TransferHeader::State(state) => state.id,
-            TransferHeader::Gradient(gradient) => gradient.decision.id,
+            TransferHeader::State(state) => state.id.step,
+            TransferHeader::Gradient(gradient) => gradient.decision.id.step,
+            TransferHeader::Prepared(gradient) => gradient.step,
         }
     }
 
@@ -100,6 +162,7 @@ impl TransferHeader {
         match self {
             TransferHeader::State(state) => state.elements,
             TransferHeader::Gradient(gradient) => gradient.elements,
+            TransferHeader::Prepared(gradient) => gradient.elements,
         }
     }
 }

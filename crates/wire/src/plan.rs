@@ -48,6 +48,7 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
         following: plan.following,
+        keepers: keepers_to_wire(&plan.keepers),
         evidence: ids_to_wire(&plan.evidence),
         reason: plan.reason.clone(),
     }
@@ -58,6 +59,31 @@ fn sources_to_wire((units, workers): (usize, &[WorkerId])) -> v1::Sources {
         workers: ids_to_wire(workers),
         units: u32::try_from(units).unwrap_or(u32::MAX),
     }
+}
+
+fn keepers_to_wire(keepers: &[Option<WorkerId>]) -> Vec<v1::Keeper> {
+    let rows = keepers.chunk_by(|a, b| a == b);
+    let row = |row: &[Option<WorkerId>]| v1::Keeper {
+        worker: row.first().copied().flatten().map(|worker| worker.0),
+        units: u32::try_from(row.len()).unwrap_or(u32::MAX),
+    };
+    rows.map(row).collect()
+}
+
+/// Memory is taken for as many units as a model can have, and no more.
+fn read_keepers(rows: &[v1::Keeper]) -> Result<Vec<Option<WorkerId>>, WireError> {
+    let most = SEGMENTS_MAX as usize + 1;
+    let mut keepers = Vec::new();
+    for row in rows {
+        let units = keepers.len().saturating_add(row.units as usize);
+        if row.units == 0 || units > most {
+            let found = format!("{} units after {}", row.units, keepers.len());
+            let allowed = "rows of 1 unit or more, together no more than a model has";
+            return Err(WireError::value("Plan", "keepers", found, allowed));
+        }
+        keepers.resize(units, row.worker.map(WorkerId));
+    }
+    Ok(keepers)
 }
 
 fn ids_to_wire(workers: &[WorkerId]) -> Vec<u64> {
@@ -183,8 +209,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         relay: plan.relay,
         tree_fan_out: plan.tree_fan_out,
         following: plan.following,
-        // Not carried until workers can keep copies.
-        keepers: Vec::new(),
+        keepers: read_keepers(&plan.keepers)?,
         evidence: read_ids(plan.evidence),
         reason: plan.reason,
         index: PlanIndex::default(),

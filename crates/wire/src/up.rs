@@ -152,6 +152,7 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         draining: status.draining,
         last_step: status.last_step.0,
         following: following_to_wire(status.following).into(),
+        keeps: status.keeps,
     }
 }
 
@@ -184,6 +185,7 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
             Ok(v1::Following::CaughtUp) => Following::CaughtUp,
             Err(_) => return Err(WireError::value(M, "following", status.following, FOLLOWING)),
         },
+        keeps: status.keeps,
     })
 }
 

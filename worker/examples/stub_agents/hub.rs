@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::Sender;
-use varuna_frames::{GradientHeader, StateHeader};
+use varuna_frames::{StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::PeerMessage;
 use varuna_worker::agent::AgentEvent;
@@ -182,17 +182,26 @@ impl DataPlane for Connections {
         inner.emit(from, PeerEvent::StateSent { generation, to, unit });
     }
 
-    fn send_gradient(&self, generation: Generation, to: WorkerId, header: GradientHeader, data: Vec<f32>) {
+    fn send_gradient(&self, generation: Generation, to: WorkerId, header: TransferHeader, data: Vec<f32>) {
         let inner = self.hub.inner();
         if !inner.open.contains_key(&(generation, to)) {
             return;
         }
-        let (from, unit) = (self.me, header.unit);
-        let arrived = PeerEvent::Gradient {
-            generation,
-            from,
-            header,
-            data,
+        let (from, unit) = (self.me, header.unit());
+        let arrived = match header {
+            TransferHeader::Gradient(header) => PeerEvent::Gradient {
+                generation,
+                from,
+                header,
+                data,
+            },
+            TransferHeader::Prepared(header) => PeerEvent::PreparedGradient {
+                generation,
+                from,
+                header,
+                data,
+            },
+            TransferHeader::State(_) => return,
         };
         inner.emit(to, arrived);
         inner.emit(from, PeerEvent::GradientSent { generation, to, unit });

@@ -8,7 +8,7 @@ use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
 use varuna_worker::backend::Backend;
-use varuna_worker::engine::{Compute, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
+use varuna_worker::engine::{Compute, Done, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitState};
 use varuna_worker::transport::Link;
@@ -40,11 +40,18 @@ impl Compute for Stub {
         zeros.gradient().map_err(|_| EngineError::Leased(unit))
     }
 
-    fn apply_forwarded(&mut self, _: &Decision, _: Unit, _: &[f32]) -> Result<(), EngineError> {
+    fn apply_beside(&mut self, _: &Decision, _: Unit, _: Vec<f32>, done: Done) -> Result<(), EngineError> {
+        done(Ok(()));
         Ok(())
     }
 
-    fn free(&mut self, _: &[Unit]) {}
+    fn recall(&mut self, _: &[Unit]) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn free(&mut self, _: &[Unit]) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     fn run_step(
         &mut self,

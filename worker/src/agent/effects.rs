@@ -1,7 +1,7 @@
 //! Carries out the effects of the member.
 
-use super::engine_thread::{Command, Reader, Recipient};
-use super::{Agent, AgentError, AgentEvent, Staged, StoreEvent};
+use super::engine_thread::{Command, GradientOf, Reader, Recipient};
+use super::{Agent, AgentError, AgentEvent, StoreEvent};
 use crate::state::UnitSnapshot;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,38 @@ impl Agent {
                 to,
                 message,
             } => self.mesh.send_message(generation, to, &message),
+            MemberEffect::Serve { .. }
+            | MemberEffect::Copy { .. }
+            | MemberEffect::Forward { .. }
+            | MemberEffect::ForwardPrepared { .. }
+            | MemberEffect::KeepGradient { .. }
+            | MemberEffect::Adopt { .. }
+            | MemberEffect::ApplyForwarded { .. } => self.transfer(effect)?,
+            MemberEffect::Report(report) => self.report(report),
+            MemberEffect::Load { id, unit, .. } if id == StateId::INITIAL => {
+                self.command(Command::Initialise { unit })?;
+            }
+            MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
+            MemberEffect::Put { id, unit } => self.put(id, unit)?,
+            MemberEffect::Digest { id, saved, units } => {
+                self.command(Command::Compare { id, saved, units })?
+            }
+            MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
+            MemberEffect::Abort => self.abort()?,
+            MemberEffect::Apply { decision, units } => {
+                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
+                self.command(Command::Apply { decision, units })?;
+            }
+            MemberEffect::Free { keep } => self.free(keep)?,
+            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
+            MemberEffect::Exit(reason) => self.exit = Some(reason),
+        }
+        Ok(None)
+    }
+
+    /// State and gradients, given to peers and taken from them.
+    fn transfer(&mut self, effect: MemberEffect) -> Result<(), AgentError> {
+        match effect {
             MemberEffect::Serve {
                 generation,
                 to,
@@ -55,32 +87,23 @@ impl Agent {
                 decision,
             } => {
                 let recipient = Recipient { generation, to, unit };
-                self.command(Command::Gradient { recipient, decision })?;
+                self.give_gradient(recipient, GradientOf::Decided(decision))?;
             }
-            MemberEffect::Report(report) => self.report(report),
-            MemberEffect::Load { id, unit, .. } if id == StateId::INITIAL => {
-                self.command(Command::Initialise { unit })?;
+            MemberEffect::ForwardPrepared {
+                generation,
+                to,
+                unit,
+                prepared,
+            } => {
+                let recipient = Recipient { generation, to, unit };
+                self.give_gradient(recipient, GradientOf::Prepared(prepared))?;
             }
-            MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
-            MemberEffect::Put { id, unit } => self.put(id, unit)?,
-            // No plan that reaches a worker names keepers of spare copies yet.
-            MemberEffect::ForwardPrepared { .. } | MemberEffect::KeepGradient { .. } => {}
-            MemberEffect::Digest { id, saved, units } => {
-                self.command(Command::Compare { id, saved, units })?
-            }
+            MemberEffect::KeepGradient { unit, step } => self.keep_gradient(unit, step),
             MemberEffect::Adopt { unit, id } => self.adopt(unit, id)?,
             MemberEffect::ApplyForwarded { unit, decision } => self.apply_forwarded(unit, decision)?,
-            MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
-            MemberEffect::Abort => self.abort()?,
-            MemberEffect::Apply { decision, units } => {
-                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
-                self.command(Command::Apply { decision, units })?;
-            }
-            MemberEffect::Free { keep } => self.command(Command::Free { keep })?,
-            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
-            MemberEffect::Exit(reason) => self.exit = Some(reason),
+            _ => {}
         }
-        Ok(None)
+        Ok(())
     }
 
     fn abort(&mut self) -> Result<(), AgentError> {
@@ -114,34 +137,46 @@ impl Agent {
         }
     }
 
+    /// Has the engine give a unit's gradient to a peer.
+    fn give_gradient(&mut self, recipient: Recipient, of: GradientOf) -> Result<(), AgentError> {
+        self.command(Command::Gradient { recipient, of })
+    }
+
     /// Has the engine take over the unit that has just arrived.
     fn adopt(&mut self, unit: Unit, id: StateId) -> Result<(), AgentError> {
-        match self.staged.take() {
-            Some(Staged::State(u, i, state)) if (u, i) == (unit, id) => {
-                self.command(Command::Adopt { unit, id, state })
-            }
-            _ => {
+        match self.arrivals.adopt(unit, id) {
+            Some(state) => self.command(Command::Adopt { unit, id, state }),
+            None => {
                 tracing::error!(%unit, %id, "the member adopts a unit that has not arrived");
                 Ok(())
             }
         }
     }
 
-    /// Has the engine apply the gradient that has just arrived.
+    fn keep_gradient(&mut self, unit: Unit, step: Step) {
+        if !self.arrivals.keep(unit, step) {
+            tracing::error!(%unit, %step, "the member keeps a gradient that has not arrived");
+        }
+    }
+
+    /// Has the engine apply a gradient that has arrived, just now or with its step.
     fn apply_forwarded(&mut self, unit: Unit, decision: Decision) -> Result<(), AgentError> {
-        match self.staged.take() {
-            Some(Staged::Gradient(u, i, gradient)) if (u, i) == (unit, decision.id) => {
-                self.command(Command::ApplyForwarded {
-                    unit,
-                    decision,
-                    gradient,
-                })
-            }
-            _ => {
+        match self.arrivals.gradient(unit, &decision) {
+            Some(gradient) => self.command(Command::ApplyForwarded {
+                unit,
+                decision,
+                gradient,
+            }),
+            None => {
                 tracing::error!(%unit, id = %decision.id, "the member applies a gradient that has not arrived");
                 Ok(())
             }
         }
+    }
+
+    fn free(&mut self, keep: Vec<Unit>) -> Result<(), AgentError> {
+        self.arrivals.free();
+        self.command(Command::Free { keep })
     }
 
     /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.
@@ -193,11 +228,7 @@ impl Agent {
                 about: None,
             }));
         };
-        self.samples = plan
-            .shape
-            .place(self.me)
-            .map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
-        self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
+        self.telling.begin(&plan, self.me);
         self.running = Some(Arc::clone(&link));
         self.command(Command::Run {
             plan,

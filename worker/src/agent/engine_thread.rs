@@ -4,16 +4,16 @@
 //! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
 //! answer proves that the engine itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, Lap, StepTimings};
+use crate::engine::{Compute, EngineError, Lap, StepTimings, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_protocol::Prepared;
 
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
@@ -27,6 +27,25 @@ pub struct Recipient {
     pub to: WorkerId,
     /// The unit.
     pub unit: Unit,
+}
+
+/// The step whose gradient is given to a peer.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum GradientOf {
+    /// It is decided, and about to be applied: for who follows the unit.
+    Decided(Decision),
+    /// It was run: for who keeps the unit's spare copy.
+    Prepared(Prepared),
+}
+
+impl GradientOf {
+    /// The step changes no parameter: its gradient is not looked at.
+    fn is_skipped(&self) -> bool {
+        match self {
+            GradientOf::Decided(decision) => decision.overflow,
+            GradientOf::Prepared(prepared) => prepared.norm.overflow,
+        }
+    }
 }
 
 /// Who reads a state that is given to a peer.
@@ -60,12 +79,11 @@ pub enum Command {
     Quiesce,
     /// Apply a decision to units whose gradients are reduced. Answer: [`Event::Applied`].
     Apply { decision: Decision, units: Vec<Unit> },
-    /// Copy a unit's reduced gradient, if the decision's step is not skipped, for a peer that follows the unit. Answer: [`Event::Gradient`].
-    Gradient {
-        recipient: Recipient,
-        decision: Decision,
-    },
-    /// Apply a decision to a unit that is followed, with the gradient that its holder has sent. Answer: [`Event::Loaded`].
+    /// Copy a unit's reduced gradient, if its step is not known to be skipped, for a peer that follows the unit or keeps its spare copy.
+    /// Answer: [`Event::Gradient`].
+    Gradient { recipient: Recipient, of: GradientOf },
+    /// Apply a decision to a unit that is followed or kept, with the gradient that its holder has sent, beside the next step where that can be. Answer:
+    /// [`Event::Loaded`].
     ApplyForwarded {
         unit: Unit,
         decision: Decision,
@@ -88,6 +106,23 @@ pub enum Command {
         decision: Option<Decision>,
         reader: Reader,
     },
+}
+
+impl Command {
+    /// The units that must be here for it. Those of a step, and those that stay, the engine knows itself.
+    fn units(&self) -> Vec<Unit> {
+        match self {
+            Command::Initialise { unit } | Command::Adopt { unit, .. } | Command::Snapshot { unit, .. } => {
+                vec![*unit]
+            }
+            Command::Gradient { recipient, .. } | Command::Export { recipient, .. } => vec![recipient.unit],
+            Command::Apply { units, .. } | Command::Compare { units, .. } => units.clone(),
+            Command::Run { .. }
+            | Command::Quiesce
+            | Command::ApplyForwarded { .. }
+            | Command::Free { .. } => Vec::new(),
+        }
+    }
 }
 
 /// What the engine did.
@@ -133,10 +168,10 @@ pub enum Event {
         reader: Reader,
         snapshot: UnitSnapshot,
     },
-    /// For a peer that follows the unit.
+    /// For a peer that follows the unit or keeps its spare copy.
     Gradient {
         recipient: Recipient,
-        decision: Decision,
+        of: GradientOf,
         gradient: Vec<f32>,
     },
     /// The engine cannot go on. The process must end, since its state cannot be trusted.
@@ -146,14 +181,15 @@ pub enum Event {
 /// Starts the thread, which calls `emit` for each event. `emit` may block, but only briefly.
 pub fn start<E: Compute>(
     engine: E,
-    emit: impl Fn(Event) + Send + 'static,
+    emit: impl Fn(Event) + Send + Sync + 'static,
 ) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
+    let emit = Arc::new(emit);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),
-            emit: &emit,
+            emit: Arc::clone(&emit),
         };
         // The process must end: a worker whose engine is gone would never answer a fence.
         let served = catch_unwind(AssertUnwindSafe(|| thread.serve(&inbox)));
@@ -164,20 +200,14 @@ pub fn start<E: Compute>(
     Ok(commands)
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("for a reason that it did not say").to_owned()
-}
-
 struct Thread<E, T> {
     engine: E,
     /// Units of the last step whose gradients are completely reduced and not applied.
     prepared: Vec<(Unit, UnitNorm)>,
-    emit: T,
+    emit: Arc<T>,
 }
 
-impl<E: Compute, T: Fn(Event)> Thread<E, T> {
+impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
     fn serve(&mut self, inbox: &Receiver<Command>) {
         while let Ok(command) = inbox.recv() {
             if let Err(error) = self.carry_out(command) {
@@ -188,6 +218,7 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
     }
 
     fn carry_out(&mut self, command: Command) -> Result<(), EngineError> {
+        self.engine.recall(&command.units())?;
         let event = match command {
             Command::Initialise { unit } => {
                 self.engine.initialise(unit)?;
@@ -217,19 +248,16 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
                 let took = start.elapsed();
                 Event::Applied { decision, took }
             }
-            Command::Gradient { recipient, decision } => self.gradient(recipient, decision)?,
+            Command::Gradient { recipient, of } => self.gradient(recipient, of)?,
             Command::ApplyForwarded {
                 unit,
                 decision,
                 gradient,
             } => {
-                self.engine.apply_forwarded(&decision, unit, &gradient)?;
-                self.prepared.retain(|(u, _)| *u != unit);
-                let id = decision.id;
-                Event::Loaded { unit, id }
+                return self.apply_forwarded(unit, &decision, gradient);
             }
             Command::Free { keep } => {
-                self.engine.free(&keep);
+                self.engine.free(&keep)?;
                 self.prepared.retain(|(u, _)| keep.contains(u));
                 return Ok(());
             }
@@ -256,15 +284,33 @@ impl<E: Compute, T: Fn(Event)> Thread<E, T> {
         Ok(())
     }
 
-    /// Of a skipped step there is nothing to apply: its decision goes alone.
-    fn gradient(&self, recipient: Recipient, decision: Decision) -> Result<Event, EngineError> {
-        let gradient = match decision.overflow {
+    /// The answer may come while a step runs.
+    fn apply_forwarded(
+        &mut self,
+        unit: Unit,
+        decision: &Decision,
+        gradient: Vec<f32>,
+    ) -> Result<(), EngineError> {
+        self.prepared.retain(|(u, _)| *u != unit);
+        let (emit, id) = (Arc::clone(&self.emit), decision.id);
+        let done = move |applied| {
+            emit(match applied {
+                Ok(()) => Event::Loaded { unit, id },
+                Err(error) => Event::Fatal(error),
+            });
+        };
+        self.engine.apply_beside(decision, unit, gradient, Box::new(done))
+    }
+
+    /// Of a skipped step there is nothing to apply: what is known of it goes alone.
+    fn gradient(&self, recipient: Recipient, of: GradientOf) -> Result<Event, EngineError> {
+        let gradient = match of.is_skipped() {
             true => Vec::new(),
             false => self.engine.gradient(recipient.unit)?,
         };
         Ok(Event::Gradient {
             recipient,
-            decision,
+            of,
             gradient,
         })
     }

@@ -1,4 +1,4 @@
-//! Gives connections what followers need, in the order in which the member ordered it: a copy of a unit before the gradients of the steps
+//! Gives connections what followers and keepers of spare copies need, in the order in which the member ordered it: a copy of a unit before the gradients of the steps
 //! after it.
 //!
 //! A copy is made on a thread of its own, beside the next step, while the engine goes on; a gradient that overtook it would be of no use to
@@ -10,17 +10,17 @@ use crate::state::UnitSnapshot;
 use crate::transport::data_plane::DataPlane;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use varuna_frames::{GradientHeader, StateHeader};
+use varuna_frames::{StateHeader, TransferHeader};
 
-/// What a follower needs.
+/// What a follower or a keeper needs.
 pub(super) enum Sending {
     /// The state of a unit, which is copied first.
     Copy(StateHeader, UnitSnapshot),
-    /// The gradient of a unit.
-    Gradient(GradientHeader, Vec<f32>),
+    /// The gradient of a unit, after or before its step's decision.
+    Gradient(TransferHeader, Vec<f32>),
 }
 
-/// The queue to the thread, which starts with the first that is sent: most workers never have a follower.
+/// The queue to the thread, which starts with the first that is sent: most workers never have a follower or a keeper.
 pub(super) struct FollowerSender {
     mesh: Arc<dyn DataPlane>,
     queue: Option<Sender<(Recipient, Sending)>>,

@@ -1,48 +1,18 @@
 //! Turns events of the engine, the peers, the store and the coordinator into inputs of the member.
 
-use super::engine_thread::{Event, Reader, Recipient};
+use super::arrivals::Staged;
+use super::engine_thread::{Event, GradientOf, Reader, Recipient};
 use super::follower_sender::Sending;
 use super::store_reads::ReadStep;
 use super::uplink::UplinkEvent;
-use super::{Agent, AgentError, Staged, StoreEvent};
+use super::{Agent, AgentError, StoreEvent};
 use crate::checkpoints::Checkpoints;
-use crate::engine::{Lap, Work};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::tcp::PeerEvent;
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-use varuna_frames::{GradientHeader, StateHeader};
-use varuna_plan::{Decision, Generation, WorkerId};
-use varuna_protocol::MemberInput;
-use varuna_wire::{SegmentTimes, StepMetrics, Upward};
-
-/// A worker tells the timings of a step no sooner after those before than this, times the members of its plan: the coordinator hears of
-/// 250 in a second, from however many workers. A few workers tell every step.
-const METRICS_PAUSE: Duration = Duration::from_millis(4);
-
-/// Median times of full micro-batches by segment, and the samples of a full micro-batch.
-fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
-    let whole = laps.iter().map(|l| l.samples).max().unwrap_or(0);
-    let mut by_segment: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
-    for lap in laps.iter().filter(|l| l.samples == whole) {
-        let works = by_segment.entry(lap.segment).or_default();
-        works.entry(lap.work).or_default().push(lap.took);
-    }
-    let times = |(segment, mut works): (u32, BTreeMap<Work, Vec<Duration>>)| {
-        let mut median = |work| {
-            let mut times = works.remove(&work).unwrap_or_default();
-            times.sort_unstable();
-            times.get(times.len() / 2).map_or(0.0, |d| d.as_secs_f64() * 1e3)
-        };
-        SegmentTimes {
-            segment,
-            forward_ms: median(Work::Forward),
-            backward_ms: median(Work::Backward),
-            recompute_ms: median(Work::Recompute),
-        }
-    };
-    (whole, by_segment.into_iter().map(times).collect())
-}
+use varuna_frames::{GradientHeader, PreparedHeader, StateHeader, TransferHeader};
+use varuna_plan::{Generation, WorkerId};
+use varuna_protocol::{MemberInput, Prepared};
+use varuna_wire::Upward;
 
 impl Agent {
     pub(super) fn on_engine_event(&mut self, event: Event) -> Result<(), AgentError> {
@@ -55,7 +25,7 @@ impl Agent {
                 timings,
                 laps,
             } => {
-                self.timings = Some((generation, step, timings, laps));
+                self.telling.ran(generation, step, timings, laps);
                 MemberInput::Prepared {
                     generation,
                     step,
@@ -73,8 +43,12 @@ impl Agent {
             }
             Event::Stopped { prepared } => MemberInput::Stopped { prepared },
             Event::Applied { decision, took } => {
-                self.send_metrics(took);
-                MemberInput::Applied { id: decision.id }
+                if let Some(metrics) = self.telling.applied(took) {
+                    self.send(Upward::Metrics(metrics));
+                }
+                self.feed(MemberInput::Applied { id: decision.id })?;
+                self.telling.spare_copies(self.member.spare_units_in_step().len());
+                return Ok(());
             }
             Event::Exported {
                 recipient,
@@ -94,9 +68,9 @@ impl Agent {
             }
             Event::Gradient {
                 recipient,
-                decision,
+                of,
                 gradient,
-            } => return self.send_gradient(recipient, decision, gradient),
+            } => return self.send_gradient(recipient, of, gradient),
             Event::Snapshot { unit, id, snapshot } => {
                 if let Some(checkpoints) = &self.checkpoints {
                     checkpoints.save(unit, id, snapshot);
@@ -115,13 +89,25 @@ impl Agent {
     fn send_gradient(
         &mut self,
         recipient: Recipient,
-        decision: Decision,
+        of: GradientOf,
         gradient: Vec<f32>,
     ) -> Result<(), AgentError> {
-        let header = GradientHeader {
-            unit: recipient.unit,
-            decision,
-            elements: gradient.len() as u64,
+        let (unit, elements) = (recipient.unit, gradient.len() as u64);
+        let header = match of {
+            GradientOf::Decided(decision) => TransferHeader::Gradient(GradientHeader {
+                unit,
+                decision,
+                elements,
+            }),
+            GradientOf::Prepared(Prepared { run_gen, step, norm }) => {
+                TransferHeader::Prepared(PreparedHeader {
+                    unit,
+                    run_gen,
+                    step,
+                    norm,
+                    elements,
+                })
+            }
         };
         self.followers
             .send(recipient, Sending::Gradient(header, gradient))
@@ -142,33 +128,6 @@ impl Agent {
             }
             Reader::Copy => self.followers.send(recipient, Sending::Copy(header, snapshot)),
         }
-    }
-
-    /// Sends the timings of the step that was just applied.
-    fn send_metrics(&mut self, apply: Duration) {
-        let Some((generation, step, t, laps)) = self.timings.take() else {
-            return;
-        };
-        if Instant::now() < self.metrics_from {
-            return;
-        }
-        self.metrics_from = Instant::now() + METRICS_PAUSE * self.members;
-        let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        let (micro_batch_size, segments) = medians(&laps);
-        self.send(Upward::Metrics(StepMetrics {
-            generation,
-            step,
-            step_ms: ms(t.total + apply),
-            forward_ms: ms(t.forward),
-            backward_ms: ms(t.backward),
-            recompute_ms: ms(t.recompute),
-            wait_ms: ms(t.wait),
-            reduce_ms: ms(t.reduce),
-            apply_ms: ms(apply),
-            tokens: self.samples * self.tokens_per_sample,
-            segments,
-            micro_batch_size,
-        }));
     }
 
     pub(super) fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), AgentError> {
@@ -210,6 +169,12 @@ impl Agent {
                 header,
                 data,
             } => return self.gradient_arrived(generation, from, &header, data),
+            PeerEvent::PreparedGradient {
+                generation,
+                from,
+                header,
+                data,
+            } => return self.prepared_arrived(generation, from, header, data),
             PeerEvent::StateFailed {
                 generation,
                 from,
@@ -272,6 +237,29 @@ impl Agent {
         self.offer(Staged::Gradient(unit, decision.id, data), gradient)
     }
 
+    fn prepared_arrived(
+        &mut self,
+        generation: Generation,
+        from: WorkerId,
+        header: PreparedHeader,
+        data: Vec<f32>,
+    ) -> Result<(), AgentError> {
+        let PreparedHeader {
+            unit,
+            run_gen,
+            step,
+            norm,
+            ..
+        } = header;
+        let gradient = MemberInput::PreparedGradient {
+            generation,
+            from,
+            unit,
+            prepared: Prepared { run_gen, step, norm },
+        };
+        self.offer(Staged::Prepared(header, data), gradient)
+    }
+
     pub(super) fn on_store_event(&mut self, event: StoreEvent) -> Result<(), AgentError> {
         let (unit, id, step) = match &event {
             StoreEvent::Progress(unit, id) => (*unit, *id, ReadStep::Progress),
@@ -309,9 +297,9 @@ impl Agent {
 
     /// Offers what has arrived to the member, which takes it at once or never.
     fn offer(&mut self, staged: Staged, arrived: MemberInput) -> Result<(), AgentError> {
-        self.staged = Some(staged);
+        self.arrivals.stage(staged);
         let fed = self.feed(arrived);
-        self.staged = None;
+        self.arrivals.unstage();
         fed
     }
 

@@ -3,20 +3,23 @@
 //! It decides nothing: events go to the state machine, and its effects are carried out in their order. Three sources of events
 //! meet here: the coordinator's stream ([`uplink`]), the peers' connections (`transport::tcp`) and the engine ([`engine_thread`]).
 
+mod arrivals;
 mod commands;
 mod effects;
 pub mod engine_thread;
 mod follower_sender;
 mod inputs;
 mod store_reads;
+mod telling;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
-use crate::engine::{Compute, EngineError, Lap, StepTimings};
+use crate::engine::{Compute, EngineError};
 use crate::state::UnitState;
 use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
+use arrivals::Arrivals;
 use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event};
 use follower_sender::FollowerSender;
@@ -24,10 +27,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store_reads::StoreReads;
+use telling::Telling;
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_frames::RunKey;
-use varuna_plan::{Generation, StateId, Unit, WorkerId};
+use varuna_plan::{StateId, Unit, WorkerId};
 use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberInput};
 use varuna_protocol::{Digests, Time};
 use varuna_wire::Upward;
@@ -115,14 +119,6 @@ pub struct AgentParts<E> {
     pub tokens_per_sample: u64,
 }
 
-/// What has arrived from a peer or from the store.
-enum Staged {
-    /// The state of a unit.
-    State(Unit, StateId, UnitState),
-    /// The gradient of a followed unit, and the state that it leads to.
-    Gradient(Unit, StateId, Vec<f32>),
-}
-
 struct Agent {
     me: WorkerId,
     member: Member,
@@ -137,15 +133,8 @@ struct Agent {
     run: RunKey,
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
-    /// What has arrived, while the member decides whether to take it.
-    staged: Option<Staged>,
-    timings: Option<(Generation, varuna_plan::Step, StepTimings, Vec<Lap>)>,
-    /// Timings of steps before that are not told.
-    metrics_from: Instant,
-    /// Of the running plan.
-    members: u32,
-    samples: u64,
-    tokens_per_sample: u64,
+    arrivals: Arrivals,
+    telling: Telling,
     start: Instant,
     exit: Option<ExitReason>,
 }
@@ -176,12 +165,8 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         attached: true,
         run: parts.run,
         running: None,
-        staged: None,
-        timings: None,
-        metrics_from: Instant::now(),
-        members: 1,
-        samples: 0,
-        tokens_per_sample: parts.tokens_per_sample,
+        arrivals: Arrivals::default(),
+        telling: Telling::new(parts.tokens_per_sample),
         start: Instant::now(),
         exit: None,
     };

@@ -1,6 +1,6 @@
 //! What the engine's thread asks of an engine.
 
-use super::{Engine, EngineError, StepFailure, StepReport};
+use super::{Done, Engine, EngineError, StepFailure, StepReport};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::Link;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ pub trait Compute: Send + 'static {
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError>;
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError>;
-    fn free(&mut self, keep: &[Unit]);
+    fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError>;
+    fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError>;
     fn run_step(
         &mut self,
         plan: &Plan,
@@ -24,11 +25,12 @@ pub trait Compute: Send + 'static {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure>;
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError>;
-    fn apply_forwarded(
+    fn apply_beside(
         &mut self,
         decision: &Decision,
         unit: Unit,
-        gradient: &[f32],
+        gradient: Vec<f32>,
+        done: Done,
     ) -> Result<(), EngineError>;
 }
 
@@ -49,8 +51,12 @@ impl Compute for Engine {
         Engine::gradient(self, unit)
     }
 
-    fn free(&mut self, keep: &[Unit]) {
-        Engine::free(self, keep);
+    fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
+        Engine::free(self, keep)
+    }
+
+    fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError> {
+        Engine::recall(self, units)
     }
 
     fn run_step(
@@ -67,12 +73,13 @@ impl Compute for Engine {
         Engine::apply(self, decision, units)
     }
 
-    fn apply_forwarded(
+    fn apply_beside(
         &mut self,
         decision: &Decision,
         unit: Unit,
-        gradient: &[f32],
+        gradient: Vec<f32>,
+        done: Done,
     ) -> Result<(), EngineError> {
-        Engine::apply_forwarded(self, decision, unit, gradient)
+        Engine::apply_beside(self, decision, unit, gradient, done)
     }
 }

@@ -3,10 +3,14 @@
 //! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
 //! coordinator; peers only through [`Link`].
 
+mod beside;
 mod compute;
+mod optimizer;
 mod read_ahead;
 mod step;
 
+pub use beside::Done;
+pub(crate) use beside::panic_message;
 pub use compute::Compute;
 
 use crate::ablation::Ablation;
@@ -14,6 +18,7 @@ use crate::backend::Backend;
 use crate::model::Tables;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
+use beside::Beside;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -183,6 +188,7 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
+    beside: Beside,
     reader: ReadAhead,
     tables: Tables,
     /// [`SNAPSHOT_WAIT`], but in tests.
@@ -201,6 +207,7 @@ impl Engine {
             },
             config,
             units: BTreeMap::new(),
+            beside: Beside::default(),
             tables: Tables::default(),
             snapshot_wait: SNAPSHOT_WAIT,
         }
@@ -268,12 +275,20 @@ impl Engine {
     /// Units held, in order.
     #[must_use]
     pub fn held(&self) -> Vec<Unit> {
-        self.units.keys().copied().collect()
+        let mut held: Vec<Unit> = self.units.keys().chain(self.beside.away()).copied().collect();
+        held.sort_unstable();
+        held
     }
 
     /// Forgets the state of all other units.
-    pub fn free(&mut self, keep: &[Unit]) {
+    ///
+    /// # Errors
+    /// As [`Engine::recall`].
+    pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
+        let away: Vec<Unit> = self.beside.away().iter().copied().collect();
+        self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
+        Ok(())
     }
 
     /// Runs the step that starts from `step` steps done, up to its reduced gradients. The weights stay as they are.
@@ -288,6 +303,9 @@ impl Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
+        if let Err(error) = self.recall(&plan.units(self.config.me)) {
+            return Err(StepFailure { error, prepared });
+        }
         let result = step::run(
             &self.config,
             (&mut self.units, &mut self.reader, &self.tables),
@@ -316,29 +334,11 @@ impl Engine {
     /// # Errors
     /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
-        let training = &self.config.training;
-        let norm = decision.norm2.sqrt();
-        let clip = training
-            .optimizer
-            .clip_norm
-            .map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
         // For all units together.
         let deadline = Instant::now() + self.snapshot_wait;
         for unit in units {
             let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
-            let before = buffers.progress();
-            let after = before.after(decision.overflow, &training.loss_scaling);
-            if decision.overflow {
-                buffers.set_progress(after);
-                continue;
-            }
-            if buffers.gradient_memory.is_leased() {
-                return Err(EngineError::Leased(*unit));
-            }
-            let rate = training.learning_rate.at(before.adam_steps);
-            let factor = clip / before.loss_scale.factor.as_f64();
-            let applied = buffers.apply(&training.optimizer, rate, factor, after, deadline);
-            applied.map_err(|why| EngineError::of_buffer(*unit, why))?;
+            optimizer::apply(&self.config.training, decision, (*unit, buffers), deadline)?;
         }
         Ok(())
     }
@@ -354,12 +354,10 @@ impl Engine {
         unit: Unit,
         gradient: &[f32],
     ) -> Result<(), EngineError> {
-        if !decision.overflow {
-            let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-            let set = buffers.set_gradient(gradient);
-            set.map_err(|e| EngineError::of_buffer(unit, e))?;
-        }
-        self.apply(decision, &[unit])
+        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+        let deadline = Instant::now() + self.snapshot_wait;
+        let unit = (unit, buffers);
+        optimizer::apply_forwarded(&self.config.training, decision, unit, gradient, deadline)
     }
 
     /// The unit's master parameters by name, for export and tests.

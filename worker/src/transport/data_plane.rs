@@ -3,7 +3,7 @@
 use super::Link;
 use super::tcp::{Mesh, StateSource};
 use std::sync::Arc;
-use varuna_frames::{GradientHeader, StateHeader};
+use varuna_frames::{StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -24,7 +24,7 @@ pub trait DataPlane: Send + Sync {
         header: StateHeader,
         state: Box<dyn StateSource>,
     );
-    fn send_gradient(&self, generation: Generation, to: WorkerId, header: GradientHeader, gradient: Vec<f32>);
+    fn send_gradient(&self, generation: Generation, to: WorkerId, header: TransferHeader, gradient: Vec<f32>);
 
     /// Whether something on the device does not end, so that the process should.
     fn is_stuck(&self) -> bool {
@@ -71,7 +71,7 @@ impl DataPlane for Mesh {
         &self,
         generation: Generation,
         to: WorkerId,
-        header: GradientHeader,
+        header: TransferHeader,
         gradient: Vec<f32>,
     ) {
         Mesh::send_gradient(self, generation, to, header, gradient);

@@ -314,7 +314,7 @@ pub(crate) fn run_over(
 type Put = (usize, BTreeMap<Unit, UnitNorm>);
 
 /// The norm exchange: everyone puts in what it has prepared, everyone gets all units in order.
-struct Exchange {
+pub(crate) struct Exchange {
     members: usize,
     /// By step: how many have put in, and what.
     steps: std::sync::Mutex<BTreeMap<u64, Put>>,
@@ -322,7 +322,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(members: usize) -> Self {
+    pub(crate) fn new(members: usize) -> Self {
         Exchange {
             members,
             steps: std::sync::Mutex::default(),
@@ -330,7 +330,7 @@ impl Exchange {
         }
     }
 
-    fn all(&self, step: u64, prepared: &[(Unit, UnitNorm)]) -> Vec<UnitNorm> {
+    pub(crate) fn all(&self, step: u64, prepared: &[(Unit, UnitNorm)]) -> Vec<UnitNorm> {
         let mut steps = self.steps.lock().unwrap();
         let entry = steps.entry(step).or_default();
         entry.0 += 1;

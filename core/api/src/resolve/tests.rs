@@ -87,6 +87,7 @@ fn a_minimal_job_gets_its_defaults() {
         (job.elasticity.min_workers, job.elasticity.max_workers),
         (1, None)
     );
+    assert_eq!(job.elasticity.spare_copies, varuna_plan::SpareCopies::Off);
     let mut orders = kinds(&job);
     orders.dedup();
     assert_eq!(
@@ -192,6 +193,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         (job.elasticity.min_workers, job.elasticity.max_workers),
         (3, Some(9))
     );
+    assert_eq!(job.elasticity.spare_copies, varuna_plan::SpareCopies::Auto);
     assert_eq!((job.workers.gpus_per_pod, job.workers.threads), (4, Some(2)));
     assert_eq!(job.workers.device, WorkerDevice::Cuda);
     assert_eq!(job.workers.transport, WorkerTransport::Nccl);

@@ -2,7 +2,7 @@
 //! who coordinates them, how they are connected, and what announces the end of one.
 
 use super::check::Check;
-use crate::choices::{DEVICES, ENCRYPTION, NETWORK_POLICIES, TRANSPORTS};
+use crate::choices::{DEVICES, ENCRYPTION, NETWORK_POLICIES, TRANSPORTS, spare_copies};
 use crate::job::{
     CoordinatorPod, Disruption, Elasticity, FailurePolicy, Network, NetworkPolicy, Restriction, WorkerDevice,
     WorkerTransport, Workers,
@@ -12,6 +12,7 @@ use crate::manifest::{
     CoordinatorSpec, DisruptionSpec, ElasticitySpec, FailurePolicySpec, NetworkSpec, WorkersSpec,
 };
 use serde_json::Value;
+use varuna_plan::SpareCopies;
 
 pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth: u32) -> Elasticity {
     let at = |field: &str| format!("spec.elasticity.{field}");
@@ -27,7 +28,22 @@ pub(super) fn elasticity(check: &mut Check, written: &ElasticitySpec, min_depth:
     Elasticity {
         min_workers,
         max_workers: written.max_workers,
+        spare_copies: copies(check, &at("spareCopies"), written.spare_copies.as_ref()),
     }
+}
+
+fn copies(check: &mut Check, path: &str, written: Option<&Value>) -> SpareCopies {
+    let Some(written) = written else {
+        return SpareCopies::Off;
+    };
+    let named = spare_copies().into_iter().find(|(name, _)| name == written);
+    named.map_or_else(
+        || {
+            check.0.push(path, written, "0, 1 or auto");
+            SpareCopies::Off
+        },
+        |(_, copies)| copies,
+    )
 }
 
 pub(super) fn workers(check: &mut Check, written: WorkersSpec) -> Workers {

@@ -36,7 +36,8 @@ pub(super) fn spare_costs(
     let own = costs.segments.iter().map(|s| s.parameters);
     let parameters: Vec<u64> = own.chain([costs.tied_parameters]).collect();
     let waiting = u64::from(WAITING_GRADIENTS_MAX) * costs.parameter.gradient;
-    let bytes = |n: &u64| n.saturating_mul(costs.parameter.moved.saturating_add(waiting));
+    // A kept unit lies in its keeper's memory as one of its own does, with a gradient to apply; others wait beside it.
+    let bytes = |n: &u64| n.saturating_mul(costs.parameter.resident.saturating_add(waiting));
     SpareCosts {
         copy_bytes: parameters.iter().map(bytes).collect(),
         room_bytes: workers.iter().map(room).collect(),
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_a_state_and_the_gradients_that_wait_and_takes_what_the_stages_leave() {
+    fn a_copy_takes_what_a_unit_takes_and_the_gradients_that_wait_and_takes_what_the_stages_leave() {
         let free = planner(None);
         let layout = free.costs.layout();
         let workers: Vec<WorkerInfo> = (1..4)
@@ -91,7 +92,7 @@ mod tests {
         let shape = &explained.shape;
         let costs = free.spare_costs(shape, &workers);
         let parameters = free.costs.segments[1].parameters;
-        assert_eq!(costs.copy_bytes[1], parameters * (12 + 4 * 4));
+        assert_eq!(costs.copy_bytes[1], parameters * (16 + 4 * 4));
         assert_eq!(costs.copy_bytes.len(), layout.units());
         let at = workers.iter().map(|w| (w.id, w.location())).collect();
         let all = keepers(&layout, shape, &at, |_| true, &costs);

@@ -3,7 +3,6 @@
 use super::event::Event;
 use super::shared::Shared;
 use super::turn::Turn;
-use crate::message::Following;
 use std::time::Duration;
 use varuna_plan::spare_copies::{Expected, decide, keepers};
 use varuna_plan::{Generation, Shape, SpareCopies, WorkerId};
@@ -29,7 +28,7 @@ impl Shared {
         let costs = self.planner.spare_costs(shape, &workers);
         let able = |w: WorkerId| {
             let status = self.roster.status(w);
-            status.is_some_and(|s| s.following != Following::Unable) || bug!(KeepersThatCannotFollow)
+            status.is_some_and(|s| s.keeps) || bug!(KeepersThatCannotFollow)
         };
         let locations = workers.iter().map(|w| (w.id, w.location())).collect();
         let mut found = keepers(&layout, shape, &locations, able, &costs);

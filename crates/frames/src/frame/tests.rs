@@ -45,6 +45,7 @@ fn frames_survive_the_wire() {
         Frame::Message(vec![1, 2, 3]),
         Frame::State(vec![]),
         Frame::UnitGradient(vec![4]),
+        Frame::PreparedGradient(vec![5, 6]),
         Frame::Part(Unit(2), Step(6), vec![2.0]),
         Frame::End(Unit(2), Step(6), [9; 32]),
     ];
@@ -169,7 +170,13 @@ fn lengths_and_kinds_that_no_frame_has_are_refused() {
         1025,
         "a header of a unit's gradient with a payload of 1025 bytes; at most 1024",
     );
-    refused(10, 0, 0, "frame kind 10; kinds 1 to 9");
+    refused(
+        10,
+        0,
+        1025,
+        "a header of a unit's gradient for its spare copy with a payload of 1025 bytes; at most 1024",
+    );
+    refused(11, 0, 0, "frame kind 11; kinds 1 to 10");
 }
 
 #[test]

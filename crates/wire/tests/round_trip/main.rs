@@ -449,6 +449,17 @@ fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
         (refused(|p| p.generation = 0), "Plan: field generation is 0"),
         (refused(|p| p.base = None), "Plan: field base is missing"),
         (refused(|p| p.layout = None), "Plan: field layout is missing"),
+        (
+            refused(|p| {
+                let row = |units| v1::Keeper { worker: None, units };
+                p.keepers = vec![row(1), row(u32::MAX)];
+            }),
+            "Plan: field keepers is 4294967295 units after 1",
+        ),
+        (
+            refused(|p| p.keepers = vec![v1::Keeper::default()]),
+            "Plan: field keepers is 0 units after 0",
+        ),
         (refused(|p| p.schedule = None), "Plan: field schedule is missing"),
         (
             refused(|p| p.predicted = None),

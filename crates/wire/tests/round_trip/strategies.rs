@@ -92,14 +92,14 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
         any::<(u64, u64, u64)>(),
         phase,
         any::<(bool, bool, bool, bool)>(),
-        (state_id(), any::<u64>(), following()),
+        (state_id(), any::<u64>(), following(), any::<bool>()),
     )
         .prop_map(
             |(
                 (generation, fenced, next),
                 phase,
                 (based, connected, next_connected, draining),
-                (at, last_step, following),
+                (at, last_step, following, keeps),
             )| Status {
                 generation: Generation(generation),
                 fenced: Generation(fenced),
@@ -112,6 +112,7 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 draining,
                 last_step: Step(last_step),
                 following,
+                keeps,
             },
         )
 }
@@ -372,6 +373,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     let numbers = (
         generation(),
         (any::<u64>(), deadline(), any::<(bool, bool)>(), any::<u32>()),
+        proptest::collection::vec(proptest::option::of((1_u64..4).prop_map(WorkerId)), 0..8),
     );
     let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
     (
@@ -386,7 +388,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
     )
         .prop_map(
             |(
-                (generation, (parent, deadline, (relay, following), tree_fan_out)),
+                (generation, (parent, deadline, (relay, following), tree_fan_out), keepers),
                 base,
                 layout,
                 shape,
@@ -409,8 +411,7 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
                     evidence,
                     reason,
                     following,
-                    // Not carried until workers can keep copies.
-                    keepers: Vec::new(),
+                    keepers,
                     index: varuna_plan::PlanIndex::default(),
                 }
             },

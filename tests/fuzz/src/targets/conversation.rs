@@ -2,6 +2,7 @@
 
 use super::ID;
 use std::collections::BTreeMap;
+use varuna_frames::PreparedHeader;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind,
@@ -35,6 +36,23 @@ pub(super) fn decision(id: StateId) -> Decision {
     }
 }
 
+/// The gradient of unit 1 that was run at this state, for its spare copy.
+pub(super) fn prepared(at: StateId) -> PreparedHeader {
+    PreparedHeader {
+        unit: Unit(1),
+        run_gen: at.run_gen,
+        step: at.step,
+        norm: UnitNorm {
+            norm2: 2.5,
+            overflow: false,
+            before: varuna_plan::OptimizerProgress::START,
+            loss: 1.5,
+            eval_loss: None,
+        },
+        elements: 2,
+    }
+}
+
 pub(super) fn hello(worker: WorkerId) -> Hello {
     Hello {
         worker,
@@ -61,6 +79,7 @@ pub(super) fn status(phase: Phase) -> Status {
         next: Generation(0),
         next_connected: false,
         following: varuna_protocol::Following::Unable,
+        keeps: true,
         at: ID,
         draining: false,
         last_step: Step(20),
@@ -133,7 +152,7 @@ pub(super) fn plan() -> Plan {
         relay: false,
         tree_fan_out: 2,
         following: false,
-        keepers: Vec::new(),
+        keepers: vec![Some(WorkerId(2)), Some(WorkerId(1))],
         evidence: vec![WorkerId(1)],
         reason: "a worker joined".into(),
         index: varuna_plan::PlanIndex::default(),

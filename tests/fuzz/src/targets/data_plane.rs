@@ -94,6 +94,7 @@ fn frame_seeds() -> Seeds {
         ("messages", wire(&messages())),
         ("state", wire(&state())),
         ("gradient", wire(&gradient())),
+        ("prepared", wire(&prepared())),
     ]
 }
 
@@ -166,6 +167,19 @@ fn state() -> [Frame; 4] {
         Frame::State(encoded),
         Frame::Part(Unit(1), ID.step, vec![1.0; 3]),
         Frame::Part(Unit(1), ID.step, vec![2.0]),
+        Frame::End(Unit(1), ID.step, digester.digest()),
+    ]
+}
+
+/// A gradient of the same unit, before its step is decided.
+fn prepared() -> [Frame; 3] {
+    let header = super::conversation::prepared(ID);
+    let encoded = header.encode().expect("a header can be written");
+    let mut digester = Digester::new(&encoded);
+    digester.add(&[1.0, 2.0]);
+    [
+        Frame::PreparedGradient(encoded),
+        Frame::Part(Unit(1), ID.step, vec![1.0, 2.0]),
         Frame::End(Unit(1), ID.step, digester.digest()),
     ]
 }
@@ -244,6 +258,11 @@ fn run_frames(mut input: &[u8]) -> Result<String, String> {
                 let announced = Incoming::gradient_announced(&bytes, &limits);
                 transfer = Some(announced.map_err(|e| format!("{kinds} {e}"))?);
                 'g'
+            }
+            Frame::PreparedGradient(bytes) => {
+                let announced = Incoming::prepared_announced(&bytes, &limits);
+                transfer = Some(announced.map_err(|e| format!("{kinds} {e}"))?);
+                'k'
             }
             Frame::Part(unit, step, part) => {
                 let incoming = transfer.as_mut().ok_or("a part without its header")?;

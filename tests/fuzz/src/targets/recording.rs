@@ -9,7 +9,7 @@ use super::{MORE, Seeds, json};
 use crate::{Form, Target};
 use prost::Message;
 use varuna_frames::StateHeader;
-use varuna_plan::{Generation, WorkerId};
+use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, Order, Record};
 use varuna_wire::{Downward, Upward};
 
@@ -66,7 +66,7 @@ fn member_seeds() -> Seeds {
     let order = |order| Downward::Order(order).to_wire(1).encode_to_vec();
     let prepare = order(Order::Prepare(conversation::plan().into()));
     let fence = order(Order::Fence { upto: Generation(2) });
-    let prepared = [
+    let running = [
         item(member_kind::DOWN, 0, prepare),
         item(member_kind::CONNECTED, 2, 2u64.to_le_bytes().to_vec()),
         item(member_kind::TICK, 3, Vec::new()),
@@ -77,12 +77,30 @@ fn member_seeds() -> Seeds {
                 generation: Generation(2),
             }),
         ),
-        item(member_kind::DOWN, 0, fence),
     ];
+    let state = StateHeader {
+        unit: Unit(1),
+        id: super::ID,
+        decision: Some(conversation::decision(super::ID)),
+        progress: varuna_plan::OptimizerProgress::START,
+        elements: 6,
+    };
+    let state = postcard::to_stdvec(&state).expect("a header can be written");
+    let gradient = conversation::prepared(super::ID);
+    let gradient = gradient.encode().expect("a header can be written");
+    let kept = [
+        item(member_kind::FETCHED, 2, state),
+        item(member_kind::PREPARED, 2, gradient.clone()),
+        item(member_kind::PREPARED, 2, gradient),
+    ];
+    let fence = [item(member_kind::DOWN, 0, fence)];
+    let fenced = [&running[..], &fence[..]].concat();
+    let keeping = [&running[..], &kept[..], &fence[..]].concat();
     let recorded = recorded().member;
     vec![
         ("a-run-of-two-workers", sequence::write(&recorded)),
-        ("a-plan-and-a-fence", sequence::write(&prepared)),
+        ("a-plan-and-a-fence", sequence::write(&fenced)),
+        ("a-spare-copy-and-a-fence", sequence::write(&keeping)),
     ]
 }
 

@@ -7,7 +7,7 @@ use super::{Nccl, NcclLink};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use varuna_frames::{GradientHeader, StateHeader};
+use varuna_frames::{StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::PeerMessage;
 
@@ -81,7 +81,7 @@ impl<P: DataPlane> DataPlane for NcclPlane<P> {
         &self,
         generation: Generation,
         to: WorkerId,
-        header: GradientHeader,
+        header: TransferHeader,
         gradient: Vec<f32>,
     ) {
         self.inner.send_gradient(generation, to, header, gradient);

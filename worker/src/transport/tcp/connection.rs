@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varuna_frames::{Frame, Incoming, Refusal, StateError, TransferHeader};
-use varuna_plan::{Generation, WorkerId};
+use varuna_plan::{Generation, Unit, WorkerId};
 
 /// Pauses between two attempts to dial. A peer refuses until it knows the plan, typically for milliseconds.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
@@ -115,6 +115,7 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -
             }
             Frame::State(bytes) => transfer = Some(Incoming::announced(&bytes, &limits)?),
             Frame::UnitGradient(bytes) => transfer = Some(Incoming::gradient_announced(&bytes, &limits)?),
+            Frame::PreparedGradient(bytes) => transfer = Some(Incoming::prepared_announced(&bytes, &limits)?),
             Frame::Part(unit, step, part) => {
                 let incoming = transfer.as_mut().ok_or(StateError::Unannounced { unit, step })?;
                 incoming.extend(unit, step, &part)?;
@@ -126,31 +127,52 @@ fn receive(shared: &Shared, open: &Open, from: WorkerId, mut input: impl Read) -
             }
             Frame::End(unit, step, digest) => {
                 let incoming = transfer.take().ok_or(StateError::Unannounced { unit, step })?;
-                (shared.emit)(match incoming.finish(unit, step, &digest) {
-                    Ok((TransferHeader::State(header), data)) => PeerEvent::State {
-                        generation,
-                        from,
-                        header,
-                        data,
-                    },
-                    Ok((TransferHeader::Gradient(header), data)) => PeerEvent::Gradient {
-                        generation,
-                        from,
-                        header,
-                        data,
-                    },
-                    // The connection is sound: others may come.
-                    Err(why @ StateError::Digest { .. }) => PeerEvent::StateFailed {
-                        generation,
-                        from,
-                        unit,
-                        why,
-                    },
-                    Err(error) => return Err(error.into()),
-                });
+                (shared.emit)(ended(
+                    generation,
+                    from,
+                    incoming.finish(unit, step, &digest),
+                    unit,
+                )?);
             }
         }
     }
+}
+
+/// What a transfer that has ended is to the agent.
+fn ended(
+    generation: Generation,
+    from: WorkerId,
+    finished: Result<(TransferHeader, Vec<f32>), StateError>,
+    unit: Unit,
+) -> io::Result<PeerEvent> {
+    Ok(match finished {
+        Ok((TransferHeader::State(header), data)) => PeerEvent::State {
+            generation,
+            from,
+            header,
+            data,
+        },
+        Ok((TransferHeader::Gradient(header), data)) => PeerEvent::Gradient {
+            generation,
+            from,
+            header,
+            data,
+        },
+        Ok((TransferHeader::Prepared(header), data)) => PeerEvent::PreparedGradient {
+            generation,
+            from,
+            header,
+            data,
+        },
+        // The connection is sound: others may come.
+        Err(why @ StateError::Digest { .. }) => PeerEvent::StateFailed {
+            generation,
+            from,
+            unit,
+            why,
+        },
+        Err(error) => return Err(error.into()),
+    })
 }
 
 /// Dials until the peer accepts, then waits for the end of the connection.

@@ -12,6 +12,7 @@ mod link;
 mod options;
 mod queue;
 mod states;
+mod transfers;
 
 use super::Link;
 use super::mailbox::{BYTES_MAX, Mailbox};
@@ -29,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use varuna_frames::{
-    GradientHeader, Limits, Refusal, StateError, StateHeader, Tls, TlsError, TransferHeader,
+    GradientHeader, Limits, PreparedHeader, Refusal, StateError, StateHeader, Tls, TlsError,
 };
 use varuna_plan::{Generation, Unit, WorkerId};
 use varuna_protocol::PeerMessage;
@@ -76,7 +77,14 @@ pub enum PeerEvent {
         header: GradientHeader,
         data: Vec<f32>,
     },
-    /// A gradient was sent to the end.
+    /// A complete gradient of a unit whose spare copy this worker keeps has arrived, before its step is decided.
+    PreparedGradient {
+        generation: Generation,
+        from: WorkerId,
+        header: PreparedHeader,
+        data: Vec<f32>,
+    },
+    /// A gradient, of either kind, was sent to the end.
     GradientSent {
         generation: Generation,
         to: WorkerId,
@@ -322,61 +330,6 @@ impl Mesh {
             for queue in open.peers.lock().outgoing.values() {
                 queue.drop_states();
             }
-        }
-    }
-
-    /// Sends a unit's state in parts of 1 MiB, after all urgent frames and earlier states; [`PeerEvent::StateSent`] follows.
-    /// Without a connection it is dropped. `header.elements` is set to the length of the state.
-    pub fn send_state(
-        &self,
-        generation: Generation,
-        to: WorkerId,
-        header: StateHeader,
-        state: Box<dyn StateSource>,
-    ) {
-        let elements = state.elements() as u64;
-        let header = StateHeader { elements, ..header };
-        match header.encode() {
-            Ok(encoded) => {
-                let header = TransferHeader::State(header);
-                self.transfer((generation, to), header, encoded, state);
-            }
-            Err(error) => tracing::error!(%error, "cannot encode the header of a state"),
-        }
-    }
-
-    /// Sends a unit's gradient as [`Mesh::send_state`] sends its state, and after what was given to either before;
-    /// [`PeerEvent::GradientSent`] follows.
-    pub fn send_gradient(
-        &self,
-        generation: Generation,
-        to: WorkerId,
-        header: GradientHeader,
-        gradient: Vec<f32>,
-    ) {
-        let elements = gradient.len() as u64;
-        let header = GradientHeader { elements, ..header };
-        match header.encode() {
-            Ok(encoded) => {
-                let header = TransferHeader::Gradient(header);
-                self.transfer((generation, to), header, encoded, Box::new(gradient));
-            }
-            Err(error) => tracing::error!(%error, "cannot encode the header of a gradient"),
-        }
-    }
-
-    fn transfer(
-        &self,
-        (generation, to): (Generation, WorkerId),
-        header: TransferHeader,
-        encoded: Vec<u8>,
-        source: Box<dyn StateSource>,
-    ) {
-        let Some(queue) = self.shared.open(generation).and_then(|o| o.queue(to)) else {
-            return;
-        };
-        if !queue.push_transfer(encoded, header, source) {
-            tracing::error!(%to, unit = %header.unit(), "too many states and gradients wait for this peer; one is dropped");
         }
     }
 }

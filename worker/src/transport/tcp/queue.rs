@@ -47,22 +47,23 @@ struct Transfer {
 impl Transfer {
     /// The next frame, and whether it is the last one.
     fn next_frame(&mut self) -> (Frame, bool) {
-        let (unit, id) = (self.header.unit(), self.header.id());
+        let (unit, step) = (self.header.unit(), self.header.step());
         if let Some(encoded) = self.encoded.take() {
             let announced = match self.header {
                 TransferHeader::State(_) => Frame::State(encoded),
                 TransferHeader::Gradient(_) => Frame::UnitGradient(encoded),
+                TransferHeader::Prepared(_) => Frame::PreparedGradient(encoded),
             };
             return (announced, false);
         }
         let end = self.source.elements().min(self.sent + PART);
         if self.sent == end {
-            return (Frame::End(unit, id.step, self.digester.digest()), true);
+            return (Frame::End(unit, step, self.digester.digest()), true);
         }
         let part = self.source.range(self.sent, end);
         self.digester.add(&part);
         self.sent = end;
-        (Frame::Part(unit, id.step, part), false)
+        (Frame::Part(unit, step, part), false)
     }
 }
 
@@ -82,6 +83,7 @@ impl State {
         let sent = match &transfer.header {
             TransferHeader::State(state) => Sent::State(state.unit),
             TransferHeader::Gradient(gradient) => Sent::Gradient(gradient.unit),
+            TransferHeader::Prepared(gradient) => Sent::Gradient(gradient.unit),
         };
         let (frame, last) = transfer.next_frame();
         if last {

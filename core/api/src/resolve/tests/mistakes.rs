@@ -430,6 +430,16 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.elasticity.maxWorkers: 2 — at least minWorkers (3)",
     ),
     (
+        "spareCopies: auto",
+        "spareCopies: 2",
+        "spec.elasticity.spareCopies: 2 — 0, 1 or auto",
+    ),
+    (
+        "spareCopies: auto",
+        "spareCopies: \"1\"",
+        "spec.elasticity.spareCopies: \"1\" — 0, 1 or auto",
+    ),
+    (
         "gpusPerPod: 4",
         "gpusPerPod: 0",
         "spec.workers.gpusPerPod: 0 — 1 to 64",

@@ -29,11 +29,7 @@ impl Planner for Deep {
 }
 
 /// The first plan's keepers, and what was said of them.
-fn first_plan(
-    wanted: SpareCopies,
-    of_a: Following,
-    of_b: Following,
-) -> (Vec<Option<WorkerId>>, Vec<Verdict>) {
+fn first_plan(wanted: SpareCopies, (of_a, of_b): (bool, bool)) -> (Vec<Option<WorkerId>>, Vec<Verdict>) {
     let config = CoordinatorConfig {
         spare_copies: wanted,
         min_workers: 2,
@@ -42,7 +38,13 @@ fn first_plan(
     let mut rig = Rig::with(config.clone(), Record::default());
     rig.machine = Coordinator::new(config, Box::new(Deep));
     rig.put(CoordinatorInput::Tick);
-    for (worker, following) in [(A, of_a), (B, of_b)] {
+    // Of an older build: it follows, and knows nothing of spare copies.
+    let status = |keeps| Status {
+        following: Following::Able,
+        keeps,
+        ..idle()
+    };
+    for (worker, keeps) in [(A, of_a), (B, of_b)] {
         let hello = Hello {
             address: format!("{worker}:1"),
             name: worker.to_string(),
@@ -52,12 +54,11 @@ fn first_plan(
             speed: 1.0,
         };
         rig.put(CoordinatorInput::StreamUp { from: worker, hello });
-        let status = Status { following, ..idle() };
-        rig.say(worker, Report::Status(status));
+        rig.say(worker, Report::Status(status(keeps)));
     }
     for _ in 0..30 {
         rig.wait(20);
-        for (worker, following) in [(A, of_a), (B, of_b)] {
+        for (worker, keeps) in [(A, of_a), (B, of_b)] {
             if rig.machine.record().plan.is_none() {
                 let inventory = Inventory {
                     upto: rig.machine.record().highest,
@@ -66,7 +67,7 @@ fn first_plan(
                     ran: None,
                     decision: None,
                 };
-                rig.say(worker, Report::Status(Status { following, ..idle() }));
+                rig.say(worker, Report::Status(status(keeps)));
                 rig.say(worker, Report::Inventory(inventory));
             }
         }
@@ -81,17 +82,16 @@ fn first_plan(
 
 #[test]
 fn neighbours_keep_each_others_units_where_it_is_wanted() {
-    let able = Following::Able;
-    let (keepers, said) = first_plan(SpareCopies::One, able, able);
+    let (keepers, said) = first_plan(SpareCopies::One, (true, true));
     assert_eq!(keepers, [Some(B), Some(A)]);
     assert_eq!(said, [Verdict::Kept], "said once");
-    let (keepers, said) = first_plan(SpareCopies::Off, able, able);
+    let (keepers, said) = first_plan(SpareCopies::Off, (true, true));
     assert!(keepers.is_empty() && said.is_empty());
 }
 
 #[test]
-fn a_worker_that_cannot_follow_has_no_part_in_it() {
-    let (keepers, said) = first_plan(SpareCopies::One, Following::Able, Following::Unable);
+fn a_worker_that_follows_and_cannot_keep_has_no_part_in_it() {
+    let (keepers, said) = first_plan(SpareCopies::One, (true, false));
     assert_eq!(keepers, []);
     assert_eq!(said, [Verdict::NoKeeper]);
 }

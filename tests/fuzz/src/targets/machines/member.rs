@@ -5,10 +5,10 @@ use crate::targets::conversation::LAYOUT;
 use crate::targets::sequence::{self, Item};
 use prost::Message;
 use std::collections::{BTreeSet, VecDeque};
-use varuna_frames::{GradientHeader, StateHeader};
+use varuna_frames::{GradientHeader, PreparedHeader, StateHeader};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, StateId, WorkerId};
-use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
+use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Prepared, Time};
 use varuna_wire::{Downward, Upward, v1};
 
 /// What the items of a member are.
@@ -25,6 +25,8 @@ pub(in crate::targets) mod member_kind {
     pub(in crate::targets) const FETCHED: u8 = 4;
     /// A gradient of a followed unit has arrived from a peer.
     pub(in crate::targets) const GRADIENT: u8 = 9;
+    /// A gradient of a unit whose spare copy is kept has arrived from a peer.
+    pub(in crate::targets) const PREPARED: u8 = 10;
 }
 
 /// A member with an engine that does at once what it is told.
@@ -60,7 +62,7 @@ impl MemberRun {
             let bytes = item.payload.get(..8)?.try_into().ok()?;
             Some(Generation(u64::from_le_bytes(bytes)))
         };
-        Some(match item.kind % 10 {
+        Some(match item.kind % 11 {
             member_kind::DOWN => {
                 let message = v1::Down::decode(item.payload.as_slice()).ok()?;
                 match Downward::from_wire(message).ok()? {
@@ -95,6 +97,15 @@ impl MemberRun {
                     from,
                     unit,
                     decision,
+                }
+            }
+            member_kind::PREPARED => {
+                let header = PreparedHeader::decode(&item.payload).ok()?;
+                MemberInput::PreparedGradient {
+                    generation,
+                    from,
+                    unit: header.unit,
+                    prepared: prepared(&header),
                 }
             }
             5 => MemberInput::Closed {
@@ -139,6 +150,15 @@ impl MemberRun {
     }
 }
 
+/// What a keeper's member is told.
+fn prepared(header: &PreparedHeader) -> Prepared {
+    Prepared {
+        run_gen: header.run_gen,
+        step: header.step,
+        norm: header.norm,
+    }
+}
+
 /// What the engine answers.
 fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInput> {
     let norm = |unit| {
@@ -156,9 +176,26 @@ fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInpu
             MemberInput::Loaded { unit: *unit, id: *id }
         }
         MemberEffect::Adopt { unit, id } => MemberInput::Loaded { unit: *unit, id: *id },
+        MemberEffect::ApplyForwarded { unit, decision } => MemberInput::Loaded {
+            unit: *unit,
+            id: decision.id,
+        },
         MemberEffect::Serve {
             generation, to, unit, ..
+        }
+        | MemberEffect::Copy {
+            generation, to, unit, ..
         } => MemberInput::Served {
+            generation: *generation,
+            to: *to,
+            unit: *unit,
+        },
+        MemberEffect::Forward {
+            generation, to, unit, ..
+        }
+        | MemberEffect::ForwardPrepared {
+            generation, to, unit, ..
+        } => MemberInput::Forwarded {
             generation: *generation,
             to: *to,
             unit: *unit,

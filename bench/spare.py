@@ -1,0 +1,134 @@
+"""Part of `make bench-recovery`: spare copies in a plan with one pipeline. What a kill -9 costs there, and what the copies cost while nobody dies."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from common import Run, job, median, percentile, publish
+
+STAGES = 2
+CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+def manifest(copies, steps=100_000):
+    """The benchmarks' job in one pipeline of two stages, with room for a third worker."""
+    made = job(steps, 1, min_depth=STAGES, max_depth=STAGES, workers=(STAGES, STAGES + 1))
+    made["spec"]["elasticity"]["spareCopies"] = copies
+    return made
+
+
+def members(run):
+    """The workers of the plan in force by their first segment, once it trains in one pipeline."""
+    status = run.status()
+    training = status.get("mode") == "training" and status.get("members") == STAGES
+    working = [w for w in status.get("workers", []) if w.get("segments")]
+    return sorted(working, key=lambda w: str(w["segments"])) if training and len(working) == STAGES else None
+
+
+def in_step(run):
+    """The members, once each says last that all copies that it keeps are where the run is."""
+    generation = run.status().get("generation")
+
+    def says(log):
+        said = [line for line in log.read_text(errors="replace").splitlines() if "spare copies are " in line]
+        return bool(said) and "are in step" in said[-1] and f"generation={generation} " in said[-1]
+
+    ready = sum(says(log) for log in (run.folder / "workers").glob("*.log"))
+    return members(run) if ready >= STAGES else None
+
+
+def first_step_after(run, since):
+    """The first commit of a generation that was planned after `since`, and the steps that its recovery lost."""
+    events = [e for e in run.lines("events.jsonl") if e["timeMs"] >= since * 1e3]
+    resumed = [e for e in events if e["event"] == "resumed"]
+    if not resumed:
+        return None
+    generation, lost = resumed[-1]["generation"], sum(e.get("stepsLost") or 0 for e in resumed)
+    first = next((m for m in run.lines("metrics.jsonl") if m["generation"] == generation), None)
+    return first and (first["timeMs"], lost)
+
+
+def kills(number, seed):
+    """Kills the workers of either stage by turns at random moments of a step; a third worker is there to take the place. Milliseconds from
+    each kill to the next commit, steps lost over all, and the median step in milliseconds."""
+    rng = random.Random(seed)
+    gaps, lost = [], 0
+    with Run(manifest(1), STAGES + 1) as run:
+        for turn in range(number):
+            working = run.until("spare copies in step", lambda: in_step(run))
+            run.until("an observed step", lambda: run.status().get("observedMs"))
+            time.sleep(rng.random() * run.status()["observedMs"] / 1e3)
+            at = time.time()
+            os.kill(working[turn % STAGES]["pid"], signal.SIGKILL)
+            ended, more = run.until("step after the kill", lambda: first_step_after(run, at))
+            gaps.append(ended - at * 1e3)
+            lost += more
+            command = [Path(run.process.args[0]), "scale", run.folder, str(STAGES + 1)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            run.until("a third worker", lambda: sum(bool(w.get("up")) for w in run.status()["workers"]) == STAGES + 1)
+            print(f"  spare copies: kill {turn + 1}/{number}", flush=True)
+        metrics, events = run.lines("metrics.jsonl"), run.lines("events.jsonl")
+    steps = [m["step"] for m in metrics]
+    assert steps == list(range(1, len(steps) + 1)), "a committed step is missing or was repeated"
+    assert sum(bool(e.get("restored")) for e in events if e["event"] == "resumed") == 1, "something was read from a store"
+    calm = [b["timeMs"] - a["timeMs"] for a, b in zip(metrics, metrics[1:]) if a["generation"] == b["generation"]]
+    return gaps, lost, median(calm)
+
+
+def cpu_seconds(pids):
+    """Processor time of these processes so far."""
+    fields = (Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids)
+    return sum((int(f[11]) + int(f[12])) / CLOCK for f in fields)
+
+
+def steady(copies, steps):
+    """Milliseconds of each of so many steps once copies (where there are some) are in step; processor time of the workers for a step, in
+    milliseconds."""
+    with Run(manifest(copies), STAGES) as run:
+        working = run.until("a plan that trains", lambda: in_step(run) if copies else members(run))
+        run.until("warm steps", lambda: len(run.lines("metrics.jsonl")) >= 12)
+        pids = [w["pid"] for w in working]
+        before, start = cpu_seconds(pids), len(run.lines("metrics.jsonl"))
+        run.until("the measured steps", lambda: len(run.lines("metrics.jsonl")) >= start + steps, 600)
+        used, metrics = cpu_seconds(pids) - before, run.lines("metrics.jsonl")
+    times = [m["timeMs"] for m in metrics[start - 1 :]]
+    return [b - a for a, b in zip(times, times[1:])], used * 1e3 / (len(times) - 1)
+
+
+def measure(number, pairs, steps, seed):
+    """Kills, then runs with and without copies by turns; the table and the RESULT lines."""
+    gaps, lost, step_ms = kills(number, seed)
+    rows = {0: [], 1: []}
+    for pair in range(pairs):
+        # Which comes first changes, as the machine's moods do.
+        for copies in (0, 1) if pair % 2 else (1, 0):
+            rows[copies].append(steady(copies, steps))
+        print(f"  spare copies: pair {pair + 1}/{pairs}", flush=True)
+    times = {c: [median(t) for t, _ in rows[c]] for c in rows}
+    cpu = {c: [u for _, u in rows[c]] for c in rows}
+    costs = [100 * (b - a) / a for a, b in zip(times[0], times[1])]
+    body = "\n".join(
+        [
+            "| | without copies | with copies |",
+            "|---|---|---|",
+            f"| a step, ms (median of {pairs} runs of {steps}) | {median(times[0]):.0f} | {median(times[1]):.0f} |",
+            f"| processor time of both workers for a step, ms | {median(cpu[0]):.0f} | {median(cpu[1]):.0f} |",
+            "",
+            f"{STAGES} stages in one pipeline, a worker of one thread each, on {os.cpu_count()} cores; `elasticity.spareCopies: 1` or 0, by turns. "
+            f"The step takes {median(costs):.1f} % longer with copies (median of the pairs; {min(costs):.1f} to {max(costs):.1f}). "
+            "Goal where a core is idle: at most 2 %.",
+            "",
+            f"{len(gaps)} kills -9 of either stage's worker at random moments, no checkpoint, a third worker to take the place: {lost} steps "
+            f"lost, no store read (checked). From the kill to the next commit {median(gaps):.0f} ms (p99 {percentile(gaps, 99):.0f}). "
+            f"Goal at p99: 1 s + one step = {1000 + step_ms:.0f} ms.",
+        ]
+    )
+    results = {
+        "spare.steps_lost": f"{lost}",
+        "spare.gap_ms": f"{percentile(gaps, 99):.0f}",
+        "spare.step_cost_pct": f"{median(costs):.1f}",
+    }
+    publish("spare", body, results)

@@ -1,0 +1,121 @@
+//! Spare copies with real processes: where each segment has one holder, a kill -9 of that holder costs no step and reads no store.
+
+use nix::sys::signal::Signal;
+use std::sync::OnceLock;
+use std::time::Duration;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_plan::WorkerId;
+
+const STEPS: u64 = 200;
+
+fn stages(min_depth: u32) -> JobFile {
+    JobFile {
+        steps: STEPS,
+        min_depth,
+        spare_copies: "1",
+        ..JobFile::default()
+    }
+}
+
+/// The curve of an undisturbed run with one worker.
+fn undisturbed() -> &'static [Metric] {
+    static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
+    CURVE.get_or_init(|| {
+        let job = JobFile {
+            spare_copies: "0",
+            ..stages(1)
+        };
+        let mut run = Run::start(&job, 1);
+        assert_eq!(run.exit_code(), 0, "{}", run.report());
+        run.metrics()
+    })
+}
+
+/// Waits until each member of the plan in force keeps copies that are where the run is; the members by stage, of one pipeline.
+fn wait_for_copies(run: &mut Run) -> Vec<WorkerId> {
+    run.wait_for("spare copies that are in step", |run| {
+        let generation = run.status()?.run.generation;
+        let plan = run.plans().into_iter().find(|p| p.generation == generation)?;
+        let [pipeline] = &plan.shape.pipelines[..] else {
+            return None;
+        };
+        let members: Vec<WorkerId> = pipeline.stages.iter().map(|s| s.worker).collect();
+        (run.keepers_in_step(generation) == members.len()).then_some(members)
+    })
+}
+
+/// Ends once the run knows that the worker is gone.
+fn kill(run: &mut Run, worker: WorkerId) {
+    let workers = run.status().into_iter().flat_map(|s| s.workers);
+    let victim = workers.into_iter().find(|w| w.view.id == worker);
+    let victim = victim.unwrap_or_else(|| panic!("{worker} is not in the status\n{}", run.report()));
+    signal(victim.pid, Signal::SIGKILL);
+    run.wait_for("the word that a worker is gone", |run| {
+        let mut workers = run.status()?.workers.into_iter();
+        workers.all(|w| w.view.id != worker || !w.view.up).then_some(())
+    });
+}
+
+/// Every step once, the undisturbed losses, and never a word of the store or of a loss.
+fn finish(mut run: Run, kills: usize) {
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    let events = run.events();
+    let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
+    assert!(count("fenced") >= kills, "{}", run.report());
+    assert_eq!(count("lost"), 0, "{}", run.report());
+    assert!(count("spareCopies") >= 1, "{}", run.report());
+    // The first plan's, from the seed.
+    let restored = events
+        .iter()
+        .filter(|e| e["event"] == "resumed" && e["restored"] == true);
+    assert_eq!(restored.count(), 1, "{}", run.report());
+}
+
+#[test]
+fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
+    let mut run = Run::start(&stages(2), 2);
+    let kills = [(0, 0), (1, 3), (0, 11), (1, 23)];
+    for (stage, late_ms) in kills {
+        let members = wait_for_copies(&mut run);
+        // Somewhere in a step: which part of it, is another each time.
+        std::thread::sleep(Duration::from_millis(late_ms));
+        kill(&mut run, members[stage]);
+        assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+        let lost = members[stage];
+        run.wait_for("a plan without the killed worker", |run| {
+            let status = run.status()?;
+            let plan = run
+                .plans()
+                .into_iter()
+                .find(|p| p.generation == status.run.generation)?;
+            (!plan.has(lost) && run.metrics().last()?.generation == plan.generation).then_some(())
+        });
+    }
+    finish(run, kills.len());
+}
+
+/// The middle stage keeps its neighbour's units, and another one keeps the middle's.
+#[test]
+fn a_keeper_that_dies_costs_no_step_and_neither_does_the_death_of_its_holder_afterwards() {
+    let mut run = Run::start(&stages(3), 4);
+    let members = wait_for_copies(&mut run);
+    let generation = run.status().map(|s| s.run.generation);
+    let plans = run.plans();
+    let plan = plans.iter().find(|p| Some(p.generation) == generation);
+    let first = plan.and_then(|p| p.units(members[0]).into_iter().find_map(|u| p.keeper(u)));
+    let keeper = first.unwrap_or_else(|| panic!("nobody keeps the first stage's units\n{}", run.report()));
+    kill(&mut run, keeper);
+    run.wait_for("a plan without the keeper", |run| {
+        let status = run.status()?;
+        let plan = run
+            .plans()
+            .into_iter()
+            .find(|p| p.generation == status.run.generation)?;
+        (!plan.has(keeper)).then_some(())
+    });
+    let members = wait_for_copies(&mut run);
+    kill(&mut run, members[0]);
+    assert!(run.varuna(&["scale", "RUN", "3"]).status.success());
+    finish(run, 2);
+}

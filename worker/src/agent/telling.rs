@@ -1,0 +1,124 @@
+//! What a worker tells of its steps: timings for the coordinator, and in its log whether the spare copies that it keeps are of use.
+
+use crate::engine::{Lap, StepTimings, Work};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use varuna_plan::{Generation, Plan, Step, WorkerId};
+use varuna_wire::{SegmentTimes, StepMetrics};
+
+/// A worker tells the timings of a step no sooner after those before than this, times the members of its plan: the coordinator hears of
+/// 250 in a second, from however many workers. A few workers tell every step.
+const METRICS_PAUSE: Duration = Duration::from_millis(4);
+
+/// Median times of full micro-batches by segment, and the samples of a full micro-batch.
+fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
+    let whole = laps.iter().map(|l| l.samples).max().unwrap_or(0);
+    let mut by_segment: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
+    for lap in laps.iter().filter(|l| l.samples == whole) {
+        let works = by_segment.entry(lap.segment).or_default();
+        works.entry(lap.work).or_default().push(lap.took);
+    }
+    let times = |(segment, mut works): (u32, BTreeMap<Work, Vec<Duration>>)| {
+        let mut median = |work| {
+            let mut times = works.remove(&work).unwrap_or_default();
+            times.sort_unstable();
+            times.get(times.len() / 2).map_or(0.0, |d| d.as_secs_f64() * 1e3)
+        };
+        SegmentTimes {
+            segment,
+            forward_ms: median(Work::Forward),
+            backward_ms: median(Work::Backward),
+            recompute_ms: median(Work::Recompute),
+        }
+    };
+    (whole, by_segment.into_iter().map(times).collect())
+}
+
+pub(super) struct Telling {
+    timings: Option<(Generation, Step, StepTimings, Vec<Lap>)>,
+    /// Timings of steps before that are not told.
+    from: Instant,
+    /// Of the running plan, as all that follows.
+    members: u32,
+    samples: u64,
+    generation: Generation,
+    /// Units whose spare copy this worker keeps.
+    kept: usize,
+    /// All of them were where the run is when that was looked at last.
+    in_step: bool,
+    tokens_per_sample: u64,
+}
+
+impl Telling {
+    pub(super) fn new(tokens_per_sample: u64) -> Telling {
+        Telling {
+            timings: None,
+            from: Instant::now(),
+            members: 1,
+            samples: 0,
+            generation: Generation(0),
+            kept: 0,
+            in_step: false,
+            tokens_per_sample,
+        }
+    }
+
+    /// A step of this plan begins.
+    pub(super) fn begin(&mut self, plan: &Plan, me: WorkerId) {
+        let pipeline = plan.shape.place(me);
+        self.samples = pipeline.map_or(0, |(i, _)| plan.shape.pipelines[i].samples.len());
+        self.members = u32::try_from(plan.members().len()).unwrap_or(u32::MAX);
+        if self.generation != plan.generation {
+            self.generation = plan.generation;
+            self.kept = plan.kept_by(me).len();
+            self.in_step = false;
+        }
+    }
+
+    /// A step was run here.
+    pub(super) fn ran(&mut self, generation: Generation, step: Step, timings: StepTimings, laps: Vec<Lap>) {
+        self.timings = Some((generation, step, timings, laps));
+    }
+
+    /// The timings of the step that was just applied, where it is time to tell them.
+    pub(super) fn applied(&mut self, apply: Duration) -> Option<StepMetrics> {
+        let (generation, step, t, laps) = self.timings.take()?;
+        if Instant::now() < self.from {
+            return None;
+        }
+        self.from = Instant::now() + METRICS_PAUSE * self.members;
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        let (micro_batch_size, segments) = medians(&laps);
+        Some(StepMetrics {
+            generation,
+            step,
+            step_ms: ms(t.total + apply),
+            forward_ms: ms(t.forward),
+            backward_ms: ms(t.backward),
+            recompute_ms: ms(t.recompute),
+            wait_ms: ms(t.wait),
+            reduce_ms: ms(t.reduce),
+            apply_ms: ms(apply),
+            tokens: self.samples * self.tokens_per_sample,
+            segments,
+            micro_batch_size,
+        })
+    }
+
+    /// So many of the units whose spare copies are kept here are where the run is.
+    pub(super) fn spare_copies(&mut self, in_step: usize) {
+        let all = self.kept > 0 && in_step == self.kept;
+        if all != self.in_step {
+            let (generation, kept) = (self.generation, self.kept);
+            match all {
+                true => {
+                    tracing::info!(%generation, kept, "spare copies are in step: the loss of their holder costs no step")
+                }
+                false => {
+                    tracing::warn!(%generation, kept, in_step, "spare copies are out of step, and copied anew")
+                }
+            }
+        }
+        self.in_step = all;
+    }
+}

@@ -1,0 +1,195 @@
+//! Units that only follow other workers, as spare copies do, are brought on by a thread of its own, beside the running step: a step waits for
+//! the optimizer of its own units alone.
+//!
+//! The thread has such a unit's buffers from its first gradient until the engine recalls them, which waits for what was given before.
+
+use super::{Engine, EngineError, optimizer};
+use crate::state::UnitBuffers;
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+use varuna_api::Training;
+use varuna_plan::{Decision, Unit};
+
+/// Is told when a gradient is applied, or why it is not: then the unit's state is in doubt.
+pub type Done = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
+
+impl Engine {
+    /// Has these units here again, with all gradients of [`Engine::apply_beside`] applied: it must come before all else that is done with
+    /// them, but for a step.
+    ///
+    /// # Errors
+    /// The thread that applies them has ended; the process must, too.
+    pub fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError> {
+        for unit in units {
+            if let Some(buffers) = self.beside.recall(*unit)? {
+                self.units.insert(*unit, buffers);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Engine::apply_forwarded`], beside the next step where the processor computes: `done` is told from another thread. A GPU has one order
+    /// of its work; there it is done at once.
+    ///
+    /// # Errors
+    /// The thread does not start, or has ended. What else may be wrong, `done` is told.
+    pub fn apply_beside(
+        &mut self,
+        decision: &Decision,
+        unit: Unit,
+        gradient: Vec<f32>,
+        done: Done,
+    ) -> Result<(), EngineError> {
+        if !self.config.backend.device.is_host() {
+            done(self.apply_forwarded(decision, unit, &gradient));
+            return Ok(());
+        }
+        let buffers = self.units.remove(&unit);
+        if buffers.is_none() && !self.beside.away().contains(&unit) {
+            return Err(EngineError::NotHeld(unit));
+        }
+        let decision = *decision;
+        let forwarded = Forwarded {
+            unit,
+            decision,
+            gradient,
+            snapshot_wait: self.snapshot_wait,
+            done,
+        };
+        self.beside.apply(&self.config.training, buffers, forwarded)
+    }
+}
+
+/// A gradient to apply.
+struct Forwarded {
+    unit: Unit,
+    decision: Decision,
+    /// Empty where the step is skipped.
+    gradient: Vec<f32>,
+    /// So long it is waited for those who still read the unit's state.
+    snapshot_wait: Duration,
+    done: Done,
+}
+
+enum Job {
+    Take(Unit, UnitBuffers),
+    Apply(Forwarded),
+    Return(Unit),
+}
+
+struct Thread {
+    jobs: Sender<Job>,
+    returned: Receiver<UnitBuffers>,
+}
+
+/// The engine's side.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// It starts with the first gradient: most workers never follow another.
+    thread: Option<Thread>,
+    away: BTreeSet<Unit>,
+}
+
+impl Beside {
+    /// The units that the thread has.
+    pub(super) fn away(&self) -> &BTreeSet<Unit> {
+        &self.away
+    }
+
+    /// Gives a gradient to the thread, and the unit's buffers where it has not got them.
+    fn apply(
+        &mut self,
+        training: &Training,
+        buffers: Option<UnitBuffers>,
+        forwarded: Forwarded,
+    ) -> Result<(), EngineError> {
+        let unit = forwarded.unit;
+        let thread = match &mut self.thread {
+            Some(thread) => thread,
+            none => none.insert(Thread::start(training.clone())?),
+        };
+        if let Some(buffers) = buffers {
+            thread.give(Job::Take(unit, buffers))?;
+            self.away.insert(unit);
+        }
+        thread.give(Job::Apply(forwarded))
+    }
+
+    /// The unit's buffers, once all gradients that were given before are applied; none where the thread has not got them.
+    fn recall(&mut self, unit: Unit) -> Result<Option<UnitBuffers>, EngineError> {
+        let Some(thread) = self.thread.as_ref().filter(|_| self.away.remove(&unit)) else {
+            return Ok(None);
+        };
+        thread.give(Job::Return(unit))?;
+        thread.returned.recv().map(Some).map_err(|_| ended())
+    }
+}
+
+fn ended() -> EngineError {
+    EngineError::Panicked("the thread that applies gradients beside the step has ended".into())
+}
+
+impl Thread {
+    fn start(training: Training) -> Result<Thread, EngineError> {
+        let ((jobs, inbox), (give_back, returned)) = (channel(), channel());
+        let thread = std::thread::Builder::new().name("spare-copies".into());
+        let started = thread.spawn(move || serve(&training, &inbox, &give_back));
+        match started {
+            Ok(_) => Ok(Thread { jobs, returned }),
+            Err(error) => Err(EngineError::Thread("spare-copies", error.to_string())),
+        }
+    }
+
+    fn give(&self, job: Job) -> Result<(), EngineError> {
+        self.jobs.send(job).map_err(|_| ended())
+    }
+}
+
+/// Until the engine is gone.
+fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuffers>) {
+    let mut units = BTreeMap::new();
+    while let Ok(job) = inbox.recv() {
+        match job {
+            Job::Take(unit, buffers) => {
+                units.insert(unit, buffers);
+            }
+            Job::Apply(forwarded) => {
+                let Forwarded {
+                    unit,
+                    decision,
+                    gradient,
+                    snapshot_wait,
+                    done,
+                } = forwarded;
+                let deadline = Instant::now() + snapshot_wait;
+                let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit));
+                let applied = buffers.and_then(|buffers: &mut UnitBuffers| {
+                    let unit = (unit, buffers);
+                    let apply =
+                        || optimizer::apply_forwarded(training, &decision, unit, &gradient, deadline);
+                    catch_unwind(AssertUnwindSafe(apply))
+                        .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
+                });
+                done(applied);
+            }
+            Job::Return(unit) => {
+                let Some(buffers) = units.remove(&unit) else {
+                    return;
+                };
+                if give_back.send(buffers).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("for a reason that it did not say").to_owned()
+}

@@ -1,0 +1,285 @@
+//! Spare copies: two stages that keep each other's units while they train, each gradient taken as soon as its step has run and applied once
+//! the step is decided, hold each other's very bits; and what is kept trains on in the place of what is lost.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{BATCH, Case, Exchange, engine, later, plan, run, shape, single};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use varuna_api::Precision;
+use varuna_plan::state::UnitNorm;
+use varuna_plan::{Decision, LossScaling, Plan, ScaleFactor, Shape, StateId, Unit, WorkerId};
+use varuna_worker::agent::engine_thread::{self, Command, Event, Reader, Recipient};
+use varuna_worker::engine::{Engine, EngineError};
+use varuna_worker::state::UnitState;
+use varuna_worker::transport::Link;
+use varuna_worker::transport::local::LocalMesh;
+
+const A: WorkerId = WorkerId(1);
+const B: WorkerId = WorkerId(2);
+
+/// Two stages.
+fn two_stages(case: &Case) -> Shape {
+    shape(case, &[&[3, 3]], &[BATCH], 4)
+}
+
+/// What goes to a keeper.
+enum Sent {
+    Copy(Unit, UnitState),
+    /// Of the step that was just run; empty where the unit's norm says that it will be skipped.
+    Gradient(Unit, Vec<f32>),
+    /// All of this step has been sent.
+    Ran,
+}
+
+/// A stage, and the copies that it keeps of the other one.
+struct Worker {
+    me: WorkerId,
+    engine: Engine,
+    plan: Plan,
+    link: Arc<dyn Link>,
+    exchange: Arc<Exchange>,
+    to_keeper: Sender<Sent>,
+    from_holder: Receiver<Sent>,
+    skipped: bool,
+}
+
+impl Worker {
+    /// The units that this worker alone holds.
+    fn alone(&self) -> Vec<Unit> {
+        let units = self.plan.units(self.me).into_iter();
+        units.filter(|u| self.plan.holders(*u).len() == 1).collect()
+    }
+
+    /// Trains from `at` for so many steps; copies are made before the step `copy`.
+    fn train(&mut self, mut at: StateId, steps: u64, copy: u64) -> StateId {
+        tch::set_num_threads(1);
+        let own = self.plan.units(self.me);
+        for _ in 0..steps {
+            if at.step.0 == copy {
+                for unit in self.alone() {
+                    let state = self.engine.export(unit).unwrap();
+                    self.to_keeper.send(Sent::Copy(unit, state)).unwrap();
+                }
+            }
+            let report = self
+                .engine
+                .run_step(&self.plan, at.step, &self.link, later())
+                .unwrap();
+            for (unit, norm) in &report.prepared {
+                if self.plan.holders(*unit).len() == 1 {
+                    let gradient = match norm.overflow {
+                        true => Vec::new(),
+                        false => self.engine.gradient(*unit).unwrap(),
+                    };
+                    self.to_keeper.send(Sent::Gradient(*unit, gradient)).unwrap();
+                }
+            }
+            self.to_keeper.send(Sent::Ran).unwrap();
+            let parts = self.exchange.all(at.step.0, &report.prepared);
+            let decision = Decision::conclude(at, self.plan.generation, &parts, None);
+            self.skipped |= decision.overflow;
+            self.engine.apply(&decision, &own).unwrap();
+            self.keep(at.step.0 >= copy, &decision);
+            at = decision.id;
+        }
+        let held = self.engine.held();
+        self.engine.recall(&held).unwrap();
+        at
+    }
+
+    /// Takes what the holder has sent of a step, and applies its decision.
+    fn keep(&mut self, copied: bool, decision: &Decision) {
+        loop {
+            match self.from_holder.recv().unwrap() {
+                Sent::Copy(unit, state) => {
+                    self.engine.recall(&[unit]).unwrap();
+                    self.engine.import(unit, &state).unwrap();
+                }
+                Sent::Gradient(unit, gradient) if copied => {
+                    let done = |applied: Result<(), EngineError>| applied.unwrap();
+                    self.engine
+                        .apply_beside(decision, unit, gradient, Box::new(done))
+                        .unwrap();
+                }
+                Sent::Gradient(..) => {}
+                Sent::Ran => return,
+            }
+        }
+    }
+}
+
+/// The two workers of a plan, each with its engine.
+fn pair(case: &Case, engines: [Engine; 2]) -> [Worker; 2] {
+    let shape = two_stages(case);
+    let plan = plan(case, &shape);
+    let mesh = LocalMesh::new(&shape.members());
+    let exchange = Arc::new(Exchange::new(2));
+    let ((to_b, from_a), (to_a, from_b)) = (channel(), channel());
+    let [a, b] = engines;
+    let worker = |me, engine, to_keeper, from_holder| Worker {
+        me,
+        engine,
+        plan: plan.clone(),
+        link: mesh.link(me),
+        exchange: Arc::clone(&exchange),
+        to_keeper,
+        from_holder,
+        skipped: false,
+    };
+    [worker(A, a, to_b, from_b), worker(B, b, to_a, from_a)]
+}
+
+/// Both train in threads of their own; the state that they reach.
+fn train(workers: [Worker; 2], at: StateId, steps: u64, copy: u64) -> ([Worker; 2], StateId) {
+    let threads = workers.map(|mut worker| {
+        std::thread::spawn(move || {
+            let reached = worker.train(at, steps, copy);
+            (worker, reached)
+        })
+    });
+    let [(a, at), (b, _)] = threads.map(|t| t.join().unwrap());
+    ([a, b], at)
+}
+
+fn first_engines(case: &Case) -> [Engine; 2] {
+    let plan = plan(case, &two_stages(case));
+    [A, B].map(|me| {
+        let mut engine = engine(case, me);
+        for unit in plan.units(me) {
+            engine.initialise(unit).unwrap();
+        }
+        engine
+    })
+}
+
+/// Trains, with copies from step `copy` on; all that is kept is what its holder has, bit for bit. Whether steps were skipped.
+fn kept_bits_are_the_holders(case: &Case, steps: u64, copy: u64) -> bool {
+    let (workers, _) = train(pair(case, first_engines(case)), StateId::INITIAL, steps, copy);
+    let [a, b] = &workers;
+    for (holder, keeper) in [(a, b), (b, a)] {
+        assert!(!holder.alone().is_empty());
+        for unit in holder.alone() {
+            let (held, kept) = (
+                holder.engine.export(unit).unwrap(),
+                keeper.engine.export(unit).unwrap(),
+            );
+            assert!(held == kept, "unit {unit} of worker {}", holder.me);
+        }
+    }
+    a.skipped
+}
+
+#[test]
+fn a_spare_copy_has_its_holders_bits_after_many_steps() {
+    assert!(!kept_bits_are_the_holders(&Case::default(), 400, 2));
+}
+
+#[test]
+fn a_spare_copy_has_its_holders_bits_in_every_precision_and_through_skipped_steps() {
+    let case = |precision, scaling| Case {
+        precision,
+        scaling,
+        ..Case::default()
+    };
+    assert!(!kept_bits_are_the_holders(
+        &case(Precision::Bf16, LossScaling::OFF),
+        60,
+        1
+    ));
+    // The first steps overflow.
+    let scaling = LossScaling::Dynamic {
+        initial: ScaleFactor::two_to(32),
+        minimum: ScaleFactor::ONE,
+        window: 8,
+    };
+    assert!(kept_bits_are_the_holders(&case(Precision::Fp16, scaling), 60, 1));
+}
+
+/// A stage is lost after some steps. A new worker takes over what the other one has kept of it, and both come to the very state of a run
+/// that lost nobody.
+#[test]
+fn what_is_kept_trains_on_in_the_place_of_the_lost_stage() {
+    let case = Case::default();
+    let (before, after) = (12, 9);
+    let undisturbed: BTreeMap<Unit, Vec<f32>> = run(&case, &two_stages(&case), before + after).parameters;
+    for lost in [A, B] {
+        let ([a, b], at) = train(pair(&case, first_engines(&case)), StateId::INITIAL, before, 3);
+        let mut fresh = engine(&case, lost);
+        let (survivor, units) = if lost == A {
+            (b, a.plan.units(A))
+        } else {
+            (a, b.plan.units(B))
+        };
+        for unit in units {
+            fresh
+                .import(unit, &survivor.engine.export(unit).unwrap())
+                .unwrap();
+        }
+        let engines = match lost {
+            A => [fresh, survivor.engine],
+            _ => [survivor.engine, fresh],
+        };
+        let (workers, reached) = train(pair(&case, engines), at, after, u64::MAX);
+        assert_eq!(reached.step.0, before + after);
+        for worker in &workers {
+            for unit in worker.plan.units(worker.me) {
+                let state = worker.engine.export(unit).unwrap();
+                assert!(state.data == undisturbed[&unit], "unit {unit}, {lost} was lost");
+            }
+        }
+    }
+}
+
+/// The optimizer of what is kept runs beside the commands that follow; what they need of it is waited for.
+#[test]
+fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
+    tch::set_num_threads(1);
+    let case = Case::default();
+    let (alone, unit) = (plan(&case, &single(&case)), Unit(1));
+    let mut holder = engine(&case, A);
+    for unit in alone.units(A) {
+        holder.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[A]).link(A);
+    let report = holder
+        .run_step(&alone, StateId::INITIAL.step, &link, later())
+        .unwrap();
+    let norms: Vec<UnitNorm> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(StateId::INITIAL, alone.generation, &norms, None);
+    let gradient = holder.gradient(unit).unwrap();
+    holder.apply(&decision, &alone.units(A)).unwrap();
+
+    let mut keeper = engine(&case, B);
+    keeper.initialise(unit).unwrap();
+    let (events, told) = channel();
+    let commands = engine_thread::start(keeper, move |event| drop(events.send(event))).unwrap();
+    let recipient = Recipient {
+        generation: alone.generation,
+        to: A,
+        unit,
+    };
+    for command in [
+        Command::ApplyForwarded {
+            unit,
+            decision,
+            gradient,
+        },
+        Command::Export {
+            recipient,
+            id: decision.id,
+            decision: None,
+            reader: Reader::Copy,
+        },
+    ] {
+        commands.send(command).unwrap();
+    }
+    assert!(matches!(told.recv().unwrap(), Event::Loaded { id, .. } if id == decision.id));
+    let Event::Exported { snapshot, .. } = told.recv().unwrap() else {
+        panic!("another event");
+    };
+    assert!(snapshot.copy() == holder.export(unit).unwrap());
+}
