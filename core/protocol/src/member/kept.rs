@@ -31,7 +31,7 @@ struct KeptUnit {
 #[derive(Default)]
 pub(super) struct Kept {
     units: BTreeMap<Unit, KeptUnit>,
-    /// This worker has run its step: so long it waits for gradients.
+    /// This worker has run its step: so long it waits for gradients. None while it runs one.
     pub(super) wait_until: Option<Time>,
 }
 

@@ -226,6 +226,7 @@ impl Member {
     fn committed(&mut self, now: Time, decision: Decision, effects: &mut Vec<MemberEffect>) {
         self.at = decision.id;
         self.holdings.begin_step(self.generation(), decision.id.step);
+        self.wait_is_over();
         let current = self.current.as_mut();
         let said = current.and_then(|c| c.norms.committed(decision.parent.step));
         let (save, store_busy) = said.map_or((false, false), |s| (s.save, s.store_busy));
