@@ -15,8 +15,8 @@ pub struct MemberTiming {
     pub connect_deadline: Duration,
     /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,
-    /// How long a step that was run here may wait for the gradients of units whose spare copy this worker keeps. Then it goes on without
-    /// them, and the copy is asked for anew. Less than the least deadline of a step.
+    /// How long a step that was run here may wait for the gradients of units whose spare copy this worker keeps, or as long as it took to run, if
+    /// that is longer. Then it goes on without them, and the copy is asked for anew. Less than the least deadline of a step.
     pub spare_wait: Duration,
     /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it. Less than a coordinator waits
     /// for a worker that is connected and does not answer (see [`crate::coordinator::Timing::unanswered`]).

@@ -163,10 +163,19 @@ impl Member {
         bug!(CommitBeforeKeeperCanFinish) || self.awaited().is_empty()
     }
 
-    /// A step was run here: gradients for spare copies are waited for from now on.
+    /// A step was run here: gradients for spare copies are waited for from now on, as long again as it took: stages end a step one after the other,
+    /// and each of them is a part of it. A step takes twice as long at most, and within its deadline, which is four times what is observed.
     pub(super) fn wait_for_gradients(&mut self, now: Time) {
         if let Some(current) = &mut self.current {
-            current.kept.wait_until = Some(now.after(self.config.timing.spare_wait));
+            let took = now.since(current.progress_at);
+            current.kept.wait_until = Some(now.after(self.config.timing.spare_wait.max(took)));
+        }
+    }
+
+    /// The next step begins, and so does its wait only once it was run here: however long that takes, no gradient is late before.
+    pub(super) fn wait_is_over(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.kept.wait_until = None;
         }
     }
 

@@ -168,12 +168,17 @@ fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_
 #[test]
 fn a_step_that_takes_longer_than_gradients_are_waited_for_costs_no_copy() {
     let (mut rig, two) = Rig::in_step();
+    // Longer than `spare_wait`, within the deadline.
     for _ in 0..4 {
-        rig.now = rig.now.after(MemberTiming::default().spare_wait);
+        rig.now = rig.now.after(Duration::from_millis(200));
         assert_eq!(follows(&rig.put(MemberInput::Tick)), []);
         assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
     }
     rig.ran(2);
+    // The holder's stage ends its step later, by a part of what a step takes.
+    rig.now = rig.now.after(Duration::from_millis(700));
+    rig.put(MemberInput::Tick);
+    assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
     rig.spare_gradient(1, 2);
     let concluded = rig.peer_ran(2);
     let (three, committed) = rig.commit(&concluded);
