@@ -1,6 +1,6 @@
 //! The first half of a block: norm, causal multi-head attention, residual addition.
 
-use crate::embedding::Positions;
+use crate::features::Positions;
 use crate::parameter::{DEVIATION, Initial, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 

@@ -1,4 +1,4 @@
-//! What is read from a `config.json`.
+//! What models and their parameters are in a published folder: fields of a `config.json`, and tensors.
 
 use crate::limits;
 use crate::real::Real;
@@ -21,6 +21,17 @@ pub enum ConfigError {
     /// The model has features that no family has.
     #[error("no published family has the model's features: GPT-2, Llama and Qwen 3 have a format")]
     Features,
+}
+
+/// Some rows of a parameter of ours as a tensor of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Published {
+    /// Its name.
+    pub name: String,
+    /// Rows of our parameter, those of the tensors before it in the list left out.
+    pub rows: usize,
+    /// It lies as (inputs, outputs).
+    pub transposed: bool,
 }
 
 /// The fields of a mapping.

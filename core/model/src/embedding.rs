@@ -1,20 +1,8 @@
 //! The first segment: token embedding and positions.
 
+use crate::features::Positions;
 use crate::parameter::Parameter;
 use crate::piece::{Piece, Sizes};
-use crate::rotary::Rotary;
-use serde::{Deserialize, Serialize};
-
-/// How tokens learn of their position.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Positions {
-    /// A learned vector for each position, added to the token's.
-    #[default]
-    Learned,
-    /// Queries and keys are turned in each attention; the embedding knows no positions.
-    Rotary(Rotary),
-}
 
 /// Token table (v, d); a unit of its own where the head is tied.
 pub const TOKENS: &str = "wte.weight";

@@ -1,6 +1,6 @@
 //! Families of models with a published format: `config.json`, and the names under which their parameters lie in `model.safetensors`.
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, Published};
 use crate::features::Features;
 use crate::layout::Unit;
 use crate::model::Model;
@@ -17,17 +17,6 @@ pub enum Family {
     Llama,
     /// `qwen3`.
     Qwen3,
-}
-
-/// Some rows of a parameter of ours as a tensor of its own.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Published {
-    /// Its name.
-    pub name: String,
-    /// Rows of our parameter, those of the tensors before it in the list left out.
-    pub rows: usize,
-    /// It lies as (inputs, outputs).
-    pub transposed: bool,
 }
 
 impl Family {

@@ -1,9 +1,7 @@
 //! What a model's segments are made of.
 
-use crate::embedding::Positions;
-use crate::mlp::Mlp;
-use crate::norm::Norm;
 use crate::real::Real;
+use crate::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 
 /// What a model's segments are made of. In documents whatever is as in a GPT-2 is left out: hashes of jobs and manifests of checkpoints
@@ -44,6 +42,41 @@ pub struct Features {
     /// Logits are bent so that they stay below this, above its negative: `c tanh(x / c)` (Bello et al. 2016); none = they are not.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub logit_softcap: Option<Real>,
+}
+
+/// How tokens learn of their position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Positions {
+    /// A learned vector for each position, added to the token's.
+    #[default]
+    Learned,
+    /// Queries and keys are turned in each attention; the embedding knows no positions.
+    Rotary(Rotary),
+}
+
+/// Which normalisation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Norm {
+    /// Mean 0 and variance 1, then weight and bias (Ba et al. 2016).
+    #[default]
+    LayerNorm,
+    /// Mean square 1, then a weight (Zhang and Sennrich 2019).
+    RmsNorm,
+}
+
+/// Which MLP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Mlp {
+    /// Up, GELU (tanh form), down again.
+    #[default]
+    Gelu,
+    /// Up twice, SiLU of one times the other, down again (Shazeer 2020).
+    SwiGlu,
+    /// Up, the square of what is above zero, down again (So et al. 2021).
+    Relu2,
 }
 
 /// Which linear layers have a bias.
@@ -120,7 +153,7 @@ fn is_gpt2s_epsilon(epsilon: &Real) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rotary::{Rotary, Scaling};
+    use crate::rotary::Scaling;
     use crate::{Model, gpt2, llama3, qwen3};
 
     #[test]

@@ -1,7 +1,6 @@
 //! The GPT-2 family (Radford et al. 2019): its sizes and its format at Hugging Face.
 
-use crate::config::{ConfigError, Fields};
-use crate::family::Published;
+use crate::config::{ConfigError, Fields, Published};
 use crate::features::Features;
 use crate::head;
 use crate::layout::Unit;

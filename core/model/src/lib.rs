@@ -26,14 +26,11 @@ pub mod real;
 pub mod rotary;
 pub mod spec;
 
-pub use config::ConfigError;
-pub use embedding::Positions;
-pub use family::{Family, Published};
-pub use features::{Biases, Features};
+pub use config::{ConfigError, Published};
+pub use family::Family;
+pub use features::{Biases, Features, Mlp, Norm, Positions};
 pub use layout::{Layout, SegmentRange, Unit};
-pub use mlp::Mlp;
 pub use model::Model;
-pub use norm::Norm;
 pub use parameter::{Initial, LayerNames, Parameter};
 pub use real::Real;
 pub use rotary::{Rotary, Scaling};

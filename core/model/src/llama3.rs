@@ -1,14 +1,10 @@
 //! The Llama 3 family (Grattafiori et al. 2024): its sizes and its format at Hugging Face.
 
-use crate::config::{ConfigError, Fields};
-use crate::embedding::Positions;
-use crate::family::Published;
-use crate::features::{Biases, Features};
+use crate::config::{ConfigError, Fields, Published};
+use crate::features::{Biases, Features, Mlp, Norm, Positions};
 use crate::layout::Unit;
 use crate::limits;
-use crate::mlp::Mlp;
 use crate::model::Model;
-use crate::norm::Norm;
 use crate::parameter::Parameter;
 use crate::real::Real;
 use crate::rotary::{Rotary, Scaling};

@@ -1,21 +1,8 @@
 //! The second half of a block: norm, MLP, residual addition.
 
+use crate::features::Mlp;
 use crate::parameter::{DEVIATION, LayerNames};
 use crate::piece::{Piece, Sizes};
-use serde::{Deserialize, Serialize};
-
-/// Which MLP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Mlp {
-    /// Up, GELU (tanh form), down again.
-    #[default]
-    Gelu,
-    /// Up twice, SiLU of one times the other, down again (Shazeer 2020).
-    SwiGlu,
-    /// Up, the square of what is above zero, down again (So et al. 2021).
-    Relu2,
-}
 
 /// The norm before it.
 pub const NORM: LayerNames = LayerNames {

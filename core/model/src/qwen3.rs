@@ -1,12 +1,9 @@
 //! The Qwen 3 family (Yang et al. 2025): its sizes and its format at Hugging Face.
 
 use crate::config::{ConfigError, Fields};
-use crate::embedding::Positions;
-use crate::features::{Biases, Features};
+use crate::features::{Biases, Features, Mlp, Norm, Positions};
 use crate::llama3;
-use crate::mlp::Mlp;
 use crate::model::Model;
-use crate::norm::Norm;
 use crate::real::Real;
 use crate::rotary::Rotary;
 use serde_json::{Value, json};

@@ -1,0 +1,70 @@
+//! `spec.model`.
+
+#[cfg(feature = "kubernetes")]
+use crate::{choices, limits, schema};
+#[cfg(feature = "kubernetes")]
+use kube_derive::KubeSchema;
+use serde::{Deserialize, Serialize};
+#[cfg(feature = "kubernetes")]
+use varuna_model::presets;
+
+/// A preset, explicit sizes, or a preset with some sizes replaced.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
+            "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize"),
+        validation = ("has(self.headSize) || (has(self.preset) && self.preset.startsWith('qwen3-')) || !has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
+            "make hiddenSize a multiple of heads, or give headSize"),
+        validation = ("!has(self.kvHeads) || !has(self.heads) || self.heads % self.kvHeads == 0",
+            "make kvHeads a divisor of heads"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelSpec {
+    /// GPT-2 and Megatron: `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large`, `gpt2-1.5b` (also `gpt2-xl`), `gpt2-2.5b` or `gpt2-8.3b`.
+    /// Llama 3: `llama-tiny`, `llama3.2-1b`, `llama3.2-3b` or `llama3-8b`. Qwen 3: `qwen3-tiny`, `qwen3-0.6b`, `qwen3-1.7b` or `qwen3-8b`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(presets::names())))]
+    pub preset: Option<String>,
+    /// Transformer blocks.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::LAYERS)))]
+    pub layers: Option<u32>,
+    /// Width; a multiple of `heads` where there is no `headSize`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub hidden_size: Option<u32>,
+    /// Attention heads.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub heads: Option<u32>,
+    /// Heads with keys and values of their own, a divisor of `heads`; the preset's or all of them where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub kv_heads: Option<u32>,
+    /// Width of a head; the preset's or `hiddenSize` by `heads` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::HEAD)))]
+    pub head_size: Option<u32>,
+    /// Width of the MLP between its matrices; the preset's or what is usual for the kind of MLP where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::INNER)))]
+    pub inner_size: Option<u32>,
+    /// Kind of MLP: `gelu`, `swiglu` or `relu2`. Left out, it is the preset's, or `gelu`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::MLPS.map(|(name, _)| name))))]
+    pub mlp: Option<String>,
+    /// Tokens in a sample.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub sequence_length: Option<u32>,
+    /// Tokens that a token sees, itself among them; all before it where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub sliding_window: Option<u32>,
+    /// Rows of the embedding table: at least the dataset's vocabulary (byte tokenizer 257, GPT-2 50257).
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VOCABULARY)))]
+    pub vocabulary_size: Option<u32>,
+    /// The head shares the token embedding; the preset's or true where left out.
+    pub tied_head: Option<bool>,
+    /// Logits are bent to stay below this: c tanh(x / c); no cap where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::SOFTCAP_MAX)))]
+    pub logit_softcap: Option<f64>,
+    /// Dropout probability, 0 <= p < 1; 0 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
+    pub dropout: Option<f64>,
+}
