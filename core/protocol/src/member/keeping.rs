@@ -179,13 +179,6 @@ impl Member {
         }
     }
 
-    /// The next step begins, and so does its wait only once it was run here: however long that takes, no gradient is late before.
-    pub(super) fn wait_is_over(&mut self) {
-        if let Some(current) = &mut self.current {
-            current.kept.wait_until = None;
-        }
-    }
-
     /// The gradient of a step has arrived from a unit's only holder.
     pub(super) fn gradient_before_decision(
         &mut self,
