@@ -231,8 +231,10 @@ const ROTARY: Positions = Positions::Rotary(Rotary {
     scaling: None,
 });
 
+type Change = fn(&mut Features);
+
 /// Each feature by itself, in a model that is a GPT-2 otherwise.
-const FEATURES: [(&str, fn(&mut Features)); 15] = [
+const FEATURES: [(&str, Change); 15] = [
     ("RMS norm", |f| f.norm = Norm::RmsNorm),
     ("another epsilon", |f| f.epsilon = Real::new(0.1)),
     ("rotary positions", |f| f.positions = ROTARY),
