@@ -41,7 +41,7 @@ varuna_mutants::mutants! {
     /// Units that the new plan takes away are freed when the plan is accepted.
     FreeBeforeGo => unit_tests_and_seeds("cg", 0),
     /// Shards are named by step alone.
-    ShardsWithoutGeneration => seeds("b", 78200),
+    ShardsWithoutGeneration => seeds("b", 78900),
     /// Each worker resolves "newest checkpoint" itself.
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
@@ -51,7 +51,7 @@ varuna_mutants::mutants! {
     /// Workers leave after their last commit.
     ExitAtEnd => seeds("fg", 0),
     /// Links that failed are forgotten: the same plan again.
-    ForgetBadLinks => unit_tests_and_seeds("f", 0),
+    ForgetBadLinks => unit_tests_and_seeds("fh", 0),
     /// No way round a dead link between a target and its only source.
     NoRelay => UNIT_TESTS,
     /// A run whose gradients are never finite again goes on.

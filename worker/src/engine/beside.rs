@@ -168,8 +168,7 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
                 let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit));
                 let applied = buffers.and_then(|buffers: &mut UnitBuffers| {
                     let unit = (unit, buffers);
-                    let apply =
-                        || optimizer::apply_forwarded(training, &decision, unit, &gradient, deadline);
+                    let apply = || optimizer::apply_forwarded(training, &decision, unit, &gradient, deadline);
                     catch_unwind(AssertUnwindSafe(apply))
                         .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
                 });

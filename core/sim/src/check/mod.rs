@@ -9,6 +9,7 @@ mod plans;
 mod restores;
 mod samples;
 mod state;
+pub(crate) use state::Origin;
 
 pub(crate) use memory::{coordinator_is_bounded, member_is_bounded};
 pub(crate) use restores::Restore;

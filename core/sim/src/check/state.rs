@@ -5,15 +5,26 @@ use super::{Checker, Violation, broken};
 use crate::engine::{SCALING, UnitState, initial_bits};
 use varuna_plan::{Decision, OptimizerProgress, StateId, Unit, WorkerId};
 
+/// How a worker came by a state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// By running the step before, as a holder under the plan.
+    Step,
+    /// By the gradient of another's step, for a copy that only follows: no comparison looks at it.
+    Forwarded,
+    /// From somebody else, or from the store.
+    Taken,
+}
+
 impl Checker {
-    /// `computed`: by the step before, not taken over from somebody.
+    /// A worker's unit is at this state.
     pub(crate) fn set(
         &mut self,
         worker: WorkerId,
         unit: Unit,
         id: StateId,
         state: UnitState,
-        computed: bool,
+        origin: Origin,
     ) -> Result<(), Violation> {
         let bits = state.bits;
         let known = *self.at_step.entry((id.run_gen, id.step)).or_insert(id);
@@ -26,8 +37,12 @@ impl Checker {
         }
         self.counts(id, state.progress)?;
         let sound = self.bits.get(&(id, unit)) == Some(&bits);
+        let computed = origin != Origin::Taken;
         if !sound && self.flips.follows((worker, unit), id, bits, computed) {
             return Ok(());
+        }
+        if origin == Origin::Step {
+            self.flips.note_right_holder(id, unit);
         }
         self.flips.end(worker, unit);
         let initial = initial_bits(unit);

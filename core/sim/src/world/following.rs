@@ -2,6 +2,7 @@
 
 use super::network::{Data, Ms};
 use super::{Result, Schedule, Timer};
+use crate::check::Origin;
 use crate::engine::Held;
 use crate::host::{Host, Link};
 use std::collections::BTreeMap;
@@ -151,7 +152,9 @@ impl Host<Schedule> {
         if engine.apply_forwarded(unit, &decision) {
             self.env.stats.reach("following: a gradient is applied");
             if let Some(held) = engine.held.get(&unit) {
-                self.env.checker.set(w, unit, held.id, held.state, true)?;
+                self.env
+                    .checker
+                    .set(w, unit, held.id, held.state, Origin::Forwarded)?;
             }
             self.perhaps_hit(w, true);
         }

@@ -4,6 +4,7 @@ use super::network::Data;
 use super::outages::CrashLoop;
 use super::uploads::Upload;
 use super::{BATCH, Result, Schedule, Timer, Worker};
+use crate::check::Origin;
 use crate::engine::{Engine, Held, Output, UnitState};
 use crate::host::{Event, Host, Link, Process};
 use std::time::Duration;
@@ -241,7 +242,7 @@ impl Host<Schedule> {
                         .gradients
                         .retain(|(u, _, step), _| *u != unit || *step >= id.step);
                     engine.reduced.units.remove(&unit);
-                    self.env.checker.set(w, unit, id, state, false)?;
+                    self.env.checker.set(w, unit, id, state, Origin::Taken)?;
                     self.perhaps_hit(w, true);
                 }
                 self.member(w, MemberInput::Loaded { unit, id })
@@ -262,7 +263,7 @@ impl Host<Schedule> {
         let generation = worker.machine.generation();
         for unit in units {
             if let Some(held) = engine.held.get(&unit) {
-                self.env.checker.set(w, unit, held.id, held.state, true)?;
+                self.env.checker.set(w, unit, held.id, held.state, Origin::Step)?;
             }
         }
         self.perhaps_hit(w, !commit);
