@@ -86,12 +86,10 @@ impl Member {
         };
         match input {
             MemberInput::FetchProgress { from, .. } => change.asked.progress(now, from),
-            MemberInput::FetchFailed { from, unit, .. } => {
-                if change.asked.asked_peer(unit) == Some(from) {
-                    change.followed.lose(unit);
-                    change.asked.forget(unit);
-                    change.asked.note_damaged(from);
-                }
+            MemberInput::FetchFailed { from, unit, .. } if change.asked.asked_peer(unit) == Some(from) => {
+                change.followed.lose(unit);
+                change.asked.forget(unit);
+                change.asked.note_damaged(from);
             }
             MemberInput::Fetched {
                 from,
