@@ -10,6 +10,7 @@ mod messages;
 mod plans;
 mod recording;
 pub(crate) mod sequence;
+mod shared;
 mod tables;
 mod texts;
 
@@ -48,6 +49,7 @@ pub static TARGETS: &[Target] = &[
     documents::STORED_RECORD,
     documents::RUN_FOLDER,
     documents::PARTS,
+    shared::RUN,
     tables::TRACE,
     tables::PROFILE,
     tables::LINKS,

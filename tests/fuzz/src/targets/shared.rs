@@ -1,0 +1,228 @@
+//! The documents that the operator and a job's coordinator share, each read as its reader does: whoever may write in the namespace can have
+//! changed them, and so can another release.
+
+use super::messages::status_document;
+use super::{MORE, Seeds, json, round_trip};
+use crate::{Form, Target};
+use kube::api::DynamicObject;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_api::crd::{RunCheckpoints, RunEnd, RunMessage, RunSpec, RunStatus, Status};
+use varuna_api::parse_job;
+use varuna_cluster_coordinator::orders::{Orders, orders_of};
+use varuna_cluster_coordinator::report::ReportedPart;
+use varuna_operator::decide::{
+    Observed, ObservedJob, ObservedNode, ObservedPod, ObservedQueue, ObservedRun, PodPhase, Settings, decide,
+    report,
+};
+use varuna_operator::observe;
+use varuna_plan::WorkerId;
+use varuna_protocol::coordinator::{Snapshot, WorkerView};
+
+/// Seconds since 1970.
+const NOW: i64 = 1_800_000_000;
+const JOB: &str = "apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {name: j}
+spec:
+  model: {preset: gpt2-tiny}
+  data: {path: d}
+  training: {globalBatchSize: 8, steps: 20, optimizer: {learningRate: 1e-3}}
+  elasticity: {minWorkers: 1, maxWorkers: 4}
+";
+/// Pods of a job: the operator looks at all of them for each one.
+const PODS: usize = 64;
+
+pub(super) const RUN: Target = Target {
+    name: "cluster-run",
+    what: "a VarunaRun (JSON): orders as a coordinator reads them, reports as the operator does, and what it decides from them",
+    form: Form::Json,
+    words: &[
+        "Run",
+        "Save",
+        "Stop",
+        "None",
+        "Done",
+        "Stopped",
+        "StateLost",
+        "Diverged",
+        "CheckpointsTaken",
+        "Failed",
+        "training",
+        "0000000000000001",
+        "9223372036854775807",
+        "18446744073709551615",
+        "10.0.0.1:7070",
+        "j-w1",
+    ],
+    memory: MORE,
+    seeds,
+    run,
+};
+
+fn orders(goal: &str) -> serde_json::Value {
+    json!({
+        "uid": "u", "goal": goal, "coordinator": 2, "newestCoordinator": 3, "steps": 20, "saveAt": "now",
+        "leaving": ["j-w2"], "ended": ["j-w3"], "domains": {"good": "zone-a/block-3"},
+    })
+}
+
+fn document(goal: &str, status: &RunStatus) -> Vec<u8> {
+    json(&json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": {"name": "j", "resourceVersion": "7"},
+        "spec": orders(goal), "status": status,
+    }))
+}
+
+/// A run with a worker, and one that is lost.
+fn snapshot() -> Snapshot {
+    let status = status_document();
+    let view = status.workers[0].view.clone();
+    let lost = WorkerView {
+        id: WorkerId(2),
+        name: "j-w2".into(),
+        up: false,
+        phase: None,
+        ..view.clone()
+    };
+    let attached = WorkerView {
+        name: "j-w1".into(),
+        ..view
+    };
+    Snapshot {
+        run: status.run,
+        workers: vec![attached, lost],
+    }
+}
+
+fn seeds() -> Seeds {
+    let training = RunStatus {
+        coordinator: 2,
+        address: Some("10.0.0.1:7070".into()),
+        health_address: Some("10.0.0.1:8081".into()),
+        state: Some(snapshot()),
+        loss: Some(3.5),
+        skipped_steps: Some(1),
+        loss_scale: Some(65_536),
+        checkpoints: Some(RunCheckpoints {
+            newest_step: Some(4),
+            failing: Some("no answer within 30 s".into()),
+            stale: true,
+        }),
+        messages: vec![RunMessage {
+            number: 9,
+            resumed: true,
+            text: "training goes on".into(),
+        }],
+        end: None,
+    };
+    let ended = |end| RunStatus {
+        end: Some(end),
+        ..training.clone()
+    };
+    vec![
+        ("training", document("Run", &training)),
+        ("saving", document("Save", &training)),
+        ("begun", document("Run", &RunStatus::default())),
+        ("done", document("Run", &ended(RunEnd::Done))),
+        (
+            "state-lost",
+            document("Run", &ended(RunEnd::StateLost("segments 2..4".into()))),
+        ),
+        (
+            "failed",
+            document("Stop", &ended(RunEnd::Failed("no memory".into()))),
+        ),
+        ("suspended", document("None", &training)),
+    ]
+}
+
+fn run(input: &[u8]) -> Result<String, String> {
+    let object: DynamicObject = serde_json::from_slice(input).map_err(|e| e.to_string())?;
+    let status = object.data.get("status").cloned().unwrap_or_default();
+    if let Ok(whole) = serde_json::from_value::<RunStatus>(status) {
+        round_trip(&whole);
+        let part = ReportedPart::of(&whole);
+        assert_eq!(part.may_wait(&part), None, "nothing has changed");
+    }
+    let (read, reported) = observe::run(&object);
+    assert_eq!(orders_of(&object), read, "the two programs read other orders");
+    let Some(spec) = read else {
+        return Err("these orders are not understood".into());
+    };
+    round_trip(&spec);
+    let turns = [i64::MIN, spec.coordinator, i64::MAX].map(|n| Orders::Given(spec.clone()).turn(n));
+    let observed = observed(spec, reported);
+    let decision = decide(&observed);
+    let report = report(&observed, &decision, &[]);
+    round_trip(&report.status);
+    Ok(format!(
+        "{turns:?}, {:?}, {} Events, again in {:?} s",
+        report.status.phase,
+        report.events.len(),
+        report.reconcile_in
+    ))
+}
+
+/// A job with these orders and this report, and a pod for each worker that the report names.
+fn observed(orders: RunSpec, run: Option<ObservedRun>) -> Observed {
+    let job = parse_job(JOB).expect("the job is valid");
+    let names = |attached| run.iter().flat_map(move |r| r.workers(attached));
+    let names: BTreeSet<String> = names(true).chain(names(false)).map(str::to_owned).collect();
+    let pods = names.into_iter().take(PODS).zip(1..);
+    Observed {
+        job: ObservedJob {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            generation: 1,
+            spec: Ok(job),
+            save_at: None,
+            status: Status::default(),
+            deleting: false,
+        },
+        pods: pods.map(|(name, number)| pod(name, number)).collect(),
+        nodes: BTreeMap::from([(
+            "good".to_owned(),
+            ObservedNode {
+                ready: true,
+                ..ObservedNode::default()
+            },
+        )]),
+        coordinators: vec![pod("j-c2".to_owned(), 2)],
+        orders: Some(orders),
+        run,
+        coordinator_probe: None,
+        failures: vec![],
+        now: NOW,
+        settings: Settings {
+            image: Some("worker".into()),
+            coordinator_image: Some("coordinator".into()),
+            coordinator_priority_class: None,
+            gpu_resource: None,
+            node_signals: vec![],
+            topology_labels: vec![],
+        },
+        queue: ObservedQueue::default(),
+    }
+}
+
+fn pod(name: String, number: i64) -> ObservedPod {
+    ObservedPod {
+        name,
+        number,
+        group: None,
+        phase: PodPhase::Running,
+        node: Some("good".into()),
+        deleting: false,
+        deleted_at: None,
+        disrupted: None,
+        unschedulable: None,
+        waiting: None,
+        ended: None,
+        rejected: None,
+        avoids: BTreeSet::new(),
+        made_from: None,
+        image: None,
+    }
+}
