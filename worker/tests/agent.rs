@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
-use varuna_frames::{GradientHeader, RunKey, StateHeader};
+use varuna_frames::{RunKey, StateHeader, TransferHeader};
 use varuna_plan::{Generation, Step, StepDeadline, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming, Order, PeerMessage, Phase, Report};
 use varuna_wire::{Upward, Welcome};
@@ -39,7 +39,7 @@ impl DataPlane for Alone {
     fn send_message(&self, _: Generation, _: WorkerId, _: &PeerMessage) {}
     fn stop_states(&self, _: Generation) {}
     fn send_state(&self, _: Generation, _: WorkerId, _: StateHeader, _: Box<dyn StateSource>) {}
-    fn send_gradient(&self, _: Generation, _: WorkerId, _: GradientHeader, _: Vec<f32>) {}
+    fn send_gradient(&self, _: Generation, _: WorkerId, _: TransferHeader, _: Vec<f32>) {}
 }
 
 struct Rig {

@@ -121,6 +121,8 @@ mod tests {
             trained_samples: 900.0,
             ideal_samples: 1000.0,
             goodput: 0.9,
+            moved_bytes: 0.0,
+            gradient_bytes: 0.0,
             losses: vec![
                 loss(Cause::Transfer, 8.0),
                 loss(Cause::Plan, 2.0),
@@ -159,6 +161,8 @@ mod tests {
             trained_samples: 0.0,
             ideal_samples: 0.0,
             goodput: 0.0,
+            moved_bytes: 0.0,
+            gradient_bytes: 0.0,
             losses: Vec::new(),
             reconfigurations: Vec::new(),
             timeline: Vec::new(),

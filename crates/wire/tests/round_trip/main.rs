@@ -426,59 +426,64 @@ fn an_order_that_names_no_generation_or_no_plan_is_refused() {
     }
 }
 
+/// Why a plan with this change is refused.
+fn refused_plan(change: fn(&mut v1::Plan)) -> String {
+    let down = Downward::Order(Order::Prepare(Arc::new(small_plan()))).to_wire(1);
+    let Some(v1::down::Order::Prepare(v1::Prepare { plan })) = down.order else {
+        panic!("no plan in {down:?}")
+    };
+    let mut plan = v1::Plan::decode(plan).expect("what was just written");
+    change(&mut plan);
+    let plan = plan.encode_to_vec().into();
+    let order = v1::down::Order::Prepare(v1::Prepare { plan });
+    let down = v1::Down {
+        term: 1,
+        order: Some(order),
+    };
+    Downward::from_wire(down)
+        .expect_err("must be refused")
+        .to_string()
+}
+
 #[test]
 fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
-    let refused = |change: fn(&mut v1::Plan)| {
-        let down = Downward::Order(Order::Prepare(Arc::new(small_plan()))).to_wire(1);
-        let Some(v1::down::Order::Prepare(v1::Prepare { plan })) = down.order else {
-            panic!("no plan in {down:?}")
-        };
-        let mut plan = v1::Plan::decode(plan).unwrap();
-        change(&mut plan);
-        let plan = plan.encode_to_vec().into();
-        let order = v1::down::Order::Prepare(v1::Prepare { plan });
-        let down = v1::Down {
-            term: 1,
-            order: Some(order),
-        };
-        Downward::from_wire(down)
-            .expect_err("must be refused")
-            .to_string()
-    };
     for (error, part) in [
-        (refused(|p| p.generation = 0), "Plan: field generation is 0"),
-        (refused(|p| p.base = None), "Plan: field base is missing"),
-        (refused(|p| p.layout = None), "Plan: field layout is missing"),
+        (refused_plan(|p| p.generation = 0), "Plan: field generation is 0"),
+        (refused_plan(|p| p.base = None), "Plan: field base is missing"),
+        (refused_plan(|p| p.layout = None), "Plan: field layout is missing"),
         (
-            refused(|p| {
+            refused_plan(|p| {
                 let row = |units| v1::Keeper { worker: None, units };
                 p.keepers = vec![row(1), row(u32::MAX)];
             }),
             "Plan: field keepers is 4294967295 units after 1",
         ),
         (
-            refused(|p| p.keepers = vec![v1::Keeper::default()]),
+            refused_plan(|p| p.keepers = vec![v1::Keeper::default()]),
             "Plan: field keepers is 0 units after 0",
         ),
-        (refused(|p| p.schedule = None), "Plan: field schedule is missing"),
         (
-            refused(|p| p.predicted = None),
+            refused_plan(|p| p.schedule = None),
+            "Plan: field schedule is missing",
+        ),
+        (
+            refused_plan(|p| p.predicted = None),
             "Plan: field predicted is missing",
         ),
         (
-            refused(|p| p.schedule.as_mut().unwrap().kind = None),
+            refused_plan(|p| p.schedule.as_mut().unwrap().kind = None),
             "Schedule: field kind is missing",
         ),
         (
-            refused(|p| p.schedule.as_mut().unwrap().recompute = 0),
+            refused_plan(|p| p.schedule.as_mut().unwrap().recompute = 0),
             "Schedule: field recompute is 0, allowed is 1 to 3",
         ),
         (
-            refused(|p| p.base = Some(v1::plan::Base::Fixed(v1::FixedBase::default()))),
+            refused_plan(|p| p.base = Some(v1::plan::Base::Fixed(v1::FixedBase::default()))),
             "FixedBase: field id is missing",
         ),
         (
-            refused(|p| {
+            refused_plan(|p| {
                 p.pipelines = vec![v1::Pipeline {
                     stages: vec![v1::Stage {
                         recompute: 9,
@@ -490,7 +495,7 @@ fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
             "Stage: field recompute is 9, allowed is 0 to 3",
         ),
         (
-            refused(|p| {
+            refused_plan(|p| {
                 p.layout = Some(v1::Layout {
                     segments: u32::MAX,
                     tied: true,
@@ -499,7 +504,7 @@ fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
             "Layout: field segments is 4294967295, allowed is at most 1048576",
         ),
         (
-            refused(|p| p.addresses = vec![v1::PeerAddress::default(); 2]),
+            refused_plan(|p| p.addresses = vec![v1::PeerAddress::default(); 2]),
             "Plan: field addresses is worker 0000000000000000 twice",
         ),
     ] {

@@ -219,6 +219,7 @@ fn pod(name: String, number: i64) -> ObservedPod {
         disrupted: None,
         unschedulable: None,
         waiting: None,
+        init_failed: None,
         ended: None,
         rejected: None,
         avoids: BTreeSet::new(),
