@@ -1,7 +1,7 @@
 //! Mutants: bugs that can be switched on at run time, to prove that the tests see what they claim to see.
 //!
 //! A crate of the core names its mutants with [`mutants!`], in a module `mutant`, and asks for one with [`bug!`]. Each name stands
-//! with what is expected to catch it; [`compare_with_unit_tests`] compares this table with what happens, so that it is never better or worse than
+//! with what is expected to catch it; `compare_with_unit_tests` compares this table with what happens, so that it is never better or worse than
 //! the truth. The names exist in every build, the bugs only under the feature `on`.
 
 mod caught_by;
