@@ -34,14 +34,16 @@ impl Sizes {
         (self.tokens * self.width) as u64
     }
 
-    /// Elements of a token's queries.
+    /// Elements of a token's queries: those of the width, unless heads have a size of their own.
     pub(crate) fn queries(self) -> usize {
-        self.heads * self.head
+        self.features
+            .head_size
+            .map_or(self.width, |_| self.heads * self.head)
     }
 
     /// Elements of a token's keys, and of its values.
     pub(crate) fn keys(self) -> usize {
-        self.kv_heads * self.head
+        self.queries() * self.kv_heads / self.heads.max(1)
     }
 
     /// Deviation of the initial weights of projections onto the residual stream: scaled down by the number of residual

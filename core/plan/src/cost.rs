@@ -406,7 +406,6 @@ mod tests {
         let gpt = Model {
             layers: 48,
             hidden_size: 1600,
-            heads: 25,
             sequence_length: 1024,
             vocabulary_size: 50257,
             tied_head: tied,
