@@ -46,6 +46,8 @@ varuna_mutants::mutants! {
     NewestByEach => seeds("b", 0),
     /// Each member switches at its own next boundary.
     SwitchAlone => UNIT_TESTS,
+    /// A plan of which a member is gone or will go is armed, where it could be called off.
+    ArmWhatIsLost => UNIT_TESTS,
     /// An armed plan is dropped without a fence.
     CancelAfterArm => unit_tests_and_seeds("gh", 0),
     /// Workers leave after their last commit.

@@ -100,7 +100,9 @@ impl Active {
         let Readiness { lost, dead } = connect(shared, turn, plan, next);
         let armed = self.armed == generation;
         let connected = armed || bug!(ArmUnconnected) || self.is_connected(shared, turn.scope, plan, next);
-        let over = armed || self.catching_up.is_over(shared, turn, (plan, next), connected);
+        // A plan that cannot come to be is called off below, which costs nothing; once members are armed it takes a recovery.
+        let is_called_off = lost && self.may_cancel(generation) && !bug!(ArmWhatIsLost);
+        let over = armed || !is_called_off && self.catching_up.is_over(shared, turn, (plan, next), connected);
         if over {
             self.armed = generation;
             self.slow_changes = 0;

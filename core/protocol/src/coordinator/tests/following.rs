@@ -162,6 +162,21 @@ fn a_change_is_not_held_up_once_a_member_will_go() {
 }
 
 #[test]
+fn a_change_that_waits_for_its_followers_is_called_off_when_a_member_of_it_will_go() {
+    let mut rig = Rig::growing(true);
+    rig.train_on(Duration::from_millis(400), Following::Able);
+    let leaving = Status {
+        draining: true,
+        ..present()
+    };
+    rig.say(A, Report::Status(leaving));
+    assert!(!rig.is_armed());
+    let cancelled = |e: &Event| matches!(e, Event::Cancelled { .. });
+    assert!(rig.events.iter().any(cancelled), "{:?}", rig.events);
+    assert_eq!(rig.fenced(), None, "and nothing is recovered");
+}
+
+#[test]
 fn the_time_for_a_start_begins_with_the_switch_and_not_with_the_plan() {
     let mut rig = Rig::growing(true);
     let timing = config().timing;
