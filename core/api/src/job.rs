@@ -332,6 +332,16 @@ impl FailurePolicy {
 pub struct Disruption {
     /// Taint prefixes and condition names that announce the end of a node.
     pub node_signals: Vec<String>,
-    /// Seconds from a notice to the end of the worker.
-    pub notice_seconds: u32,
+    /// Seconds from a notice to the end of the worker, where the job says how many they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice_seconds: Option<u32>,
+}
+
+impl Disruption {
+    /// Seconds that a worker is given after a notice. 25 where the job says nothing: the shortest notice of a large cloud, less the time until
+    /// the pod receives it.
+    #[must_use]
+    pub fn grace_seconds(&self) -> u32 {
+        self.notice_seconds.unwrap_or(25)
+    }
 }

@@ -357,7 +357,10 @@ fn protocol_config(options: &Options, folder: &RunFolder) -> CoordinatorConfig {
         final_checkpoint: options.checkpoints.is_some(),
         loss_scaling: job.training.loss_scaling,
         skip_limit: Some(job.training.skip_limit),
-        notice: Some(Duration::from_secs(job.disruption.notice_seconds.into())),
+        notice: job
+            .disruption
+            .notice_seconds
+            .map(|s| Duration::from_secs(s.into())),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.model.layout(), batch, last_step)

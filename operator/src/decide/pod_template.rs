@@ -92,7 +92,7 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     let mut default = |field: &str, value: Value| {
         fill_in(spec.entry(field).or_insert(Value::Null), &value);
     };
-    let grace = i64::from(job.disruption.notice_seconds) + 5;
+    let grace = i64::from(job.disruption.grace_seconds()) + 5;
     default("terminationGracePeriodSeconds", grace.into());
     default("automountServiceAccountToken", false.into());
     default("enableServiceLinks", false.into());

@@ -216,7 +216,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
     assert_eq!(job.compare_every_steps, Some(20));
     assert_eq!(
         (job.disruption.notice_seconds, job.disruption.node_signals.len()),
-        (30, 1)
+        (Some(30), 1)
     );
     assert_eq!(job.network.encryption, Encryption::Tls);
     assert!(job.suspend);

@@ -182,10 +182,9 @@ pub(super) fn disruption(check: &mut Check, written: DisruptionSpec) -> Disrupti
     for (i, signal) in node_signals.iter().enumerate() {
         check.characters(&at(&format!("nodeSignals.{i}")), signal, limits::NODE_SIGNAL);
     }
-    // 25 s: the shortest notice of a large cloud, less the time until the pod receives it.
-    let notice = written.notice_seconds.unwrap_or(25);
+    let within = |seconds| check.within(&at("noticeSeconds"), seconds, limits::NOTICE_SECONDS);
     Disruption {
         node_signals,
-        notice_seconds: check.within(&at("noticeSeconds"), notice, limits::NOTICE_SECONDS),
+        notice_seconds: written.notice_seconds.map(within),
     }
 }

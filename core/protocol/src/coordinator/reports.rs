@@ -88,19 +88,11 @@ impl Shared {
 
     /// Somebody else has seen that the worker will go, and perhaps in what time.
     pub(super) fn notice(&mut self, from: WorkerId, leaves_in: Option<Duration>, turn: &mut Turn<'_>) {
-        let leaves_at = self.leaves_at(leaves_in.or(self.config.notice), turn.now);
+        let leaves_at = leaves_in.or(self.config.notice).map(|time| turn.now.after(time));
         if self.roster.take_notice(from, leaves_at) {
             self.will_go(from, turn);
         }
         self.roster.remind(turn.now, self.config.timing.following);
-    }
-
-    /// When a worker goes, where that is known, and far enough away to be waited for: of a short notice all is needed.
-    fn leaves_at(&self, leaves_in: Option<Duration>, now: Time) -> Option<Time> {
-        let least = self.config.timing.following / 2;
-        leaves_in
-            .filter(|time| *time >= least)
-            .map(|time| now.after(time))
     }
 
     fn will_go(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
@@ -122,7 +114,7 @@ impl Shared {
     pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
         if self.roster.take_status(from, status) {
             self.will_go(from, turn);
-            let leaves_at = self.leaves_at(self.config.notice, turn.now);
+            let leaves_at = self.config.notice.map(|time| turn.now.after(time));
             if leaves_at.is_some() {
                 self.roster.take_notice(from, leaves_at);
                 self.roster.remind(turn.now, self.config.timing.following);

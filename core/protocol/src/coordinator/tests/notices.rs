@@ -91,8 +91,23 @@ fn members_are_armed_no_earlier_than_the_switch_needs() {
 }
 
 #[test]
-fn a_short_notice_is_used_at_once() {
-    let mut rig = Rig::goes_in(LEAD / 4);
+fn a_short_notice_is_planned_for_at_once_and_used_to_its_end() {
+    let mut rig = Rig::goes_in(LEAD / 2);
+    let end = rig.now.after(LEAD / 2);
+    rig.train_both(Duration::from_millis(200));
+    assert!(rig.is_changing());
+    let mut armed = None;
+    while armed.is_none() && rig.now < end {
+        rig.train_both(Duration::from_millis(100));
+        armed = rig.is_armed_for_2().then(|| end.since(rig.now));
+    }
+    let left = armed.expect("it is armed before the worker goes");
+    assert!(left <= Duration::from_secs(3), "{left:?} before the end");
+}
+
+#[test]
+fn a_notice_that_is_shorter_than_a_switch_is_used_at_once() {
+    let mut rig = Rig::goes_in(Duration::from_millis(800));
     rig.train_both(Duration::from_millis(200));
     assert!(rig.is_changing());
     rig.train_both(Duration::from_millis(200));

@@ -146,9 +146,8 @@ fn a_small_trace_reads_like_this() {
 fn a_notice_that_is_long_enough_saves_the_step_in_hand_and_is_never_worse_when_longer() {
     let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
     let mut before = 0.0;
-    // One of less than half a minute is used at once: the node stands idle for the rest of it. Of a longer one it stands idle for the last second or
-    // two, with two of four nodes 0.2 % of this trace.
-    for notice_s in [0.0, 30.0, 60.0, 119.0] {
+    // The node stands idle for the last second or two of it, with two of four nodes 0.2 % of this trace.
+    for notice_s in [0.0, 0.5, 5.0, 15.0, 30.0, 60.0, 119.0] {
         let report = of(notice_s);
         sums_up(&report);
         assert!(
