@@ -34,6 +34,8 @@ varuna_mutants::mutants! {
     OnlyIfSurvivorCommitted => UNIT_TESTS,
     /// A persisted decision to finish a step is not remembered at the next recovery.
     ForgetPersistedDecision => UNIT_TESTS,
+    /// Where only newcomers have answered, nothing newer than the checkpoint is believed to exist.
+    TipIsWhatAnswersHold => UNIT_TESTS,
     /// A state is known by its step alone.
     StepIsIdentity => UNIT_TESTS,
     /// A fence interrupts the optimizer.
@@ -288,6 +290,8 @@ varuna_mutants::mutants! {
     WriteWithoutDelay => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one that will go could take the place of one of them.
     KeepBadLink => UNIT_TESTS,
+    /// Workers that cannot reach one another are used although one in quarantine could take the place of one of them.
+    KeepQuarantineOverBadLink => UNIT_TESTS,
     /// A member tells its level with every step and with every connection.
     TellEveryStep => UNIT_TESTS,
     /// The answer to an earlier write counts as the answer to the present one.
@@ -345,7 +349,7 @@ varuna_mutants::mutants! {
     /// A newcomer is ready with units that it has followed, wherever they are.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// A keeper says that it is prepared before it has the gradients for its spare copies.
-    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 1_500),
+    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 2_200),
     /// A step waits without end for a gradient that is to go to a spare copy.
     WaitForGradientForEver => UNIT_TESTS,
     /// A spare copy takes gradients in whatever order they come.

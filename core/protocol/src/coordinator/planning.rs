@@ -35,8 +35,12 @@ impl Shared {
         let from: &[WorkerId] = &trusted.copied().collect::<Vec<_>>();
         let sound = |w: &&WorkerId| !self.quarantine.has(now, &self.roster.name(**w));
         let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();
-        let from = if sound.len() < least { from } else { &sound };
-        let mut pool = self.bad_links.eligible(now, from, least);
+        let mut pool = self.bad_links.eligible(now, &sound, least);
+        // Rather one in quarantine than two that cannot reach one another.
+        let apart = self.bad_links.is_among(now, &pool) && !bug!(KeepQuarantineOverBadLink);
+        if pool.len() < least || apart {
+            pool = self.bad_links.eligible(now, from, least);
+        }
         if let Some(most) = self.max_workers {
             let plan = self.record.stored.plan.as_ref();
             pool.sort_by_key(|w| (!plan.is_some_and(|p| p.has(*w)), *w));

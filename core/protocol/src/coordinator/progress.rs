@@ -153,9 +153,15 @@ impl Progress {
 
     /// A step is known to have been committed in this generation or a later one.
     pub(super) fn is_known_since(&self, generation: Generation) -> bool {
+        self.newest_since(generation).is_some()
+    }
+
+    /// The newest state that is known to have been committed in this generation or a later one.
+    pub(super) fn newest_since(&self, generation: Generation) -> Option<StateId> {
         let last = self.commits.last.map(|(id, _)| id);
         let known = [Some(self.best), self.commits.before, last];
-        known.into_iter().flatten().any(|id| id.run_gen >= generation)
+        let since = |id: &StateId| id.run_gen >= generation;
+        known.into_iter().flatten().filter(since).max()
     }
 
     /// Steps committed, as far as known.

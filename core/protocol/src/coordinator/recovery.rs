@@ -140,6 +140,7 @@ impl Collecting {
             answers: &self.answers,
             persisted: shared.record.decision(),
             checkpoints: &checkpoints,
+            reached: shared.reached_in_force(),
         };
         match evidence.resume() {
             Some(resume) if self.may_resume(&resume, &missing, shared, turn.now) => {

@@ -13,6 +13,8 @@ pub(super) struct Evidence<'a> {
     pub(super) persisted: Option<Decision>,
     /// States of complete checkpoints.
     pub(super) checkpoints: &'a [StateId],
+    /// The newest state that the run is known to have reached, whoever holds it.
+    pub(super) reached: Option<StateId>,
 }
 
 /// Where to resume.
@@ -118,7 +120,8 @@ impl Evidence<'_> {
     pub(super) fn resume(&self) -> Option<Resume> {
         let (decisions, undecided) = self.decisions();
         let mut known = self.known(&decisions);
-        let tip = known.last().copied();
+        let reached = self.reached.filter(|_| !bug!(TipIsWhatAnswersHold));
+        let tip = known.last().copied().max(reached);
         known.extend(self.checkpoints.iter().copied());
         let order: Vec<StateId> = if bug!(ResumeAtOldest) {
             known.iter().copied().collect()

@@ -16,7 +16,7 @@ use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
 use varuna_plan::spare_copies::Verdict;
-use varuna_plan::{Plan, Planner};
+use varuna_plan::{Base, Plan, Planner, StateId};
 
 /// What outlives every mode.
 pub(super) struct Shared {
@@ -130,6 +130,17 @@ impl Shared {
         {
             turn.push(CoordinatorEffect::ListCheckpoints);
         }
+    }
+
+    /// The newest state that the run is known to have reached since it last went back: under the plan in force, or the one before a switch.
+    /// What was committed under earlier plans may have been given up.
+    pub(super) fn reached_in_force(&self) -> Option<StateId> {
+        let plan = self.record.stored.plan.as_ref()?;
+        let (base, since) = match plan.base {
+            Base::Fixed { id, .. } => (Some(id), plan.generation),
+            Base::AtSwitch { from } => (None, from),
+        };
+        base.max(self.progress.newest_since(since))
     }
 
     /// Lets everyone go at once.

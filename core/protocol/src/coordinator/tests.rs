@@ -102,6 +102,7 @@ struct Rig {
 
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
+const C: WorkerId = WorkerId(3);
 
 fn config() -> CoordinatorConfig {
     let layout = Layout {

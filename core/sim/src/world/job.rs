@@ -75,7 +75,8 @@ impl Job {
                     + if lone_loss { LONE_LOSS_STEPS } else { 0 },
             ),
             checkpoint_every: rng.range(1, 6),
-            final_checkpoint: rng.chance(75),
+            // Without a store all is lost with the last holder of something: while faults go on, a long run need not end.
+            final_checkpoint: rng.chance(75) || faults_become_rarer,
             evaluation: rng.chance(25).then(|| EvaluationSteps {
                 interval_steps: rng.range(2, 6),
                 batches: small(rng.range(1, 4)),

@@ -4,7 +4,7 @@
 
 use super::fault_list::Fault;
 use super::faults::stays;
-use super::network::Ms;
+use super::network::{Ms, Node};
 use super::workers::CONNECT_DEADLINE;
 use super::{Result, Schedule, Timer};
 use crate::check::broken;
@@ -124,6 +124,9 @@ impl Host<Schedule> {
         let Some(plan) = self.quiet_plan().filter(|plan| plan.has(w)) else {
             return;
         };
+        if self.reachable_without(w) < self.env.job.min_workers() {
+            return; // no plan is possible before another worker has come
+        }
         let watch = Watch {
             at: self.now(),
             worker: w,
@@ -160,6 +163,15 @@ impl Host<Schedule> {
         };
         let quiet = self.members.ids(|m| !settled(m)).is_empty() && plan.members().iter().all(runs);
         quiet.then_some(plan)
+    }
+
+    /// How many workers that all reach one another would be left without this one: at most one link is cut for good.
+    fn reachable_without(&self, w: WorkerId) -> usize {
+        let mut left = self.members.ids(stays);
+        left.retain(|other| *other != w);
+        let here = |node: &Node| matches!(node, Node::Worker(id) if left.contains(id));
+        let lasting = |((a, b), until): (&(Node, Node), &Ms)| *until == Ms::MAX && here(a) && here(b);
+        left.len() - usize::from(self.env.network.blocked.iter().any(lasting))
     }
 
     /// What would be left of a member's units.

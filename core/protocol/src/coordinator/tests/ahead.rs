@@ -2,8 +2,6 @@
 
 use super::*;
 
-const C: WorkerId = WorkerId(3);
-
 /// Three workers train, and a plan for a loss is made every 100 ms.
 fn warmed() -> Rig {
     let mut config = config();

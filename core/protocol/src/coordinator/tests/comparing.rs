@@ -4,7 +4,6 @@ use super::*;
 use crate::message::Digests;
 use crate::trust::Rollback;
 
-const C: WorkerId = WorkerId(3);
 const ALL: [WorkerId; 3] = [A, B, C];
 
 impl Rig {

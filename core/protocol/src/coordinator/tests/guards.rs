@@ -2,8 +2,6 @@
 
 use super::*;
 
-const C: WorkerId = WorkerId(3);
-
 /// Both units are at the state.
 fn all_at(id: StateId) -> [(Unit, StateId); 2] {
     [(Unit(0), id), (Unit(1), id)]

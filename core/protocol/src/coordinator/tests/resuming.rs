@@ -39,6 +39,7 @@ fn resume(answers: Vec<Inventory>, persisted: Option<Decision>, saved: &[StateId
         answers: &answers,
         persisted,
         checkpoints: saved,
+        reached: None,
     };
     evidence.resume().map(|r| r.id)
 }

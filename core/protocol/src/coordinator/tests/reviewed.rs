@@ -2,8 +2,6 @@
 
 use super::*;
 
-const C: WorkerId = WorkerId(3);
-
 /// Both units are at the state everywhere.
 fn all_at(id: StateId) -> [(Unit, StateId); 2] {
     [(Unit(0), id), (Unit(1), id)]
@@ -577,6 +575,27 @@ fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
             why: Suspicion::Unreachable,
         },
     );
+    for worker in [C, A, B] {
+        rig.answer(worker, &[]);
+    }
+    rig.wait(10);
+    assert_eq!(rig.plan().members(), [A, C]);
+}
+
+#[test]
+fn rather_than_two_that_cannot_reach_one_another_one_in_quarantine_is_used() {
+    let mut config = config();
+    config.min_workers = 2;
+    let mut rig = Rig::training_with(config, &[A, B]);
+    rig.join(C);
+    rig.machine.shared.quarantine.had_wrong_bits(rig.now, "w3");
+    let why = Suspicion::Unreachable;
+    let unreachable = Report::Suspect {
+        generation: Generation(1),
+        about: B,
+        why,
+    };
+    rig.say(A, unreachable);
     for worker in [C, A, B] {
         rig.answer(worker, &[]);
     }

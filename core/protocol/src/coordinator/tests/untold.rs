@@ -3,8 +3,6 @@
 use super::*;
 use varuna_plan::Decision;
 
-const C: WorkerId = WorkerId(3);
-
 fn decision(step: u64) -> Decision {
     Decision {
         parent: match step {

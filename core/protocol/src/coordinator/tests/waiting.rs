@@ -98,6 +98,33 @@ fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_befor
     assert!(waited >= timing.settle + timing.silent, "{waited:?}");
 }
 
+/// Who has just come holds nothing, and shows nothing of what others hold that take longer to answer.
+#[test]
+fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
+    let mut rig = Rig::training_with(patient(), &[A, B]);
+    for w in [A, B] {
+        rig.status(w, 1, Phase::Running, state(1, 4));
+    }
+    rig.complete = vec![state(1, 3)];
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.say(A, suspect(1, B));
+    rig.join(C);
+    rig.answer(C, &[]);
+    let collected = patient().timing.collect.as_millis().try_into().unwrap();
+    rig.wait_with(C, collected);
+    rig.wait_with(C, 200);
+    assert_eq!(rig.plan().generation, Generation(1), "no step is given up yet");
+    let held = [Unit(0), Unit(1)].map(|unit| (unit, state(1, 4)));
+    rig.answer(A, &held);
+    rig.wait_with(C, 100);
+    let base = Base::Fixed {
+        id: state(1, 4),
+        decision: None,
+        checkpoint: false,
+    };
+    assert_eq!(rig.plan().base, base);
+}
+
 /// It is connected, and its engine does not end what it has in hand: its process ends within [`MemberTiming::engine`].
 #[test]
 fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_stated() {
