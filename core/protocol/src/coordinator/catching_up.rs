@@ -91,10 +91,9 @@ pub(super) fn may_wait(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
     next.following || leaves_first(shared, plan).is_some()
 }
 
-/// When the first member goes whose time is known.
+/// When the first member goes whose time is known. Asked with each message, so that the work must not grow with the members.
 fn leaves_first(shared: &Shared, plan: &Plan) -> Option<Time> {
-    let members = plan.members().iter();
-    members.filter_map(|w| shared.roster.leaves_at(*w)).min()
+    shared.roster.first_leaves_at(|w| plan.has(w))
 }
 
 /// How long before a member goes its plan has to be left: the switch waits for a commit, and training stands until what is lacking has come.

@@ -50,7 +50,7 @@ pub(super) struct Roster {
     /// that looking costs nothing where it is done for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
-    /// Workers that go at a known time, and are not planned around yet.
+    /// When each worker goes whose time is known. Nearly always none, so that looking costs nothing where it is done for every message.
     leaving: BTreeMap<WorkerId, Time>,
     /// Where nodes are, by their names.
     pub(super) domains: BTreeMap<String, String>,
@@ -182,20 +182,18 @@ impl Roster {
 
     /// Has those planned around that go within `lead`.
     pub(super) fn remind(&mut self, now: Time, lead: Duration) {
-        let due = |at: Time| now.after(lead) >= at;
-        let due: Vec<WorkerId> = self
-            .leaving
-            .iter()
-            .filter(|(_, at)| due(**at))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
-            self.leaving.remove(&id);
-            if let Some(worker) = self.workers.get_mut(&id) {
+        for (id, _) in self.leaving.iter().filter(|(_, at)| now.after(lead) >= **at) {
+            if let Some(worker) = self.workers.get_mut(id).filter(|w| !w.has_notice) {
                 worker.has_notice = true;
                 self.changes += 1;
             }
         }
+    }
+
+    /// When the first of those goes whose time is known.
+    pub(super) fn first_leaves_at(&self, among: impl Fn(WorkerId) -> bool) -> Option<Time> {
+        let leaving = self.leaving.iter().filter(|(id, _)| among(**id));
+        leaving.map(|(_, at)| *at).min()
     }
 
     /// When the worker goes, where that is known.
