@@ -93,6 +93,15 @@ pub(crate) fn worker_program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
+/// A command that starts this worker program, which ends with this process.
+pub(crate) fn with_this_process(program: &Path) -> Result<std::process::Command, Failure> {
+    let mut command = std::process::Command::new(own_program()?);
+    command
+        .args(["with-parent", &std::process::id().to_string()])
+        .arg(program);
+    Ok(command)
+}
+
 fn own_program() -> Result<PathBuf, Failure> {
     std::env::current_exe().map_err(|e| Failure::Internal(format!("cannot find this program: {e}")))
 }

@@ -8,6 +8,7 @@ mod coordinator;
 mod costs;
 mod data;
 mod failure;
+mod inference;
 mod io;
 mod job;
 #[cfg(feature = "kubernetes")]
@@ -55,6 +56,8 @@ enum Command {
     Replay(replay::Arguments),
     Data(data::Arguments),
     Checkpoint(checkpoint::Arguments),
+    Generate(inference::GenerateArguments),
+    Evaluate(inference::EvaluateArguments),
     #[command(hide = true)]
     WithParent(children::WithParent),
 }
@@ -101,6 +104,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Command::Generate(arguments) => inference::generate(&arguments),
+        Command::Evaluate(arguments) => inference::evaluate(&arguments),
         Command::WithParent(arguments) => children::with_parent(&arguments),
     }
 }

@@ -1,11 +1,11 @@
 //! `varuna profile`: measures a job's model on this machine. The worker program does the measurement.
 
-use crate::children::worker_program;
+use crate::children::{with_this_process, worker_program};
 use crate::failure::Failure;
 use crate::io::write;
 use crate::job;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use varuna_plan::profile::Profile;
 
 /// Measure compute, memory and links of a job's model on this machine.
@@ -42,11 +42,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let file = job::read(&arguments.job)?;
     let program = worker_program(arguments.worker_binary.as_deref())?;
-    let own =
-        std::env::current_exe().map_err(|e| Failure::Internal(format!("cannot find this program: {e}")))?;
-    let done = Command::new(own)
-        .args(["with-parent", &std::process::id().to_string()])
-        .arg(program)
+    let done = with_this_process(&program)?
         .args(["profile", "--job"])
         .arg(&arguments.job)
         .args(["--micro-batch-sizes", &arguments.micro_batch_sizes])

@@ -1,7 +1,7 @@
 //! The command line of `varuna-worker`.
 
 use crate::ablation::Ablations;
-use crate::profile;
+use crate::{inference, profile};
 use clap::Parser;
 use std::net::SocketAddr;
 use varuna_torch::{AttentionChoice, DeviceChoice};
@@ -19,7 +19,7 @@ use varuna_wire::address::{any_beside, loopback_beside};
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    pub(crate) measure: Option<Measure>,
+    pub(crate) instead: Option<Instead>,
     /// Where the coordinator listens (host:port).
     #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
     pub(crate) coordinator: Option<String>,
@@ -67,13 +67,16 @@ pub(crate) struct Arguments {
     pub(crate) node: Option<String>,
 }
 
-/// What this program does beside training.
+/// What this program does instead of training.
 #[derive(clap::Subcommand)]
-pub(crate) enum Measure {
+pub(crate) enum Instead {
     /// Measure a job's model on this machine; prints a profile (see `varuna profile`).
     Profile(profile::Arguments),
     #[command(hide = true)]
     ProfilePeer(profile::PeerArguments),
+    Generate(inference::GenerateArguments),
+    Evaluate(inference::EvaluateArguments),
+    Logits(inference::LogitsArguments),
 }
 
 /// Where to listen for peers.

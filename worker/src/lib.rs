@@ -9,6 +9,7 @@ pub mod backend;
 mod background;
 pub mod checkpoints;
 pub mod engine;
+pub mod inference;
 pub mod memory;
 pub mod model;
 pub mod numerics;

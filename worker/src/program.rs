@@ -3,17 +3,17 @@
 
 use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
-use crate::arguments::{Arguments, Measure, bind_address};
+use crate::arguments::{Arguments, Instead, bind_address};
 use crate::backend::{Backend, Platform};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineConfig};
 use crate::memory::{self, Equipment, Share};
 use crate::model::attention_shape;
-use crate::profile;
 use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
+use crate::{inference, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
@@ -47,9 +47,12 @@ pub fn run(platform: Platform) -> Result<()> {
         )
         .init();
     varuna_open_files::raise();
-    match &arguments.measure {
-        Some(Measure::Profile(arguments)) => return profile::run(arguments, platform),
-        Some(Measure::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
+    match &arguments.instead {
+        Some(Instead::Profile(arguments)) => return profile::run(arguments, platform),
+        Some(Instead::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
+        Some(Instead::Generate(arguments)) => return inference::generate(arguments, platform),
+        Some(Instead::Evaluate(arguments)) => return inference::evaluate(arguments, platform),
+        Some(Instead::Logits(arguments)) => return inference::logits(arguments, platform),
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;

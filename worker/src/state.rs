@@ -4,34 +4,29 @@
 //! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
 
 mod compute_copy;
+mod parameters;
 mod snapshot;
 
-use crate::ablation::Ablation;
 use crate::backend::Backend;
-use compute_copy::ComputeCopy;
+pub use parameters::{UnitParameters, Units};
 pub use snapshot::{UnitSnapshot, UnitState};
-use std::ops::Range;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_api::Adam;
 use varuna_model::{Initial, Model, Parameter, Unit};
 use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
-use varuna_torch::{
-    AdamStep, FlatBuffer, HeadTable, Kernels, LeaseError, Parameters, TorchError, fill_normal, set_grad,
-};
+use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Parameters, TorchError, fill_normal};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
-    /// By name, autograd leaves: views of `copy` or else of `weights`; their gradients are views of `gradients`.
-    parameters: Vec<(&'static str, Tensor)>,
+    /// Autograd's leaves; their gradients are views of `gradients`.
+    parameters: UnitParameters,
     /// All master parameters, one after the other.
     weights: Tensor,
-    /// The parameters in the format that is computed in, where that is not the masters' own.
-    copy: Option<ComputeCopy>,
     first: Tensor,
     second: Tensor,
     gradients: Tensor,
@@ -39,7 +34,6 @@ pub struct UnitBuffers {
     memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
-    backend: Backend,
     /// Elements of all parameters; those with weight decay come first.
     elements: i64,
     decaying: i64,
@@ -56,40 +50,24 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch fails (out of memory).
     pub fn new(model: &Model, unit: Unit, backend: Backend) -> Result<UnitBuffers, TorchError> {
-        let Backend { device, numerics, .. } = backend;
+        let device = backend.device;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device)?;
         let zeros = || FlatBuffer::zeros(total, device);
         let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let copy = || ComputeCopy::new(&list, backend);
-        let copy = numerics.has_copy().then(copy);
-        let mut at = 0;
-        let mut leaves = Vec::new();
-        for (number, p) in list.iter().enumerate() {
-            let shape: Vec<i64> = p.shape.iter().map(|s| size(*s)).collect();
-            let view = |of: &Tensor| of.narrow(0, at, size(p.elements())).view(shape.as_slice());
-            let computed = copy
-                .as_ref()
-                .map_or_else(|| view(&weights), |c| c.parameter(number));
-            let leaf = computed.detach().set_requires_grad(true);
-            set_grad(&leaf, &view(&gradients))?;
-            leaves.push((p.name, leaf));
-            at += size(p.elements());
-        }
+        let parameters = UnitParameters::over(&list, backend, &weights).with_gradients(&gradients)?;
         let decaying = list.iter().filter(|p| p.decays).map(Parameter::elements).sum();
         Ok(UnitBuffers {
-            parameters: leaves,
+            parameters,
             weights,
-            copy,
             first: memory[1].tensor()?,
             second: memory[2].tensor()?,
             gradients,
             memory,
             gradient_memory,
-            backend,
-            elements: at,
+            elements: size(total),
             decaying: size(decaying),
             progress: OptimizerProgress::START,
         })
@@ -105,7 +83,7 @@ impl UnitBuffers {
         backend: Backend,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let mut buffers = UnitBuffers::new(model, unit, backend)?;
+        let buffers = UnitBuffers::new(model, unit, backend)?;
         let _guard = tch::no_grad_guard();
         for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
             match p.initial {
@@ -118,79 +96,30 @@ impl UnitBuffers {
                 Initial::Zeros => {}
             }
         }
-        buffers.renew_copy();
+        buffers.parameters.renew_copy(&buffers.weights);
         Ok(buffers)
-    }
-
-    /// Rounds the masters into the copy, where there is one.
-    fn renew_copy(&mut self) {
-        if let Some(copy) = &self.copy {
-            copy.renew(&self.weights);
-        }
     }
 
     /// The master parameters by name: views.
     #[must_use]
     pub fn masters(&self) -> Vec<(&'static str, Tensor)> {
         let mut at = 0;
-        let views = self.parameters.iter().map(|(name, leaf)| {
-            let (shape, elements) = (leaf.size(), size(leaf.numel()));
+        let views = self.parameters.shapes().map(|(name, shape)| {
+            let elements: i64 = shape.iter().product();
             at += elements;
             let view = self
                 .weights
                 .narrow(0, at - elements, elements)
                 .view(shape.as_slice());
-            (*name, view)
+            (name, view)
         });
         views.collect()
     }
 
-    /// A parameter of the model's description.
-    ///
-    /// # Errors
-    /// The unit has none of this name.
-    pub fn parameter(&self, name: &str) -> Result<&Tensor, TorchError> {
-        self.optional_parameter(name)
-            .ok_or_else(|| TorchError(format!("the unit has no parameter {name}")))
-    }
-
-    /// A vocabulary's table with what its products need.
-    ///
-    /// # Errors
-    /// As [`UnitBuffers::parameter`].
-    pub fn head_table(&self, name: &str) -> Result<HeadTable, TorchError> {
-        let gradient = self.parameter(name)?.grad();
-        let number = self.parameters.iter().position(|(own, _)| *own == name);
-        let rows = match (&self.copy, number) {
-            (Some(copy), Some(number)) => copy.padded(number),
-            _ => self.parameter(name)?.detach(),
-        };
-        let whole = self.backend.without.has(Ablation::Chunks);
-        Ok(HeadTable {
-            rows,
-            gradient,
-            whole,
-            cap: None,
-        })
-    }
-
-    /// A parameter that not every model has.
+    /// The parameters as the forward reads them.
     #[must_use]
-    pub fn optional_parameter(&self, name: &str) -> Option<&Tensor> {
-        let found = self.parameters.iter().find(|(own, _)| *own == name);
-        found.map(|(_, tensor)| tensor)
-    }
-
-    /// What the buffers are made for.
-    #[must_use]
-    pub fn backend(&self) -> Backend {
-        self.backend
-    }
-
-    /// Whose code computes with these parameters.
-    #[must_use]
-    pub fn kernels(&self) -> Kernels {
-        self.backend.kernels
+    pub fn parameters(&self) -> &UnitParameters {
+        &self.parameters
     }
 
     /// A copy of the state.
@@ -238,7 +167,7 @@ impl UnitBuffers {
             of.load()?;
         }
         self.progress = state.progress;
-        self.renew_copy();
+        self.parameters.renew_copy(&self.weights);
         Ok(())
     }
 
@@ -325,7 +254,7 @@ impl UnitBuffers {
                 epsilon: adam.epsilon,
                 factor,
             };
-            for (part, copy) in self.pieces(range) {
+            for (part, copy) in self.parameters.pieces(range) {
                 let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
                 let [weight, gradient, first, second] =
                     [&self.weights, &self.gradients, &self.first, &self.second].map(of);
@@ -336,17 +265,9 @@ impl UnitBuffers {
                     second: &second,
                     copy: copy.as_ref(),
                 };
-                self.backend.kernels.adamw(&parameters, step)?;
+                self.parameters.kernels().adamw(&parameters, step)?;
             }
         }
         Ok(())
-    }
-
-    /// A range of the masters in pieces, each with its place in the copy, where there is one.
-    fn pieces(&self, range: Range<i64>) -> Vec<(Range<i64>, Option<Tensor>)> {
-        match &self.copy {
-            Some(copy) => copy.pieces(range).map(|(part, of)| (part, Some(of))).collect(),
-            None => vec![(range, None)],
-        }
     }
 }

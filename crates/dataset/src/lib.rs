@@ -21,4 +21,4 @@ pub use error::DataError;
 pub use index::TokenType;
 pub use order::Permutation;
 pub use sidecar::Sidecar;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Encoder, Tokenizer};

@@ -62,7 +62,10 @@ impl Tokenizer {
         ])
     }
     /// Makes an encoder. For GPT-2 this is slow: its table is built from data in the binary.
-    pub(crate) fn encoder(self) -> Result<Encoder, DataError> {
+    ///
+    /// # Errors
+    /// GPT-2's embedded table cannot be read.
+    pub fn encoder(self) -> Result<Encoder, DataError> {
         match self {
             Tokenizer::Byte => Ok(Encoder::Byte),
             Tokenizer::Gpt2 => match tiktoken_rs::r50k_base() {
@@ -98,14 +101,29 @@ impl FromStr for Tokenizer {
 }
 
 /// A tokenizer with its table.
-pub(crate) enum Encoder {
+pub enum Encoder {
+    /// Bytes need no table.
     Byte,
+    /// GPT-2's.
     Gpt2(Box<CoreBPE>),
 }
 
 impl Encoder {
-    /// The tokens of a piece of text. GPT-2 fails at bytes that are not UTF-8; the error is the offset of the first.
-    pub(crate) fn encode(&self, piece: &[u8]) -> Result<Vec<u32>, usize> {
+    /// The bytes of a token's text: none for the end of a document and for what is no token. A character may be spread over several tokens.
+    #[must_use]
+    pub fn decode(&self, token: u32) -> Vec<u8> {
+        match self {
+            Encoder::Byte => u8::try_from(token).map_or(Vec::new(), |byte| vec![byte]),
+            Encoder::Gpt2(_) if token >= Tokenizer::Gpt2.end_of_document() => Vec::new(),
+            Encoder::Gpt2(bpe) => bpe.decode_bytes(&[token]).unwrap_or_default(),
+        }
+    }
+
+    /// The tokens of a piece of text.
+    ///
+    /// # Errors
+    /// GPT-2 fails at bytes that are not UTF-8; the error is the offset of the first.
+    pub fn encode(&self, piece: &[u8]) -> Result<Vec<u32>, usize> {
         match self {
             Encoder::Byte => Ok(piece.iter().map(|b| u32::from(*b)).collect()),
             // "Ordinary": text that spells <|endoftext|> stays text.
@@ -138,6 +156,20 @@ mod tests {
         );
         assert_eq!(encoder.encode(b"ok \xff"), Err(3));
         assert_eq!(Tokenizer::Gpt2.vocabulary(), 50_257);
+    }
+
+    #[test]
+    fn tokens_are_decoded_to_the_text_they_came_from() {
+        for tokenizer in [Tokenizer::Byte, Tokenizer::Gpt2] {
+            let encoder = tokenizer.encoder().unwrap();
+            let text = "In the beginning,\n\u{2014} \u{1F600} caf\u{e9}".as_bytes();
+            let tokens = encoder.encode(text).unwrap();
+            let decoded: Vec<u8> = tokens.iter().flat_map(|t| encoder.decode(*t)).collect();
+            assert_eq!(decoded, text, "{tokenizer}");
+            for none in [tokenizer.end_of_document(), tokenizer.vocabulary(), u32::MAX] {
+                assert!(encoder.decode(none).is_empty(), "{tokenizer} {none}");
+            }
+        }
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! The first half of a block: norm, causal multi-head attention, residual addition.
 
+use super::cache::{Layer, Place};
 use super::dropout::Dropout;
 use super::linear::linear;
 use super::norm::{head_norm, norm};
-use super::tables::{Made, Tables};
+use super::tables::{Tables, mask};
 use crate::numerics::Numerics;
-use crate::state::UnitBuffers;
+use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::Model;
 use varuna_model::attention::{KEY_NORM, NORM, PROJECTION, QKV, QUERY_NORM};
-use varuna_torch::{AttentionShape, TorchError};
+use varuna_torch::{Angles, AttentionShape, TorchError};
 
 /// What attention is computed of: libtorch is asked how, once. Heads that share keys and values get copies of them, since no way of the
 /// processor but that with all scores in memory takes fewer keys than queries.
@@ -27,7 +28,7 @@ pub fn attention_shape(model: &Model, numerics: Numerics) -> AttentionShape {
 /// `block` counts from 1 for the dropout's masks.
 pub(super) fn forward(
     model: &Model,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
     tables: &Tables,
@@ -35,7 +36,9 @@ pub(super) fn forward(
 ) -> Result<Tensor, TorchError> {
     let tables = tables.of(model, unit.backend())?;
     let (normed, around) = norm(&model.features, unit, NORM, x_btd)?;
-    let [q, k, v] = heads(model, unit, &normed, tables)?;
+    let [q, k, v] = heads(model, unit, &normed, tables.angles.as_ref())?;
+    let heads = i64::from(model.heads);
+    let (k, v) = (shared(&k, heads), shared(&v, heads));
     let mask = tables.mask.as_ref();
     // Attention dropout stays 0: on a CPU anything else leaves the flash path.
     let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), None, false)
@@ -45,12 +48,55 @@ pub(super) fn forward(
     Ok(around + dropout.apply(&a_btd, block, 0)?)
 }
 
-/// Queries, keys and values of each head, (b, h, t, e), from what attention is given (b, t, d).
+/// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then.
+pub(super) fn forward_after(
+    model: &Model,
+    unit: &UnitParameters,
+    x_btd: &Tensor,
+    tables: &Tables,
+    layer: &mut Layer,
+    new: Place,
+) -> Result<Tensor, TorchError> {
+    let tables = tables.of(model, unit.backend())?;
+    let (normed, around) = norm(&model.features, unit, NORM, x_btd)?;
+    let angles = tables.angles.as_ref().map(|all| all.part(new.first, new.count));
+    let [q, k, v] = heads(model, unit, &normed, angles.transpose()?.as_ref())?;
+    let (k, v) = layer.append(&k, &v, new)?;
+    let attended = match new.count {
+        1 => attend_one(&q, &k, &v, model.window()),
+        _ => {
+            let heads = i64::from(model.heads);
+            let (k, v) = (shared(&k, heads), shared(&v, heads));
+            // The usual mask is that of as many keys as queries.
+            let is_usual = new.first == 0 && model.window().is_none();
+            let mask = (!is_usual).then(|| mask(new, model.window(), unit.backend()));
+            let mask = mask.transpose()?;
+            Tensor::scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), 0.0, is_usual, None, false)
+        }
+    };
+    let [b, h, t, e] = <[i64; 4]>::try_from(attended.size()).unwrap_or_default();
+    let a_btd = linear(unit, PROJECTION, &attended.transpose(1, 2).reshape([b, t, h * e]))?;
+    Ok(around + a_btd)
+}
+
+/// Attention (b, h, 1, e) of one token, which sees all that is there or as much as the window shows. Heads of a group are rows of one product: keys and
+/// values (b, g, n, e) need no copies for them.
+fn attend_one(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<u32>) -> Tensor {
+    let [b, g, n, e] = <[i64; 4]>::try_from(k.size()).unwrap_or_default();
+    let seen = window.map_or(n, |window| n.min(window.into()));
+    let (k, v) = (k.narrow(2, n - seen, seen), v.narrow(2, n - seen, seen));
+    let heads = q.size().get(1).copied().unwrap_or(g);
+    let rows = q.reshape([b, g, heads / g, e]);
+    Tensor::scaled_dot_product_attention(&rows, &k, &v, None::<Tensor>, 0.0, false, None, false)
+        .reshape([b, heads, 1, e])
+}
+
+/// Queries (b, h, t, e), keys and values (b, g, t, e) of each head, from what attention is given (b, t, d).
 fn heads(
     model: &Model,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     normed: &Tensor,
-    tables: &Made,
+    angles: Option<&Angles>,
 ) -> Result<[Tensor; 3], TorchError> {
     let [h, g, e] = [model.heads, model.kv_heads(), model.head_size()].map(i64::from);
     let size = normed.size();
@@ -61,11 +107,11 @@ fn heads(
         if model.features.qk_norm {
             *part = head_norm(&model.features, unit, name, part)?;
         }
-        if let Some(angles) = &tables.angles {
+        if let Some(angles) = angles {
             *part = angles.rotate(part)?;
         }
     }
-    let of = |part: usize| shared(&parts[part].transpose(1, 2), h);
+    let of = |part: usize| parts[part].transpose(1, 2);
     Ok([of(0), of(1), of(2)])
 }
 

@@ -1,7 +1,8 @@
 //! The first segment: tokens and positions.
 
+use super::cache::Place;
 use super::dropout::Dropout;
-use crate::state::UnitBuffers;
+use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::embedding::POSITIONS;
 use varuna_model::{Model, Positions};
@@ -10,7 +11,7 @@ use varuna_torch::{TorchError, lookup};
 /// Tokens (b, t) to (b, t, d), with the token table (v, d).
 pub(super) fn forward(
     model: &Model,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     table_vd: &Tensor,
     tokens_bt: &Tensor,
     dropout: &Dropout<'_>,
@@ -21,4 +22,19 @@ pub(super) fn forward(
         Positions::Rotary(_) => embedded_btd,
     };
     dropout.apply(&x_btd, 0, 0)
+}
+
+/// The same for tokens that come after others, without dropout.
+pub(super) fn forward_after(
+    model: &Model,
+    unit: &UnitParameters,
+    table_vd: &Tensor,
+    tokens_bt: &Tensor,
+    new: Place,
+) -> Result<Tensor, TorchError> {
+    let embedded_btd = lookup(table_vd, tokens_bt)?;
+    Ok(match model.features.positions {
+        Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?.narrow(0, new.first, new.count),
+        Positions::Rotary(_) => embedded_btd,
+    })
 }

@@ -2,16 +2,15 @@
 
 use super::norm::norm;
 use super::table_unit;
-use crate::state::UnitBuffers;
-use std::collections::BTreeMap;
-use tch::Tensor;
+use crate::state::{UnitParameters, Units};
+use tch::{Kind, Tensor};
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::{NORM, TABLE};
-use varuna_model::{Model, Real, Unit};
+use varuna_model::{Model, Real};
 use varuna_torch::{HeadLoss, HeadTable, TorchError};
 
 /// The final norm of (b, t, d).
-pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Result<Tensor, TorchError> {
+pub(super) fn forward(model: &Model, unit: &UnitParameters, x_btd: &Tensor) -> Result<Tensor, TorchError> {
     Ok(norm(&model.features, unit, NORM, x_btd)?.0)
 }
 
@@ -21,7 +20,7 @@ pub(super) fn forward(model: &Model, unit: &UnitBuffers, x_btd: &Tensor) -> Resu
 /// A target is outside the vocabulary, or libtorch refuses.
 pub fn add_loss(
     model: &Model,
-    units: &BTreeMap<Unit, UnitBuffers>,
+    units: &impl Units,
     normed_btd: &Tensor,
     loss: &HeadLoss<'_>,
 ) -> Result<(), TorchError> {
@@ -34,7 +33,7 @@ pub fn add_loss(
 /// As [`add_loss`].
 pub fn add_loss_with_gradients(
     model: &Model,
-    units: &BTreeMap<Unit, UnitBuffers>,
+    units: &impl Units,
     normed_btd: &Tensor,
     loss: &HeadLoss<'_>,
     scale: f64,
@@ -42,7 +41,25 @@ pub fn add_loss_with_gradients(
     loss.add_with_gradients(normed_btd, &head_table(model, units)?, scale)
 }
 
-fn head_table(model: &Model, units: &BTreeMap<Unit, UnitBuffers>) -> Result<HeadTable, TorchError> {
+/// The logits (.., v) of the last segment's output, in single precision.
+///
+/// # Errors
+/// libtorch refuses.
+pub fn logits(model: &Model, units: &impl Units, normed: &Tensor) -> Result<Tensor, TorchError> {
+    let table = head_table(model, units)?;
+    let vocabulary = i64::from(model.vocabulary_size);
+    // What fills the table up is no part of the vocabulary.
+    let own = normed
+        .f_linear(&table.rows, None::<Tensor>)
+        .and_then(|all| all.f_narrow(-1, 0, vocabulary)?.f_to_kind(Kind::Float));
+    let bent = own.and_then(|logits| match table.cap {
+        Some(cap) => (logits / cap).f_tanh().map(|bent| bent * cap),
+        None => Ok(logits),
+    });
+    bent.map_err(|e| TorchError(e.to_string()))
+}
+
+fn head_table(model: &Model, units: &impl Units) -> Result<HeadTable, TorchError> {
     let name = if model.tied_head { TOKENS } else { TABLE };
     let table = table_unit(model, units, model.layout().segments - 1).head_table(name)?;
     Ok(HeadTable {

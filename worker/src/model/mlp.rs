@@ -3,7 +3,7 @@
 use super::dropout::Dropout;
 use super::linear::{linear, linear_gelu};
 use super::norm::norm;
-use crate::state::UnitBuffers;
+use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::mlp::{DOWN, GATE, NORM, UP};
 use varuna_model::{Mlp, Model};
@@ -12,7 +12,7 @@ use varuna_torch::TorchError;
 /// `block` counts from 1 for the dropout's masks.
 pub(super) fn forward(
     model: &Model,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
     block: u32,

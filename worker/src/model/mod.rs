@@ -4,6 +4,7 @@
 //! This module must never know of plans, other workers or optimizers.
 
 mod attention;
+mod cache;
 pub mod dropout;
 mod embedding;
 mod head;
@@ -12,16 +13,53 @@ mod mlp;
 mod norm;
 mod tables;
 
-use crate::state::UnitBuffers;
+use crate::state::{UnitParameters, Units};
 pub use attention::attention_shape;
+pub use cache::Cache;
 use dropout::Dropout;
-pub use head::{add_loss, add_loss_with_gradients};
-use std::collections::BTreeMap;
+pub use head::{add_loss, add_loss_with_gradients, logits};
 pub use tables::Tables;
 use tch::Tensor;
 use varuna_model::embedding::TOKENS;
 use varuna_model::{Model, SegmentKind, SegmentRange, Unit};
 use varuna_torch::TorchError;
+
+/// The forward of all segments for tokens (b, t) that come after those that the cache has seen; the cache has seen them then. Returns the
+/// activation (b, t, d) under the final norm, of which [`logits`] makes the logits.
+///
+/// # Errors
+/// A token is outside the vocabulary, there are more tokens than the cache has place for, or libtorch refuses.
+pub fn forward_after(
+    model: &Model,
+    units: &impl Units,
+    tokens_bt: &Tensor,
+    tables: &Tables,
+    cache: &mut Cache,
+) -> Result<Tensor, TorchError> {
+    let new = cache.place(tokens_bt)?;
+    let mut x = tokens_bt.shallow_clone();
+    for segment in 0..model.layout().segments {
+        let own = units.parameters_of(Unit(segment));
+        let block = model.block(segment);
+        x = match model.kind(segment) {
+            SegmentKind::Embedding => {
+                let table = table_unit(model, units, segment).parameter(TOKENS)?;
+                embedding::forward_after(model, own, table, &x, new)?
+            }
+            SegmentKind::Attention => {
+                attention::forward_after(model, own, &x, tables, cache.layer(block), new)?
+            }
+            SegmentKind::Mlp => mlp::forward(model, own, &x, &Dropout::OFF, block)?,
+            SegmentKind::Block => {
+                let x = attention::forward_after(model, own, &x, tables, cache.layer(block), new)?;
+                mlp::forward(model, own, &x, &Dropout::OFF, block)?
+            }
+            SegmentKind::Head => head::forward(model, own, &x)?,
+        };
+    }
+    cache.seen(new);
+    Ok(x)
+}
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
 /// Returns the activation (b, t, d): after the last segment that under the final norm, of which [`add_loss`] makes the loss.
@@ -31,12 +69,12 @@ use varuna_torch::TorchError;
 pub fn forward(
     model: &Model,
     segment: u32,
-    units: &BTreeMap<Unit, UnitBuffers>,
+    units: &impl Units,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
     tables: &Tables,
 ) -> Result<Tensor, TorchError> {
-    let own = &units[&Unit(segment)];
+    let own = units.parameters_of(Unit(segment));
     let block = model.block(segment);
     match model.kind(segment) {
         SegmentKind::Embedding => {
@@ -54,8 +92,8 @@ pub fn forward(
 }
 
 /// Whose table (v, d) a segment uses: that of the tied weight, or its own.
-fn table_unit<'a>(model: &Model, units: &'a BTreeMap<Unit, UnitBuffers>, segment: u32) -> &'a UnitBuffers {
-    &units[&model.layout().tied_unit().unwrap_or(Unit(segment))]
+fn table_unit<'a>(model: &Model, units: &'a impl Units, segment: u32) -> &'a UnitParameters {
+    units.parameters_of(model.layout().tied_unit().unwrap_or(Unit(segment)))
 }
 
 /// Units whose gradients a stage has finished once the backward of `segment` has ended for the last micro-batch.

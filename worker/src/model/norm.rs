@@ -1,6 +1,6 @@
 //! Normalisation over the width.
 
-use crate::state::UnitBuffers;
+use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::{Features, LayerNames, Norm};
 use varuna_torch::{TorchError, rms_norm};
@@ -9,7 +9,7 @@ use varuna_torch::{TorchError, rms_norm};
 /// here, so that one pass of the backward makes the gradient of both.
 pub(super) fn norm(
     features: &Features,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     names: LayerNames,
     x_btd: &Tensor,
 ) -> Result<(Tensor, Tensor), TorchError> {
@@ -27,7 +27,7 @@ pub(super) fn norm(
 /// Each head's part (b, t, h, e), queries or keys, normalised with the unit's weight (e) of this name.
 pub(super) fn head_norm(
     features: &Features,
-    unit: &UnitBuffers,
+    unit: &UnitParameters,
     name: &str,
     x_bthe: &Tensor,
 ) -> Result<Tensor, TorchError> {

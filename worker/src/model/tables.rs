@@ -1,5 +1,6 @@
 //! What attention needs beside parameters: angles of rotary positions and the mask of a sliding window, made once.
 
+use super::cache::Place;
 use crate::backend::Backend;
 use std::cell::OnceCell;
 use tch::{Kind, Tensor};
@@ -47,7 +48,11 @@ impl Made {
             }
         };
         let window = model.window();
-        let mask = window.map(|window| mask(model.sequence_length, window, backend));
+        let all = Place {
+            first: 0,
+            count: model.sequence_length.into(),
+        };
+        let mask = window.map(|window| mask(all, Some(window), backend));
         Ok(Made {
             angles,
             mask: mask.transpose()?,
@@ -55,13 +60,18 @@ impl Made {
     }
 }
 
-/// Each token sees itself and those before it, `window` all together.
-fn mask(length: u32, window: u32, backend: Backend) -> Result<Tensor, TorchError> {
-    let (length, window) = (i64::from(length), i64::from(window));
+/// (t, n) for t tokens of which the last is the n-th: each sees itself and those before it, `window` all together.
+pub(super) fn mask(rows: Place, window: Option<u32>, backend: Backend) -> Result<Tensor, TorchError> {
+    let Place { first, count } = rows;
+    let size = [count, first + count];
     let on = (Kind::Bool, backend.device.tensors());
-    let made = Tensor::f_ones([length, length], on).and_then(|all| {
-        let seen = all.f_tril(0)?.f_triu(1 - window)?;
-        let scores = Tensor::f_zeros([length, length], (backend.numerics.compute(), on.1))?;
+    let made = Tensor::f_ones(size, on).and_then(|all| {
+        let before = all.f_tril(first)?;
+        let seen = match window {
+            Some(window) => before.f_triu(first + 1 - i64::from(window))?,
+            None => before,
+        };
+        let scores = Tensor::f_zeros(size, (backend.numerics.compute(), on.1))?;
         scores.f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)
     });
     made.map_err(|e| TorchError(e.to_string()))

@@ -36,6 +36,22 @@ impl Angles {
         })
     }
 
+    /// Those of `count` positions from `first` on.
+    ///
+    /// # Errors
+    /// There are no angles of some of them.
+    pub fn part(&self, first: i64, count: i64) -> Result<Angles, TorchError> {
+        let of = |table: &Tensor| {
+            table
+                .f_narrow(0, first, count)
+                .map_err(|e| TorchError(e.to_string()))
+        };
+        Ok(Angles {
+            cosines: of(&self.cosines)?,
+            sines: of(&self.sines)?,
+        })
+    }
+
     /// `x` (b, t, h, e) with element i of the first half of each head and element i of its second half turned together. The backward turns
     /// the gradient back, and keeps nothing of `x`.
     ///
@@ -84,6 +100,17 @@ mod tests {
         backward(&[&turned], &[&turned.detach()]).unwrap();
         let off = (x.grad() - &x).abs().max().double_value(&[]);
         assert!(off < 1e-5, "{off}");
+    }
+
+    #[test]
+    fn a_part_turns_tokens_as_all_angles_turn_them_at_their_positions() {
+        let angles = Angles::new(&[1.0, 0.1], 7, Device::Cpu).unwrap();
+        tch::manual_seed(5);
+        let x = Tensor::randn([2, 7, 3, 4], CPU);
+        let whole = angles.rotate(&x).unwrap();
+        let part = angles.part(4, 2).unwrap().rotate(&x.narrow(1, 4, 2)).unwrap();
+        assert_eq!(part, whole.narrow(1, 4, 2));
+        assert!(angles.part(6, 2).is_err());
     }
 
     #[test]

@@ -1,0 +1,132 @@
+//! What a run has trained is used: text is generated from its checkpoint, and evaluated as the run itself evaluated it.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::Output;
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, Run};
+
+/// A run in two stages that evaluates with the state of step 20, and saves that state.
+struct Trained {
+    run: Run,
+    checkpoints: String,
+    data: String,
+}
+
+impl Trained {
+    fn new(store: &Path) -> Trained {
+        let job = JobFile {
+            steps: 22,
+            min_depth: 2,
+            checkpoint: Some(format!("uri: {}, intervalSteps: 20", store.display())),
+            ..JobFile::default()
+        };
+        let mut run = Run::start(&job, 2);
+        assert_eq!(run.exit_code(), 0, "{}", run.report());
+        let text = |path: &Path| path.to_str().expect("temporary folders are UTF-8").to_owned();
+        let data = text(&run.folder().with_file_name("data"));
+        Trained {
+            run,
+            checkpoints: text(&store.join("elastic")),
+            data,
+        }
+    }
+
+    fn evaluate(&self, more: &[&str]) -> Value {
+        let what = ["evaluate", &self.checkpoints, &self.data];
+        let how = ["--json", "--validation-fraction", "0.1"];
+        json(self.run.varuna(&[&what, &how[..], more].concat()))
+    }
+
+    fn generate(&self, tokens: &str, more: &[&str]) -> Output {
+        let what = ["generate", &self.checkpoints, "--prompt", PROMPT];
+        self.run
+            .varuna(&[&what, &["--max-tokens", tokens][..], more].concat())
+    }
+}
+
+const PROMPT: &str = "In the beginning";
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn succeeded(output: Output) -> Vec<u8> {
+    assert!(output.status.success(), "{}", said(&output));
+    output.stdout
+}
+
+fn json(output: Output) -> Value {
+    serde_json::from_slice(&succeeded(output)).expect("JSON")
+}
+
+#[test]
+fn a_checkpoint_generates_text_and_has_the_loss_that_its_run_found() {
+    let store = TempDir::new().unwrap();
+    let trained = Trained::new(store.path());
+    its_loss_is_that_of_the_run(&trained);
+    its_text_follows_from_prompt_settings_and_seed(&trained);
+    what_cannot_be_done_is_refused(&trained);
+}
+
+fn its_loss_is_that_of_the_run(trained: &Trained) {
+    // The evaluation comes before the step that is counted as the 21st.
+    let metrics = trained.run.metrics();
+    let own = metrics.iter().find(|m| m.step.0 == 21).and_then(|m| m.eval_loss);
+    let own = own.expect("the run evaluates before step 21");
+    let loss = |found: &Value| found["loss"].as_f64().expect("a number");
+    let found = trained.evaluate(&["--step", "20", "--batch", "8", "--steps", "1"]);
+    let off = (loss(&found) - own).abs();
+    assert!(off < 1e-5, "{found}, and the run found {own}");
+    let counts = (found["windows"].as_u64(), found["tokens"].as_u64());
+    assert_eq!(counts, (Some(8), Some(8 * 64)));
+    let perplexity = found["perplexity"].as_f64().expect("a number");
+    assert!((perplexity - loss(&found).exp()).abs() < 1e-9, "{found}");
+    // Batches of other sizes see the same windows.
+    let threes = trained.evaluate(&["--step", "20", "--batch", "3", "--steps", "2"]);
+    let ones = trained.evaluate(&["--step", "20", "--batch", "1", "--steps", "6"]);
+    assert!((loss(&threes) - loss(&ones)).abs() < 1e-5, "{threes} {ones}");
+    let all = trained.evaluate(&[]);
+    assert_eq!(all["step"], 22, "the newest where no step is named: {all}");
+    assert_eq!(all["windows"], all["heldOut"], "{all}");
+    assert!(all["windows"].as_u64() > Some(8), "{all}");
+}
+
+fn its_text_follows_from_prompt_settings_and_seed(trained: &Trained) {
+    let greedy = json(trained.generate("12", &["--temperature", "0", "--json"]));
+    let bytes = |name: &str| -> Vec<u8> { serde_json::from_value(greedy[name].clone()).expect("bytes") };
+    assert_eq!(bytes("prompt"), PROMPT.as_bytes());
+    let tokens = bytes("tokens");
+    assert_eq!(tokens.len(), 12, "{greedy}");
+    assert_eq!(greedy["end"], "maxTokens", "{greedy}");
+    assert_eq!(greedy["text"], String::from_utf8_lossy(&tokens).into_owned());
+    let again = json(trained.generate("12", &["--temperature", "0", "--json", "--seed", "9"]));
+    assert_eq!(greedy, again, "the most likely tokens have no chance in them");
+    let streamed = succeeded(trained.generate("12", &["--temperature", "0"]));
+    assert_eq!(streamed, [&tokens[..], b"\n"].concat());
+
+    let drawn = |seed: &str| {
+        let settings = ["--temperature", "1.5", "--top-p", "0.9", "--seed", seed, "--json"];
+        json(trained.generate("12", &settings))
+    };
+    assert_eq!(drawn("3"), drawn("3"));
+    assert_ne!(drawn("3")["tokens"], drawn("4")["tokens"]);
+    let long = json(trained.generate("1000", &["--temperature", "0", "--json"]));
+    assert_eq!(long["end"], "sequenceLength", "{long}");
+    assert_eq!(long["tokens"].as_array().map(Vec::len), Some(64 - 16 + 1));
+}
+
+fn what_cannot_be_done_is_refused(trained: &Trained) {
+    for (arguments, part) in [
+        (
+            ["--step", "7"],
+            "--step is 7, of which there is no complete checkpoint",
+        ),
+        (["--top-p", "0"], "--top-p is 0, allowed is more than 0"),
+        (["--tokenizer", "gpt2"], "allowed are at most 257"),
+    ] {
+        let refused = trained.generate("12", &arguments);
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(said(&refused).contains(part), "{arguments:?}: {}", said(&refused));
+    }
+}

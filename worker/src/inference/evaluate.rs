@@ -1,0 +1,112 @@
+//! `varuna-worker evaluate`: the loss of a trained model over a dataset's held-out windows.
+
+use super::load::ModelArguments;
+use crate::backend::Platform;
+use crate::engine::Samples;
+use crate::samples::DatasetSamples;
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use tch::Tensor;
+use varuna_checkpoint::folder_name;
+use varuna_dataset::TokenDataset;
+use varuna_plan::Step;
+
+/// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// Dataset (path without .bin / .idx).
+    #[arg(long, value_name = "PREFIX")]
+    data: PathBuf,
+    /// Share of the windows, the last ones, that are held out, as in spec.data.validationFraction.
+    #[arg(long, default_value_t = 0.05)]
+    validation_fraction: f64,
+    /// Windows in a batch.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    batch: u32,
+    /// Most batches, from the first window on [default: all].
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    steps: Option<u64>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Found {
+    /// Name of the checkpoint.
+    checkpoint: String,
+    /// Its step.
+    step: Step,
+    /// Mean over all tokens, in nats; null where it is no finite number.
+    loss: f64,
+    /// Its exponential.
+    perplexity: f64,
+    /// Windows that were read.
+    windows: u64,
+    /// Windows that are held out.
+    held_out: u64,
+    /// Tokens whose loss was taken.
+    tokens: u64,
+}
+
+/// Evaluates and prints.
+pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
+    let fraction = arguments.validation_fraction;
+    if !(fraction > 0.0 && fraction <= 0.5) {
+        bail!("--validation-fraction is {fraction}, allowed is more than 0, at most 0.5");
+    }
+    let (manifest, trained) = arguments.model.load(platform)?;
+    let model = trained.model();
+    let path = arguments.data.display();
+    // The seed is that of the training samples' order.
+    let opened = TokenDataset::open(&arguments.data, model.sequence_length, fraction, 0);
+    let data = opened.and_then(|data| data.check_vocabulary(model.vocabulary_size).map(|()| data));
+    let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
+    let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());
+    let windows = held_out.min(arguments.steps.unwrap_or(u64::MAX).saturating_mul(batch));
+    let length = u64::from(model.sequence_length);
+    let tokens = windows * length;
+    let sum = trained.loss_sum()?;
+    for first in (0..windows).step_by(arguments.batch as usize) {
+        let rows = rows(&data, first..windows.min(first + batch), length)?;
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "tokens of a dataset stay far below 2^53"
+        )]
+        trained.add_loss(&rows, 1.0 / tokens as f64, &sum)?;
+    }
+    let loss = sum.double_value(&[]);
+    let found = Found {
+        checkpoint: folder_name(manifest.state),
+        step: manifest.state.step,
+        loss,
+        perplexity: loss.exp(),
+        windows,
+        held_out,
+        tokens,
+    };
+    let text = match arguments.json {
+        true => serde_json::to_string(&found)?,
+        false => format!(
+            "{}: loss {loss:.4} nats a token, perplexity {:.3}, over {windows} of {held_out} held-out windows ({tokens} tokens)",
+            found.checkpoint, found.perplexity
+        ),
+    };
+    writeln!(std::io::stdout(), "{text}").context("cannot print the result")
+}
+
+/// Windows as rows (b, t + 1).
+fn rows(data: &DatasetSamples, windows: std::ops::Range<u64>, length: u64) -> Result<Tensor> {
+    let width = usize::try_from(length)? + 1;
+    let mut tokens = vec![0; usize::try_from(windows.end - windows.start)? * width];
+    for (window, row) in windows.zip(tokens.chunks_exact_mut(width)) {
+        data.held_out(window, row)?;
+    }
+    Ok(Tensor::from_slice(&tokens).view([-1, i64::try_from(width)?]))
+}

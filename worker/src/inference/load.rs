@@ -1,0 +1,148 @@
+//! A trained model from a checkpoint, and the options of who wants one.
+
+use super::trained::TrainedModel;
+use crate::ablation::Ablations;
+use crate::backend::{Backend, Platform};
+use crate::model::attention_shape;
+use anyhow::{Context, Result, bail};
+use varuna_api::Precision;
+use varuna_checkpoint::{Listed, Location, Manifest, folder_name};
+use varuna_dataset::{Tokenizer, info};
+use varuna_model::Model;
+use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
+
+/// Which model, and how it computes.
+#[derive(clap::Args)]
+pub(super) struct ModelArguments {
+    /// Folder of the job's checkpoints: <spec.checkpoint.uri>/<metadata.name>.
+    #[arg(long, value_name = "URI")]
+    checkpoint: String,
+    /// Step of the checkpoint [default: the newest complete one].
+    #[arg(long)]
+    step: Option<u64>,
+    /// What to compute on: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// In which numbers to compute: fp32, bf16 or fp16.
+    #[arg(long, default_value = "fp32", value_parser = precision)]
+    precision: Precision,
+    /// Threads for tensor operations [default: the machine's cores].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    threads: Option<u32>,
+}
+
+/// Whose tokens a model has learnt.
+#[derive(clap::Args)]
+pub(super) struct TokenizerArguments {
+    /// The tokenizer: byte or gpt2 [default: that of --data, else the one that fits the model's vocabulary].
+    #[arg(long)]
+    tokenizer: Option<Tokenizer>,
+    /// A dataset (path without .bin / .idx) whose tokenizer is used.
+    #[arg(long, value_name = "PREFIX", conflicts_with = "tokenizer")]
+    data: Option<std::path::PathBuf>,
+}
+
+fn precision(name: &str) -> Result<Precision, String> {
+    match name {
+        "fp32" => Ok(Precision::Fp32),
+        "bf16" => Ok(Precision::Bf16),
+        "fp16" => Ok(Precision::Fp16),
+        _ => Err("allowed are fp32, bf16 and fp16".into()),
+    }
+}
+
+impl ModelArguments {
+    /// Reads the checkpoint and puts its parameters where they are computed with.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, it is damaged, or the device has no memory for the model.
+    pub(super) fn load(&self, platform: Platform) -> Result<(Manifest, TrainedModel)> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("cannot start")?;
+        let location = Location::open_existing(&self.checkpoint)?;
+        let manifest = runtime.block_on(chosen(&location, self.step))?;
+        let name = folder_name(manifest.state);
+        let model: Model = serde_json::from_value(manifest.facts.model.clone())
+            .with_context(|| format!("the model of checkpoint {name}"))?;
+        if model.layout() != manifest.layout {
+            bail!("checkpoint {name} has other units than its model");
+        }
+        let backend = self.backend(&model, platform)?;
+        let mut trained = TrainedModel::new(model, backend);
+        for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
+            let mut shard = runtime.block_on(location.load(&manifest, &entry.unit, || {}))?;
+            // Behind the parameters lie the two moments.
+            shard.data.truncate(shard.data.len() / 3);
+            shard.data.shrink_to_fit();
+            let added = trained.add(unit, shard.data);
+            added.with_context(|| format!("checkpoint {name}, {}", entry.unit))?;
+        }
+        tracing::info!(checkpoint = name, device = %backend.device, "the model is loaded");
+        Ok((manifest, trained))
+    }
+
+    fn backend(&self, model: &Model, platform: Platform) -> Result<Backend> {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = self.threads.map_or(cores, |threads| threads as usize);
+        tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+        let device = (platform.device)(self.device).context("--device")?;
+        let opened = Backend::open(platform, device, self.precision.into(), Ablations::NONE);
+        let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
+        if let Some(why) = why {
+            tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
+        }
+        Attention::settle(
+            AttentionChoice::Auto,
+            device,
+            attention_shape(model, backend.numerics),
+        )?;
+        Ok(backend)
+    }
+}
+
+impl TokenizerArguments {
+    /// The tokenizer of a model.
+    ///
+    /// # Errors
+    /// The one that is named has more tokens than the model, or none is known to fit.
+    pub(super) fn of(&self, model: &Model) -> Result<Tokenizer> {
+        let size = model.vocabulary_size;
+        let named = match &self.data {
+            Some(prefix) => {
+                let found = info(prefix).with_context(|| format!("--data {}", prefix.display()))?;
+                let sidecar = found.sidecar;
+                let sidecar = sidecar
+                    .with_context(|| format!("--data {}: nothing names its tokenizer", prefix.display()))?;
+                Some(sidecar.tokenizer.parse::<Tokenizer>()?)
+            }
+            None => self.tokenizer,
+        };
+        match named.or_else(|| Tokenizer::of_vocabulary(size)) {
+            Some(tokenizer) if tokenizer.vocabulary() <= size => Ok(tokenizer),
+            Some(tokenizer) => {
+                bail!(
+                    "--tokenizer is {tokenizer}, which has more tokens than the model: allowed are at most {size}"
+                )
+            }
+            None => bail!(
+                "no tokenizer is known that fits a vocabulary of {size}: name one with --tokenizer or --data"
+            ),
+        }
+    }
+}
+
+/// The checkpoint of a step, or the newest that is complete.
+async fn chosen(location: &Location, step: Option<u64>) -> Result<Manifest> {
+    let all = location.list().await?;
+    let wanted = |l: &&Listed| l.is_usable() && step.is_none_or(|step| l.id.step.0 == step);
+    let Some(newest) = all.iter().filter(wanted).max_by_key(|l| l.id) else {
+        let what = step.map_or("there is no complete checkpoint".to_owned(), |step| {
+            format!("--step is {step}, of which there is no complete checkpoint")
+        });
+        bail!("{what}; `varuna checkpoint ls` lists all");
+    };
+    Ok(location.manifest(newest.id).await?)
+}

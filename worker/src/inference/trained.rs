@@ -1,0 +1,162 @@
+//! A model whose parameters stay as they are, and sequences that go through it.
+
+use crate::backend::Backend;
+use crate::model::dropout::Dropout;
+use crate::model::{Cache, Tables, add_loss, forward, forward_after, logits};
+use crate::state::UnitParameters;
+use std::collections::BTreeMap;
+use tch::{Kind, Tensor};
+use varuna_model::{Model, Unit};
+use varuna_torch::{HeadLoss, TorchError, vec_from_tensor};
+
+/// All of a model on one device.
+pub struct TrainedModel {
+    model: Model,
+    backend: Backend,
+    units: BTreeMap<Unit, UnitParameters>,
+    tables: Tables,
+}
+
+/// One sequence, of which the model has seen a part.
+pub struct Session<'a> {
+    of: &'a TrainedModel,
+    cache: Cache,
+}
+
+impl TrainedModel {
+    /// A model without parameters yet: each unit needs [`TrainedModel::add`].
+    #[must_use]
+    pub fn new(model: Model, backend: Backend) -> TrainedModel {
+        TrainedModel {
+            model,
+            backend,
+            units: BTreeMap::new(),
+            tables: Tables::default(),
+        }
+    }
+
+    /// Gives a unit its parameters: all of them, in their order.
+    ///
+    /// # Errors
+    /// The unit has more or fewer, or libtorch refuses (out of memory).
+    pub fn add(&mut self, unit: Unit, values: Vec<f32>) -> Result<(), TorchError> {
+        let parameters = UnitParameters::fixed(&self.model, unit, self.backend, values)?;
+        self.units.insert(unit, parameters);
+        Ok(())
+    }
+
+    /// Its sizes and features.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// A sequence of at most so many tokens, from its beginning.
+    ///
+    /// # Errors
+    /// Units are missing, or libtorch refuses (out of memory).
+    pub fn session(&self, capacity: u32) -> Result<Session<'_>, TorchError> {
+        self.check()?;
+        let capacity = capacity.min(self.model.sequence_length);
+        let cache = Cache::new(&self.model, self.backend, 1, capacity)?;
+        Ok(Session { of: self, cache })
+    }
+
+    /// The logits (b, t, v) of all tokens of sequences (b, t).
+    ///
+    /// # Errors
+    /// Units are missing, a token is outside the vocabulary, the sequences are too long, or libtorch refuses.
+    pub fn logits(&self, tokens_bt: &Tensor) -> Result<Tensor, TorchError> {
+        self.check()?;
+        let [samples, count] = <[i64; 2]>::try_from(tokens_bt.size())
+            .map_err(|size| TorchError(format!("tokens of the shape {size:?}")))?;
+        let sizes = [samples, count].map(u32::try_from);
+        let [Ok(samples), Ok(count)] = sizes else {
+            return Err(TorchError(format!("{samples} sequences of {count} tokens")));
+        };
+        let capacity = count.min(self.model.sequence_length);
+        let mut cache = Cache::new(&self.model, self.backend, samples, capacity)?;
+        self.after(tokens_bt, &mut cache, |normed| Ok(normed.shallow_clone()))
+    }
+
+    /// Adds the loss of windows (b, t + 1), of which each token but the first is a target, to a sum.
+    ///
+    /// # Errors
+    /// Units are missing, a token is outside the vocabulary, or libtorch refuses.
+    pub fn add_loss(&self, rows: &Tensor, weight: f64, sum: &Tensor) -> Result<(), TorchError> {
+        self.check()?;
+        let _guard = tch::no_grad_guard();
+        let length = i64::from(self.model.sequence_length);
+        let rows = self.on_device(rows)?;
+        let part = |first| {
+            rows.f_narrow(1, first, length)
+                .map_err(|e| TorchError(e.to_string()))
+        };
+        let (inputs, targets) = (part(0)?, part(1)?);
+        let mut x = inputs;
+        for segment in 0..self.model.layout().segments {
+            x = forward(&self.model, segment, &self.units, &x, &Dropout::OFF, &self.tables)?;
+        }
+        let targets = &targets;
+        add_loss(&self.model, &self.units, &x, &HeadLoss { targets, weight, sum })
+    }
+
+    /// A sum of losses, on the device.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn loss_sum(&self) -> Result<Tensor, TorchError> {
+        let on = (Kind::Double, self.backend.device.tensors());
+        Tensor::f_zeros([0i64; 0], on).map_err(|e| TorchError(e.to_string()))
+    }
+
+    /// Logits of what `of` leaves of the activation (b, t, d) of new tokens.
+    fn after(
+        &self,
+        tokens_bt: &Tensor,
+        cache: &mut Cache,
+        of: impl Fn(&Tensor) -> Result<Tensor, TorchError>,
+    ) -> Result<Tensor, TorchError> {
+        let _guard = tch::no_grad_guard();
+        let tokens = self.on_device(tokens_bt)?;
+        let normed = forward_after(&self.model, &self.units, &tokens, &self.tables, cache)?;
+        logits(&self.model, &self.units, &of(&normed)?)
+    }
+
+    fn on_device(&self, tokens: &Tensor) -> Result<Tensor, TorchError> {
+        let placed = tokens.f_to_device(self.backend.device.tensors());
+        placed.map_err(|e| TorchError(e.to_string()))
+    }
+
+    fn check(&self) -> Result<(), TorchError> {
+        let mut units = self.model.layout().all_units();
+        match units.find(|unit| !self.units.contains_key(unit)) {
+            Some(unit) => Err(TorchError(format!("unit {unit} of the model has no parameters"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Tokens seen.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.cache.len()
+    }
+
+    /// Whether no token has been seen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.cache.is_empty()
+    }
+
+    /// Goes on with these tokens, at least one; returns the logits of what comes after the last.
+    ///
+    /// # Errors
+    /// A token is outside the vocabulary, there is no place for so many, or libtorch refuses.
+    pub fn feed(&mut self, tokens: &[i64]) -> Result<Vec<f32>, TorchError> {
+        let row = Tensor::from_slice(tokens).unsqueeze(0);
+        let last = |normed: &Tensor| normed.f_narrow(1, -1, 1).map_err(|e| TorchError(e.to_string()));
+        vec_from_tensor(&self.of.after(&row, &mut self.cache, last)?)
+    }
+}
