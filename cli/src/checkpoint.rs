@@ -1,7 +1,8 @@
 //! `varuna checkpoint`: lists, checks and deletes checkpoints, and converts them to and from Hugging Face's format.
 
 mod bar;
-mod huggingface;
+mod export;
+mod import;
 mod save;
 
 use crate::coordinator::runtime;
@@ -12,7 +13,6 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;
 use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, folder_name};
-use varuna_dataset::Tokenizer;
 
 /// Shards that are checked at a time, so that a processor takes the digest of one while another is read.
 const SHARDS_AT_ONCE: usize = 4;
@@ -69,19 +69,10 @@ enum Command {
         keep: usize,
     },
     /// Export a checkpoint of a GPT-2, Llama or Qwen 3 as a Hugging Face folder (model.safetensors, config.json, tokenizer.json).
-    Export {
-        /// Folder of the job's checkpoints.
-        uri: String,
-        /// Folder to create; it must not exist.
-        folder: PathBuf,
-        /// Tokenizer to add: byte or gpt2 [default: the one that fits the model's vocabulary, if any].
-        #[arg(long)]
-        tokenizer: Option<Tokenizer>,
-        /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
-        #[arg(long)]
-        name: Option<String>,
-    },
+    Export(export::Arguments),
     /// Import a Hugging Face folder of a GPT-2, Llama or Qwen 3 as the first checkpoint of a job. A run of that job starts from it.
+    ///
+    /// The folder's tokenizer is kept beside the checkpoints, and an export has it again.
     Import {
         /// Checkpoint location, as in spec.checkpoint.uri.
         uri: String,
@@ -101,23 +92,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Command::Verify { uri, json } => verify(&Location::open_existing(uri)?, *json).await,
             Command::Prune { uri, keep } => prune(&Location::open_existing(uri)?, *keep).await,
             Command::Save { run, timeout } => save::save(run, *timeout).await,
-            Command::Export {
-                uri,
-                folder,
-                tokenizer,
-                name,
-            } => {
-                huggingface::export(
-                    &Location::open_existing(uri)?,
-                    folder,
-                    name.as_deref(),
-                    *tokenizer,
-                )
-                .await
-            }
-            Command::Import { uri, folder, job } => {
-                huggingface::import(&Location::open(uri)?, folder, job).await
-            }
+            Command::Export(arguments) => export::export(arguments).await,
+            Command::Import { uri, folder, job } => import::import(&Location::open(uri)?, folder, job).await,
         }
     })
 }

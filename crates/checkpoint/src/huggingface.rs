@@ -1,12 +1,20 @@
-//! Checkpoints as the `model.safetensors` of a Hugging Face folder and back. Pure; names, which rows they hold, which matrices are
+//! Checkpoints as the safetensors files of a Hugging Face folder and back. Pure; names, which rows they hold, which matrices are
 //! transposed and `config.json` are [`varuna_model::Family`]'s.
 
+mod export;
+
+pub use export::{Elements, Export, ExportedFile};
+
 use crate::shard::{Shard, ShardTensor};
-use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
-use std::borrow::Cow;
+use safetensors::tensor::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use varuna_model::{ConfigError, Family, Model, Published};
 use varuna_plan::{StateId, Unit};
+
+/// The file of a model that is in one.
+pub const WHOLE: &str = "model.safetensors";
+/// The table of a model in several files.
+pub const INDEX: &str = "model.safetensors.index.json";
 
 /// What a folder cannot be turned into.
 #[derive(Debug, thiserror::Error)]
@@ -68,63 +76,19 @@ fn transposed(values: &[f32], shape: &[usize]) -> (Vec<f32>, Vec<usize>) {
     (out, vec![columns, rows])
 }
 
-struct Values {
-    shape: Vec<usize>,
-    values: Vec<f32>,
-}
-
-impl View for Values {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(bytemuck::cast_slice(&self.values))
-    }
-    fn data_len(&self) -> usize {
-        self.values.len() * size_of::<f32>()
-    }
-}
-
-/// `model.safetensors` of all units' shards.
+/// `model.safetensors` of all units' shards, in single precision.
 ///
 /// # Errors
 /// The model has no published format, or the library cannot write it.
 pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, HuggingFaceError> {
-    let family = Family::of(&model.features)?;
-    let mut tensors = Vec::new();
+    let mut export = Export::new(model, Elements::Fp32, u64::MAX)?;
+    let mut content = Vec::new();
     for (unit, shard) in shards {
-        for (index, parameter) in model.parameters(*unit).iter().enumerate() {
-            let mut rest = shard.values(index, 0);
-            for Published {
-                name,
-                rows,
-                transposed: turn,
-            } in family.tensors(model, *unit, parameter)
-            {
-                let mut shape = parameter.shape.clone();
-                if let Some(own) = shape.first_mut() {
-                    *own = rows;
-                }
-                let elements = shape.iter().product::<usize>().min(rest.len());
-                let (values, others) = rest.split_at(elements);
-                rest = others;
-                if values.is_empty() {
-                    continue;
-                }
-                let (values, shape) = match turn {
-                    true => transposed(values, &shape),
-                    false => (values.to_vec(), shape),
-                };
-                tensors.push((name, Values { shape, values }));
-            }
+        for file in export.add(*unit, shard)? {
+            content = file.content;
         }
     }
-    // `transformers` asks which framework's tensors these are.
-    let metadata = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    Ok(serialize(tensors, Some(metadata))?)
+    Ok(content)
 }
 
 /// All units' shards at `id`, with fresh optimizer state, from the content of the folder's safetensors files.

@@ -1,6 +1,8 @@
 use super::*;
+use safetensors::tensor::{View, serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use varuna_model::{gpt2, presets};
 
 /// SHA-256 of the file of a small model with a tied and an untied head.
@@ -170,6 +172,70 @@ fn several_files_in_sixteen_bits_are_read_as_one_in_single_precision() {
         why,
         "tensor model.layers.0.self_attn.q_proj.weight: it is missing"
     );
+}
+
+#[test]
+fn an_export_in_several_files_names_them_in_its_index_and_is_read_again() {
+    for preset in ["llama-tiny", "qwen3-tiny"] {
+        let model = small_of(preset);
+        let shards = counting(&model);
+        let whole = export(&model, &shards).unwrap();
+        for (elements, bytes) in [(Elements::Fp32, 4), (Elements::Bf16, 2)] {
+            let most = 60 * bytes;
+            let mut export = Export::new(&model, elements, most).unwrap();
+            let mut files = Vec::new();
+            for (unit, shard) in &shards {
+                files.extend(export.add(*unit, shard).unwrap());
+            }
+            let index = export.index().expect("several files");
+            let names: Vec<String> = files.iter().map(|f| f.name.clone()).collect();
+            assert_eq!(files_of_index(&index).unwrap(), names, "{preset}");
+            assert!(names.len() > 5, "{names:?}");
+            assert_eq!(names[0], format!("model-00001-of-{:05}.safetensors", names.len()));
+            for file in &files {
+                let read = SafeTensors::deserialize(&file.content).unwrap();
+                for (name, tensor) in read.tensors() {
+                    assert_eq!(index["weight_map"][&name], file.name);
+                    assert_eq!(
+                        tensor.data().len() as u64,
+                        bytes * tensor.shape().iter().product::<usize>() as u64
+                    );
+                }
+                let all: usize = read.tensors().iter().map(|(_, t)| t.data().len()).sum();
+                assert!(
+                    all as u64 <= most || read.len() == 1,
+                    "{}: {all} bytes",
+                    file.name
+                );
+            }
+            assert_eq!(index["metadata"]["total_size"], bytes * model.parameter_count());
+            let contents: Vec<&[u8]> = files.iter().map(|f| f.content.as_slice()).collect();
+            let again = import(&model, StateId::INITIAL, &contents).unwrap();
+            // Numbers up to 256 survive sixteen bits as they are.
+            let small = |shards: &[(Unit, Shard)]| -> Vec<f32> {
+                let all = shards.iter().flat_map(|(_, s)| s.data.iter().copied());
+                all.take_while(|v| *v < 256.0).collect()
+            };
+            assert_eq!(small(&again), small(&shards), "{preset} {elements:?}");
+            if elements == Elements::Fp32 {
+                assert_eq!(again, shards);
+                assert_eq!(crate::huggingface::export(&model, &again).unwrap(), whole);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_fits_one_file_has_no_index() {
+    let model = small(true);
+    let mut export = Export::new(&model, Elements::Bf16, 5_000_000_000).unwrap();
+    let mut files = Vec::new();
+    for (unit, shard) in counting(&model) {
+        files.extend(export.add(unit, &shard).unwrap());
+    }
+    let names: Vec<&str> = files.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, [WHOLE]);
+    assert_eq!(export.index(), None);
 }
 
 #[test]

@@ -1,0 +1,268 @@
+//! The way out: units' shards become the safetensors files of a folder, one file's tensors in memory at a time.
+
+use super::HuggingFaceError;
+use crate::shard::Shard;
+use safetensors::tensor::{Dtype, View, serialize};
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use varuna_model::{Family, Model, Parameter, Published};
+use varuna_plan::Unit;
+
+/// In which format elements are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Elements {
+    /// As they were trained.
+    #[default]
+    Fp32,
+    /// Rounded to the upper half of their bits.
+    Bf16,
+}
+
+impl Elements {
+    /// Bytes of one.
+    fn bytes(self) -> usize {
+        match self {
+            Elements::Fp32 => 4,
+            Elements::Bf16 => 2,
+        }
+    }
+
+    /// As `config.json` calls it.
+    #[must_use]
+    pub fn published(self) -> &'static str {
+        match self {
+            Elements::Fp32 => "float32",
+            Elements::Bf16 => "bfloat16",
+        }
+    }
+
+    fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Elements::Fp32 => bytemuck::cast_slice(values).to_vec(),
+            Elements::Bf16 => values.iter().flat_map(|v| rounded(*v).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// The nearest number of 16 bits, of two equally near ones the even one.
+fn rounded(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let upper = |bits: u32| u16::try_from(bits >> 16).unwrap_or(u16::MAX);
+    if value.is_nan() {
+        // Rounding could carry a NaN's bits into an infinity's.
+        return upper(bits) | 0x0040;
+    }
+    let odd = (bits >> 16) & 1;
+    upper(bits.wrapping_add(0x7fff + odd))
+}
+
+/// A tensor as it is written.
+struct Tensor {
+    shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: Vec<u8>,
+}
+
+impl View for Tensor {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// A file that is complete.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExportedFile {
+    /// Its name in the folder.
+    pub name: String,
+    /// All of it.
+    pub content: Vec<u8>,
+}
+
+/// An export on its way. It takes the units' shards in the order of the units.
+pub struct Export<'a> {
+    model: &'a Model,
+    family: Family,
+    elements: Elements,
+    /// Tensors of each file that is not complete yet, the next one first.
+    left: VecDeque<usize>,
+    files: usize,
+    pending: Vec<(String, Tensor)>,
+    /// The file of each tensor.
+    places: serde_json::Map<String, Value>,
+    bytes: u64,
+}
+
+impl<'a> Export<'a> {
+    /// Files of at most so many bytes of tensors each, but for a tensor that is larger by itself.
+    ///
+    /// # Errors
+    /// The model has no published format.
+    pub fn new(model: &'a Model, elements: Elements, most: u64) -> Result<Export<'a>, HuggingFaceError> {
+        let family = Family::of(&model.features)?;
+        let sizes = sizes(model, family, elements);
+        let left = counts(&sizes, most);
+        Ok(Export {
+            model,
+            family,
+            elements,
+            files: left.len(),
+            left,
+            pending: Vec::new(),
+            places: serde_json::Map::new(),
+            bytes: sizes.iter().sum(),
+        })
+    }
+
+    /// Adds the next unit; returns the files that are complete with it.
+    ///
+    /// # Errors
+    /// The library cannot write a file.
+    pub fn add(&mut self, unit: Unit, shard: &Shard) -> Result<Vec<ExportedFile>, HuggingFaceError> {
+        let mut complete = Vec::new();
+        for (index, parameter) in self.model.parameters(unit).iter().enumerate() {
+            let mut rest = shard.values(index, 0);
+            for part in self.family.tensors(self.model, unit, parameter) {
+                let shape = shape_of(&part, parameter);
+                let elements = shape.iter().product::<usize>().min(rest.len());
+                let (values, others) = rest.split_at(elements);
+                rest = others;
+                if values.is_empty() {
+                    continue;
+                }
+                let tensor = self.tensor(&part, values, shape);
+                self.pending.push((part.name, tensor));
+                if self.left.front() == Some(&self.pending.len()) {
+                    complete.push(self.finish()?);
+                }
+            }
+        }
+        Ok(complete)
+    }
+
+    fn tensor(&self, part: &Published, values: &[f32], shape: Vec<usize>) -> Tensor {
+        let (bytes, shape) = match part.transposed {
+            true => {
+                let (values, shape) = super::transposed(values, &shape);
+                (self.elements.encode(&values), shape)
+            }
+            false => (self.elements.encode(values), shape),
+        };
+        let dtype = match self.elements {
+            Elements::Fp32 => Dtype::F32,
+            Elements::Bf16 => Dtype::BF16,
+        };
+        Tensor { shape, dtype, bytes }
+    }
+
+    /// Writes the tensors that wait into the next file.
+    fn finish(&mut self) -> Result<ExportedFile, HuggingFaceError> {
+        let number = self.files - self.left.len() + 1;
+        self.left.pop_front();
+        let name = match self.files {
+            1 => super::WHOLE.to_owned(),
+            files => format!("model-{number:05}-of-{files:05}.safetensors"),
+        };
+        let tensors = std::mem::take(&mut self.pending);
+        for (tensor, _) in &tensors {
+            self.places.insert(tensor.clone(), name.clone().into());
+        }
+        // `transformers` asks which framework's tensors these are.
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let content = serialize(tensors, Some(metadata))?;
+        Ok(ExportedFile { name, content })
+    }
+
+    /// The table of the files (`model.safetensors.index.json`), where there are several.
+    #[must_use]
+    pub fn index(self) -> Option<Value> {
+        let index = json!({ "metadata": { "total_size": self.bytes }, "weight_map": self.places });
+        (self.files > 1).then_some(index)
+    }
+}
+
+/// The shape of some rows of a parameter, as we have them.
+fn shape_of(part: &Published, parameter: &Parameter) -> Vec<usize> {
+    let mut shape = parameter.shape.clone();
+    if let Some(rows) = shape.first_mut() {
+        *rows = part.rows;
+    }
+    shape
+}
+
+/// Bytes of all tensors, in the order in which they come.
+fn sizes(model: &Model, family: Family, elements: Elements) -> Vec<u64> {
+    let mut sizes = Vec::new();
+    for unit in model.layout().all_units() {
+        for parameter in model.parameters(unit) {
+            let parts = family.tensors(model, unit, &parameter);
+            let counts = parts
+                .iter()
+                .map(|part| shape_of(part, &parameter).iter().product());
+            sizes.extend(
+                counts
+                    .filter(|n: &usize| *n > 0)
+                    .map(|n| (n * elements.bytes()) as u64),
+            );
+        }
+    }
+    sizes
+}
+
+/// How many tensors each file has: as many as fit, at least one.
+fn counts(sizes: &[u64], most: u64) -> VecDeque<usize> {
+    let mut counts = VecDeque::new();
+    let mut bytes = 0u64;
+    for size in sizes {
+        bytes = bytes.saturating_add(*size);
+        match counts.back_mut() {
+            Some(count) if bytes <= most => *count += 1,
+            _ => {
+                counts.push_back(1);
+                bytes = *size;
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_as_many_tensors_as_fit_and_at_least_one() {
+        assert_eq!(counts(&[4, 4, 4, 4, 4], 8), [2, 2, 1]);
+        assert_eq!(counts(&[9, 1, 1, 9, 1], 8), [1, 2, 1, 1]);
+        assert_eq!(counts(&[1, 2, 3], u64::MAX), [3]);
+        assert_eq!(counts(&[], 8), [0usize; 0]);
+    }
+
+    #[test]
+    fn sixteen_bits_are_rounded_to_the_nearest_and_to_the_even_of_two() {
+        for (bits, expected) in [
+            (0x3f80_0000u32, 0x3f80u16),
+            (0x3f80_7fff, 0x3f80),
+            (0x3f80_8000, 0x3f80),
+            (0x3f80_8001, 0x3f81),
+            (0x3f81_8000, 0x3f82),
+            (0xbf81_8000, 0xbf82),
+            (0x7f7f_ffff, 0x7f80),
+            (0x7f80_0000, 0x7f80),
+            (0x0000_8001, 0x0001),
+        ] {
+            assert_eq!(rounded(f32::from_bits(bits)), expected, "{bits:#x}");
+        }
+        let nan = rounded(f32::from_bits(0x7f80_0001));
+        assert!(f32::from_bits(u32::from(nan) << 16).is_nan());
+    }
+}
