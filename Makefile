@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -62,6 +62,9 @@ fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames
 
 fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
 	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- replay $(TARGET) $(INPUT)
+
+test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text (installs PyTorch and transformers once, 3 GB)
+	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/compare.py target/debug
 
 chaos: build ## Real processes under faults, judged by the run folder (DURATION=600 SEED=... KILLS=... RUNS=...); runs/chaos, taken up again where it stood
 	target/debug/varuna-chaos --duration $(or $(DURATION),600) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(RUNS),--runs $(RUNS)) $(ARGUMENTS)
