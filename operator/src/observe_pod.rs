@@ -65,6 +65,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         deleted_at: deleted_at(pod),
+        gone_by: gone_by(pod),
         disrupted,
         unschedulable,
         waiting: waiting(status),
@@ -81,10 +82,14 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
     })
 }
 
-/// When a pod was asked to go: its deletion timestamp is when it has to be gone.
+/// When a pod that was asked to go has to be gone: what its deletion timestamp says.
+fn gone_by(pod: &Pod) -> Option<i64> {
+    Some(pod.metadata.deletion_timestamp.as_ref()?.0.as_second())
+}
+
+/// When a pod was asked to go.
 fn deleted_at(pod: &Pod) -> Option<i64> {
-    let gone_by = pod.metadata.deletion_timestamp.as_ref()?.0.as_second();
-    Some(gone_by - pod.metadata.deletion_grace_period_seconds.unwrap_or(0))
+    Some(gone_by(pod)?.saturating_sub(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)))
 }
 
 /// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition

@@ -1,6 +1,7 @@
 //! The messages that reach the driver. Everything that happens outside of its task arrives here, through one bounded channel.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tonic::Status;
@@ -69,8 +70,8 @@ pub(crate) struct Process {
 /// What is known about the workers of a name from outside, for example by the operator of their pods.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WorkerNotice {
-    /// They will end soon.
-    Leaving(String),
+    /// They will end soon, perhaps within this time; where it is not known, within the job's notice.
+    Leaving(String, Option<Duration>),
     /// They have ended for certain.
     Ended(String),
 }
@@ -79,10 +80,12 @@ impl WorkerNotice {
     /// What it means for a worker of this name that is attached or not.
     pub(crate) fn meaning(&self, worker: WorkerId, own: &str, attached: bool) -> Option<CoordinatorInput> {
         match self {
-            WorkerNotice::Leaving(name) if attached && own == name => Some(CoordinatorInput::Notice {
-                worker,
-                leaves_in: None,
-            }),
+            WorkerNotice::Leaving(name, within) if attached && own == name => {
+                Some(CoordinatorInput::Notice {
+                    worker,
+                    leaves_in: *within,
+                })
+            }
             // One that is attached has not ended, whoever says so.
             WorkerNotice::Ended(name) if !attached && own == name => {
                 Some(CoordinatorInput::ProcessEnded { worker })
@@ -119,7 +122,7 @@ mod tests {
     #[test]
     fn a_notice_is_for_the_workers_of_its_name_and_who_is_attached_has_not_ended() {
         let (leaving, ended) = (
-            WorkerNotice::Leaving("w1".into()),
+            WorkerNotice::Leaving("w1".into(), None),
             WorkerNotice::Ended("w1".into()),
         );
         let of = |notice: &WorkerNotice, name, attached| {

@@ -164,6 +164,7 @@ mod tests {
             steps: 0,
             save_at: None,
             leaving: vec![],
+            ends_at: std::collections::BTreeMap::new(),
             ended: vec![],
             domains: std::collections::BTreeMap::new(),
         })

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -227,6 +227,7 @@ struct Told {
     save_at: Option<String>,
     steps: u64,
     leaving: BTreeSet<String>,
+    ends_at: BTreeMap<String, i64>,
     ended: BTreeSet<String>,
     domains: BTreeMap<String, String>,
 }
@@ -259,10 +260,18 @@ impl Told {
             (
                 &spec.leaving,
                 &mut self.leaving,
-                WorkerNotice::Leaving as fn(String) -> _,
+                (|name| WorkerNotice::Leaving(name, None)) as fn(String) -> _,
             ),
             (&spec.ended, &mut self.ended, WorkerNotice::Ended),
         ];
+        self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
+        for (name, at) in &spec.ends_at {
+            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
+            // If the channel is full, the next orders tell it again.
+            if self.ends_at.get(name) != Some(at) && control.notices.try_send(notice).is_ok() {
+                self.ends_at.insert(name.clone(), *at);
+            }
+        }
         for (names, known, notice) in notices {
             known.retain(|name| names.contains(name));
             for name in names {
@@ -273,6 +282,12 @@ impl Told {
             }
         }
     }
+}
+
+/// The time until a moment in seconds since 1970; none where it is over.
+fn time_until(at: i64, now: SystemTime) -> Duration {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at.try_into().unwrap_or(0));
+    at.duration_since(now).unwrap_or_default()
 }
 
 /// Recoveries as they are seen in views.

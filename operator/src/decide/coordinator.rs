@@ -9,6 +9,7 @@ use super::observed::{Observed, ObservedPod, PodPhase, ProbeAnswer};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
 use super::worker_notices::{WorkerNotices, domains};
+use std::collections::BTreeMap;
 use varuna_api::Reason;
 use varuna_api::crd::{RunEnd, RunGoal, RunSpec};
 
@@ -139,6 +140,7 @@ pub(super) fn plan_coordinator(
         },
         save_at: suspend::asked_checkpoint(observed),
         leaving: notices.leaving,
+        ends_at: notices.ends_at,
         ended: notices.ended,
         domains: domains(observed),
     };
@@ -156,11 +158,16 @@ pub(super) fn plan_coordinator(
 fn says_more(orders: &RunSpec, known: &RunSpec) -> bool {
     let told = RunSpec {
         leaving: known.leaving.clone(),
+        ends_at: known.ends_at.clone(),
         ended: known.ended.clone(),
         ..orders.clone()
     };
     let is_new = |names: &[String], known: &[String]| names.iter().any(|name| !known.contains(name));
-    told != *known || is_new(&orders.leaving, &known.leaving) || is_new(&orders.ended, &known.ended)
+    let is_sooner = |(name, at): (&String, &i64)| known.ends_at.get(name).is_none_or(|known| at < known);
+    told != *known
+        || is_new(&orders.leaving, &known.leaving)
+        || orders.ends_at.iter().any(is_sooner)
+        || is_new(&orders.ended, &known.ended)
 }
 
 /// Number of the newest coordinator that was started.
@@ -213,6 +220,7 @@ fn absent(observed: &Observed) -> CoordinatorPlan {
         orders: orders.map(|o| RunSpec {
             goal: RunGoal::None,
             leaving: vec![],
+            ends_at: BTreeMap::new(),
             ended: vec![],
             ..o.clone()
         }),

@@ -172,7 +172,8 @@ fn plan(run: &ObservedRun, status: &mut Status) {
         .as_ref()
         .is_some_and(|p| p.generation < run.generation())
     {
-        status.reconfigurations = Some(status.reconfigurations.unwrap_or(0) + 1);
+        let before = status.reconfigurations.unwrap_or(0);
+        status.reconfigurations = Some(before.saturating_add(1));
     }
     let attached = run.workers(true).count();
     status.plan = Some(PlanStatus {

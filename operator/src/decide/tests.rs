@@ -79,6 +79,7 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
         deleting: false,
         deleted_at: None,
+        gone_by: None,
         disrupted: None,
         unschedulable: None,
         waiting: None,
@@ -316,6 +317,29 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     snapshot_mode(&mut observed, RunMode::Recovering);
     let orders = decide(&observed).orders.unwrap();
     assert_eq!(orders.ended, ["j-w2-u", "j-w4-u"], "a recovery may wait for them");
+}
+
+#[test]
+fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_notice() {
+    let mut observed = observed(2);
+    observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[])));
+    let deleted = |number, grace: i64| ObservedPod {
+        deleting: true,
+        deleted_at: Some(NOW - 1),
+        gone_by: Some(NOW - 1 + grace),
+        ..pod(number, PodPhase::Running)
+    };
+    observed.pods = vec![deleted(1, 10), deleted(2, 35)];
+    let without = decide(&observed).orders.unwrap();
+    assert!(without.ends_at.is_empty(), "the job states no notice");
+    observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(30);
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 9)]));
+    observed.orders = Some(orders);
+    assert!(decide(&observed).orders.is_none(), "it is told once");
+    observed.pods[0].gone_by = Some(NOW + 2);
+    let sooner = decide(&observed).orders.unwrap().ends_at;
+    assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
 }
 
 fn snapshot_mode(observed: &mut Observed, mode: RunMode) {

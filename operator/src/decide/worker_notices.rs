@@ -2,7 +2,7 @@
 
 use super::decision::PodDeletion;
 use super::observed::{Observed, ObservedPod};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
 use varuna_protocol::coordinator::WorkerView;
 
@@ -11,6 +11,8 @@ use varuna_protocol::coordinator::WorkerView;
 pub(super) struct WorkerNotices {
     /// They will end soon.
     pub(super) leaving: Vec<String>,
+    /// When those end that have less time than the job's notice, in seconds since 1970.
+    pub(super) ends_at: BTreeMap<String, i64>,
     /// They have ended for certain.
     pub(super) ended: Vec<String>,
 }
@@ -40,6 +42,18 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
         let is_missed = worker.pipeline.is_some() || !run.is_training();
         !worker.up && is_missed && pod(&worker.name).is_none_or(pod_has_ended)
     };
+    let notice = observed
+        .job
+        .spec
+        .as_ref()
+        .ok()
+        .and_then(|j| j.disruption.notice_seconds);
+    let up: BTreeSet<&str> = run.workers(true).collect();
+    let hurried = |p: &ObservedPod| -> Option<(String, i64)> {
+        let (since, by) = (p.deleted_at?, p.gone_by?);
+        let hurries = by.saturating_sub(since) < i64::from(notice?) && up.contains(p.name.as_str());
+        hurries.then(|| (p.name.clone(), by))
+    };
     let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
         let workers = run.snapshot.iter().flat_map(|s| &s.workers);
         let wanted = workers.filter(wanted).take(NOTICES_MAX);
@@ -47,6 +61,12 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
     };
     WorkerNotices {
         leaving: names(&leaves),
+        ends_at: observed
+            .pods
+            .iter()
+            .filter_map(hurried)
+            .take(NOTICES_MAX)
+            .collect(),
         ended: names(&has_ended),
     }
 }

@@ -55,6 +55,10 @@ pub struct RunSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]
     pub leaving: Vec<String>,
+    /// When workers end whose pods were given less time to go than the job's notice, in seconds since 1970, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = NOTICES_MAX))]
+    pub ends_at: BTreeMap<String, i64>,
     /// Workers that have ended for certain, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]

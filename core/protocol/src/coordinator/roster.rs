@@ -161,20 +161,21 @@ impl Roster {
     /// Somebody else has seen that the worker will go, and perhaps when; true where that is new. Where the time is known the worker is planned
     /// around once [`Roster::remind`] finds that it has come.
     pub(super) fn take_notice(&mut self, id: WorkerId, leaves_at: Option<Time>) -> bool {
-        let up = |w: &&mut Worker| w.connected && !w.has_notice;
-        let Some(worker) = self.workers.get_mut(&id).filter(up) else {
+        let Some(worker) = self.workers.get_mut(&id).filter(|w| w.connected) else {
             return false;
         };
         let known = worker.is_draining();
         match leaves_at {
+            // It goes at once, as far as is known: that is no later.
+            _ if worker.has_notice && worker.leaves_at.is_none() => {}
             Some(at) => {
                 let at = worker.leaves_at.map_or(at, |before| before.min(at));
                 worker.leaves_at = Some(at);
                 self.leaving.insert(id, at);
             }
             None => {
+                self.changes += u64::from(!worker.has_notice);
                 worker.has_notice = true;
-                self.changes += 1;
             }
         }
         !known

@@ -3,7 +3,18 @@ use tokio::sync::mpsc::{Receiver, channel};
 
 /// A coordinator's handle whose orders nobody carries out, and what it is told of nodes.
 fn control() -> (Control, Receiver<BTreeMap<String, String>>) {
+    let (control, told, _) = control_with_notices();
+    (control, told)
+}
+
+/// The same, and what it is told of workers.
+fn control_with_notices() -> (
+    Control,
+    Receiver<BTreeMap<String, String>>,
+    Receiver<WorkerNotice>,
+) {
     let (domains, told) = channel(1);
+    let (notices, noticed) = channel(1);
     let control = Control {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         view: watch::channel(View::default()).1,
@@ -12,10 +23,42 @@ fn control() -> (Control, Receiver<BTreeMap<String, String>>) {
         steps: channel(1).0,
         domains,
         process_ended: channel(1).0,
-        notices: channel(1).0,
+        notices,
         outcome: tokio::spawn(std::future::pending()),
     };
-    (control, told)
+    (control, told, noticed)
+}
+
+#[tokio::test]
+async fn a_time_that_becomes_shorter_is_passed_on_as_what_is_left_of_it() {
+    let now = SystemTime::now();
+    let in_a_minute = now + Duration::from_secs(60);
+    let seconds = in_a_minute
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let at = i64::try_from(seconds).unwrap();
+    let left = time_until(at, now);
+    assert!(left <= Duration::from_secs(60) && left > Duration::from_secs(58));
+    assert_eq!(time_until(at - 100, now), Duration::ZERO);
+    assert_eq!(time_until(-1, now), Duration::ZERO);
+
+    let (control, _domains, mut noticed) = control_with_notices();
+    let mut passed = Told::default();
+    let ends = |at| RunSpec {
+        ends_at: BTreeMap::from([("w1".to_owned(), at)]),
+        ..orders("a")
+    };
+    let within = |notice| match notice {
+        Ok(WorkerNotice::Leaving(name, Some(within))) if name == "w1" => within,
+        other => panic!("{other:?}"),
+    };
+    passed.tell(&ends(at), &control);
+    assert!(within(noticed.try_recv()) > Duration::from_secs(50));
+    passed.tell(&ends(at), &control);
+    assert!(noticed.try_recv().is_err(), "it is known");
+    passed.tell(&ends(at - 100), &control);
+    assert_eq!(within(noticed.try_recv()), Duration::ZERO);
 }
 
 fn orders(zone: &str) -> RunSpec {
@@ -27,6 +70,7 @@ fn orders(zone: &str) -> RunSpec {
         steps: 0,
         save_at: None,
         leaving: vec![],
+        ends_at: BTreeMap::new(),
         ended: vec![],
         domains: BTreeMap::from([("node".to_owned(), zone.to_owned())]),
     }

@@ -13,6 +13,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         steps: 10,
         save_at: None,
         leaving: vec![],
+        ends_at: BTreeMap::new(),
         ended: vec![],
         domains: BTreeMap::new(),
     }

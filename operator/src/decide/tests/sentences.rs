@@ -1,7 +1,7 @@
 //! Every sentence that the operator shows to users, in one file that is reviewed as a whole.
 
 use super::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::ScaleFactor;
 use varuna_protocol::coordinator::Divergence;
 
@@ -219,6 +219,7 @@ fn coordinator_waits(unschedulable: &str, image: Option<&str>) -> Observed {
             steps: 10,
             save_at: None,
             leaving: vec![],
+            ends_at: BTreeMap::new(),
             ended: vec![],
             domains: BTreeMap::new(),
         }),

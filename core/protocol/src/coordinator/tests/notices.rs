@@ -106,6 +106,27 @@ fn a_short_notice_is_planned_for_at_once_and_used_to_its_end() {
 }
 
 #[test]
+fn a_shorter_time_that_becomes_known_later_counts() {
+    let mut rig = Rig::goes_in(LEAD);
+    rig.train_both(Duration::from_millis(200));
+    assert!(rig.is_changing(), "it is planned around");
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: Some(LEAD / 4),
+    });
+    rig.train_both(LEAD / 4);
+    assert!(rig.is_armed_for_2());
+    let mut rig = Rig::goes_in(LEAD / 4);
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: Some(LEAD * 4),
+    });
+    rig.train_both(Duration::from_millis(200));
+    rig.train_both(LEAD / 4);
+    assert!(rig.is_armed_for_2(), "and no longer one");
+}
+
+#[test]
 fn a_notice_that_is_shorter_than_a_switch_is_used_at_once() {
     let mut rig = Rig::goes_in(Duration::from_millis(800));
     rig.train_both(Duration::from_millis(200));
