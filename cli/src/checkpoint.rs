@@ -1,18 +1,16 @@
 //! `varuna checkpoint`: lists, checks and deletes checkpoints, and converts them to and from Hugging Face's format.
 
-mod bar;
 mod huggingface;
 mod save;
 
+use crate::bar::Bar;
 use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::print_json;
-use bar::Bar;
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;
 use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, folder_name};
-use varuna_dataset::Tokenizer;
 
 /// Shards that are checked at a time, so that a processor takes the digest of one while another is read.
 const SHARDS_AT_ONCE: usize = 4;
@@ -74,9 +72,10 @@ enum Command {
         uri: String,
         /// Folder to create; it must not exist.
         folder: PathBuf,
-        /// Tokenizer to add: byte or gpt2 [default: the one that fits the model's vocabulary, if any].
+        /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder that has one, or that of the dataset (without .bin) that was
+        /// built with it [default: byte or gpt2, whichever fits the model's vocabulary, if any].
         #[arg(long)]
-        tokenizer: Option<Tokenizer>,
+        tokenizer: Option<String>,
         /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
         #[arg(long)]
         name: Option<String>,
@@ -111,7 +110,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     &Location::open_existing(uri)?,
                     folder,
                     name.as_deref(),
-                    *tokenizer,
+                    tokenizer.as_deref(),
                 )
                 .await
             }

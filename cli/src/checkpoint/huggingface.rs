@@ -1,7 +1,7 @@
 //! Converts checkpoints to and from Hugging Face's folders.
 
-use super::bar::Bar;
 use super::choose;
+use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::io::write;
 use sha2::{Digest, Sha256};
@@ -21,7 +21,7 @@ pub(super) async fn export(
     location: &Location,
     folder: &Path,
     name: Option<&str>,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<&str>,
 ) -> Result<(), Failure> {
     if folder.exists() {
         return Err(Failure::Input(format!("{} exists already", folder.display())));
@@ -36,31 +36,24 @@ pub(super) async fn export(
         bar.add(entry.bytes);
     }
     drop(bar);
-    // A named tokenizer must fit the model; otherwise the one that fits is used, if any.
-    let tokenizer = match tokenizer {
-        Some(named) if named.vocabulary() > model.vocabulary_size => {
-            let size = model.vocabulary_size;
-            return Err(Failure::Input(format!(
-                "--tokenizer is {named}, which has more tokens than the model: allowed are at most {size}"
-            )));
-        }
-        Some(named) => Some(named),
-        None => Tokenizer::of_vocabulary(model.vocabulary_size),
-    };
-    let tokenizer_files = tokenizer.map(|t| t.published(model.sequence_length)).transpose();
+    let tokenizer = tokenizer_of(&model, tokenizer)?;
+    let tokenizer_files = tokenizer
+        .as_ref()
+        .map(|t| t.published(model.sequence_length))
+        .transpose();
     let tokenizer_files = tokenizer_files.map_err(|e| Failure::Internal(e.to_string()))?;
     let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
     let file = huggingface::export(&model, &shards).map_err(|e| Failure::Internal(e.to_string()))?;
     // Rows of the table that no token has come after the tokenizer's.
     let last = model.vocabulary_size.saturating_sub(1);
-    let end = tokenizer.map_or(last, Tokenizer::end_of_document);
+    let end = tokenizer.as_ref().map_or(last, Tokenizer::end_of_document);
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
     let config = serde_json::to_string_pretty(&family.config(&model, end)).unwrap_or_default();
     write(&folder.join("config.json"), config)?;
     write(&folder.join(WHOLE), &file)?;
     for (name, content) in tokenizer_files.into_iter().flatten() {
-        write(&folder.join(name), content.to_string())?;
+        write(&folder.join(name), content)?;
     }
     if tokenizer.is_none() {
         eprintln!(
@@ -75,6 +68,21 @@ pub(super) async fn export(
         manifest.facts.job
     );
     Ok(())
+}
+
+/// The tokenizer of an export: a named one must fit the model; otherwise the one that fits is used, if any.
+fn tokenizer_of(model: &Model, named: Option<&str>) -> Result<Option<Tokenizer>, Failure> {
+    let Some(named) = named else {
+        return Ok(Tokenizer::of_vocabulary(model.vocabulary_size));
+    };
+    let tokenizer = Tokenizer::open(named, None).map_err(|e| Failure::Input(format!("--tokenizer: {e}")))?;
+    if tokenizer.vocabulary() > model.vocabulary_size {
+        let size = model.vocabulary_size;
+        return Err(Failure::Input(format!(
+            "--tokenizer is {named}, which has more tokens than the model: allowed are at most {size}"
+        )));
+    }
+    Ok(Some(tokenizer))
 }
 
 pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Indexed token datasets: the Megatron `.bin`/`.idx` format, a builder from text, tokenizers, the seeded sample order.
+//! Indexed token datasets: the Megatron `.bin`/`.idx` format, a builder from texts, tokenizers, the seeded sample order.
 //!
 //! This crate owns which tokens a sample has: [`TokenDataset::train`] is the same function of (files, seed, index) in every
 //! process, whatever the plan. It must never know plans, workers or tensors.
@@ -6,19 +6,24 @@
 //! Files are read with `pread`, not memory-mapped: a map of a file that is cut short while it is read kills the process
 //! (SIGBUS) where a read returns an error, needs `unsafe`, and saves nothing at a few KiB a sample.
 
+#[cfg(feature = "build")]
 mod build;
 mod dataset;
 mod error;
 mod index;
 mod order;
 mod sidecar;
+#[cfg(feature = "build")]
 mod text;
+#[cfg(feature = "build")]
 mod tokenizer;
 
-pub use build::{Build, Summary, build};
+#[cfg(feature = "build")]
+pub use build::{Build, Built, Format, Split, build};
 pub use dataset::{Info, TokenDataset, info};
 pub use error::DataError;
 pub use index::TokenType;
 pub use order::Permutation;
 pub use sidecar::Sidecar;
+#[cfg(feature = "build")]
 pub use tokenizer::Tokenizer;
