@@ -1,11 +1,12 @@
 //! Indexed token datasets: the Megatron `.bin`/`.idx` format, a builder from texts, tokenizers, the seeded sample order.
 //!
-//! This crate owns which tokens a sample has: [`TokenDataset::train`] is the same function of (files, seed, index) in every
+//! This crate owns which tokens a sample has: [`TrainingData::train`] is the same function of (files, seed, index) in every
 //! process, whatever the plan. It must never know plans, workers or tensors.
 //!
 //! Files are read with `pread`, not memory-mapped: a map of a file that is cut short while it is read kills the process
 //! (SIGBUS) where a read returns an error, needs `unsafe`, and saves nothing at a few KiB a sample.
 
+mod blend;
 #[cfg(feature = "build")]
 mod build;
 mod dataset;
@@ -17,7 +18,9 @@ mod sidecar;
 mod text;
 #[cfg(feature = "build")]
 mod tokenizer;
+mod training_data;
 
+pub use blend::{Blend, BlendSample};
 #[cfg(feature = "build")]
 pub use build::{Build, Built, Format, Split, build};
 pub use dataset::{Info, TokenDataset, info};
@@ -27,3 +30,4 @@ pub use order::Permutation;
 pub use sidecar::Sidecar;
 #[cfg(feature = "build")]
 pub use tokenizer::Tokenizer;
+pub use training_data::TrainingData;
