@@ -1,5 +1,6 @@
 //! Builds indexed datasets from files of texts. Memory does not grow with the text, and the bytes are the same for every number of threads.
 
+mod batches;
 mod encode;
 mod input;
 mod output;

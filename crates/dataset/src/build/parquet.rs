@@ -1,7 +1,8 @@
 //! Reads the texts of one column of a Parquet file, a bounded number of rows at a time, without Arrow.
 
+use super::batches::{Batches, DOCUMENT_BYTES_MAX, Stop};
 use super::input::{Content, Input, Part, Place};
-use super::read::{Batches, DOCUMENT_BYTES_MAX, Stop};
+
 use crate::error::DataError;
 use ::parquet::basic::Type;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
@@ -10,13 +11,22 @@ use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::schema::types::SchemaDescriptor;
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// Rows that are decoded at a time.
 const ROWS: usize = 1024;
 
-/// Reads a file's texts.
+/// Reads a file's texts. The library panics at some files that are malformed; nothing is used after that but the error.
 pub(super) fn read(input: &Input, field: &str, batches: &mut Batches) -> Result<(), Stop> {
+    let read = catch_unwind(AssertUnwindSafe(|| read_rows(input, field, batches)));
+    read.unwrap_or_else(|_| {
+        let why = "its reader has failed, as is said above";
+        Err(DataError::malformed(&input.path, "Parquet", why, "what its format allows").into())
+    })
+}
+
+fn read_rows(input: &Input, field: &str, batches: &mut Batches) -> Result<(), Stop> {
     let path = &*input.path;
     let file = File::open(path).map_err(DataError::io("open", path))?;
     let bytes = file.metadata().map_err(DataError::io("read", path))?.len();

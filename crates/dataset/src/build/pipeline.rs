@@ -1,9 +1,10 @@
 //! One thread reads, several tokenize, and the caller's writes, in the order of the documents. Queues are bounded, and nothing waits for a thread
 //! that has ended: a channel whose other end is gone says so.
 
+use super::batches::Stop;
 use super::encode::{Encoded, Encoding};
 use super::input::{Batch, Input};
-use super::read::{Reading, Stop, read};
+use super::read::{Reading, read};
 use crate::error::DataError;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

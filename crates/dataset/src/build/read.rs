@@ -1,29 +1,11 @@
 //! Reads files of texts into batches of bounded size, in the order of the documents. One thread does it: decompressing is far faster than tokenizing.
 
-use super::input::{Batch, Content, Format, Input, Part, Place};
+use super::batches::{Batches, DOCUMENT_BYTES_MAX, Stop, Take};
+use super::input::{Content, Format, Input, Part, Place};
 use super::parquet;
 use crate::error::DataError;
 use crate::text::Pieces;
 use std::io::{BufRead, BufReader, Read};
-
-/// Bytes of a batch, unless one document is longer: enough that handing it over costs nothing beside tokenizing it.
-const BATCH_BYTES: usize = 1 << 20;
-/// Bytes of a document that is held as a whole: a line, a row, or a text whose tokens are not those of its pieces. Tokenizers take some forty times that.
-pub(super) const DOCUMENT_BYTES_MAX: usize = 32 << 20;
-
-/// Why reading ended before the end.
-pub(super) enum Stop {
-    /// Nobody takes batches any more.
-    NotWanted,
-    /// Something cannot be read.
-    Failed(DataError),
-}
-
-impl From<DataError> for Stop {
-    fn from(error: DataError) -> Stop {
-        Stop::Failed(error)
-    }
-}
 
 /// How documents are read.
 #[derive(Clone, Copy)]
@@ -32,9 +14,6 @@ pub(super) struct Reading<'a> {
     /// Texts are not cut into pieces.
     pub(super) whole_documents: bool,
 }
-
-/// Takes batches; false: it wants no more.
-pub(super) type Take<'a> = dyn FnMut(Batch) -> bool + 'a;
 
 /// Reads the files one after another.
 pub(super) fn read(inputs: &[Input], reading: Reading, take: &mut Take) -> Result<(), Stop> {
@@ -49,59 +28,6 @@ pub(super) fn read(inputs: &[Input], reading: Reading, take: &mut Take) -> Resul
         batches.hand_over()?;
     }
     Ok(())
-}
-
-/// Gathers the parts of one file.
-pub(super) struct Batches<'a, 'b> {
-    input: &'a Input,
-    parts: Vec<Part>,
-    bytes: usize,
-    /// Bytes of the file that are read, and those that were handed over.
-    read: u64,
-    told: u64,
-    take: &'a mut Take<'b>,
-}
-
-impl<'a, 'b> Batches<'a, 'b> {
-    fn new(input: &'a Input, take: &'a mut Take<'b>) -> Batches<'a, 'b> {
-        Batches {
-            input,
-            parts: Vec::new(),
-            bytes: 0,
-            read: 0,
-            told: 0,
-            take,
-        }
-    }
-
-    /// Adds a part, up to which so many bytes of the file are read.
-    pub(super) fn push(&mut self, part: Part, read: u64) -> Result<(), Stop> {
-        self.bytes += part.content.len();
-        self.parts.push(part);
-        self.read = read;
-        // Documents without text count too: they take memory.
-        if self.bytes >= BATCH_BYTES || self.parts.len() >= BATCH_BYTES / 64 {
-            self.hand_over()?;
-        }
-        Ok(())
-    }
-
-    fn hand_over(&mut self) -> Result<(), Stop> {
-        if self.parts.is_empty() {
-            return Ok(());
-        }
-        let batch = Batch {
-            path: self.input.path.clone(),
-            parts: std::mem::take(&mut self.parts),
-            input_bytes: self.read - self.told,
-        };
-        (self.bytes, self.told) = (0, self.read);
-        if (self.take)(batch) {
-            Ok(())
-        } else {
-            Err(Stop::NotWanted)
-        }
-    }
 }
 
 fn text(input: &Input, batches: &mut Batches) -> Result<(), Stop> {

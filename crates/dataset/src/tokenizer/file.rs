@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::panic::catch_unwind;
 use std::path::Path;
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -74,7 +75,10 @@ impl TokenizerFile {
         let bad = |error: tokenizers::Error| {
             DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
         };
-        let mut inner = Tokenizer::from_bytes(&json).map_err(bad)?;
+        // The library panics at some files that are malformed.
+        let read = catch_unwind(|| Tokenizer::from_bytes(&json));
+        let failed = || bad("its reader has failed, as is said above".into());
+        let mut inner = read.map_err(|_| failed())?.map_err(bad)?;
         // A training set has texts as they are: neither cut nor filled up.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(bad)?;
