@@ -1,14 +1,13 @@
 //! `varuna checkpoint`: lists, checks and deletes checkpoints, and converts them to and from Hugging Face's format.
 
-mod bar;
 mod export;
 mod import;
 mod save;
 
+use crate::bar::Bar;
 use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::print_json;
-use bar::Bar;
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;

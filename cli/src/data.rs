@@ -1,8 +1,10 @@
-//! `varuna data`: builds datasets from text and describes them.
+//! `varuna data`: builds datasets from texts and describes them.
 
+use crate::bar::Bar;
 use crate::failure::Failure;
 use std::path::PathBuf;
-use varuna_dataset::{Build, Tokenizer, build, info};
+use std::thread::available_parallelism;
+use varuna_dataset::{Build, DataError, Format, Split, Tokenizer, build, info};
 
 /// Build and inspect datasets in Megatron's format (a `.bin` and an `.idx` file).
 #[derive(clap::Args)]
@@ -13,21 +15,10 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Build a dataset from text files. Each file is one document.
-    Build {
-        /// Text files. Files that end in .gz are decompressed.
-        #[arg(required = true)]
-        inputs: Vec<PathBuf>,
-        /// Path of the dataset to write, without .bin or .idx.
-        #[arg(long, short, value_name = "PREFIX")]
-        output: PathBuf,
-        /// Tokenizer: byte (257 tokens) or gpt2 (50257 tokens).
-        #[arg(long, default_value = "gpt2")]
-        tokenizer: String,
-        /// Replace an existing dataset.
-        #[arg(long)]
-        overwrite: bool,
-    },
+    /// Build a dataset from files of texts.
+    ///
+    /// Documents are written in the order of the files, so that the bytes are the same whatever the number of threads. docs/guides/data.md.
+    Build(BuildArguments),
     /// Check a dataset and print its size, tokenizer and digest.
     Info {
         /// Path of the dataset, without .bin or .idx.
@@ -35,33 +26,41 @@ enum Command {
     },
 }
 
+#[derive(clap::Args)]
+struct BuildArguments {
+    /// Files of texts. By its name, a file is JSON lines (.jsonl, .ndjson, .json), Parquet (.parquet, .pq), or one document (any other). Files that
+    /// end in .gz are decompressed, but for Parquet.
+    #[arg(required = true)]
+    inputs: Vec<PathBuf>,
+    /// Path of the dataset to write, without .bin or .idx.
+    #[arg(long, short, value_name = "PREFIX")]
+    output: PathBuf,
+    /// Tokenizer: byte (257 tokens), gpt2 (50257 tokens), the path of a tokenizer.json or of a folder that has one, or that of another dataset.
+    #[arg(long, default_value = "gpt2")]
+    tokenizer: String,
+    /// Text of the token after each document, where the tokenizer's files name none or another one is wanted.
+    #[arg(long, value_name = "TOKEN")]
+    end_of_document: Option<String>,
+    /// What the files are: text, jsonl or parquet [default: what their names say].
+    #[arg(long)]
+    format: Option<Format>,
+    /// Field of a JSON line, or column of a Parquet file, that has the text.
+    #[arg(long, default_value = "text")]
+    field: String,
+    /// Divide the documents into PREFIX-train, PREFIX-validation and PREFIX-test by these shares, such as 98,1,1.
+    #[arg(long, value_name = "SHARES")]
+    split: Option<Split>,
+    /// Threads that tokenize [default: as many as there are cores].
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Replace an existing dataset.
+    #[arg(long)]
+    overwrite: bool,
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let bad = |error: varuna_dataset::DataError| Failure::Input(error.to_string());
     match &arguments.command {
-        Command::Build {
-            inputs,
-            output,
-            tokenizer,
-            overwrite,
-        } => {
-            let tokenizer: Tokenizer = tokenizer.parse().map_err(bad)?;
-            let (inputs, output) = (inputs.clone(), output.clone());
-            let request = Build {
-                inputs,
-                output,
-                tokenizer,
-                overwrite: *overwrite,
-            };
-            let summary = build(&request).map_err(bad)?;
-            println!(
-                "{}: {} tokens of {} ({} documents, {} bytes of text)",
-                request.output.display(),
-                summary.sidecar.tokens,
-                summary.sidecar.tokenizer,
-                summary.sidecar.documents,
-                summary.text_bytes
-            );
-        }
+        Command::Build(arguments) => build_datasets(arguments)?,
         Command::Info { dataset } => {
             let info = info(dataset).map_err(bad)?;
             println!(
@@ -74,11 +73,46 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             );
             if let Some(s) = info.sidecar {
                 println!(
-                    "tokenizer {}  vocabulary {}  sha256 {}",
-                    s.tokenizer, s.vocabulary, s.sha256
+                    "tokenizer {}  vocabulary {}  end of document {}  sha256 {}",
+                    s.tokenizer, s.vocabulary, s.end_of_document, s.sha256
                 );
             }
         }
+    }
+    Ok(())
+}
+
+fn bad(error: DataError) -> Failure {
+    Failure::Input(error.to_string())
+}
+
+fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
+    let cores = || available_parallelism().map_or(1, usize::from);
+    let request = Build {
+        inputs: arguments.inputs.clone(),
+        format: arguments.format,
+        field: arguments.field.clone(),
+        output: arguments.output.clone(),
+        tokenizer: Tokenizer::open(&arguments.tokenizer, arguments.end_of_document.as_deref())
+            .map_err(bad)?,
+        split: arguments.split,
+        threads: arguments.threads.unwrap_or_else(cores),
+        overwrite: arguments.overwrite,
+    };
+    // What cannot be read is named when its turn comes.
+    let sizes = request.inputs.iter().filter_map(|path| path.metadata().ok());
+    let bar = Bar::of_bytes("tokenizing", sizes.map(|file| file.len()).sum());
+    let built = build(&request, &mut |bytes| bar.add(bytes)).map_err(bad)?;
+    drop(bar);
+    for dataset in built {
+        println!(
+            "{}: {} tokens of {} ({} documents, {} bytes of text)",
+            dataset.path.display(),
+            dataset.sidecar.tokens,
+            dataset.sidecar.tokenizer,
+            dataset.sidecar.documents,
+            dataset.text_bytes
+        );
     }
     Ok(())
 }

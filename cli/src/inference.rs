@@ -55,7 +55,8 @@ pub(crate) struct GenerateArguments {
     /// Equal seeds draw equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The tokenizer: byte or gpt2 [default: that of --data, else the one that fits the model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that fits the
+    /// model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Dataset (path without .bin / .idx) whose tokenizer is used.

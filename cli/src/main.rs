@@ -1,6 +1,7 @@
 //! `varuna`: runs jobs on this machine, and shows runs, plans, datasets and checkpoints.
 
 mod access;
+mod bar;
 mod chart;
 mod checkpoint;
 mod children;

@@ -202,9 +202,9 @@ fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
     let small = place.job("small.yaml", |t| {
         t.replace("vocabularySize: 257", "vocabularySize: 256")
     });
-    run(&small, &["spec.data.path", "257", "256"]);
+    run(&small, &["spec.data:", "257", "256"]);
     let missing = place.job("missing.yaml", |t| t.replace(&place.data(), "/nowhere/data"));
-    run(&missing, &["spec.data.path", "/nowhere/data.bin"]);
+    run(&missing, &["spec.data:", "/nowhere/data.bin"]);
     let bin = PathBuf::from(place.path("data.bin"));
     let whole = std::fs::read(&bin).unwrap();
     std::fs::write(&bin, &whole[..whole.len() / 2]).unwrap();

@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// The certificate (PEM) that the coordinator must show, for a stream over TLS; in the clear without it.
     #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
     pub(crate) certificate: Option<String>,
-    /// Dataset (path without .bin / .idx), where it lies elsewhere than the job file says.
+    /// Dataset to train on (path without .bin / .idx), where it lies elsewhere than the job file says; not for a job with several.
     #[arg(long)]
     pub(crate) data: Option<String>,
     /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.

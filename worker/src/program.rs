@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
-use varuna_dataset::TokenDataset;
+use varuna_dataset::TrainingData;
 use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
@@ -282,22 +282,26 @@ async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) ->
     }
 }
 
-/// The job's dataset, which must be the coordinator's and fit the model.
-fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TokenDataset> {
-    let prefix = arguments.data.as_deref().unwrap_or(&job.data.path);
-    let data = TokenDataset::open(
-        prefix.as_ref(),
-        job.model.sequence_length,
-        job.data.validation_fraction,
-        job.training.seed,
-    )
-    .with_context(|| format!("cannot use the dataset {prefix}"))?;
+/// The job's datasets, which must be the coordinator's and fit the model.
+fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TrainingData> {
+    let mut written = job.data.clone();
+    if let Some(path) = &arguments.data {
+        let [alone] = written.train.as_mut_slice() else {
+            let sources = written.train.len();
+            bail!("--data is {path}, but the job has {sources} datasets: allowed with one alone");
+        };
+        alone.path.clone_from(path);
+    }
+    let data = TrainingData::open(&written, job.model.sequence_length, job.training.seed)
+        .context("cannot use the job's data")?;
     data.check_vocabulary(job.model.vocabulary_size)
-        .with_context(|| format!("cannot use the dataset {prefix}"))?;
+        .context("cannot use the job's data")?;
     let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
     if !theirs.is_empty() && own != *theirs {
+        let paths: Vec<&str> = written.train.iter().map(|source| source.path.as_str()).collect();
         bail!(
-            "the dataset {prefix} is another one than the coordinator's (its fingerprint is {own}, theirs {theirs})"
+            "the data ({}) are others than the coordinator's (their fingerprint is {own}, the coordinator's is {theirs})",
+            paths.join(", ")
         );
     }
     Ok(data)
@@ -320,7 +324,7 @@ fn engine(
     arguments: &Arguments,
     (me, backend): (WorkerId, Backend),
     job: &Job,
-    data: TokenDataset,
+    data: TrainingData,
 ) -> Engine {
     let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
     tch::set_num_threads(i32::try_from(threads).unwrap_or(1));

@@ -1,12 +1,12 @@
-//! The job's dataset as the engine's source of samples.
+//! The job's data as the engine's source of samples.
 
 use crate::engine::{SampleError, Samples};
 use backon::{BlockingRetryable, ExponentialBuilder};
 use std::time::Duration;
-use varuna_dataset::{DataError, TokenDataset};
+use varuna_dataset::{DataError, TrainingData};
 
-/// Implements [`Samples`] for a token dataset.
-pub struct DatasetSamples(pub TokenDataset);
+/// Implements [`Samples`] for the data of a job.
+pub struct DatasetSamples(pub TrainingData);
 
 /// Pauses between reads of a sample that fails: a network file system may be away for a moment. A step has several seconds.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()

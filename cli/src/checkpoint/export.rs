@@ -1,7 +1,7 @@
 //! `varuna checkpoint export`: a checkpoint becomes a folder that the Hugging Face libraries load.
 
-use super::bar::Bar;
 use super::choose;
+use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::io::{to_json, write};
 use serde_json::{Value, json};
@@ -22,9 +22,10 @@ pub(super) struct Arguments {
     uri: String,
     /// Folder to create; it must not exist.
     folder: PathBuf,
-    /// Tokenizer to add: byte or gpt2 [default: that of the folder that was imported, else the one that fits the model's vocabulary, if any].
+    /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder that has one, or that of the dataset (without .bin) that was
+    /// built with it [default: that of the folder that was imported, else byte or gpt2, whichever fits the model's vocabulary, if any].
     #[arg(long)]
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<String>,
     /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
     #[arg(long)]
     name: Option<String>,
@@ -134,7 +135,7 @@ async fn write_tensors(
 
 async fn beside(location: &Location, model: &Model, arguments: &Arguments) -> Result<Beside, Failure> {
     let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
-    let kept = match arguments.tokenizer {
+    let kept = match &arguments.tokenizer {
         Some(_) => Vec::new(),
         None => location.published().await?,
     };
@@ -150,7 +151,7 @@ async fn beside(location: &Location, model: &Model, arguments: &Arguments) -> Re
         let (config, generation) = of(last);
         return Ok(imported(config, generation, kept));
     }
-    let tokenizer = tokenizer(model, arguments.tokenizer)?;
+    let tokenizer = tokenizer(model, arguments.tokenizer.as_deref())?;
     let Some(tokenizer) = tokenizer else {
         eprintln!(
             "varuna: no tokenizer has {} tokens, so the export has no tokenizer files",
@@ -159,21 +160,22 @@ async fn beside(location: &Location, model: &Model, arguments: &Arguments) -> Re
         let (config, generation) = of(last);
         return Ok(imported(config, generation, kept));
     };
-    let files = tokenizer.published(model.sequence_length);
-    let files = files.map_err(|e| Failure::Internal(e.to_string()))?;
-    let others = files.map(|(name, content)| (name.to_owned(), content.to_string().into_bytes()));
+    let others = tokenizer.published(model.sequence_length);
+    let others = others.map_err(|e| Failure::Internal(e.to_string()))?;
     let (config, generation) = of(tokenizer.end_of_document());
     Ok(Beside {
         config,
         generation,
-        others: others.into(),
+        others,
     })
 }
 
 /// A named tokenizer must fit the model; otherwise the one that fits is used, if any.
-fn tokenizer(model: &Model, named: Option<Tokenizer>) -> Result<Option<Tokenizer>, Failure> {
+fn tokenizer(model: &Model, named: Option<&str>) -> Result<Option<Tokenizer>, Failure> {
     let size = model.vocabulary_size;
-    match named {
+    let open =
+        |name: &str| Tokenizer::open(name, None).map_err(|e| Failure::Input(format!("--tokenizer: {e}")));
+    match named.map(open).transpose()? {
         Some(named) if named.vocabulary() > size => Err(Failure::Input(format!(
             "--tokenizer is {named}, which has more tokens than the model: allowed are at most {size}"
         ))),

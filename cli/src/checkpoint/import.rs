@@ -1,6 +1,6 @@
 //! `varuna checkpoint import`: a Hugging Face folder becomes the first checkpoint of a job.
 
-use super::bar::Bar;
+use crate::bar::Bar;
 use crate::failure::Failure;
 use sha2::{Digest, Sha256};
 use std::path::Path;

@@ -20,7 +20,7 @@ pub struct Job {
     pub training: Training,
     /// Number format of the training arithmetic.
     pub precision: Precision,
-    /// The dataset.
+    /// The datasets.
     pub data: Data,
     /// How the model may be cut.
     pub pipeline: Pipelines,
@@ -84,10 +84,38 @@ impl Precision {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Data {
+    /// The datasets that are trained on, at least one.
+    pub train: Vec<DataSource>,
+    /// What evaluation is done on.
+    pub held_out: HeldOut,
+}
+
+/// A dataset that is trained on.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DataSource {
     /// Path of the dataset without `.bin` / `.idx`; as written, so a relative one is relative to the working folder.
     pub path: String,
-    /// Share of the samples that is held out, 0 to 0.5.
-    pub validation_fraction: f64,
+    /// Its weight among the others, a number above 0: only the ratios count.
+    pub weight: f64,
+}
+
+/// What is held out for evaluation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HeldOut {
+    /// This share of each dataset's samples, 0 to 0.5: the last ones.
+    Fraction(f64),
+    /// All samples of the dataset of this path.
+    Dataset(String),
+}
+
+impl HeldOut {
+    /// Whether nothing is.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == HeldOut::Fraction(0.0)
+    }
 }
 
 /// Limits and order of the pipelines.

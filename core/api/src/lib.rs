@@ -27,9 +27,9 @@ pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity};
 pub use job::{
-    Checkpoint, CoordinatorPod, Data, Disruption, Elasticity, Encryption, FailurePolicy, Job, Lifecycle,
-    Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup, WorkerTransport,
-    Workers,
+    Checkpoint, CoordinatorPod, Data, DataSource, Disruption, Elasticity, Encryption, FailurePolicy, HeldOut,
+    Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup,
+    WorkerTransport, Workers,
 };
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};

@@ -18,6 +18,11 @@ pub(crate) const FRACTION: Range<f64> = 0.0..1.0;
 /// Share of the samples that is held out.
 pub(crate) const VALIDATION_FRACTION: RangeInclusive<f64> = 0.0..=0.5;
 
+/// Datasets of a blend: a server computes the cost of rules from the greatest length of a list.
+pub(crate) const DATASETS_MAX: usize = 64;
+/// The weight of a dataset is above 0 and at most this: it may be a number of tokens.
+pub(crate) const WEIGHT_MAX: f64 = 1e15;
+
 /// The learning rate is above 0 and at most this.
 pub(crate) const LEARNING_RATE_MAX: f64 = 10.0;
 /// The resolver knows the job's own learning rate.

@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 
 mod checkpoint;
 mod coordinator;
+mod data;
 mod disruption;
 mod failure_policy;
 mod loss_scale;
@@ -31,6 +32,7 @@ mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
 pub use coordinator::CoordinatorSpec;
+pub use data::{DataSourceSpec, DataSpec};
 pub use disruption::DisruptionSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
@@ -179,27 +181,6 @@ pub struct Spec {
     /// `varuna.dev/operator`, which is meant where it is left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::pattern(limits::MANAGER_PATTERN, limits::MANAGER)))]
     pub managed_by: Option<String>,
-}
-
-/// Where the tokens are.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(
-    feature = "kubernetes",
-    derive(KubeSchema),
-    x_kube(
-        crates(kube_core = "::kube_core"),
-        validation = ("!self.path.endsWith('.bin') && !self.path.endsWith('.idx')",
-            "give the path without .bin or .idx: a dataset is both files"),
-    )
-)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct DataSpec {
-    /// Path of an indexed dataset without its `.bin` / `.idx`. Required.
-    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
-    pub path: Option<String>,
-    /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VALIDATION_FRACTION)))]
-    pub validation_fraction: Option<f64>,
 }
 
 /// How the model is trained.

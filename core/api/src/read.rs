@@ -16,8 +16,10 @@ const LISTS: &[&str] = &[
     "spec.network.extraIngress",
     "spec.network.extraEgress",
 ];
-/// The list whose items are mappings of our own.
-const MAPPINGS: &str = "spec.workerGroups";
+/// The list of kinds of workers, which may have templates.
+const GROUPS: &str = "spec.workerGroups";
+/// The lists whose items are mappings of our own.
+const MAPPINGS: &[&str] = &[GROUPS, "spec.data.train"];
 /// Most values that aliases stand for, all together: many times those of a long pod template.
 const ALIASED_MAX: usize = 10_000;
 /// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
@@ -129,7 +131,7 @@ fn limits() -> serde_saphyr::Options {
 const TEMPLATES: &[&str] = &["spec.workers.template", "spec.coordinator.template"];
 
 fn is_template(path: &str) -> bool {
-    let of_group = path.strip_prefix(MAPPINGS).and_then(|rest| rest.rsplit_once('.'));
+    let of_group = path.strip_prefix(GROUPS).and_then(|rest| rest.rsplit_once('.'));
     // `.0.template`, and none further down.
     TEMPLATES.contains(&path)
         || of_group.is_some_and(|(item, field)| field == "template" && item.matches('.').count() == 1)
@@ -147,9 +149,13 @@ fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
         };
         match value {
             Value::Null => found.push(&path, "empty", "a value, or leave the field out"),
-            Value::Array(items) if path == MAPPINGS => {
+            Value::Array(items) if MAPPINGS.contains(&path.as_str()) => {
                 for (i, item) in items.iter_mut().enumerate() {
-                    refuse_odd_values(item, &format!("{path}.{i}"), found);
+                    let path = format!("{path}.{i}");
+                    if item.is_array() {
+                        found.push(&path, "a list", "a mapping");
+                    }
+                    refuse_odd_values(item, &path, found);
                 }
                 return true;
             }

@@ -11,6 +11,7 @@ use check::Check;
 
 mod check;
 mod checkpoint;
+mod data;
 mod model;
 mod pipeline;
 mod queue;
@@ -52,7 +53,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let name = check.label("metadata.name", metadata.name);
     let namespace = metadata.namespace.unwrap_or("default".into());
     let namespace = check.label("metadata.namespace", Some(namespace));
-    let data = training::data(check, spec.data);
+    let data = data::data(check, spec.data);
     let model = model::model(check, spec.model);
     let allowed = "globalBatchSize, steps and optimizer";
     let written = check.required("spec.training", spec.training, allowed);

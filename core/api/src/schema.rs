@@ -76,6 +76,11 @@ pub(crate) fn named_mappings(max: usize) -> impl Transform {
     with(json!({ "maxItems": max, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"] }))
 }
 
+/// One to `max` mappings.
+pub(crate) fn mappings(max: usize) -> impl Transform {
+    with(json!({ "minItems": 1, "maxItems": max }))
+}
+
 /// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
 pub(crate) fn open_object(schema: &mut Schema) {
     with(json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })).transform(schema);

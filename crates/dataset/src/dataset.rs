@@ -116,13 +116,51 @@ impl TokenDataset {
     ///
     /// # Errors
     /// A file is missing, truncated, or too short for one training sample.
+    pub fn open(
+        prefix: &Path,
+        sequence_length: u32,
+        validation_fraction: f64,
+        seed: u64,
+    ) -> Result<TokenDataset, DataError> {
+        let data = TokenDataset::with_held_out(prefix, sequence_length, validation_fraction, seed)?;
+        if data.training == 0 {
+            return Err(data.too_small(data.held_out + 1));
+        }
+        Ok(data)
+    }
+
+    /// Opens a dataset all of whose windows are held out.
+    ///
+    /// # Errors
+    /// A file is missing, truncated, or too short for one sample.
+    pub fn open_held_out(prefix: &Path, sequence_length: u32) -> Result<TokenDataset, DataError> {
+        let data = TokenDataset::with_held_out(prefix, sequence_length, 0.0, 0)?;
+        if data.training == 0 {
+            return Err(data.too_small(1));
+        }
+        Ok(TokenDataset {
+            training: 0,
+            held_out: data.training,
+            ..data
+        })
+    }
+
+    fn too_small(&self, windows: u64) -> DataError {
+        DataError::TooSmall {
+            path: self.path.clone(),
+            tokens: self.index.tokens,
+            needed: windows * u64::from(self.sequence_length.max(1)) + 1,
+            sequence_length: self.sequence_length,
+        }
+    }
+
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a share"
     )]
-    pub fn open(
+    fn with_held_out(
         prefix: &Path,
         sequence_length: u32,
         validation_fraction: f64,
@@ -134,15 +172,6 @@ impl TokenDataset {
         let windows = index.tokens.saturating_sub(1) / length;
         let held_out = (windows as f64 * validation_fraction.clamp(0.0, 0.5)).ceil() as u64;
         let training = windows.saturating_sub(held_out);
-        if training == 0 {
-            let needed = (held_out + 1) * length + 1;
-            return Err(DataError::TooSmall {
-                path,
-                tokens: index.tokens,
-                needed,
-                sequence_length,
-            });
-        }
         let fingerprint = match &sidecar {
             Some(sidecar) => sidecar.sha256.clone(),
             None => fingerprint_of(&file, &path, &index)?,
@@ -205,6 +234,13 @@ impl TokenDataset {
     /// # Errors
     /// The file cannot be read, or `tokens` is of another length.
     pub fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        if self.training == 0 {
+            return Err(DataError::Argument {
+                what: "training sample",
+                value: index.to_string(),
+                allowed: "none: the whole dataset is held out".to_owned(),
+            });
+        }
         let (pass, within) = (index / self.training, index % self.training);
         self.window(
             Permutation::new(self.training, self.seed, pass).at(within),
@@ -250,6 +286,7 @@ impl TokenDataset {
 }
 
 #[cfg(test)]
+#[cfg(feature = "build")]
 mod tests {
     use super::*;
     use crate::build::{Build, build};
@@ -261,17 +298,12 @@ mod tests {
         let input = folder.path().join("text.txt");
         std::fs::write(&input, text).unwrap();
         let output = folder.path().join("data.v1");
-        let request = Build {
-            inputs: vec![input],
-            output: output.clone(),
-            tokenizer: Tokenizer::Byte,
-            overwrite: false,
-        };
-        let summary = build(&request).unwrap();
-        assert_eq!(summary.text_bytes, text.len() as u64);
-        assert_eq!(summary.sidecar.tokens, text.len() as u64 + 1);
+        let request = Build::new(vec![input], output.clone(), Tokenizer::Byte);
+        let built = build(&request, &mut |_| ()).unwrap();
+        assert_eq!(built[0].text_bytes, text.len() as u64);
+        assert_eq!(built[0].sidecar.tokens, text.len() as u64 + 1);
         assert!(
-            matches!(build(&request), Err(DataError::Exists(_))),
+            matches!(build(&request, &mut |_| ()), Err(DataError::Exists(_))),
             "nothing is overwritten"
         );
         (folder, output)

@@ -31,6 +31,9 @@ pub enum DataError {
         /// What is allowed.
         allowed: String,
     },
+    /// A thread that tokenizes has ended by a defect of its own.
+    #[error("cannot tokenize {}: the tokenizer has failed, as is said above", .0.display())]
+    Tokenizer(PathBuf),
     /// The dataset has too few tokens for a sample.
     #[error("cannot use {}: {tokens} tokens — at least {needed} for one training sample of {sequence_length} tokens and the held-out samples", path.display())]
     TooSmall {

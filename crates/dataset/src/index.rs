@@ -10,9 +10,14 @@
 //! Newer multi-modal indexes end with one mode byte per sequence, which is not needed here. The `.bin` file is the tokens
 //! of all sequences one after another, which is why a reader needs to keep nothing of the index.
 
+#[cfg(feature = "build")]
+mod builder;
+#[cfg(feature = "build")]
+pub(crate) use builder::IndexBuilder;
+
 use crate::error::DataError;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -89,10 +94,6 @@ impl TokenType {
             };
         }
     }
-    /// Appends a token. It must be below the vocabulary for which the type was chosen.
-    pub(crate) fn encode(self, token: u32, out: &mut Vec<u8>) {
-        out.extend_from_slice(&i64::from(token).to_le_bytes()[..self.width()]);
-    }
 }
 
 /// Sizes of a dataset, from its index.
@@ -102,53 +103,6 @@ pub(crate) struct Index {
     pub(crate) tokens: u64,
     pub(crate) sequences: u64,
     pub(crate) documents: u64,
-}
-
-/// The parts of an index that is being written.
-#[derive(Default, Debug)]
-pub(crate) struct IndexBuilder {
-    sizes: Vec<i32>,
-    /// For each document, the number of sequences up to its end.
-    documents: Vec<i64>,
-}
-
-impl IndexBuilder {
-    /// Adds a sequence with this number of tokens.
-    pub(crate) fn push_sequence(&mut self, tokens: i32) {
-        self.sizes.push(tokens);
-    }
-    /// Ends the document that the last sequences belong to.
-    #[expect(clippy::cast_possible_wrap, reason = "a length in memory is far below 2^63")]
-    pub(crate) fn end_document(&mut self) {
-        self.documents.push(self.sizes.len() as i64);
-    }
-    /// Tokens, sequences, documents.
-    pub(crate) fn totals(&self) -> (u64, u64, u64) {
-        let tokens = self.sizes.iter().map(|s| u64::from(s.cast_unsigned())).sum();
-        (tokens, self.sizes.len() as u64, self.documents.len() as u64)
-    }
-    /// Writes the file's bytes.
-    pub(crate) fn write(&self, to: impl Write, token_type: TokenType) -> std::io::Result<()> {
-        let mut to = BufWriter::new(to);
-        to.write_all(MAGIC)?;
-        to.write_all(&VERSION.to_le_bytes())?;
-        to.write_all(&[token_type.code()])?;
-        to.write_all(&(self.sizes.len() as u64).to_le_bytes())?;
-        to.write_all(&(self.documents.len() as u64 + 1).to_le_bytes())?;
-        for size in &self.sizes {
-            to.write_all(&size.to_le_bytes())?;
-        }
-        let mut pointer = 0_u64;
-        for size in &self.sizes {
-            to.write_all(&pointer.to_le_bytes())?;
-            pointer += u64::from(size.cast_unsigned()) * token_type.width() as u64;
-        }
-        to.write_all(&0_i64.to_le_bytes())?;
-        for document in &self.documents {
-            to.write_all(&document.to_le_bytes())?;
-        }
-        to.flush()
-    }
 }
 
 /// Reads and checks an index against the length of its `.bin` file, in constant memory.
@@ -278,4 +232,5 @@ impl<R: Read> Reader<'_, R> {
 }
 
 #[cfg(test)]
+#[cfg(feature = "build")]
 mod tests;

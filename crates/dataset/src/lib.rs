@@ -1,24 +1,33 @@
-//! Indexed token datasets: the Megatron `.bin`/`.idx` format, a builder from text, tokenizers, the seeded sample order.
+//! Indexed token datasets: the Megatron `.bin`/`.idx` format, a builder from texts, tokenizers, the seeded sample order.
 //!
-//! This crate owns which tokens a sample has: [`TokenDataset::train`] is the same function of (files, seed, index) in every
+//! This crate owns which tokens a sample has: [`TrainingData::train`] is the same function of (files, seed, index) in every
 //! process, whatever the plan. It must never know plans, workers or tensors.
 //!
 //! Files are read with `pread`, not memory-mapped: a map of a file that is cut short while it is read kills the process
 //! (SIGBUS) where a read returns an error, needs `unsafe`, and saves nothing at a few KiB a sample.
 
+mod blend;
+#[cfg(feature = "build")]
 mod build;
 mod dataset;
 mod error;
 mod index;
 mod order;
 mod sidecar;
+#[cfg(feature = "build")]
 mod text;
+#[cfg(feature = "tokenize")]
 mod tokenizer;
+mod training_data;
 
-pub use build::{Build, Summary, build};
+pub use blend::{Blend, BlendSample};
+#[cfg(feature = "build")]
+pub use build::{Build, Built, Format, Split, build};
 pub use dataset::{Info, TokenDataset, info};
 pub use error::DataError;
 pub use index::TokenType;
 pub use order::Permutation;
 pub use sidecar::Sidecar;
-pub use tokenizer::{Encoder, Tokenizer};
+#[cfg(feature = "tokenize")]
+pub use tokenizer::{Decoder, Encoder, NoTokens, Tokenizer};
+pub use training_data::TrainingData;

@@ -59,6 +59,15 @@ impl Permutation {
     }
 }
 
+/// The seed of a blend's source, so that sources of the same size have orders of their own. The first one's is the blend's, as of a dataset alone.
+pub(crate) fn seed_of_source(seed: u64, source: u64) -> u64 {
+    if source == 0 {
+        seed
+    } else {
+        mix(seed ^ mix(source))
+    }
+}
+
 /// The finaliser of `SplitMix64` (Steele, Lea & Flood 2014): every input bit changes every output bit.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

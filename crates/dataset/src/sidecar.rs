@@ -9,8 +9,14 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Sidecar {
-    /// Name of the tokenizer.
+    /// Name of the tokenizer: `byte`, `gpt2`, or `tokenizer.json` for one that came as a file.
     pub tokenizer: String,
+    /// Name of the folder with that tokenizer's files, beside this description.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_files: Option<String>,
+    /// SHA-256 of that tokenizer's `tokenizer.json`, in hex.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_sha256: Option<String>,
     /// Number of different tokens. All token ids are below it.
     pub vocabulary: u32,
     /// Token id that ends every document.

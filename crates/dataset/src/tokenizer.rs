@@ -1,45 +1,142 @@
 //! Tokenizers.
 
+mod file;
 mod published;
 
 use crate::error::DataError;
+use crate::sidecar::{Sidecar, with_suffix};
+use file::{End, FileDecoder, TokenizerFile};
 use std::fmt;
-use std::str::FromStr;
+use std::path::Path;
+use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
 
 /// A tokenizer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub enum Tokenizer {
     /// One token for each byte, 0 to 255, and 256 as the end of a document: vocabulary 257. For small models and any bytes.
     Byte,
     /// GPT-2's byte-pair encoding (Radford et al. 2019): vocabulary 50,257, `<|endoftext|>` = 50,256. For UTF-8 text.
     Gpt2,
+    /// Any tokenizer of the Hugging Face libraries, from its `tokenizer.json`. For UTF-8 text.
+    File(Arc<TokenizerFile>),
 }
 
 impl Tokenizer {
-    /// Number of tokens.
+    /// The tokenizer of a name (`byte`, `gpt2`), of a `tokenizer.json` or a folder that has one, or of a dataset, by its path without `.bin`.
+    /// `end_of_document`: the text of the token after each document, where it is not the tokenizer's own.
+    ///
+    /// # Errors
+    /// There is no such tokenizer, it cannot be read, or no token is known to end a document.
+    pub fn open(tokenizer: &str, end_of_document: Option<&str>) -> Result<Tokenizer, DataError> {
+        let named = [Tokenizer::Byte, Tokenizer::Gpt2]
+            .into_iter()
+            .find(|t| t.name() == tokenizer);
+        if let Some(named) = named {
+            let Some(text) = end_of_document else {
+                return Ok(named);
+            };
+            return Err(DataError::Argument {
+                what: "end of document",
+                value: text.to_owned(),
+                allowed: format!("none with the tokenizer {named}, which has its own"),
+            });
+        }
+        let path = Path::new(tokenizer);
+        let end = end_of_document.map_or(End::OfTokenizer, End::Text);
+        if path.is_dir() {
+            return Tokenizer::of_file(&path.join(file::JSON), &end);
+        }
+        if path.is_file() {
+            return Tokenizer::of_file(path, &end);
+        }
+        let description = with_suffix(path, "json");
+        let Some(sidecar) = Sidecar::read(&description)? else {
+            return Err(DataError::Argument {
+                what: "tokenizer",
+                value: tokenizer.to_owned(),
+                allowed:
+                    "byte, gpt2, or the path of a tokenizer.json, of a folder that has one, or of a dataset"
+                        .to_owned(),
+            });
+        };
+        Tokenizer::of_dataset(&description, &sidecar, end_of_document)
+    }
+
+    fn of_file(path: &Path, end: &End) -> Result<Tokenizer, DataError> {
+        Ok(Tokenizer::File(Arc::new(TokenizerFile::read(path, end)?)))
+    }
+
+    /// The tokenizer that a dataset's description names.
+    fn of_dataset(description: &Path, sidecar: &Sidecar, end: Option<&str>) -> Result<Tokenizer, DataError> {
+        let Some(folder) = &sidecar.tokenizer_files else {
+            return match sidecar.tokenizer.as_str() {
+                name @ ("byte" | "gpt2") => Tokenizer::open(name, end),
+                other => Err(DataError::malformed(
+                    description,
+                    "tokenizer",
+                    other,
+                    "byte, gpt2, or one with tokenizerFiles",
+                )),
+            };
+        };
+        let path = description.with_file_name(folder).join(file::JSON);
+        let end = end.map_or(End::Id(sidecar.end_of_document), End::Text);
+        let found = TokenizerFile::read(&path, &end)?;
+        if sidecar
+            .tokenizer_sha256
+            .as_deref()
+            .is_some_and(|sha256| sha256 != found.sha256())
+        {
+            let allowed = format!("that of the description {}", description.display());
+            return Err(DataError::malformed(&path, "SHA-256", found.sha256(), allowed));
+        }
+        Ok(Tokenizer::File(Arc::new(found)))
+    }
+
+    /// Number of tokens: all ids are below it.
     #[must_use]
-    pub fn vocabulary(self) -> u32 {
-        self.end_of_document() + 1
+    pub fn vocabulary(&self) -> u32 {
+        match self {
+            Tokenizer::Byte => 257,
+            Tokenizer::Gpt2 => 50_257,
+            Tokenizer::File(file) => file.vocabulary(),
+        }
     }
     /// The token after each document.
     #[must_use]
-    pub fn end_of_document(self) -> u32 {
+    pub fn end_of_document(&self) -> u32 {
         match self {
             Tokenizer::Byte => 256,
             Tokenizer::Gpt2 => 50_256,
+            Tokenizer::File(file) => file.end_of_document(),
         }
     }
-    /// Its name on the command line and in the sidecar.
+    /// Its name in the sidecar; that of the first two is their name on the command line as well.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Tokenizer::Byte => "byte",
             Tokenizer::Gpt2 => "gpt2",
+            Tokenizer::File(_) => file::JSON,
+        }
+    }
+    /// SHA-256 of its `tokenizer.json` in hex, where it came as a file.
+    pub(crate) fn sha256(&self) -> Option<&str> {
+        match self {
+            Tokenizer::Byte | Tokenizer::Gpt2 => None,
+            Tokenizer::File(file) => Some(file.sha256()),
+        }
+    }
+    /// The files that it came from, by name: none for those that are part of this program.
+    pub(crate) fn files(&self) -> &[(String, Vec<u8>)] {
+        match self {
+            Tokenizer::Byte | Tokenizer::Gpt2 => &[],
+            Tokenizer::File(file) => file.files(),
         }
     }
     /// The tokenizer that fits a model's vocabulary size: the tokenizer's own size, or up to the next multiple of 128 (models
-    /// are padded for speed). None: no tokenizer fits.
+    /// are padded for speed). None: no tokenizer that is part of this program fits.
     #[must_use]
     pub fn of_vocabulary(size: u32) -> Option<Tokenizer> {
         let padded = |t: &Tokenizer| (t.vocabulary()..=t.vocabulary().next_multiple_of(128)).contains(&size);
@@ -49,23 +146,28 @@ impl Tokenizer {
     ///
     /// # Errors
     /// GPT-2's embedded table cannot be read.
-    pub fn published(self, longest: u32) -> Result<[(&'static str, serde_json::Value); 2], DataError> {
+    pub fn published(&self, longest: u32) -> Result<Vec<(String, Vec<u8>)>, DataError> {
         let tokens: Vec<Vec<u8>> = match self.encoder()? {
             Encoder::Byte => (0..=255).map(|byte| vec![byte]).collect(),
             Encoder::Gpt2(bpe) => (0..self.end_of_document())
                 .map(|id| bpe.decode_bytes(&[id]).unwrap_or_default())
                 .collect(),
+            Encoder::File(file) => return Ok(file.published(longest)),
         };
-        Ok([
-            ("tokenizer.json", published::tokenizer_json(&tokens)),
-            ("tokenizer_config.json", published::tokenizer_config(longest)),
+        let config = published::tokenizer_config(published::END, longest);
+        Ok(vec![
+            (
+                file::JSON.to_owned(),
+                published::tokenizer_json(&tokens).to_string().into_bytes(),
+            ),
+            (file::CONFIG.to_owned(), config.to_string().into_bytes()),
         ])
     }
     /// Makes an encoder. For GPT-2 this is slow: its table is built from data in the binary.
     ///
     /// # Errors
     /// GPT-2's embedded table cannot be read.
-    pub fn encoder(self) -> Result<Encoder, DataError> {
+    pub fn encoder(&self) -> Result<Encoder, DataError> {
         match self {
             Tokenizer::Byte => Ok(Encoder::Byte),
             Tokenizer::Gpt2 => match tiktoken_rs::r50k_base() {
@@ -76,6 +178,7 @@ impl Tokenizer {
                     allowed: "the embedded table".to_owned(),
                 }),
             },
+            Tokenizer::File(file) => Ok(Encoder::File(file.clone())),
         }
     }
 }
@@ -86,103 +189,79 @@ impl fmt::Display for Tokenizer {
     }
 }
 
-impl FromStr for Tokenizer {
-    type Err = DataError;
-    fn from_str(name: &str) -> Result<Tokenizer, DataError> {
-        let known = [Tokenizer::Byte, Tokenizer::Gpt2]
-            .into_iter()
-            .find(|t| t.name() == name);
-        known.ok_or_else(|| DataError::Argument {
-            what: "tokenizer",
-            value: name.to_owned(),
-            allowed: "byte or gpt2".to_owned(),
-        })
-    }
-}
-
-/// A tokenizer with its table.
+/// A tokenizer with its table. Threads share it.
 pub enum Encoder {
     /// Bytes need no table.
     Byte,
     /// GPT-2's.
+    /// GPT-2's.
     Gpt2(Box<CoreBPE>),
+    /// One that came as a file.
+    File(Arc<TokenizerFile>),
+}
+
+/// Texts of tokens that come one by one.
+pub struct Decoder<'a>(Parts<'a>);
+
+enum Parts<'a> {
+    Byte,
+    Gpt2(&'a CoreBPE),
+    File(Box<FileDecoder<'a>>),
+}
+
+impl Decoder<'_> {
+    /// The bytes that another token adds to the text: none for the end of a document and for what is no token. A character may be spread over
+    /// several tokens; of a tokenizer that came as a file its bytes come with the last of them.
+    pub fn push(&mut self, token: u32) -> Vec<u8> {
+        match &mut self.0 {
+            Parts::Byte => u8::try_from(token).map_or(Vec::new(), |byte| vec![byte]),
+            Parts::Gpt2(_) if token >= Tokenizer::Gpt2.end_of_document() => Vec::new(),
+            Parts::Gpt2(bpe) => bpe.decode_bytes(&[token]).unwrap_or_default(),
+            Parts::File(file) => file.push(token),
+        }
+    }
+}
+
+/// Why a text has no tokens.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoTokens {
+    /// It is not UTF-8, from this byte on.
+    #[error("it is no UTF-8 at byte {0}")]
+    NotUtf8(usize),
+    /// The tokenizer says so.
+    #[error("{0}")]
+    Refused(String),
 }
 
 impl Encoder {
-    /// The bytes of a token's text: none for the end of a document and for what is no token. A character may be spread over several tokens.
-    #[must_use]
-    pub fn decode(&self, token: u32) -> Vec<u8> {
-        match self {
-            Encoder::Byte => u8::try_from(token).map_or(Vec::new(), |byte| vec![byte]),
-            Encoder::Gpt2(_) if token >= Tokenizer::Gpt2.end_of_document() => Vec::new(),
-            Encoder::Gpt2(bpe) => bpe.decode_bytes(&[token]).unwrap_or_default(),
-        }
+    /// Whether only a whole document has the right tokens. Those of the others are the tokens of its pieces.
+    pub(crate) fn takes_whole_documents(&self) -> bool {
+        matches!(self, Encoder::File(_))
     }
 
-    /// The tokens of a piece of text.
+    /// For the text of tokens that come one by one.
+    #[must_use]
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder(match self {
+            Encoder::Byte => Parts::Byte,
+            Encoder::Gpt2(bpe) => Parts::Gpt2(bpe),
+            Encoder::File(file) => Parts::File(Box::new(file.decoder())),
+        })
+    }
+
+    /// The tokens of a text, which is never taken for tokens of control: a text that spells `<|endoftext|>` stays text.
     ///
     /// # Errors
-    /// GPT-2 fails at bytes that are not UTF-8; the error is the offset of the first.
-    pub fn encode(&self, piece: &[u8]) -> Result<Vec<u32>, usize> {
+    /// The text is not UTF-8, or the tokenizer refuses it.
+    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, NoTokens> {
+        let utf8 = || std::str::from_utf8(text).map_err(|error| NoTokens::NotUtf8(error.valid_up_to()));
         match self {
-            Encoder::Byte => Ok(piece.iter().map(|b| u32::from(*b)).collect()),
-            // "Ordinary": text that spells <|endoftext|> stays text.
-            Encoder::Gpt2(bpe) => match std::str::from_utf8(piece) {
-                Ok(text) => Ok(bpe.encode_ordinary(text)),
-                Err(error) => Err(error.valid_up_to()),
-            },
+            Encoder::Byte => Ok(text.iter().map(|b| u32::from(*b)).collect()),
+            Encoder::Gpt2(bpe) => Ok(bpe.encode_ordinary(utf8()?)),
+            Encoder::File(file) => file.encode(utf8()?).map_err(NoTokens::Refused),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::Tokenizer;
-
-    #[test]
-    fn gpt2_tokens_are_those_of_the_published_tokenizer() {
-        let encoder = Tokenizer::Gpt2.encoder().unwrap();
-        assert_eq!(encoder.encode(b"Hello world").unwrap(), [15496, 995]);
-        assert_eq!(
-            encoder.encode(b"In the beginning\n\n").unwrap(),
-            [818, 262, 3726, 628]
-        );
-        assert!(
-            encoder
-                .encode(b"<|endoftext|>")
-                .unwrap()
-                .iter()
-                .all(|t| *t < 50_256)
-        );
-        assert_eq!(encoder.encode(b"ok \xff"), Err(3));
-        assert_eq!(Tokenizer::Gpt2.vocabulary(), 50_257);
-    }
-
-    #[test]
-    fn tokens_are_decoded_to_the_text_they_came_from() {
-        for tokenizer in [Tokenizer::Byte, Tokenizer::Gpt2] {
-            let encoder = tokenizer.encoder().unwrap();
-            let text = "In the beginning,\n\u{2014} \u{1F600} caf\u{e9}".as_bytes();
-            let tokens = encoder.encode(text).unwrap();
-            let decoded: Vec<u8> = tokens.iter().flat_map(|t| encoder.decode(*t)).collect();
-            assert_eq!(decoded, text, "{tokenizer}");
-            for none in [tokenizer.end_of_document(), tokenizer.vocabulary(), u32::MAX] {
-                assert!(encoder.decode(none).is_empty(), "{tokenizer} {none}");
-            }
-        }
-    }
-
-    #[test]
-    fn byte_tokens_are_the_bytes() {
-        let encoder = Tokenizer::Byte.encoder().unwrap();
-        assert_eq!(encoder.encode(&[0, 255, b'a']).unwrap(), [0, 255, 97]);
-        assert_eq!(Tokenizer::Byte.vocabulary(), 257);
-        assert!(
-            "bytes"
-                .parse::<Tokenizer>()
-                .unwrap_err()
-                .to_string()
-                .contains("byte or gpt2")
-        );
-    }
-}
+mod tests;

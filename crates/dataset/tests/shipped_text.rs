@@ -8,19 +8,14 @@ fn the_shipped_text_becomes_a_dataset_of_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/text/kjv.txt.gz");
     let output = folder.path().join("a/new/folder/kjv");
-    let request = Build {
-        inputs: vec![text],
-        output: output.clone(),
-        tokenizer: Tokenizer::Byte,
-        overwrite: false,
-    };
-    let summary = build(&request).unwrap();
+    let request = Build::new(vec![text], output.clone(), Tokenizer::Byte);
+    let built = build(&request, &mut |_| ()).unwrap();
     assert_eq!(
-        (summary.text_bytes, summary.sidecar.tokens),
+        (built[0].text_bytes, built[0].sidecar.tokens),
         (4_137_850, 4_137_851)
     );
     let read = info(&output).unwrap();
-    assert_eq!((read.tokens, read.documents), (4_137_851, 1));
+    assert_eq!((read.tokens, read.documents, read.sequences), (4_137_851, 1, 1));
     let data = TokenDataset::open(&output, 128, 0.01, 1).unwrap();
     assert_eq!((data.training_len(), data.held_out_len()), (32_002, 324));
     let mut sample = [0; 129];

@@ -9,8 +9,9 @@ use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
 use tch::Tensor;
+use varuna_api::{Data, DataSource, HeldOut};
 use varuna_checkpoint::folder_name;
-use varuna_dataset::TokenDataset;
+use varuna_dataset::TrainingData;
 use varuna_plan::Step;
 
 /// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
@@ -64,8 +65,19 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let (manifest, trained) = arguments.model.load(platform)?;
     let model = trained.model();
     let path = arguments.data.display();
+    let named = arguments.data.to_str();
+    let source = DataSource {
+        path: named
+            .with_context(|| format!("the path {path} is no UTF-8"))?
+            .to_owned(),
+        weight: 1.0,
+    };
+    let data = Data {
+        train: vec![source],
+        held_out: HeldOut::Fraction(fraction),
+    };
     // The seed is that of the training samples' order.
-    let opened = TokenDataset::open(&arguments.data, model.sequence_length, fraction, 0);
+    let opened = TrainingData::open(&data, model.sequence_length, 0);
     let data = opened.and_then(|data| data.check_vocabulary(model.vocabulary_size).map(|()| data));
     let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
     let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());

@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let (_, trained) = arguments.model.load(platform)?;
     let tokenizer = arguments.tokenizer.of(trained.model())?;
     let encoder = tokenizer.encoder()?;
-    let prompt = tokens_of(&encoder, tokenizer, &prompt)?;
+    let prompt = tokens_of(&encoder, &tokenizer, &prompt)?;
     let mut out = std::io::stdout().lock();
     let mut text = Vec::new();
     let each = |bytes: &[u8]| {
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     };
     let made = generate(
         &trained,
-        (tokenizer, &encoder),
+        (&tokenizer, &encoder),
         &prompt,
         arguments.max_tokens,
         sampling,
@@ -116,10 +116,9 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
 }
 
 /// The tokens of a prompt; of an empty one, what comes before a document: the end of another.
-fn tokens_of(encoder: &Encoder, tokenizer: Tokenizer, prompt: &[u8]) -> Result<Vec<u32>> {
+fn tokens_of(encoder: &Encoder, tokenizer: &Tokenizer, prompt: &[u8]) -> Result<Vec<u32>> {
     let tokens = encoder.encode(prompt);
-    let tokens = tokens
-        .map_err(|at| anyhow::anyhow!("the prompt is no UTF-8 at byte {at}, which {tokenizer} needs"))?;
+    let tokens = tokens.with_context(|| format!("the prompt has no tokens of the tokenizer {tokenizer}"))?;
     Ok(match tokens.is_empty() {
         true => vec![tokenizer.end_of_document()],
         false => tokens,
@@ -129,7 +128,7 @@ fn tokens_of(encoder: &Encoder, tokenizer: Tokenizer, prompt: &[u8]) -> Result<V
 /// The tokens that come after a prompt, each told as soon as it is made.
 fn generate(
     trained: &TrainedModel,
-    (tokenizer, encoder): (Tokenizer, &Encoder),
+    (tokenizer, encoder): (&Tokenizer, &Encoder),
     prompt: &[u32],
     most: u32,
     sampling: Sampling,
@@ -141,6 +140,7 @@ fn generate(
         bail!("the prompt has {given} tokens, the model's samples have {length}: that many are allowed");
     }
     let mut session = trained.session(given.saturating_add(most))?;
+    let mut decoder = encoder.decoder();
     let mut made = Vec::new();
     let mut next: Vec<i64> = prompt.iter().map(|token| i64::from(*token)).collect();
     for number in 0..most {
@@ -156,7 +156,7 @@ fn generate(
         if token == tokenizer.end_of_document() {
             return Ok((made, Stop::EndOfDocument));
         }
-        each(&encoder.decode(token))?;
+        each(&decoder.push(token))?;
         made.push(token);
         next = vec![token.into()];
     }

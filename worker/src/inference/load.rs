@@ -5,9 +5,10 @@ use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
 use varuna_api::Precision;
 use varuna_checkpoint::{Listed, Location, Manifest, folder_name};
-use varuna_dataset::{Tokenizer, info};
+use varuna_dataset::Tokenizer;
 use varuna_model::Model;
 use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
 
@@ -34,12 +35,13 @@ pub(super) struct ModelArguments {
 /// Whose tokens a model has learnt.
 #[derive(clap::Args)]
 pub(super) struct TokenizerArguments {
-    /// The tokenizer: byte or gpt2 [default: that of --data, else the one that fits the model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that fits the
+    /// model's vocabulary].
     #[arg(long)]
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<String>,
     /// A dataset (path without .bin / .idx) whose tokenizer is used.
     #[arg(long, value_name = "PREFIX", conflicts_with = "tokenizer")]
-    data: Option<std::path::PathBuf>,
+    data: Option<PathBuf>,
 }
 
 fn precision(name: &str) -> Result<Precision, String> {
@@ -110,15 +112,15 @@ impl TokenizerArguments {
     /// The one that is named has more tokens than the model, or none is known to fit.
     pub(super) fn of(&self, model: &Model) -> Result<Tokenizer> {
         let size = model.vocabulary_size;
-        let named = match &self.data {
-            Some(prefix) => {
-                let found = info(prefix).with_context(|| format!("--data {}", prefix.display()))?;
-                let sidecar = found.sidecar;
-                let sidecar = sidecar
-                    .with_context(|| format!("--data {}: nothing names its tokenizer", prefix.display()))?;
-                Some(sidecar.tokenizer.parse::<Tokenizer>()?)
-            }
-            None => self.tokenizer,
+        let of_data = |prefix: &PathBuf| {
+            let name = prefix.to_str();
+            let name = name.with_context(|| format!("--data {}: its path is no UTF-8", prefix.display()))?;
+            Tokenizer::open(name, None).with_context(|| format!("--data {name}"))
+        };
+        let named = match (&self.data, &self.tokenizer) {
+            (Some(prefix), _) => Some(of_data(prefix)?),
+            (None, Some(name)) => Some(Tokenizer::open(name, None).context("--tokenizer")?),
+            (None, None) => None,
         };
         match named.or_else(|| Tokenizer::of_vocabulary(size)) {
             Some(tokenizer) if tokenizer.vocabulary() <= size => Ok(tokenizer),

@@ -144,7 +144,11 @@ const DEPEND_ON_OTHERS: &[&str] = &[
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
 
 /// Fields that take the place of those beside them: the full job has the others.
-const ALONE: &[&str] = &["spec.training.lossScale.static"];
+const ALONE: &[&str] = &[
+    "spec.training.lossScale.static",
+    "spec.data.path",
+    "spec.data.validationFraction",
+];
 
 /// Values at the bounds of a field and outside, each with whether the schema takes it.
 fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {

@@ -1,7 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
-    Encryption, Evaluation, FailurePolicy, Job, Lifecycle, NetworkPolicy, Precision, Restriction,
-    WorkerDevice, WorkerTransport,
+    Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle, NetworkPolicy,
+    Precision, Restriction, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, Real, presets};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
@@ -108,10 +108,27 @@ fn a_minimal_job_gets_its_defaults() {
         (job.training.optimizer.clip_norm, job.training.evaluation),
         (Some(1.0), None)
     );
-    assert_eq!(job.data.validation_fraction, 0.05);
     assert_eq!(job.network.encryption, Encryption::None);
     assert_eq!(job.network_policy, NetworkPolicy::default());
     assert_eq!(job.network_policy.restriction, Restriction::Ingress);
+}
+
+#[test]
+fn a_job_trains_on_one_dataset_or_on_a_blend_of_several() {
+    let source = |path: &str, weight| DataSource {
+        path: path.to_owned(),
+        weight,
+    };
+    let one = Data {
+        train: vec![source("data/kjv", 1.0)],
+        held_out: HeldOut::Fraction(0.05),
+    };
+    assert_eq!(parse_job(MINIMAL).unwrap().data, one);
+    let blend = Data {
+        train: vec![source("kjv", 2.5), source("more", 1.0)],
+        held_out: HeldOut::Dataset("held-out".to_owned()),
+    };
+    assert_eq!(parse_job(FULL).unwrap().data, blend);
 }
 
 #[test]
@@ -404,7 +421,7 @@ fn a_text_or_a_list_that_is_too_long_is_refused_and_the_longest_is_taken() {
             "path: kjv",
             format!("path: {}", long(1024)),
             format!("path: {}", long(1025)),
-            "spec.data.path: 1025 characters — 1 to 1024",
+            "spec.data.train.0.path: 1025 characters — 1 to 1024",
         ),
         (
             "s3://bucket/x",

@@ -1,27 +1,12 @@
-//! `spec.data` and `spec.training`: what fixes the numbers of a run besides its model.
+//! `spec.training`: what fixes the numbers of a run besides its model and its data.
 
 use super::check::Check;
 use crate::choices::PRECISIONS;
 use crate::job::{Data, Precision};
 use crate::limits;
-use crate::manifest::{DataSpec, EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
+use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
 use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, LearningRate, Training};
 use varuna_plan::{LossScaling, ScaleFactor};
-
-pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
-    let at = "spec.data.path";
-    let written = check.required("spec.data", written, "a mapping with a path");
-    let path = check.text(at, written.path, "the path of a dataset without .bin or .idx");
-    if path.ends_with(".bin") || path.ends_with(".idx") {
-        check.0.push(at, &path, "the path without .bin or .idx");
-    }
-    let fraction = written.validation_fraction.unwrap_or(0.05);
-    let at = "spec.data.validationFraction";
-    Data {
-        path,
-        validation_fraction: check.within(at, fraction, limits::VALIDATION_FRACTION),
-    }
-}
 
 pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
     check.choice("spec.training.precision", written, &PRECISIONS)
@@ -145,7 +130,7 @@ fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {
 
 fn evaluation(check: &mut Check, written: &EvaluationSpec, batch: u64, data: &Data) -> Evaluation {
     let at = "spec.training.evaluation";
-    if data.validation_fraction == 0.0 {
+    if data.held_out.is_nothing() {
         let allowed = "nothing, as spec.data.validationFraction is 0: no samples are held out";
         check.0.push(at, "asked for", allowed);
     }

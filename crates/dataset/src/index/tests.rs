@@ -2,14 +2,31 @@ use super::{IndexBuilder, TokenType, read};
 use crate::DataError;
 use std::path::{Path, PathBuf};
 
-/// Two documents: sequences of 3 and 2 tokens, then one of 4.
+/// Bytes of an index with these sizes of sequences and entries of documents.
+fn index_of(token_type: TokenType, sizes: &[i32], documents: &[i64]) -> Vec<u8> {
+    let mut bytes = b"MMIDIDX\0\0".to_vec();
+    bytes.extend(1_u64.to_le_bytes());
+    bytes.push(token_type.code());
+    bytes.extend((sizes.len() as u64).to_le_bytes());
+    bytes.extend((documents.len() as u64).to_le_bytes());
+    sizes.iter().for_each(|v| bytes.extend(v.to_le_bytes()));
+    let mut pointer = 0_i64;
+    for size in sizes {
+        bytes.extend(pointer.to_le_bytes());
+        pointer += i64::from(*size) * i64::try_from(token_type.width()).unwrap();
+    }
+    documents.iter().for_each(|v| bytes.extend(v.to_le_bytes()));
+    bytes
+}
+
+/// Two documents: sequences of 3 and 2 tokens, as earlier builds cut them, then one of 4.
 fn bytes(token_type: TokenType) -> Vec<u8> {
+    index_of(token_type, &[3, 2, 4], &[0, 2, 3])
+}
+
+fn built(token_type: TokenType, documents: &[u64]) -> Vec<u8> {
     let mut index = IndexBuilder::default();
-    index.push_sequence(3);
-    index.push_sequence(2);
-    index.end_document();
-    index.push_sequence(4);
-    index.end_document();
+    documents.iter().for_each(|tokens| index.push_document(*tokens));
     let mut bytes = Vec::new();
     index.write(&mut bytes, token_type).unwrap();
     bytes
@@ -24,16 +41,22 @@ fn try_read(bytes: &[u8], bin_len: u64) -> Result<super::Index, DataError> {
 
 #[test]
 fn the_bytes_of_an_index_are_megatrons() {
-    // Written out by hand from the format's description; u16 is code 8.
+    // Written out by hand from the format's description; u16 is code 8. The second document has no tokens.
     let mut want = b"MMIDIDX\0\0".to_vec();
     want.extend(1_u64.to_le_bytes());
     want.push(8);
-    want.extend(3_u64.to_le_bytes());
-    want.extend(3_u64.to_le_bytes());
-    [3_i32, 2, 4].iter().for_each(|v| want.extend(v.to_le_bytes()));
-    [0_i64, 6, 10].iter().for_each(|v| want.extend(v.to_le_bytes()));
-    [0_i64, 2, 3].iter().for_each(|v| want.extend(v.to_le_bytes()));
-    assert_eq!(bytes(TokenType::U16), want);
+    want.extend(2_u64.to_le_bytes());
+    want.extend(4_u64.to_le_bytes());
+    [5_i32, 4].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    [0_i64, 10].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    [0_i64, 1, 1, 2].iter().for_each(|v| want.extend(v.to_le_bytes()));
+    assert_eq!(built(TokenType::U16, &[5, 0, 4]), want);
+}
+
+#[test]
+fn a_document_with_more_tokens_than_a_size_can_state_goes_on_in_another_sequence() {
+    let got = built(TokenType::I32, &[(1 << 31) - 1 + 5, 2]);
+    assert_eq!(got, index_of(TokenType::I32, &[i32::MAX, 5, 2], &[0, 2, 3]));
 }
 
 #[test]

@@ -5,7 +5,8 @@
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-const END: &str = "<|endoftext|>";
+/// The token that ends a document.
+pub(super) const END: &str = "<|endoftext|>";
 
 /// `tokenizer.json` for tokens given as their bytes, in order of their ids; the end of a document is the id after the last.
 pub(super) fn tokenizer_json(tokens: &[Vec<u8>]) -> Value {
@@ -41,13 +42,13 @@ pub(super) fn tokenizer_json(tokens: &[Vec<u8>]) -> Value {
     })
 }
 
-/// `tokenizer_config.json`. `longest`: the model's sequence length.
-pub(super) fn tokenizer_config(longest: u32) -> Value {
+/// `tokenizer_config.json`. `end`: the token that ends a document; `longest`: the model's sequence length.
+pub(super) fn tokenizer_config(end: &str, longest: u32) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END,
-        "eos_token": END,
-        "unk_token": END,
+        "bos_token": end,
+        "eos_token": end,
+        "unk_token": end,
         "model_max_length": longest,
         "clean_up_tokenization_spaces": false,
     })

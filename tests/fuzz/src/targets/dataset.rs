@@ -2,7 +2,13 @@
 
 use super::{LITTLE, MORE, Seeds, join, take_part};
 use crate::{Form, Target};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use varuna_dataset::{Build, TokenDataset, Tokenizer, build, info};
 
 pub(super) const INDEX: Target = Target {
@@ -13,6 +19,43 @@ pub(super) const INDEX: Target = Target {
     memory: LITTLE,
     seeds: index_seeds,
     run: run_index,
+};
+
+pub(super) const LINES: Target = Target {
+    name: "dataset-lines",
+    what: "lines of JSON that a dataset is built from",
+    form: Form::Bytes,
+    words: &["{\"text\":", "\n", "\\u0000", "\\ud800", "[[[[", "\"text\""],
+    memory: MORE,
+    seeds: lines_seeds,
+    run: run_lines,
+};
+
+pub(super) const PARQUET: Target = Target {
+    name: "dataset-parquet",
+    what: "a Parquet file that a dataset is built from",
+    form: Form::Bytes,
+    words: &["PAR1", "text", "\0\0\0\0"],
+    memory: PARQUET_MEMORY,
+    seeds: parquet_seeds,
+    run: run_parquet,
+};
+
+pub(super) const TOKENIZER: Target = Target {
+    name: "tokenizer",
+    what: "a tokenizer.json, its configuration, and a text for it",
+    form: Form::Parts(3),
+    words: &[
+        "\"type\":",
+        "\"Split\"",
+        "\"ByteLevel\"",
+        "\"Metaspace\"",
+        "null",
+        "\"eos_token\":",
+    ],
+    memory: MORE,
+    seeds: tokenizer_seeds,
+    run: run_tokenizer,
 };
 
 pub(super) const TEXT: Target = Target {
@@ -31,6 +74,9 @@ pub(super) const TEXT: Target = Target {
     run: run_text,
 };
 
+/// The library panics at some files, in a thread of its own: where a backtrace is asked for, printing it takes some 70 MB.
+const PARQUET_MEMORY: usize = 128 << 20;
+
 const TOKENS: &str =
     "In the beginning God created the heaven and the earth.\nAnd the earth was without form.\n";
 
@@ -38,14 +84,9 @@ const TOKENS: &str =
 fn build_in(folder: &Path, file: &str, content: &[u8]) -> Result<(PathBuf, u64), String> {
     let (input, output) = (folder.join(file), folder.join("data"));
     std::fs::write(&input, content).expect("a temporary file can be written");
-    let request = Build {
-        inputs: vec![input],
-        output: output.clone(),
-        tokenizer: Tokenizer::Byte,
-        overwrite: false,
-    };
-    let summary = build(&request).map_err(|e| e.to_string())?;
-    Ok((output, summary.text_bytes))
+    let request = Build::new(vec![input], output.clone(), Tokenizer::Byte);
+    let built = build(&request, &mut |_| ()).map_err(|e| e.to_string())?;
+    Ok((output, built[0].text_bytes))
 }
 
 fn temporary() -> tempfile::TempDir {
@@ -120,7 +161,113 @@ fn run_text(input: &[u8]) -> Result<String, String> {
     let built = build_in(folder.path(), file, content);
     let (prefix, length) = built.map_err(|e| e.replace(&place, ""))?;
     let summary = info(&prefix).expect("what was built can be opened");
-    // One token for each byte, and one for the end.
-    assert_eq!(summary.tokens, length + 1);
+    // One token for each byte, and one for the end of what is not empty.
+    assert_eq!(summary.tokens, length + u64::from(length > 0));
     Ok(file.to_owned())
+}
+
+fn lines_seeds() -> Seeds {
+    let lines = "{\"id\": 1, \"text\": \"In the beginning\\n\"}\n\n{\"text\": \"\", \"meta\": {\"text\": [1, null]}}\r\n";
+    vec![("lines", lines.as_bytes().to_vec())]
+}
+
+fn run_lines(input: &[u8]) -> Result<String, String> {
+    let folder = temporary();
+    let place = folder.path().display().to_string();
+    let built = build_in(folder.path(), "lines.jsonl", input);
+    let (prefix, length) = built.map_err(|e| e.replace(&place, ""))?;
+    let summary = info(&prefix).expect("what was built can be opened");
+    // An end for each document that is not empty, and these are the sequences.
+    assert_eq!(summary.tokens, length + summary.sequences);
+    Ok(format!("{} documents", summary.documents.min(3)))
+}
+
+fn parquet_seeds() -> Seeds {
+    let schema = "message rows { REQUIRED INT64 id; OPTIONAL BYTE_ARRAY text (UTF8); }";
+    let seed = |codec| {
+        let schema = parse_message_type(schema).expect("a schema");
+        let properties = WriterProperties::builder().set_compression(codec).build();
+        let mut file = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties))
+            .expect("a file can be begun in memory");
+        let mut group = file.next_row_group().expect("a group");
+        let mut ids = group.next_column().expect("a column").expect("the first");
+        let written = ids.typed::<Int64Type>().write_batch(&[1, 2], None, None);
+        written.expect("two numbers");
+        ids.close().expect("the first column ends");
+        let mut texts = group.next_column().expect("a column").expect("the second");
+        let values = [ByteArray::from("In the beginning"), ByteArray::from("And")];
+        let written = texts
+            .typed::<ByteArrayType>()
+            .write_batch(&values, Some(&[1, 1]), None);
+        written.expect("two texts");
+        texts.close().expect("the second column ends");
+        group.close().expect("the group ends");
+        file.into_inner().expect("the file ends")
+    };
+    let zstd = Compression::ZSTD(ZstdLevel::default());
+    vec![
+        ("plain", seed(Compression::UNCOMPRESSED)),
+        ("snappy", seed(Compression::SNAPPY)),
+        ("zstd", seed(zstd)),
+    ]
+}
+
+fn run_parquet(input: &[u8]) -> Result<String, String> {
+    let folder = temporary();
+    let place = folder.path().display().to_string();
+    let built = build_in(folder.path(), "rows.parquet", input);
+    let (prefix, length) = built.map_err(|e| e.replace(&place, ""))?;
+    let summary = info(&prefix).expect("what was built can be opened");
+    assert_eq!(summary.tokens, length + summary.sequences);
+    Ok(format!("{} documents", summary.documents.min(3)))
+}
+
+fn tokenizer_seeds() -> Seeds {
+    let published = Tokenizer::Byte.published(64).expect("the bytes have a table");
+    let content = |name: &str| {
+        let file = published.iter().find(|(file, _)| file == name);
+        file.map(|(_, content)| content.clone()).expect("it is published")
+    };
+    let (bytes, config) = (content("tokenizer.json"), content("tokenizer_config.json"));
+    let words = serde_json::json!({
+        "version": "1.0", "added_tokens": [],
+        "normalizer": { "type": "Sequence", "normalizers": [{ "type": "NFC" }, { "type": "Lowercase" }] },
+        "pre_tokenizer": { "type": "Split", "pattern": { "Regex": "\\s+" }, "behavior": "Removed", "invert": false },
+        "model": { "type": "WordLevel", "vocab": { "<unk>": 0, "in": 1, "</s>": 2 }, "unk_token": "<unk>" },
+    });
+    let pieces = serde_json::json!({
+        "version": "1.0", "added_tokens": [],
+        "pre_tokenizer": { "type": "Metaspace", "replacement": "_", "prepend_scheme": "first", "split": false },
+        "model": { "type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["_in", -1.5], ["i", -2.0], ["n", -2.5]] },
+    });
+    vec![
+        ("bytes", join(&[&bytes, &config, b"In the beginning"])),
+        (
+            "words",
+            join(&[words.to_string().as_bytes(), b"", b"In the beginning"]),
+        ),
+        ("pieces", join(&[pieces.to_string().as_bytes(), b"{}", b"in i n"])),
+    ]
+}
+
+fn run_tokenizer(mut input: &[u8]) -> Result<String, String> {
+    let folder = temporary();
+    let place = folder.path().display().to_string();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let content = take_part(&mut input);
+        std::fs::write(folder.path().join(name), content).expect("a temporary file can be written");
+    }
+    let tokenizer = Tokenizer::open(&place, None).map_err(|e| e.to_string().replace(&place, ""))?;
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, input).expect("a temporary file can be written");
+    let output = folder.path().join("data");
+    let built = build(
+        &Build::new(vec![text], output.clone(), tokenizer.clone()),
+        &mut |_| (),
+    );
+    let built = built.map_err(|e| e.to_string().replace(&place, ""))?;
+    let again = Tokenizer::open(&output.display().to_string(), None).expect("the dataset has its tokenizer");
+    assert_eq!(again.end_of_document(), tokenizer.end_of_document());
+    assert!(tokenizer.end_of_document() < tokenizer.vocabulary());
+    Ok(format!("{} tokens", built[0].sidecar.tokens.min(3)))
 }

@@ -216,6 +216,7 @@ fn pod(name: String, number: i64) -> ObservedPod {
         node: Some("good".into()),
         deleting: false,
         deleted_at: None,
+        gone_by: None,
         disrupted: None,
         unschedulable: None,
         waiting: None,

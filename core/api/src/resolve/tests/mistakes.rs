@@ -157,6 +157,41 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "spec.data.validationFraction: 0.6 — 0 to 0.5",
     ),
     (
+        "data/kjv",
+        "x, validationPath: held, validationFraction: 0.1",
+        "spec.data.validationFraction: 0.1 — nothing, as spec.data.validationPath is given: that dataset is held out",
+    ),
+    (
+        "data/kjv",
+        "x, validationPath: held.idx",
+        "spec.data.validationPath: held.idx — the path without .bin or .idx",
+    ),
+    (
+        "data/kjv",
+        "x, train: [{path: other}]",
+        "spec.data.path: x — nothing, as spec.data.train is given: it stands for path",
+    ),
+    (
+        "{path: data/kjv}",
+        "{train: []}",
+        "spec.data.train: 0 datasets — 1 to 64",
+    ),
+    (
+        "{path: data/kjv}",
+        "{train: [{path: x}, {weight: 2}]}",
+        "spec.data.train.1.path: missing — the path of a dataset without .bin or .idx",
+    ),
+    (
+        "{path: data/kjv}",
+        "{train: [[x, 2]]}",
+        "spec.data.train.0: a list — a mapping",
+    ),
+    (
+        "{path: data/kjv}",
+        "{train: [{path: x, weight: 0}]}",
+        "spec.data.train.0.weight: 0 — a number above 0, at most 1000000000000000",
+    ),
+    (
         "globalBatchSize: 16",
         "globalBatchSize: 0",
         "spec.training.globalBatchSize: 0 — 1 to 1099511627776",
@@ -320,7 +355,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.training.evaluation.samples: 0 — 1 to 1099511627776",
     ),
     (
-        "validationFraction: 0.1",
+        "validationPath: held-out",
         "validationFraction: 0",
         "spec.training.evaluation: asked for — nothing, as spec.data.validationFraction is 0: no samples are held out",
     ),

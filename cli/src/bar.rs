@@ -2,11 +2,11 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-pub(super) struct Bar(ProgressBar);
+pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
     /// A bar for `bytes` of work.
-    pub(super) fn of_bytes(what: &'static str, bytes: u64) -> Bar {
+    pub(crate) fn of_bytes(what: &'static str, bytes: u64) -> Bar {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template(
             "{msg} [{bar:40}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
@@ -18,12 +18,12 @@ impl Bar {
         Bar(bar)
     }
 
-    pub(super) fn add(&self, bytes: u64) {
+    pub(crate) fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }
 
     /// Hides the bar while `print` writes to the terminal.
-    pub(super) fn suspend(&self, print: impl FnOnce()) {
+    pub(crate) fn suspend(&self, print: impl FnOnce()) {
         self.0.suspend(print);
     }
 }

@@ -1,0 +1,62 @@
+//! `spec.data`.
+
+#[cfg(feature = "kubernetes")]
+use crate::{limits, schema};
+#[cfg(feature = "kubernetes")]
+use kube_derive::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where the tokens are.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("has(self.path) != has(self.train)",
+            "give path, the dataset to train on, or train, the datasets of a blend"),
+        validation = ("!has(self.path) || (!self.path.endsWith('.bin') && !self.path.endsWith('.idx'))",
+            "give the path without .bin or .idx: a dataset is both files"),
+        validation = ("!has(self.validationPath) || (!self.validationPath.endsWith('.bin') && !self.validationPath.endsWith('.idx'))",
+            "give validationPath without .bin or .idx: a dataset is both files"),
+        validation = ("!has(self.validationPath) || !has(self.validationFraction)",
+            "leave validationFraction out: the dataset of validationPath is held out instead of a share of the others"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DataSpec {
+    /// Path of an indexed dataset without its `.bin` / `.idx`. This or `train` is required.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
+    pub path: Option<String>,
+    /// Datasets that are trained on as a blend, instead of `path`. In each prefix of the samples each has its share within one sample, and begins
+    /// anew when all of its own samples were taken.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::mappings(limits::DATASETS_MAX)))]
+    pub train: Option<Vec<DataSourceSpec>>,
+    /// Path of an indexed dataset all of whose samples are for evaluation, such as the one that `varuna data build --split` writes.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
+    pub validation_path: Option<String>,
+    /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out. Not with `validationPath`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VALIDATION_FRACTION)))]
+    pub validation_fraction: Option<f64>,
+}
+
+/// A dataset of a blend.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!self.path.endsWith('.bin') && !self.path.endsWith('.idx')",
+            "give the path without .bin or .idx: a dataset is both files"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DataSourceSpec {
+    /// Path of the indexed dataset without its `.bin` / `.idx`. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
+    pub path: Option<String>,
+    /// Weight of the dataset, above 0; 1 where left out. Only the ratios of the weights count, to about a millionth.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::WEIGHT_MAX)))]
+    pub weight: Option<f64>,
+}

@@ -1,0 +1,173 @@
+//! A file of texts: what it is, and where in it a text stands.
+
+use crate::error::DataError;
+use flate2::read::MultiGzDecoder;
+use std::cell::Cell;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::rc::Rc;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What a file of texts is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// The file is one document.
+    Text,
+    /// Each line is a JSON object, one of whose fields is a document.
+    JsonLines,
+    /// Each row has a document in one of its columns.
+    Parquet,
+}
+
+impl Format {
+    const ALL: [Format; 3] = [Format::Text, Format::JsonLines, Format::Parquet];
+
+    fn name(self) -> &'static str {
+        match self {
+            Format::Text => "text",
+            Format::JsonLines => "jsonl",
+            Format::Parquet => "parquet",
+        }
+    }
+
+    /// The format that a file's name says; what it does not say is text.
+    fn of(path: &Path) -> Format {
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_lowercase();
+        let name = name.strip_suffix(".gz").unwrap_or(&name);
+        match name.rsplit_once('.').map(|(_, extension)| extension) {
+            Some("jsonl" | "ndjson" | "json") => Format::JsonLines,
+            Some("parquet" | "pq") => Format::Parquet,
+            _ => Format::Text,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Format {
+    type Err = DataError;
+    fn from_str(name: &str) -> Result<Format, DataError> {
+        let known = Format::ALL.into_iter().find(|format| format.name() == name);
+        known.ok_or_else(|| DataError::Argument {
+            what: "format",
+            value: name.to_owned(),
+            allowed: "text, jsonl or parquet".to_owned(),
+        })
+    }
+}
+
+/// How many bytes of a file were read.
+pub(super) type Count = Rc<Cell<u64>>;
+
+/// A file of texts.
+#[derive(Clone, Debug)]
+pub(super) struct Input {
+    pub(super) path: Arc<Path>,
+    pub(super) format: Format,
+}
+
+impl Input {
+    pub(super) fn of(path: &Path, format: Option<Format>) -> Input {
+        Input {
+            path: path.into(),
+            format: format.unwrap_or_else(|| Format::of(path)),
+        }
+    }
+
+    /// The file's content, decompressed where its name ends in `.gz`, and the count of the file's bytes that were read.
+    pub(super) fn open(&self) -> Result<(Box<dyn Read>, Count), DataError> {
+        let file = File::open(&self.path).map_err(DataError::io("open", &self.path))?;
+        let count = Count::default();
+        let counted = BufReader::new(Counted {
+            from: file,
+            count: count.clone(),
+        });
+        let content: Box<dyn Read> = match self.path.extension() {
+            Some(extension) if extension.eq_ignore_ascii_case("gz") => Box::new(MultiGzDecoder::new(counted)),
+            _ => Box::new(counted),
+        };
+        Ok((content, count))
+    }
+}
+
+struct Counted {
+    from: File,
+    count: Count,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(buffer)?;
+        self.count.set(self.count.get() + read as u64);
+        Ok(read)
+    }
+}
+
+/// Where in its file a part of a document stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// From this byte of the text on.
+    Byte(u64),
+    /// In this line, from 1 on.
+    Line(u64),
+    /// In this row, from 1 on.
+    Row(u64),
+}
+
+impl Place {
+    /// The part `at` bytes further on, as an error names it.
+    pub(super) fn value(self, at: usize) -> (&'static str, String) {
+        match self {
+            Place::Byte(start) => ("byte", (start + at as u64).to_string()),
+            Place::Line(line) => ("line", line.to_string()),
+            Place::Row(row) => ("row", row.to_string()),
+        }
+    }
+}
+
+/// Part of a document, or all of it.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) place: Place,
+    pub(super) content: Content,
+    /// Whether it is the first part of its document, and whether it is the last.
+    pub(super) begins: bool,
+    pub(super) ends: bool,
+}
+
+/// What is known of a part before it is tokenized.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// Its text.
+    Text(Vec<u8>),
+    /// A line of JSON, whose field is its text.
+    Line(Vec<u8>),
+}
+
+impl Content {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Content::Text(bytes) | Content::Line(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// Parts of one file, one after another: what a thread tokenizes at a time.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) path: Arc<Path>,
+    pub(super) parts: Vec<Part>,
+    /// Bytes of the file that were read for it.
+    pub(super) input_bytes: u64,
+}

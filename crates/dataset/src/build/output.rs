@@ -1,0 +1,225 @@
+//! Writes datasets: first under names of their own, then all of them under those that were asked for.
+
+use super::encode::{Encoded, EncodedPart};
+use super::split::Split;
+use super::{Build, Built};
+use crate::error::DataError;
+use crate::index::{IndexBuilder, TokenType};
+use crate::sidecar::{Sidecar, with_suffix};
+use crate::tokenizer::Tokenizer;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+/// How the tokens of a tokenizer are stored.
+pub(super) fn token_type(tokenizer: &Tokenizer) -> TokenType {
+    TokenType::for_vocabulary(tokenizer.vocabulary())
+}
+
+/// The datasets of a build. What is not complete is removed with it.
+pub(super) struct Outputs {
+    /// For each set of the split; none where it has no share.
+    datasets: Vec<Option<Output>>,
+    /// The folder of the tokenizer's files, if there are any.
+    tokenizer: Option<Renamed>,
+    /// The set of the document that is being written.
+    open: usize,
+    token_type: TokenType,
+}
+
+impl Outputs {
+    pub(super) fn create(request: &Build) -> Result<Outputs, DataError> {
+        let prefixes: Vec<Option<PathBuf>> = match request.split {
+            None => vec![Some(request.output.clone())],
+            Some(split) => (0..Split::NAMES.len())
+                .map(|set| {
+                    split
+                        .has(set)
+                        .then(|| with_name(&request.output, Split::NAMES[set]))
+                })
+                .collect(),
+        };
+        let files = prefixes
+            .iter()
+            .flatten()
+            .flat_map(|prefix| ["bin", "json", "idx"].map(|extension| with_suffix(prefix, extension)));
+        let folder =
+            (!request.tokenizer.files().is_empty()).then(|| with_suffix(&request.output, "tokenizer"));
+        let exists = |path: &PathBuf| !request.overwrite && path.exists();
+        if let Some(path) = files.chain(folder.clone()).find(exists) {
+            return Err(DataError::Exists(path));
+        }
+        if let Some(parent) = request.output.parent() {
+            fs::create_dir_all(parent).map_err(DataError::io("create", parent))?;
+        }
+        let create = |prefix: Option<PathBuf>| prefix.map(Output::create).transpose();
+        Ok(Outputs {
+            datasets: prefixes.into_iter().map(create).collect::<Result<_, _>>()?,
+            tokenizer: folder.map(Renamed::new),
+            open: 0,
+            token_type: token_type(&request.tokenizer),
+        })
+    }
+
+    pub(super) fn write(&mut self, encoded: Encoded) -> Result<(), DataError> {
+        let mut rest = encoded.bytes.as_slice();
+        let width = self.token_type.width();
+        for part in encoded.parts {
+            self.open = part.set.unwrap_or(self.open);
+            // A count of tokens that are in memory.
+            let bytes = rest.split_off(..usize::try_from(part.tokens).unwrap_or(0) * width);
+            // A document only goes to a set with a share.
+            if let (Some(bytes), Some(Some(output))) = (bytes, self.datasets.get_mut(self.open)) {
+                output.write(bytes, &part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what describes the datasets, and gives all files their names.
+    pub(super) fn complete(self, tokenizer: &Tokenizer) -> Result<Vec<Built>, DataError> {
+        let mut described = Vec::new();
+        let folder = self.tokenizer.as_ref().map(|folder| folder.name.clone());
+        let name = folder.as_ref().and_then(|folder| folder.file_name());
+        let mut outputs: Vec<Output> = self.datasets.into_iter().flatten().collect();
+        for output in &mut outputs {
+            let sidecar = Sidecar {
+                tokenizer: tokenizer.name().to_owned(),
+                tokenizer_files: name.map(|name| name.to_string_lossy().into_owned()),
+                tokenizer_sha256: tokenizer.sha256().map(str::to_owned),
+                vocabulary: tokenizer.vocabulary(),
+                end_of_document: tokenizer.end_of_document(),
+                tokens: output.index.totals().0,
+                documents: output.index.totals().1,
+                sha256: hex::encode(output.digest.finalize_reset()),
+            };
+            output.finish(&sidecar, self.token_type)?;
+            described.push(Built {
+                path: output.prefix.clone(),
+                text_bytes: output.text_bytes,
+                sidecar,
+            });
+        }
+        if let Some(folder) = self.tokenizer {
+            folder.fill(tokenizer.files())?;
+            folder.rename()?;
+        }
+        for output in outputs {
+            // The index last: without it there is no dataset.
+            for file in [output.bin, output.json, output.idx] {
+                file.rename()?;
+            }
+        }
+        Ok(described)
+    }
+}
+
+/// `<prefix>-<name>`.
+fn with_name(prefix: &Path, name: &str) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push("-");
+    path.push(name);
+    PathBuf::from(path)
+}
+
+/// One dataset that is being written.
+struct Output {
+    prefix: PathBuf,
+    bin: Renamed,
+    json: Renamed,
+    idx: Renamed,
+    out: BufWriter<File>,
+    digest: Sha256,
+    index: IndexBuilder,
+    /// Tokens of the document that has not ended yet.
+    open: u64,
+    text_bytes: u64,
+}
+
+impl Output {
+    fn create(prefix: PathBuf) -> Result<Output, DataError> {
+        let [bin, json, idx] = ["bin", "json", "idx"].map(|e| Renamed::new(with_suffix(&prefix, e)));
+        let out = BufWriter::new(File::create(&bin.partial).map_err(DataError::io("create", &bin.partial))?);
+        Ok(Output {
+            prefix,
+            bin,
+            json,
+            idx,
+            out,
+            digest: Sha256::new(),
+            index: IndexBuilder::default(),
+            open: 0,
+            text_bytes: 0,
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8], part: &EncodedPart) -> Result<(), DataError> {
+        self.digest.update(bytes);
+        self.out
+            .write_all(bytes)
+            .map_err(DataError::io("write", &self.bin.partial))?;
+        self.open += part.tokens;
+        self.text_bytes += part.text_bytes;
+        if part.ends {
+            self.index.push_document(self.open);
+            self.open = 0;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, sidecar: &Sidecar, token_type: TokenType) -> Result<(), DataError> {
+        let (bin, json, idx) = (&self.bin.partial, &self.json.partial, &self.idx.partial);
+        self.out.flush().map_err(DataError::io("write", bin))?;
+        let index = File::create(idx).map_err(DataError::io("create", idx))?;
+        self.index
+            .write(index, token_type)
+            .map_err(DataError::io("write", idx))?;
+        let text = serde_json::to_string_pretty(sidecar)
+            .map_err(|e| DataError::malformed(json, "description", e, "a description that JSON can hold"))?;
+        fs::write(json, text + "\n").map_err(DataError::io("write", json))
+    }
+}
+
+/// A file or folder that gets its name when it is complete. Dropped before, it is removed.
+struct Renamed {
+    partial: PathBuf,
+    name: PathBuf,
+}
+
+impl Renamed {
+    fn new(name: PathBuf) -> Renamed {
+        let partial = with_suffix(&name, "partial");
+        Renamed { partial, name }
+    }
+
+    /// Makes it a folder with these files.
+    fn fill(&self, files: &[(String, Vec<u8>)]) -> Result<(), DataError> {
+        let partial = &self.partial;
+        // What an earlier build has left.
+        let _ = fs::remove_dir_all(partial);
+        fs::create_dir_all(partial).map_err(DataError::io("create", partial))?;
+        for (name, content) in files {
+            let path = partial.join(name);
+            fs::write(&path, content).map_err(DataError::io("write", &path))?;
+        }
+        Ok(())
+    }
+
+    fn rename(self) -> Result<(), DataError> {
+        if self.partial.is_dir() && self.name.exists() {
+            // A folder does not replace one that has files.
+            fs::remove_dir_all(&self.name).map_err(DataError::io("replace", &self.name))?;
+        }
+        fs::rename(&self.partial, &self.name).map_err(DataError::io("rename", &self.partial))
+    }
+}
+
+impl Drop for Renamed {
+    fn drop(&mut self) {
+        // Nothing is there where it was renamed, or not begun.
+        if fs::remove_file(&self.partial).is_err() {
+            let _ = fs::remove_dir_all(&self.partial);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! One thread reads, several tokenize, and the caller's writes, in the order of the documents. Queues are bounded, and nothing waits for a thread
+//! that has ended: a channel whose other end is gone says so.
+
+use super::batches::Stop;
+use super::encode::{Encoded, Encoding};
+use super::input::{Batch, Input};
+use super::read::{Reading, read};
+use crate::error::DataError;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// What comes of a batch.
+type Outcome = Result<Encoded, DataError>;
+
+/// A batch, and where its outcome goes.
+struct Task {
+    batch: Batch,
+    to: SyncSender<Outcome>,
+}
+
+/// An outcome to come, and the file that it is of.
+struct Promise {
+    path: Arc<Path>,
+    from: Receiver<Outcome>,
+}
+
+/// Reads, tokenizes with so many threads, and writes. Of several errors it is that of the earliest document, so that it is the
+/// same for every number of threads.
+pub(super) fn run(
+    inputs: &[Input],
+    encoding: &Encoding,
+    threads: usize,
+    mut write: impl FnMut(Encoded) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    let reading = Reading {
+        field: encoding.field,
+        whole_documents: encoding.encoder.takes_whole_documents(),
+    };
+    // One batch in hand and one waiting for each thread.
+    let (tasks, next_task) = sync_channel::<Task>(threads);
+    let (promises, next_promise) = sync_channel::<Promise>(2 * threads);
+    let next_task = Mutex::new(next_task);
+    thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            read(inputs, reading, &mut |batch| {
+                let (to, from) = sync_channel(1);
+                let path = batch.path.clone();
+                tasks.send(Task { batch, to }).is_ok() && promises.send(Promise { path, from }).is_ok()
+            })
+        });
+        let workers: Vec<_> = (0..threads)
+            .map(|_| scope.spawn(|| work(&next_task, encoding)))
+            .collect();
+        let written = next_promise.iter().try_for_each(|promise| {
+            // The thread that has the batch answers, or ends and drops its sender.
+            let outcome = promise.from.recv();
+            write(outcome.map_err(|_| DataError::Tokenizer(promise.path.to_path_buf()))??)
+        });
+        // Now the reader ends, and with it the workers.
+        drop(next_promise);
+        let read = reader.join();
+        // A worker that failed has left its batch without an outcome, or had none.
+        workers.into_iter().for_each(|worker| drop(worker.join()));
+        written?;
+        match read {
+            Ok(Ok(()) | Err(Stop::NotWanted)) => Ok(()),
+            Ok(Err(Stop::Failed(error))) => Err(error),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+fn work(next_task: &Mutex<Receiver<Task>>, encoding: &Encoding) {
+    loop {
+        // The lock is held while waiting: the others wait for it instead.
+        let task = next_task.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(Task { batch, to }) = task else { return };
+        // A writer that is gone wants nothing more; the reader ends then.
+        let _ = to.send(encoding.encode(&batch));
+    }
+}

@@ -1,0 +1,254 @@
+//! A tokenizer that comes as a `tokenizer.json`, with the files of the Hugging Face libraries that lie beside it.
+
+use super::published;
+use crate::error::DataError;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::panic::catch_unwind;
+use std::path::Path;
+use tokenizers::tokenizer::DecodeStream;
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
+};
+
+/// The file that says all of a tokenizer.
+pub(super) const JSON: &str = "tokenizer.json";
+/// The file that says which token ends a text.
+pub(super) const CONFIG: &str = "tokenizer_config.json";
+/// What else belongs to a tokenizer, and is copied with it where it is there.
+const OTHERS: [&str; 6] = [
+    CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+/// Bytes of a file of a tokenizer at most: those of today's largest vocabularies have 35 MB.
+const BYTES_MAX: u64 = 256 << 20;
+/// Tokens that end a document in well-known tokenizers: GPT-2's and Qwen's, Llama 3's, Llama 2's and T5's, Gemma's, DeepSeek's.
+const ENDS: [&str; 5] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Which token ends a document.
+pub(super) enum End<'a> {
+    /// The one that the tokenizer's files name, or a well-known one.
+    OfTokenizer,
+    /// The token of this text.
+    Text(&'a str),
+    /// The token of this id.
+    Id(u32),
+}
+
+/// A tokenizer of the Hugging Face libraries.
+pub struct TokenizerFile {
+    inner: Tokenizer,
+    files: Vec<(String, Vec<u8>)>,
+    sha256: String,
+    vocabulary: u32,
+    end: (String, u32),
+}
+
+impl fmt::Debug for TokenizerFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TokenizerFile {
+            sha256,
+            vocabulary,
+            end,
+            ..
+        } = self;
+        write!(
+            f,
+            "TokenizerFile {{ sha256: {sha256}, vocabulary: {vocabulary}, end: {end:?} }}"
+        )
+    }
+}
+
+impl TokenizerFile {
+    pub(super) fn read(path: &Path, end: &End) -> Result<TokenizerFile, DataError> {
+        let json = bounded(path)?;
+        let bad = |error: tokenizers::Error| {
+            DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
+        };
+        // The library panics at some files that are malformed.
+        let read = catch_unwind(|| Tokenizer::from_bytes(&json));
+        let failed = || bad("its reader has failed, as is said above".into());
+        let mut inner = read.map_err(|_| failed())?.map_err(bad)?;
+        // A training set has texts as they are: neither cut nor filled up.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(bad)?;
+        inner.set_encode_special_tokens(true);
+        if let ModelWrapper::BPE(model) = inner.get_model()
+            && let Some(dropout) = model.dropout.filter(|dropout| *dropout > 0.0)
+        {
+            let allowed = "none: the tokens of a text would be others each time";
+            return Err(DataError::malformed(path, "model.dropout", dropout, allowed));
+        }
+        let greatest = inner.get_vocab(true).into_values().max();
+        let vocabulary = greatest
+            .and_then(|id| id.checked_add(1))
+            .filter(|n| i32::try_from(*n).is_ok());
+        let Some(vocabulary) = vocabulary else {
+            let found = greatest.map_or("none".to_owned(), |id| id.to_string());
+            return Err(DataError::malformed(
+                path,
+                "greatest token id",
+                found,
+                format!("below {}", i32::MAX),
+            ));
+        };
+        let mut files = vec![(JSON.to_owned(), json)];
+        for name in OTHERS {
+            let beside = path.with_file_name(name);
+            if beside.is_file() {
+                files.push((name.to_owned(), bounded(&beside)?));
+            }
+        }
+        let sha256 = hex::encode(Sha256::digest(&files[0].1));
+        let end = end_of_document(&inner, path, &files, end)?;
+        Ok(TokenizerFile {
+            inner,
+            files,
+            sha256,
+            vocabulary,
+            end,
+        })
+    }
+
+    pub(super) fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    pub(super) fn end_of_document(&self) -> u32 {
+        self.end.1
+    }
+
+    pub(super) fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    pub(super) fn files(&self) -> &[(String, Vec<u8>)] {
+        &self.files
+    }
+
+    /// Its files, and a description for the Hugging Face libraries where there is none among them.
+    pub(super) fn published(&self, longest: u32) -> Vec<(String, Vec<u8>)> {
+        let mut files = self.files.clone();
+        if !files.iter().any(|(name, _)| name == CONFIG) {
+            let config = published::tokenizer_config(&self.end.0, longest);
+            files.push((CONFIG.to_owned(), config.to_string().into_bytes()));
+        }
+        files
+    }
+
+    /// For the text of tokens that come one by one; tokens of control have none.
+    pub(super) fn decoder(&self) -> FileDecoder<'_> {
+        FileDecoder(self.inner.decode_stream(true))
+    }
+
+    /// The tokens of a text, with those that the tokenizer puts around each text, as one that begins it.
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
+        let encoded = self.inner.encode_fast(text, true).map_err(|e| e.to_string())?;
+        let ids = encoded.get_ids().to_vec();
+        // What is put around a text need not be in the vocabulary.
+        match ids.iter().find(|id| **id >= self.vocabulary) {
+            Some(id) => Err(format!(
+                "token {id} is not in its vocabulary of {}",
+                self.vocabulary
+            )),
+            None => Ok(ids),
+        }
+    }
+}
+
+/// Texts of tokens that come one by one.
+pub(super) struct FileDecoder<'a>(
+    DecodeStream<
+        'a,
+        ModelWrapper,
+        NormalizerWrapper,
+        PreTokenizerWrapper,
+        PostProcessorWrapper,
+        DecoderWrapper,
+    >,
+);
+
+impl FileDecoder<'_> {
+    pub(super) fn push(&mut self, token: u32) -> Vec<u8> {
+        // What is no token has no text.
+        let text = self.0.step(token).ok().flatten();
+        text.map_or(Vec::new(), String::into_bytes)
+    }
+}
+
+fn bounded(path: &Path) -> Result<Vec<u8>, DataError> {
+    let file = File::open(path).map_err(DataError::io("open", path))?;
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(DataError::io("read", path))?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(DataError::malformed(
+            path,
+            "bytes",
+            format!("more than {BYTES_MAX}"),
+            format!("at most {BYTES_MAX}"),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// The token that ends a document: its text and its id.
+fn end_of_document(
+    inner: &Tokenizer,
+    path: &Path,
+    files: &[(String, Vec<u8>)],
+    end: &End,
+) -> Result<(String, u32), DataError> {
+    let known = |text: &str| Some((text.to_owned(), inner.token_to_id(text)?));
+    let (found, value) = match end {
+        End::Text(text) => (known(text), *text),
+        End::Id(id) => (inner.id_to_token(*id).map(|text| (text, *id)), "of the dataset"),
+        End::OfTokenizer => {
+            let named = files
+                .iter()
+                .find(|(name, _)| name == CONFIG)
+                .and_then(|(_, config)| eos_token(config));
+            let by_name = named.as_deref().and_then(known);
+            let by_id = || {
+                let config = bounded(&path.with_file_name("config.json")).ok()?;
+                let id = eos_token_id(&config)?;
+                Some((inner.id_to_token(id)?, id))
+            };
+            let usual = || ENDS.iter().find_map(|text| known(text));
+            (by_name.or_else(by_id).or_else(usual), "not known")
+        }
+    };
+    found.ok_or_else(|| {
+        let allowed = "a token of the tokenizer; --end-of-document names it by its text";
+        DataError::malformed(path, "end of document", value, allowed)
+    })
+}
+
+/// `eos_token` of a `tokenizer_config.json`: a text, or a mapping that has it.
+fn eos_token(config: &[u8]) -> Option<String> {
+    let config: Value = serde_json::from_slice(config).ok()?;
+    let token = &config["eos_token"];
+    Some(token.as_str().or_else(|| token["content"].as_str())?.to_owned())
+}
+
+/// `eos_token_id` of a `config.json`: an id, or several, of which the first is that of a document.
+fn eos_token_id(config: &[u8]) -> Option<u32> {
+    let config: Value = serde_json::from_slice(config).ok()?;
+    let id = &config["eos_token_id"];
+    let id = id.as_u64().or_else(|| id[0].as_u64())?;
+    u32::try_from(id).ok()
+}

@@ -1,0 +1,166 @@
+use super::{NoTokens, Tokenizer};
+
+#[test]
+fn gpt2_tokens_are_those_of_the_published_tokenizer() {
+    let encoder = Tokenizer::Gpt2.encoder().unwrap();
+    assert_eq!(encoder.encode(b"Hello world").unwrap(), [15496, 995]);
+    assert_eq!(
+        encoder.encode(b"In the beginning\n\n").unwrap(),
+        [818, 262, 3726, 628]
+    );
+    assert!(
+        encoder
+            .encode(b"<|endoftext|>")
+            .unwrap()
+            .iter()
+            .all(|t| *t < 50_256)
+    );
+    assert_eq!(encoder.encode(b"ok \xff"), Err(NoTokens::NotUtf8(3)));
+    assert_eq!(Tokenizer::Gpt2.vocabulary(), 50_257);
+}
+
+#[test]
+fn byte_tokens_are_the_bytes() {
+    let encoder = Tokenizer::Byte.encoder().unwrap();
+    assert_eq!(encoder.encode(&[0, 255, b'a']).unwrap(), [0, 255, 97]);
+    assert_eq!(Tokenizer::Byte.vocabulary(), 257);
+    let unknown = Tokenizer::open("bytes", None).unwrap_err().to_string();
+    assert!(unknown.contains("bytes — byte, gpt2, or the path"), "{unknown}");
+    let other_end = Tokenizer::open("byte", Some("</s>")).unwrap_err().to_string();
+    assert!(
+        other_end.contains("</s> — none with the tokenizer byte"),
+        "{other_end}"
+    );
+}
+
+/// The text of tokens that come one by one.
+fn text_of(encoder: &super::Encoder, tokens: &[u32]) -> Vec<u8> {
+    let mut decoder = encoder.decoder();
+    tokens.iter().flat_map(|token| decoder.push(*token)).collect()
+}
+
+#[test]
+fn tokens_are_decoded_to_the_text_they_came_from() {
+    let text = "In the beginning,\n\u{2014} \u{1F600} caf\u{e9}".as_bytes();
+    for own in [Tokenizer::Byte, Tokenizer::Gpt2] {
+        let folder = tempfile::tempdir().unwrap();
+        publish(&own, folder.path());
+        let read = Tokenizer::open(folder.path().to_str().unwrap(), None).unwrap();
+        for tokenizer in [own, read] {
+            let encoder = tokenizer.encoder().unwrap();
+            let tokens = encoder.encode(text).unwrap();
+            assert_eq!(text_of(&encoder, &tokens), text, "{tokenizer}");
+            for none in [tokenizer.end_of_document(), tokenizer.vocabulary(), u32::MAX] {
+                assert!(text_of(&encoder, &[none]).is_empty(), "{tokenizer} {none}");
+            }
+        }
+    }
+}
+
+/// Writes what is published of a tokenizer into a folder.
+fn publish(tokenizer: &Tokenizer, folder: &std::path::Path) {
+    for (name, content) in tokenizer.published(1024).unwrap() {
+        std::fs::write(folder.join(name), content).unwrap();
+    }
+}
+
+#[test]
+fn what_is_published_of_a_tokenizer_gives_the_same_tokens_in_the_hugging_face_library() {
+    let text = "In the beginning  God created\n\n\tthe heaven's 12 345and\n  the earth.\nAnd so on\u{3000}\nx \u{e9}\u{1F600} <|endoftext|>\n";
+    for own in [Tokenizer::Byte, Tokenizer::Gpt2] {
+        let folder = tempfile::tempdir().unwrap();
+        publish(&own, folder.path());
+        let read = Tokenizer::open(folder.path().to_str().unwrap(), None).unwrap();
+        assert_eq!(read.vocabulary(), own.vocabulary());
+        assert_eq!(read.end_of_document(), own.end_of_document());
+        let tokens = |tokenizer: &Tokenizer| tokenizer.encoder().unwrap().encode(text.as_bytes()).unwrap();
+        assert_eq!(tokens(&read), tokens(&own), "{own}");
+    }
+}
+
+/// A tokenizer of three words that puts a token before each text, with the files that are given beside it.
+fn words(beside: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let special = |id: u32, content: &str| {
+        serde_json::json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true })
+    };
+    let begin = serde_json::json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } });
+    let text = serde_json::json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let words = serde_json::json!({ "<unk>": 0, "good": 1, "day": 2, "<s>": 3, "</s>": 4, "<|im_end|>": 9 });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(3, "<s>"), special(4, "</s>"), special(9, "<|im_end|>")],
+        "normalizer": { "type": "Lowercase" },
+        "pre_tokenizer": { "type": "Whitespace" },
+        "post_processor": { "type": "TemplateProcessing", "single": [begin, text], "pair": [text, text],
+            "special_tokens": { "<s>": { "id": "<s>", "ids": [3], "tokens": ["<s>"] } } },
+        "decoder": null,
+        "model": { "type": "WordLevel", "vocab": words, "unk_token": "<unk>" },
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    for (name, content) in beside {
+        std::fs::write(folder.path().join(name), content).unwrap();
+    }
+    folder
+}
+
+fn open(folder: &tempfile::TempDir, end: Option<&str>) -> Result<Tokenizer, crate::DataError> {
+    Tokenizer::open(folder.path().join("tokenizer.json").to_str().unwrap(), end)
+}
+
+#[test]
+fn a_tokenizer_file_gives_its_tokens_and_those_around_a_text_and_a_text_is_never_control() {
+    let tokenizer = open(&words(&[]), None).unwrap();
+    // Ids have gaps: all are below the vocabulary.
+    assert_eq!(tokenizer.vocabulary(), 10);
+    let encoder = tokenizer.encoder().unwrap();
+    assert_eq!(encoder.encode(b"Good day").unwrap(), [3, 1, 2]);
+    let spelled = encoder.encode(b"</s>").unwrap();
+    assert!(!spelled.contains(&4), "{spelled:?}");
+    assert_eq!(encoder.encode(b"a\xff"), Err(NoTokens::NotUtf8(1)));
+}
+
+#[test]
+fn the_end_of_a_document_is_the_one_asked_for_or_named_beside_or_a_well_known_one() {
+    let by_name = (
+        "tokenizer_config.json",
+        r#"{"eos_token": {"content": "<|im_end|>"}}"#,
+    );
+    let by_id = ("config.json", r#"{"eos_token_id": [9, 4]}"#);
+    for (beside, asked, want) in [
+        (&[][..], None, 4),
+        (&[by_name], None, 9),
+        (&[by_id], None, 9),
+        (&[("config.json", r#"{"eos_token_id": 3}"#)], None, 3),
+        (
+            &[("tokenizer_config.json", r#"{"eos_token": "<s>"}"#), by_id],
+            None,
+            3,
+        ),
+        // What is named is not in the vocabulary, or is no token at all: the next place counts.
+        (&[("tokenizer_config.json", r#"{"eos_token": "<end>"}"#)], None, 4),
+        (&[("tokenizer_config.json", "?")], None, 4),
+        (&[by_name], Some("<s>"), 3),
+    ] {
+        let end = open(&words(beside), asked).unwrap().end_of_document();
+        assert_eq!(end, want, "{beside:?}, {asked:?}");
+    }
+    let unknown = open(&words(&[]), Some("<end>")).unwrap_err().to_string();
+    assert!(
+        unknown.contains("end of document: <end> — a token of the tokenizer"),
+        "{unknown}"
+    );
+}
+
+#[test]
+fn what_is_no_tokenizer_is_refused_by_name() {
+    let folder = words(&[]);
+    let path = folder.path().join("tokenizer.json");
+    // The library panics at the second.
+    for malformed in ["{}", "{\"decoder\":"] {
+        std::fs::write(&path, malformed).unwrap();
+        let error = open(&folder, None).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json: tokenizer: "), "{error}");
+    }
+}
