@@ -58,6 +58,19 @@ impl Rig {
     }
 }
 
+impl Rig {
+    /// How long before the worker's end the members are armed for the plan without it.
+    fn left_when_armed(&mut self, end: Time) -> Duration {
+        while self.now < end {
+            self.train_both(Duration::from_millis(100));
+            if self.is_armed_for_2() {
+                return end.since(self.now);
+            }
+        }
+        panic!("nobody is armed before the worker goes: {:?}", self.events);
+    }
+}
+
 #[test]
 fn a_worker_that_goes_at_a_known_time_is_planned_around_when_that_is_near() {
     let mut rig = Rig::goes_in(LEAD * 3);
@@ -79,12 +92,7 @@ fn members_are_armed_no_earlier_than_the_switch_needs() {
     let mut rig = Rig::goes_in(LEAD * 2);
     let end = rig.now.after(LEAD * 2);
     rig.train_both(Duration::from_millis(200));
-    let mut armed = None;
-    while armed.is_none() && rig.now < end {
-        rig.train_both(Duration::from_millis(100));
-        armed = rig.is_armed_for_2().then(|| end.since(rig.now));
-    }
-    let left = armed.expect("it is armed before the worker goes");
+    let left = rig.left_when_armed(end);
     assert!(left <= Duration::from_secs(6), "{left:?} before the end");
     assert!(left >= Duration::from_millis(900), "{left:?} before the end");
     assert_eq!(rig.fenced_because(), None);
@@ -96,12 +104,7 @@ fn a_short_notice_is_planned_for_at_once_and_used_to_its_end() {
     let end = rig.now.after(LEAD / 2);
     rig.train_both(Duration::from_millis(200));
     assert!(rig.is_changing());
-    let mut armed = None;
-    while armed.is_none() && rig.now < end {
-        rig.train_both(Duration::from_millis(100));
-        armed = rig.is_armed_for_2().then(|| end.since(rig.now));
-    }
-    let left = armed.expect("it is armed before the worker goes");
+    let left = rig.left_when_armed(end);
     assert!(left <= Duration::from_secs(3), "{left:?} before the end");
 }
 
