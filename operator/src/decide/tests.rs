@@ -323,6 +323,7 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
 fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_notice() {
     let mut observed = observed(2);
     observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[])));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     let deleted = |number, grace: i64| ObservedPod {
         deleting: true,
         deleted_at: Some(NOW - 1),
