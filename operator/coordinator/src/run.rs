@@ -1,5 +1,7 @@
 //! One coordinator, from its start to its end: it waits for its turn, runs the job's run, and reports.
 
+mod told;
+
 use crate::error::Error;
 use crate::health;
 use crate::metrics::{Metrics, Recoveries};
@@ -8,15 +10,15 @@ use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
 use kube::{Api, Client};
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use told::Told;
 use varuna_api::crd::{RecordSpec, RunEnd, RunGoal, RunSpec, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
@@ -218,76 +220,6 @@ impl Lead {
             self.messages.resumed(sentence);
         }
     }
-}
-
-/// Which orders were passed on.
-#[derive(Default)]
-struct Told {
-    goal: Option<RunGoal>,
-    save_at: Option<String>,
-    steps: u64,
-    leaving: BTreeSet<String>,
-    ends_at: BTreeMap<String, i64>,
-    ended: BTreeSet<String>,
-    domains: BTreeMap<String, String>,
-}
-
-impl Told {
-    /// Passes on what was not passed on yet. A worker that is told of twice was away in between.
-    fn tell(&mut self, spec: &RunSpec, control: &Control) {
-        if self.goal != Some(spec.goal) {
-            // If a channel is full, it was asked before; if it is closed, the coordinator has ended.
-            match spec.goal {
-                RunGoal::Save => drop(control.save.try_send(())),
-                RunGoal::Stop => drop(control.stop.try_send(())),
-                RunGoal::Run | RunGoal::None => {}
-            }
-            self.goal = Some(spec.goal);
-        }
-        if spec.save_at.is_some() && spec.save_at != self.save_at {
-            // If the channel is full, one is ordered already.
-            let _ = control.save.try_send(());
-        }
-        self.save_at.clone_from(&spec.save_at);
-        // If the channel is full, the next orders tell it again.
-        if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
-            self.steps = spec.steps;
-        }
-        if spec.domains != self.domains && control.domains.try_send(spec.domains.clone()).is_ok() {
-            self.domains.clone_from(&spec.domains);
-        }
-        let notices = [
-            (
-                &spec.leaving,
-                &mut self.leaving,
-                (|name| WorkerNotice::Leaving(name, None)) as fn(String) -> _,
-            ),
-            (&spec.ended, &mut self.ended, WorkerNotice::Ended),
-        ];
-        self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
-        for (name, at) in &spec.ends_at {
-            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
-            // If the channel is full, the next orders tell it again.
-            if self.ends_at.get(name) != Some(at) && control.notices.try_send(notice).is_ok() {
-                self.ends_at.insert(name.clone(), *at);
-            }
-        }
-        for (names, known, notice) in notices {
-            known.retain(|name| names.contains(name));
-            for name in names {
-                // If the channel is full, the next orders tell it again.
-                if !known.contains(name) && control.notices.try_send(notice(name.clone())).is_ok() {
-                    known.insert(name.clone());
-                }
-            }
-        }
-    }
-}
-
-/// The time until a moment in seconds since 1970; none where it is over.
-fn time_until(at: i64, now: SystemTime) -> Duration {
-    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at.try_into().unwrap_or(0));
-    at.duration_since(now).unwrap_or_default()
 }
 
 /// Recoveries as they are seen in views.

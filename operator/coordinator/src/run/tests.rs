@@ -1,5 +1,9 @@
+use super::told::time_until;
 use super::*;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
 use tokio::sync::mpsc::{Receiver, channel};
+use varuna_coordinator::WorkerNotice;
 
 /// A coordinator's handle whose orders nobody carries out, and what it is told of nodes.
 fn control() -> (Control, Receiver<BTreeMap<String, String>>) {

@@ -1,0 +1,76 @@
+//! Which orders were passed on to the coordinator.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+use varuna_api::crd::{RunGoal, RunSpec};
+use varuna_coordinator::{Control, WorkerNotice};
+
+/// Which orders were passed on.
+#[derive(Default)]
+pub(super) struct Told {
+    goal: Option<RunGoal>,
+    save_at: Option<String>,
+    steps: u64,
+    leaving: BTreeSet<String>,
+    ends_at: BTreeMap<String, i64>,
+    ended: BTreeSet<String>,
+    domains: BTreeMap<String, String>,
+}
+
+impl Told {
+    /// Passes on what was not passed on yet. A worker that is told of twice was away in between.
+    pub(super) fn tell(&mut self, spec: &RunSpec, control: &Control) {
+        if self.goal != Some(spec.goal) {
+            // If a channel is full, it was asked before; if it is closed, the coordinator has ended.
+            match spec.goal {
+                RunGoal::Save => drop(control.save.try_send(())),
+                RunGoal::Stop => drop(control.stop.try_send(())),
+                RunGoal::Run | RunGoal::None => {}
+            }
+            self.goal = Some(spec.goal);
+        }
+        if spec.save_at.is_some() && spec.save_at != self.save_at {
+            // If the channel is full, one is ordered already.
+            let _ = control.save.try_send(());
+        }
+        self.save_at.clone_from(&spec.save_at);
+        // If the channel is full, the next orders tell it again.
+        if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
+            self.steps = spec.steps;
+        }
+        if spec.domains != self.domains && control.domains.try_send(spec.domains.clone()).is_ok() {
+            self.domains.clone_from(&spec.domains);
+        }
+        let notices = [
+            (
+                &spec.leaving,
+                &mut self.leaving,
+                (|name| WorkerNotice::Leaving(name, None)) as fn(String) -> _,
+            ),
+            (&spec.ended, &mut self.ended, WorkerNotice::Ended),
+        ];
+        self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
+        for (name, at) in &spec.ends_at {
+            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
+            // If the channel is full, the next orders tell it again.
+            if self.ends_at.get(name) != Some(at) && control.notices.try_send(notice).is_ok() {
+                self.ends_at.insert(name.clone(), *at);
+            }
+        }
+        for (names, known, notice) in notices {
+            known.retain(|name| names.contains(name));
+            for name in names {
+                // If the channel is full, the next orders tell it again.
+                if !known.contains(name) && control.notices.try_send(notice(name.clone())).is_ok() {
+                    known.insert(name.clone());
+                }
+            }
+        }
+    }
+}
+
+/// The time until a moment in seconds since 1970; none where it is over.
+pub(super) fn time_until(at: i64, now: SystemTime) -> Duration {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(at.try_into().unwrap_or(0));
+    at.duration_since(now).unwrap_or_default()
+}

@@ -1,0 +1,85 @@
+//! What coordinators are told of workers that go, or have ended.
+
+use super::*;
+
+#[test]
+fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
+    let mut observed = observed(4);
+    let detached = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
+    let workers = with_workers(training(3), &["j-w5-u", "j-w6-u"], &detached);
+    observed.run = Some(all_placed(workers));
+    let leaving = |number| ObservedPod {
+        deleting: true,
+        deleted_at: Some(NOW - 4),
+        ..pod(number, PodPhase::Running)
+    };
+    observed.pods = vec![
+        leaving(1),
+        ended(2, 137, "Error", 1),
+        pod(3, PodPhase::Running),
+        leaving(5),
+        pod(6, PodPhase::Running),
+    ];
+    let desired = decide(&observed);
+    assert!(
+        desired.orders.unwrap().leaving.is_empty(),
+        "it may still say so itself"
+    );
+    assert_eq!(desired.reconcile_in, Some(1));
+    observed.now += 1;
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.leaving, ["j-w5-u"]);
+    assert_eq!(
+        orders.ended,
+        ["j-w2-u", "j-w4-u"],
+        "one has ended, one has no pod any more"
+    );
+    // The coordinator hears of a deletion before the worker does.
+    observed.nodes.insert(
+        "spot".into(),
+        ObservedNode {
+            ready: true,
+            taints: vec!["karpenter.sh/disrupted".into()],
+            conditions: vec![],
+            domain: String::new(),
+        },
+    );
+    observed.pods[4].node = Some("spot".into());
+    let desired = decide(&observed);
+    assert!(deleted(&desired).contains(&"j-w6-u"), "{desired:?}");
+    assert_eq!(desired.orders.unwrap().leaving, ["j-w5-u", "j-w6-u"]);
+    // One that has said so itself, and ones that nobody misses.
+    let snapshot = observed.run.as_mut().unwrap().snapshot.as_mut().unwrap();
+    for worker in &mut snapshot.workers {
+        (worker.draining, worker.pipeline) = (worker.up, None);
+    }
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!((orders.leaving.len(), orders.ended.len()), (0, 0));
+    snapshot_mode(&mut observed, RunMode::Recovering);
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ended, ["j-w2-u", "j-w4-u"], "a recovery may wait for them");
+}
+
+#[test]
+fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_notice() {
+    let mut observed = observed(2);
+    observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[])));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    let deleted = |number, grace: i64| ObservedPod {
+        deleting: true,
+        deleted_at: Some(NOW - 1),
+        gone_by: Some(NOW - 1 + grace),
+        ..pod(number, PodPhase::Running)
+    };
+    observed.pods = vec![deleted(1, 10), deleted(2, 35)];
+    let without = decide(&observed).orders.unwrap();
+    assert!(without.ends_at.is_empty(), "the job states no notice");
+    observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(30);
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 9)]));
+    observed.orders = Some(orders);
+    assert!(decide(&observed).orders.is_none(), "it is told once");
+    observed.pods[0].gone_by = Some(NOW + 2);
+    let sooner = decide(&observed).orders.unwrap().ends_at;
+    assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
+}
