@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use told::Told;
-use varuna_api::crd::{RecordSpec, RunEnd, RunGoal, RunSpec, RunStatus, VarunaRecord};
+use varuna_api::crd::{RecordSpec, RunEnd, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{
-    Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, WorkerNotice, serve_with,
+    Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, serve_with,
 };
 use varuna_plan::Layout;
 

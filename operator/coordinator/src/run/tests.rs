@@ -3,6 +3,7 @@ use super::*;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 use tokio::sync::mpsc::{Receiver, channel};
+use varuna_api::crd::{RunGoal, RunSpec};
 use varuna_coordinator::WorkerNotice;
 
 /// A coordinator's handle whose orders nobody carries out, and what it is told of nodes.
