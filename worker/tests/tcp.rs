@@ -165,11 +165,17 @@ fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order
         (arrived.len() == 3).then_some(())
     });
     assert_eq!(arrived, sent);
-    let mut ended = 0;
-    a.wait(|event| {
-        ended +=
-            usize::from(matches!(event, PeerEvent::GradientSent { to, unit: Unit(4), .. } if to == b.id));
-        (ended == 3).then_some(())
+    gradients_sent(a, b.id, Unit(4), 3);
+}
+
+/// Waits until the peer was told that so many gradients of the unit have gone out.
+fn gradients_sent(from: &Peer, to: WorkerId, of: Unit, count: usize) {
+    let mut sent = 0;
+    from.wait(|event| {
+        let is_one =
+            matches!(event, PeerEvent::GradientSent { to: peer, unit, .. } if peer == to && unit == of);
+        sent += usize::from(is_one);
+        (sent == count).then_some(())
     });
 }
 
@@ -220,12 +226,7 @@ fn gradients_for_a_spare_copy_arrive_with_their_step_and_norm_after_the_copy_and
         (arrived.len() == 3).then_some(())
     });
     assert_eq!(arrived, sent);
-    let mut ended = 0;
-    a.wait(|event| {
-        ended +=
-            usize::from(matches!(event, PeerEvent::GradientSent { to, unit: Unit(4), .. } if to == b.id));
-        (ended == 3).then_some(())
-    });
+    gradients_sent(a, b.id, Unit(4), 3);
 }
 
 #[test]

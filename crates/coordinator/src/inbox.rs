@@ -135,6 +135,12 @@ mod tests {
         };
         assert_eq!(of(&leaving, "w1", true), Some(("leaves", 7)));
         assert_eq!(of(&leaving, "w1", false), None);
+        let within = Some(Duration::from_secs(3));
+        let timed = WorkerNotice::Leaving("w1".into(), within).meaning(WorkerId(7), "w1", true);
+        assert!(
+            matches!(timed, Some(CoordinatorInput::Notice { leaves_in, .. }) if leaves_in == within),
+            "its time is passed on"
+        );
         assert_eq!(of(&ended, "w1", false), Some(("has ended", 7)));
         assert_eq!(of(&ended, "w1", true), None, "its name is used again");
         assert_eq!((of(&leaving, "w2", true), of(&ended, "w2", false)), (None, None));

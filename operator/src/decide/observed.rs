@@ -67,9 +67,10 @@ pub struct ObservedJob {
 }
 
 /// A pod's `status.phase`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PodPhase {
     /// Not started yet.
+    #[default]
     Pending,
     /// At least one container runs.
     Running,
@@ -100,7 +101,7 @@ pub enum ProbeAnswer {
 }
 
 /// A pod of a worker or of a coordinator.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedPod {
     /// Its name.
     pub name: String,

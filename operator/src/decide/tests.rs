@@ -75,21 +75,9 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
     ObservedPod {
         name: format!("j-w{number}-u"),
         number,
-        group: None,
         phase,
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
-        deleting: false,
-        deleted_at: None,
-        gone_by: None,
-        disrupted: None,
-        unschedulable: None,
-        waiting: None,
-        init_failed: None,
-        ended: None,
-        rejected: None,
-        avoids: BTreeSet::new(),
-        made_from: None,
-        image: None,
+        ..ObservedPod::default()
     }
 }
 

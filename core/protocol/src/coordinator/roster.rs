@@ -50,8 +50,8 @@ pub(super) struct Roster {
     /// that looking costs nothing where it is done for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
-    /// When each worker goes whose time is known. Nearly always none, so that looking costs nothing where it is done for every message.
-    leaving: BTreeMap<WorkerId, Time>,
+    /// Those that go at a known time. Nearly always none, so that looking costs nothing where it is done for every message.
+    leaving: BTreeSet<WorkerId>,
     /// Where nodes are, by their names.
     pub(super) domains: BTreeMap<String, String>,
     /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
@@ -64,7 +64,7 @@ impl Roster {
             workers: BTreeMap::new(),
             distrusted: BTreeSet::new(),
             churn,
-            leaving: BTreeMap::new(),
+            leaving: BTreeSet::new(),
             domains: BTreeMap::new(),
             changes: 0,
         }
@@ -171,7 +171,7 @@ impl Roster {
             Some(at) => {
                 let at = worker.leaves_at.map_or(at, |before| before.min(at));
                 worker.leaves_at = Some(at);
-                self.leaving.insert(id, at);
+                self.leaving.insert(id);
             }
             None => {
                 self.changes += u64::from(!worker.has_notice);
@@ -183,8 +183,9 @@ impl Roster {
 
     /// Has those planned around that go within `lead`.
     pub(super) fn remind(&mut self, now: Time, lead: Duration) {
-        for (id, _) in self.leaving.iter().filter(|(_, at)| now.after(lead) >= **at) {
-            if let Some(worker) = self.workers.get_mut(id).filter(|w| !w.has_notice) {
+        let due = |w: &Worker| !w.has_notice && w.leaves_at.is_some_and(|at| now.after(lead) >= at);
+        for id in &self.leaving {
+            if let Some(worker) = self.workers.get_mut(id).filter(|w| due(w)) {
                 worker.has_notice = true;
                 self.changes += 1;
             }
@@ -193,8 +194,8 @@ impl Roster {
 
     /// When the first of those goes whose time is known.
     pub(super) fn first_leaves_at(&self, among: impl Fn(WorkerId) -> bool) -> Option<Time> {
-        let leaving = self.leaving.iter().filter(|(id, _)| among(**id));
-        leaving.map(|(_, at)| *at).min()
+        let leaving = self.leaving.iter().filter(|id| among(**id));
+        leaving.filter_map(|id| self.leaves_at(*id)).min()
     }
 
     /// When the worker goes, where that is known.

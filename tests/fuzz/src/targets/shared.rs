@@ -211,20 +211,8 @@ fn pod(name: String, number: i64) -> ObservedPod {
     ObservedPod {
         name,
         number,
-        group: None,
         phase: PodPhase::Running,
         node: Some("good".into()),
-        deleting: false,
-        deleted_at: None,
-        gone_by: None,
-        disrupted: None,
-        unschedulable: None,
-        waiting: None,
-        init_failed: None,
-        ended: None,
-        rejected: None,
-        avoids: BTreeSet::new(),
-        made_from: None,
-        image: None,
+        ..ObservedPod::default()
     }
 }

@@ -1,0 +1,156 @@
+use super::*;
+use crate::test_job::job;
+use tempfile::TempDir;
+use tokio::sync::mpsc::{Receiver, channel};
+use varuna_checkpoint::{Claim, RateLimit, Store};
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, Step, Unit};
+
+const LAST: StateId = StateId {
+    run_gen: Generation(1),
+    step: Step(9),
+    chain: Chain(7),
+};
+
+/// A store whose checkpoint of the last step was found damaged.
+async fn damaged(folder: &TempDir) -> Checkpointing {
+    let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
+    let job = job(Some(&uri));
+    let store = Store::of_job(&job, "").unwrap().unwrap();
+    let (limit, file) = (RateLimit::new(None), b"no shard".to_vec());
+    store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
+    store.location().refuse(LAST, "it is no shard").await.unwrap();
+    Checkpointing {
+        store,
+        keep: 3,
+        claim: Claim {
+            run: "mine".into(),
+            machine: String::new(),
+            process: 0,
+            started: 0,
+        },
+        ownership: None,
+    }
+}
+
+async fn in_store(store: &Store) -> Vec<StateId> {
+    let listed = store.location().list().await.unwrap();
+    listed.iter().map(|l| l.id).collect()
+}
+
+async fn next_damaged(inbox: &mut Receiver<Inbound>) -> Vec<StateId> {
+    loop {
+        match inbox.recv().await {
+            Some(Inbound::Checkpoints(listing)) if listing.answered => return listing.damaged,
+            Some(_) => {}
+            None => panic!("the watcher has ended"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before() {
+    let folder = TempDir::new().unwrap();
+    let given = damaged(&folder).await;
+    let store = given.store.clone();
+    let (inbound, mut inbox) = channel(4);
+    let watcher = StoreWatcher::start(given, inbound);
+    watcher.list_now();
+    assert_eq!(next_damaged(&mut inbox).await, [LAST]);
+    assert_eq!(in_store(&store).await, [LAST]);
+    watcher.discard(LAST);
+    // One listing may have been under way.
+    let first = next_damaged(&mut inbox).await;
+    assert!(first.is_empty() || next_damaged(&mut inbox).await.is_empty());
+    assert!(
+        in_store(&store).await.is_empty(),
+        "its shard and its mark are gone"
+    );
+    watcher.end().await;
+}
+
+/// The task's state, and what tells it to delete.
+fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
+    let (_, protects) = watch::channel(Vec::new());
+    let (discarded, discards) = watch::channel(None);
+    (Task::new(given, protects, discards), discarded)
+}
+
+#[tokio::test]
+async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
+    let folder = TempDir::new().unwrap();
+    let given = damaged(&folder).await;
+    let other = Claim {
+        run: "other".into(),
+        ..given.claim.clone()
+    };
+    let location = given.store.location().clone();
+    let lease = location.claim(other, |_| false).await.unwrap();
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, None);
+    assert_eq!(task.other_owner(), Some("other"));
+    // It renews its lease, so it lives.
+    let since = Instant::now().checked_sub(varuna_checkpoint::LEASE + 2 * INTERVAL);
+    task.refused = Some((since.unwrap(), "other".into()));
+    assert_eq!(task.own().await, Some(Standing::Taken("other".into())));
+    lease.release().await.unwrap();
+    assert_eq!(task.own().await, Some(Standing::Owner));
+    assert_eq!(task.other_owner(), None);
+}
+
+#[tokio::test]
+async fn only_the_owner_completes_what_lacks_its_manifest() {
+    let folder = TempDir::new().unwrap();
+    let given = damaged(&folder).await;
+    let store = given.store.clone();
+    let (before, limit) = (
+        StateId {
+            step: Step(8),
+            ..LAST
+        },
+        RateLimit::new(None),
+    );
+    for unit in store.layout().all_units() {
+        // As of a store that lost their contents: whoever looks at them marks the checkpoint.
+        let file = b"no shard".to_vec();
+        store.put_shard(before, unit, file, &limit).await.unwrap();
+    }
+    let (mut task, _discarded) = task(given);
+    let within = Duration::from_secs(60);
+    for standing in [
+        None,
+        Some(Standing::Succeeded),
+        Some(Standing::Taken("other".into())),
+    ] {
+        task.standing = standing;
+        assert_eq!(task.usable(true, within).await.unwrap(), (vec![], vec![LAST]));
+    }
+    task.standing = Some(Standing::Owner);
+    assert_eq!(
+        task.usable(true, within).await.unwrap(),
+        (vec![], vec![before, LAST])
+    );
+}
+
+#[tokio::test]
+async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
+    let folder = TempDir::new().unwrap();
+    let given = damaged(&folder).await;
+    let store = given.store.clone();
+    let (mut task, discarded) = task(given);
+    task.verdicts.insert(LAST, false);
+    discarded.send(Some(LAST)).unwrap();
+    for standing in [None, Some(Standing::Taken("other".into()))] {
+        task.standing = standing;
+        task.discard().await.unwrap();
+        assert_eq!(in_store(&store).await, [LAST], "{:?}", task.standing);
+    }
+    task.standing = Some(Standing::Owner);
+    task.discard().await.unwrap();
+    assert!(in_store(&store).await.is_empty());
+    assert!(task.verdicts.is_empty());
+    // The order was carried out: a copy that is found damaged later is another matter.
+    store.location().refuse(LAST, "again").await.unwrap();
+    task.discard().await.unwrap();
+    assert_eq!(in_store(&store).await, [LAST]);
+}

@@ -1,0 +1,95 @@
+use super::*;
+use std::time::Duration;
+
+fn all(share: &Share) -> Vec<f32> {
+    let mut values = Vec::new();
+    share.append(0..share.len(), &mut values);
+    values
+}
+
+#[test]
+fn shares_keep_leases_out_and_the_other_way_round() {
+    let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+    let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
+    assert!(buffer.is_shared() && !buffer.is_leased() && buffer.lease().is_err());
+    drop(one);
+    assert!(buffer.lease().is_err(), "a share is still out");
+    assert_eq!(all(&two), [0.0; 4]);
+    drop(two);
+    let lease = buffer.lease().unwrap();
+    assert!(buffer.is_leased() && !buffer.is_shared() && buffer.share().is_err());
+    drop(lease);
+    assert!(buffer.share().is_ok());
+}
+
+#[test]
+fn who_changes_the_elements_waits_for_the_last_share_and_no_longer_than_its_deadline() {
+    let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+    let after = |time| Instant::now() + time;
+    assert!(buffer.wait_for_shares(Instant::now()).is_ok(), "nobody reads");
+    let (one, two) = (buffer.share().unwrap(), buffer.share().unwrap());
+    let soon = Duration::from_millis(5);
+    assert_eq!(buffer.wait_for_shares(after(soon)), Err(LeaseError::StillRead));
+    let reader = std::thread::spawn(move || drop((one, two)));
+    assert!(buffer.wait_for_shares(after(Duration::from_secs(60))).is_ok());
+    assert!(!buffer.is_shared());
+    reader.join().unwrap();
+}
+
+#[test]
+fn tensors_and_leases_see_the_same_memory_in_turn() {
+    let buffer = FlatBuffer::zeros(20, Device::Cpu).unwrap();
+    let mut whole = buffer.tensor().unwrap();
+    let _ = whole.fill_(1.0);
+    let mut lease = buffer.lease().unwrap();
+    assert!(buffer.lease().is_err(), "one lease at a time");
+    let elsewhere = std::thread::spawn(move || {
+        lease.set(3, &[7.0]);
+        lease
+    });
+    let lease = elsewhere.join().unwrap();
+    assert_eq!(lease.copy(0..20).iter().sum::<f32>(), 26.0);
+    drop(lease);
+    assert!(buffer.lease().is_ok());
+    let view = whole.narrow(0, 3, 1);
+    drop((buffer, whole));
+    assert_eq!(
+        Vec::<f32>::try_from(view).unwrap(),
+        [7.0],
+        "a view keeps the memory alive"
+    );
+}
+
+#[test]
+fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
+    let buffer = FlatBuffer::zeros(3, Device::Apart).unwrap();
+    let mut tensor = buffer.tensor().unwrap();
+    let seen = || Vec::<f32>::try_from(buffer.tensor().unwrap()).unwrap();
+    let _ = tensor.fill_(1.0);
+    let mut lease = buffer.lease().unwrap();
+    assert_eq!(lease.copy(0..3), [1.0; 3]);
+    lease.add(1, &[4.0]);
+    assert_eq!(seen(), [1.0; 3], "the device has memory of its own");
+    drop(lease);
+    buffer.load().unwrap();
+    assert_eq!(seen(), [1.0, 5.0, 1.0]);
+    let one = buffer.share().unwrap();
+    let _ = tensor.fill_(2.0);
+    let two = buffer.share().unwrap();
+    assert_eq!(
+        (all(&one), all(&two)),
+        (vec![1.0, 5.0, 1.0], all(&one)),
+        "nothing moves under a reader"
+    );
+    drop((one, two));
+    assert_eq!(all(&buffer.share().unwrap()), [2.0; 3]);
+}
+
+#[test]
+fn memory_is_aligned_for_vector_instructions() {
+    for len in [0, 1, 16, 17] {
+        let buffer = FlatBuffer::zeros(len, Device::Cpu).unwrap();
+        assert_eq!(buffer.len(), len);
+        assert_eq!(buffer.memory.start.as_ptr() as usize % 64, 0);
+    }
+}
