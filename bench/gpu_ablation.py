@@ -1,0 +1,77 @@
+"""Part `ablation` of bench/gpu.py: steps without one thing at a time."""
+
+import os
+from dataclasses import replace
+
+from common import median, varuna_steps
+from gpu_sides import ELASTIC, LARGE, WARM_UP, manifest, size_of, steps_of
+
+# What a worker can leave out (`varuna-worker --without`), where one process shows its gain, and where it takes boundaries and gradients
+# that go through the host.
+OF_ONE = ("kernels", "ahead", "chunks", "padding", "read-ahead")
+OF_TWO = ("streams", "pinned")
+# Ways of libtorch to compute attention (`varuna-worker --attention`), each against the one that it prefers.
+ATTENTION = ("flash", "cudnn")
+# GPT-2's own vocabulary, which is to be filled up.
+UNPADDED = replace(LARGE, vocabulary=50257)
+
+
+def step_with(settings, made, workers):
+    """Median seconds of a job's steps with these variables in the workers' environment."""
+    os.environ.update(settings)
+    try:
+        seconds, _ = varuna_steps(made, workers)
+    finally:
+        for name in settings:
+            del os.environ[name]
+    return median(seconds[WARM_UP - 2 :])
+
+
+def ablation(bench, rows, made, workers):
+    """A job's step with other settings, by turns with the whole, as multiples of the whole. `rows` are settings by the results' names."""
+    whole, times = [], {name: [] for name in rows}
+    try:
+        for turn in range(1 if bench.dry else 2):
+            whole.append(step_with({}, made, workers))
+            print(f"  turn {turn + 1}, the whole: {whole[-1] * 1e3:.1f} ms", flush=True)
+            for name, settings in rows.items():
+                # A GPU need not have every way of attention: the worker then refuses it.
+                try:
+                    times[name].append((step_with(settings, made, workers), whole[-1]))
+                    print(f"  turn {turn + 1}, {name}: {times[name][-1][0] * 1e3:.1f} ms", flush=True)
+                except SystemExit as error:
+                    print(f"  {name}: no figure: {str(error)[-500:]}", flush=True)
+                    if "VARUNA_ATTENTION" not in settings:
+                        raise
+    finally:
+        # What was measured is told, whatever became of the rest.
+        report_ablation(bench, whole, times)
+
+
+def report_ablation(bench, whole, times):
+    if whole:
+        print("  | | step, ms | of the whole |\n  |---|---|---|")
+        print(f"  | the whole | {median(whole) * 1e3:.1f} | 1 |")
+    # Each by the whole of its own turn.
+    parts = {name: median([part / all for part, all in pairs]) for name, pairs in times.items() if pairs}
+    for name, part in parts.items():
+        print(f"  | {name} | {median([of for of, _ in times[name]]) * 1e3:.1f} | {part:.3f} |", flush=True)
+    for name, part in parts.items():
+        bench.result(name, f"{part:.3f}")
+
+
+def left_out(names):
+    return {f"without_{name.replace('-', '_')}": {"VARUNA_WITHOUT": name} for name in names}
+
+
+def ablation_of_one(bench):
+    """GPT-2 large in one process."""
+    made = manifest(size_of(bench, UNPADDED), steps_of(bench, 8), bench.device, "bf16")
+    ways = {f"attention_{way}": {"VARUNA_ATTENTION": way} for way in ATTENTION}
+    ablation(bench, left_out(OF_ONE) | ways, made, 1)
+
+
+def ablation_of_two(bench):
+    """Two stages on one GPU, over TCP."""
+    made = manifest(size_of(bench, ELASTIC), steps_of(bench, 20), bench.device, "bf16", depth=2, workers=2)
+    ablation(bench, left_out(OF_TWO), made, 2)
