@@ -36,8 +36,10 @@ for program in varuna varuna-worker; do
 done
 # A C library that is older than this cannot start them.
 needed=$(readelf -V $partial/target/release/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
-cp bench/gpu.py bench/gpu_*.py bench/phases.py bench/common.py bench/recovery.py $partial/bench/
+cp bench/gpu.py bench/gpu_*.py bench/phases.py bench/common.py bench/recovery.py bench/spare.py $partial/bench/
 cp bench/peers/shape.py bench/peers/model.py bench/peers/gpt2.py $partial/bench/peers/
+# It finds all that it imports.
+PYTHONDONTWRITEBYTECODE=1 python3 $partial/bench/gpu.py --help >/dev/null || fail "bench/gpu.py does not start in the bundle"
 cp -L .cache/data/kjv.bin .cache/data/kjv.idx .cache/data/kjv.json $partial/.cache/data/
 git describe --always --dirty >$partial/COMMIT 2>/dev/null || echo unknown >$partial/COMMIT
 
