@@ -346,6 +346,8 @@ varuna_mutants::mutants! {
     ArmBeforeCaughtUp => UNIT_TESTS,
     /// Newcomers that never catch up are waited for without end.
     WaitForFollowersForEver => UNIT_TESTS,
+    /// Newcomers have the same time to catch up, however long a step takes.
+    LongStepsGiveNoMoreTime => UNIT_TESTS,
     /// A newcomer is ready with units that it has followed, wherever they are.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// A keeper says that it is prepared before it has the gradients for its spare copies.

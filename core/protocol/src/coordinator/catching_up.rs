@@ -13,6 +13,10 @@ use varuna_plan::{Generation, Plan, WorkerId};
 const SWITCH: Duration = Duration::from_secs(1);
 /// A state is at most so many times as large as its gradient.
 const STATE_OF_GRADIENT: u32 = 4;
+/// Followers have this many steps at least. Copies are made between two steps, one after the first, two after the second, then four, then eight
+/// at a time, and where a step is as long as a gradient takes on the link, a copy takes three. After 16 steps a link that can keep up with the run has done so;
+/// one that cannot is given up while what was sent is still worth something.
+const STEPS_TO_CATCH_UP: u32 = 16;
 
 /// What is known of a change whose members are connected.
 #[derive(Default)]
@@ -63,7 +67,7 @@ impl CatchingUp {
             Some(since) if since.0 == generation => since,
             other => other.insert((generation, turn.now)),
         };
-        let late = turn.now > since.after(shared.config.timing.following) && !bug!(WaitForFollowersForEver);
+        let late = turn.now > since.after(time_to_catch_up(shared)) && !bug!(WaitForFollowersForEver);
         if !connected {
             return false;
         }
@@ -89,6 +93,17 @@ impl CatchingUp {
 /// Whether the change waits for anything once it is connected: for those who follow, or for the time at which a member goes.
 pub(super) fn may_wait(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
     next.following || leaves_first(shared, plan).is_some()
+}
+
+/// How long a change whose members are connected waits for those who follow: as configured, or several steps where these are long. All that
+/// following does waits for steps, so that a time which says nothing of them would give up whoever has much to take over where steps are long.
+pub(super) fn time_to_catch_up(shared: &Shared) -> Duration {
+    let least = shared.config.timing.following;
+    if bug!(LongStepsGiveNoMoreTime) {
+        return least;
+    }
+    let step = shared.progress.commits.mean_step_time().unwrap_or_default();
+    least.max(step.saturating_mul(STEPS_TO_CATCH_UP))
 }
 
 /// When the first member goes whose time is known. Asked with each message, so that the work must not grow with the members.

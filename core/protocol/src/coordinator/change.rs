@@ -1,7 +1,7 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
 use super::active::Active;
-use super::catching_up::{follows, may_wait};
+use super::catching_up::{follows, may_wait, time_to_catch_up};
 use super::considered::Considered;
 use super::event::Event;
 use super::roster::Worker;
@@ -142,7 +142,7 @@ impl Active {
             turn.event(Event::Cancelled { generation, because });
             return Next::Write(shared.record.with_next(None));
         }
-        let waiting = timing.following * u32::from(may_wait(shared, plan, next));
+        let waiting = time_to_catch_up(shared) * u32::from(may_wait(shared, plan, next));
         let expired = turn.now > self.planned_at.after(timing.launch + waiting + step);
         if dead || expired || (lost && self.armed == generation) {
             return Next::Recover(format!("the change to generation {generation} failed"));

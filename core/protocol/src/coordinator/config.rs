@@ -41,8 +41,8 @@ pub struct Timing {
     pub lost: Duration,
     /// How long a planned change may take to connect before it is cancelled.
     pub connect_next: Duration,
-    /// How long a planned change whose members are connected waits until those who get units by it have caught up with the run. Also how long
-    /// before a worker goes, where that is known, it is planned around.
+    /// How long a planned change whose members are connected waits until those who get units by it have caught up with the run; where steps are
+    /// long, 16 steps. Also how long before a worker goes, where that is known, it is planned around.
     pub following: Duration,
     /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,

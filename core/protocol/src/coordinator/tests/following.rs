@@ -41,9 +41,13 @@ fn newcomer(following: Following) -> Report {
 }
 
 impl Rig {
-    /// One worker trains and another joins, of which both or one know how to follow; both are connected in the next plan.
     fn growing(both: bool) -> Rig {
-        let mut rig = Rig::training(&[A]);
+        Rig::growing_with(config(), both)
+    }
+
+    /// One worker trains and another joins, of which both or one know how to follow; both are connected in the next plan.
+    fn growing_with(config: CoordinatorConfig, both: bool) -> Rig {
+        let mut rig = Rig::training_with(config, &[A]);
         rig.say(A, Report::Status(present()));
         rig.wait(100);
         let hello = Hello {
@@ -90,6 +94,29 @@ impl Rig {
             self.say(A, Report::Status(Status { at, ..present() }));
             self.say(B, newcomer(following));
         }
+    }
+
+    /// Commits steps one by one, each after this time, while the newcomer follows; until so much has passed in all, or the members are armed.
+    fn commit_slowly(&mut self, mut at: StateId, step: Duration, time: Duration) -> StateId {
+        let part = UnitNorm {
+            norm2: 1.0,
+            overflow: false,
+            before: OptimizerProgress::START,
+            loss: 1.0,
+            eval_loss: None,
+        };
+        let end = self.now.after(time);
+        while self.now < end && !self.is_armed() {
+            for _ in 0..step.as_millis() / 100 {
+                self.wait(100);
+                self.say(A, Report::Status(Status { at, ..present() }));
+                self.say(B, newcomer(Following::Able));
+            }
+            let decision = Decision::conclude(at, Generation(1), &[part], None);
+            self.say(A, Report::Committed { decision });
+            at = decision.id;
+        }
+        at
     }
 
     /// Both have switched to the next plan, and load what they lack.
@@ -141,6 +168,27 @@ fn newcomers_that_do_not_catch_up_are_waited_for_no_longer_than_is_allowed() {
     assert!(rig.is_late(), "it is said");
     let broken = |e: &Event| matches!(e, Event::Cancelled { .. } | Event::Fenced { .. });
     assert!(!rig.events.iter().any(broken), "{:?}", rig.events);
+}
+
+#[test]
+fn where_steps_are_long_newcomers_have_several_steps_to_catch_up() {
+    let config = CoordinatorConfig {
+        last_step: Step(1_000),
+        ..config()
+    };
+    let timing = config.timing;
+    let mut rig = Rig::growing_with(config, true);
+    // Longer than a change may take whose steps are short, and its start with it.
+    let step = timing.following / 2;
+    let several = step * 16;
+    assert!(several > timing.following + timing.launch + step * 8);
+    let began = rig.now;
+    let at = rig.commit_slowly(StateId::INITIAL, step, several - step);
+    assert_eq!(rig.fenced(), None, "the change is not given up");
+    assert!(!rig.is_armed(), "nor is it done without them: {:?}", rig.events);
+    rig.commit_slowly(at, step, step * 4);
+    assert!(rig.is_armed() && rig.is_late(), "it is bounded: {:?}", rig.events);
+    assert!(rig.now.since(began) < several + step * 3);
 }
 
 #[test]
