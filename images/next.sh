@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the images of a build that speaks one version of the protocol more than this one, in .cache/images/next: what the end-to-end tests
+# Builds the images of a build that speaks one version of the protocol and of the data plane more than this one, in .cache/images/next: what the end-to-end tests
 # upgrade to. Needs what images/build.sh needs.
 #
 #   PROFILE   dev or release (default)
@@ -18,7 +18,7 @@ speaks() {
 }
 
 present=$(speaks)
-build varuna/kubernetes,varuna-wire/next-version
+build varuna/kubernetes,varuna-wire/next-version,varuna-frames/next-version
 next=$(speaks)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 IMAGES=.cache/images/next IMAGE_TAG=$version-next BINARIES=$binaries images/build.sh --text

@@ -8,7 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    HELLO_BYTES, Hello, Refusal, StateHeader, Tls, read_answer, read_proof, write_answer, write_proof,
+    Answer, HELLO_BYTES, Hello, Refusal, StateHeader, Tls, VERSIONS, read_answer, read_proof, write_answer,
+    write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
@@ -147,8 +148,12 @@ fn an_answer_in_the_clear_gets_no_proof_in_the_clear() {
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     a.dial(WorkerId(2), impostor.local_addr().unwrap());
     let mut socket = impostor.accept().unwrap().0;
-    assert!(Hello::read(&mut socket).unwrap().unwrap().encrypted);
-    write_answer(&mut socket, Ok([3; 32])).unwrap();
+    assert!(Hello::read(&mut socket).unwrap().unwrap().0.encrypted);
+    let answer = Answer {
+        version: VERSIONS.newest,
+        nonce: [3; 32],
+    };
+    write_answer(&mut socket, Ok(answer)).unwrap();
     let mut next = [0; 2];
     socket.read_exact(&mut next).unwrap();
     assert_eq!(next, [22, 3], "the first record of a TLS handshake");

@@ -1,12 +1,17 @@
 //! The data plane over real sockets: who may connect, what arrives, and how ends are noticed.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
-use varuna_frames::{GradientHeader, PreparedHeader, Refusal, StateHeader, TransferHeader};
+use varuna_frames::{
+    Answer, Frame, GradientHeader, Greeting, Hello, PreparedHeader, Refusal, Side, StateHeader,
+    TransferHeader, VERSIONS, read_answer, read_proof, write_proof,
+};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Norms, PeerMessage};
+use varuna_protocol::{Norms, PeerMessage, Versions};
 use varuna_worker::transport::ring::Reducer;
 use varuna_worker::transport::tcp::{Mesh, PeerEvent};
 use varuna_worker::transport::{Link, LinkError, Tag};
@@ -280,6 +285,76 @@ fn strangers_and_workers_of_another_generation_are_refused() {
     a.mesh.dial(next, b.id, &b.mesh.address().to_string());
     b.mesh.open(next, "other");
     a.wait(|e| matches!(e, PeerEvent::Connected { generation, .. } if generation == next).then_some(()));
+}
+
+/// Greets a worker as a build with these versions would; the version that both speak then.
+fn greeted(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32, Refusal> {
+    let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
+    let hello = Hello {
+        versions,
+        generation: G,
+        from,
+        to: to.id,
+        nonce: [7; 32],
+        encrypted: false,
+    };
+    hello.write(&mut socket).unwrap();
+    let Answer { version, nonce } = read_answer(&mut socket).unwrap()?;
+    let theirs = read_proof(&mut socket).unwrap();
+    let greeting = Greeting {
+        hello,
+        version,
+        nonce,
+        binding: None,
+    };
+    assert!(greeting.proves("secret", Side::Acceptor, &theirs));
+    write_proof(&mut socket, &greeting.prove("secret", Side::Dialer)).unwrap();
+    let tag = activation(u32::try_from(from.0).unwrap());
+    Frame::Tensor(tag, vec![1.0].into()).write(&mut socket).unwrap();
+    assert_eq!(to.link().recv(from, tag, later()), Ok(vec![1.0].into()));
+    Ok(version)
+}
+
+#[test]
+fn workers_one_release_apart_connect_and_others_are_told_which_versions_there_are() {
+    let b = peer(2);
+    b.mesh.open(G, "secret");
+    let Versions { oldest, newest } = VERSIONS;
+    let speaks = |oldest, newest| Versions { oldest, newest };
+    let older = greeted(&b, WorkerId(3), speaks(oldest - 1, oldest));
+    assert_eq!(older, Ok(oldest));
+    let newer = greeted(&b, WorkerId(4), speaks(newest, newest + 1));
+    assert_eq!(newer, Ok(newest));
+    let much_newer = greeted(&b, WorkerId(5), speaks(newest + 1, newest + 2));
+    assert_eq!(much_newer, Err(Refusal::Versions(VERSIONS)), "what b speaks");
+}
+
+#[test]
+fn a_dialer_without_a_common_version_gives_the_peer_up_for_this_generation_alone() {
+    let a = peer(1);
+    a.mesh.open(G, "secret");
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    a.mesh.dial(G, WorkerId(2), &address);
+    let (mut socket, _) = other.accept().unwrap();
+    assert!(Hello::read(&mut socket).unwrap().is_ok());
+    // As a release answers whose oldest version is too new: its newest, then its oldest.
+    let (oldest, newest) = (VERSIONS.newest + 1, VERSIONS.newest + 2);
+    let mut answer = vec![3];
+    answer.extend([newest, oldest].map(u32::to_le_bytes).concat());
+    socket.write_all(&answer).unwrap();
+    let why = a.wait(|e| match e {
+        PeerEvent::Refused { why, .. } => Some(why),
+        _ => None,
+    });
+    assert_eq!(why, Refusal::Versions(Versions { oldest, newest }));
+    // In the next generation it is asked again: the coordinator may have nobody else.
+    let next = Generation(G.0 + 1);
+    a.mesh.open(next, "secret");
+    a.mesh.dial(next, WorkerId(2), &address);
+    let (mut socket, _) = other.accept().unwrap();
+    let (hello, _) = Hello::read(&mut socket).unwrap().unwrap();
+    assert_eq!(hello.generation, next);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Digester, ElementFormat, Frame, Greeting, Hello, Limits, Packet, Proof, Refusal, Side, StateHeader,
-    read_answer, read_proof, write_answer, write_proof,
+    Answer, Digester, ElementFormat, Frame, Greeting, Hello, Limits, Packet, Proof, Refusal, Side,
+    StateHeader, VERSIONS, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_worker::transport::ring::Reducer;
@@ -128,6 +128,7 @@ fn by_hand(
 ) -> (TcpStream, Result<Proof, Refusal>) {
     let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
     let hello = Hello {
+        versions: VERSIONS,
         generation,
         from,
         to: to.id,
@@ -135,12 +136,13 @@ fn by_hand(
         encrypted: false,
     };
     hello.write(&mut socket).unwrap();
-    let nonce = match read_answer(&mut socket).unwrap() {
-        Ok(nonce) => nonce,
+    let Answer { version, nonce } = match read_answer(&mut socket).unwrap() {
+        Ok(answer) => answer,
         Err(refusal) => return (socket, Err(refusal)),
     };
     let greeting = Greeting {
         hello,
+        version,
         nonce,
         binding: None,
     };
@@ -229,6 +231,7 @@ fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
     // Who means another worker, at the address that was that worker's, is told so.
     let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
     let hello = Hello {
+        versions: VERSIONS,
         generation: G,
         from: WorkerId(1),
         to: WorkerId(9),
@@ -258,6 +261,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
     // The acceptor's own proof, sent back to it.
     let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
     let hello = Hello {
+        versions: VERSIONS,
         generation: G,
         from: WorkerId(1),
         to: b.id,
@@ -286,9 +290,10 @@ fn who_answers_for_a_peer_without_its_secret_gets_nothing() {
     a.mesh
         .dial(G, WorkerId(2), &impostor.local_addr().unwrap().to_string());
     let (mut socket, _) = impostor.accept().unwrap();
-    let hello = Hello::read(&mut socket).unwrap().unwrap();
+    let (hello, version) = Hello::read(&mut socket).unwrap().unwrap();
     assert_eq!((hello.from, hello.to), (a.id, WorkerId(2)));
-    write_answer(&mut socket, Ok([3; 32])).unwrap();
+    let nonce = [3; 32];
+    write_answer(&mut socket, Ok(Answer { version, nonce })).unwrap();
     write_proof(&mut socket, &[3; 32]).unwrap();
     let why = a.wait(|e| match e {
         PeerEvent::Refused { why, .. } => Some(why),

@@ -13,6 +13,7 @@ pub mod message;
 mod mutant;
 pub mod record;
 pub mod trust;
+mod versions;
 
 pub use coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Divergence,
@@ -29,3 +30,4 @@ pub use mutant::with_mutant;
 pub use record::Record;
 pub use trust::{OddHolder, Rollback, Trust};
 pub use varuna_mutants::{CaughtBy, Seeds};
+pub use versions::Versions;

@@ -20,7 +20,7 @@ use varuna_plan::Step;
 use varuna_plan::device::Hardware;
 use varuna_run_folder::RunFiles;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
-use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, Versions};
+use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, VERSIONS};
 
 const TOKEN: &str = "a-token";
 const RUN: &str = "a-run";
@@ -414,7 +414,7 @@ async fn a_worker_of_the_next_release_is_taken_in_and_one_without_a_common_versi
     assert!(matches!(next, Downward::Welcome(_)), "{next:?}");
     for (oldest, newest, words) in [
         (PROTOCOL_VERSION + 1, PROTOCOL_VERSION + 2, "versions 7 to 8"),
-        (0, Versions::OURS.oldest - 1, "version 5"),
+        (0, VERSIONS.oldest - 1, "version 5"),
     ] {
         let refused = answer_to(&address, of_versions(oldest, newest)).await;
         let Downward::Refused { reason, is_final } = refused else {

@@ -1,8 +1,10 @@
 //! The first bytes of a connection, by which both sides prove that they know the generation's secret.
 //!
 //! ```text
-//! dialer   -> acceptor   hello: magic, version u32, generation u64, dialer u64, acceptor u64, nonce (32 bytes), encrypted u8
-//! acceptor -> dialer     answer: one byte; if it takes the hello, its own nonce (32 bytes)
+//! dialer   -> acceptor   hello: magic, newest version u32, oldest version u32, generation u64, dialer u64, acceptor u64,
+//!                        nonce (32 bytes), encrypted u8
+//! acceptor -> dialer     answer: one byte; if it takes the hello, the version u32 that is spoken from here on and its own
+//!                        nonce (32 bytes); if there is none, its newest and its oldest version u32
 //!                        a TLS handshake, where the job encrypts; all that follows is inside
 //! acceptor -> dialer     proof (32 bytes)
 //! dialer   -> acceptor   proof (32 bytes)
@@ -13,6 +15,10 @@
 //! proof comes last and is the confirmation: without it an acceptor could not tell a lost connection from one that its
 //! dialer gave up.
 //!
+//! **Versions.** Each side speaks all versions from its oldest to its newest, and the acceptor takes the newest that both know, so that workers of
+//! neighbouring releases train together. The proofs are over both ends and over what was taken: nobody in between can choose an older
+//! one. Hello and answer are as above in all versions from 8 on; what follows is as the version that was taken says.
+//!
 //! Whether a connection is encrypted is the job's to say, to both sides, and nothing is negotiated: an acceptor refuses a hello that says
 //! otherwise than its own job. Inside TLS the proofs are over the session's [`Binding`] too.
 
@@ -22,13 +28,22 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::io::{self, Read, Write};
 use varuna_plan::{Generation, WorkerId};
+use varuna_protocol::Versions;
 
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
-/// Version of this format and of the frames after it. Workers with another version are refused.
-pub const VERSION: u32 = 7;
+/// Versions of the frames, and of what is in them, that this build speaks. A release speaks the newest of the release before as well. 8 is the
+/// first with a range.
+pub const VERSIONS: Versions = Versions {
+    oldest: 8,
+    newest: 8 + cfg!(feature = "next-version") as u32,
+};
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 4 + 4 + 8 + 8 + 8 + 32 + 1;
+pub const HELLO_BYTES: usize = 4 + 4 + 4 + 8 + 8 + 8 + 32 + 1;
+/// Bytes of a hello up to the newest version, which were the same before there was a range.
+const BEGINNING_BYTES: usize = 8;
+/// The first version whose hello has a range.
+const FIRST_WITH_RANGE: u32 = 8;
 /// What the key of a generation is for: no other key that is derived from a secret may have this purpose.
 const PURPOSE: &[u8] = b"varuna data plane: proofs of a hello";
 
@@ -46,11 +61,11 @@ pub enum Refusal {
     /// A proof is wrong, or the hello is for another worker.
     #[error("who answers there knows another secret, or is another worker")]
     Secret,
-    /// Another version of the format.
+    /// There is no version that both speak.
     #[error(
-        "the peer speaks another version of the data plane than {VERSION}: workers of one run are of one build"
+        "the peer speaks {0} of the data plane, this build {VERSIONS}; use workers of one release or of neighbouring ones"
     )]
-    Version,
+    Versions(Versions),
     /// They were not given the same job.
     #[error("one side encrypts (network.encryption of the job file) and the other does not")]
     Encryption,
@@ -59,6 +74,8 @@ pub enum Refusal {
 /// The first message of a connection, from the dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
+    /// What the dialer speaks.
+    pub versions: Versions,
     /// The generation of the connection.
     pub generation: Generation,
     /// The dialer.
@@ -75,12 +92,12 @@ impl Hello {
     fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..8].copy_from_slice(&VERSION.to_le_bytes());
-        for (at, number) in [(8, self.generation.0), (16, self.from.0), (24, self.to.0)] {
+        bytes[4..12].copy_from_slice(&encode_versions(self.versions));
+        for (at, number) in [(12, self.generation.0), (20, self.from.0), (28, self.to.0)] {
             bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
         }
-        bytes[32..64].copy_from_slice(&self.nonce);
-        bytes[64] = u8::from(self.encrypted);
+        bytes[36..68].copy_from_slice(&self.nonce);
+        bytes[68] = u8::from(self.encrypted);
         bytes
     }
 
@@ -92,37 +109,64 @@ impl Hello {
         out.write_all(&self.encode())
     }
 
-    /// Receives a hello.
+    /// Receives a hello: with the version that is spoken from here on, or why there is none.
     ///
     /// # Errors
     /// The connection is broken, or the bytes are not a hello (`InvalidData`).
-    pub fn read(input: &mut impl Read) -> io::Result<Result<Hello, Refusal>> {
+    pub fn read(input: &mut impl Read) -> io::Result<Result<(Hello, u32), Refusal>> {
         let mut bytes = [0u8; HELLO_BYTES];
-        input.read_exact(&mut bytes)?;
-        if bytes[..4] != MAGIC {
+        let (beginning, rest) = bytes.split_at_mut(BEGINNING_BYTES);
+        input.read_exact(beginning)?;
+        if beginning[..4] != MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varuna worker"));
         }
-        if bytes[4..8] != VERSION.to_le_bytes() {
-            return Ok(Err(Refusal::Version));
+        // One from before there was a range says one version, and a shorter hello: the rest would be waited for.
+        let newest = number(&beginning[4..]);
+        if newest < FIRST_WITH_RANGE {
+            let oldest = newest;
+            return Ok(Err(Refusal::Versions(Versions { oldest, newest })));
         }
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let nonce = std::array::from_fn(|i| bytes[32 + i]);
-        if bytes[64] > 1 {
+        input.read_exact(rest)?;
+        let versions = decode_versions(std::array::from_fn(|i| bytes[4 + i]));
+        let Some(version) = VERSIONS.common(versions) else {
+            return Ok(Err(Refusal::Versions(versions)));
+        };
+        if bytes[68] > 1 {
             let why = format!(
                 "byte {} does not say whether a connection is encrypted; 0 or 1 does",
-                bytes[64]
+                bytes[68]
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let hello = Hello {
-            generation: Generation(number(8)),
-            from: WorkerId(number(16)),
-            to: WorkerId(number(24)),
-            nonce,
-            encrypted: bytes[64] == 1,
+            versions,
+            generation: Generation(number(12)),
+            from: WorkerId(number(20)),
+            to: WorkerId(number(28)),
+            nonce: std::array::from_fn(|i| bytes[36 + i]),
+            encrypted: bytes[68] == 1,
         };
-        Ok(Ok(hello))
+        Ok(Ok((hello, version)))
     }
+}
+
+/// The newest first: that is where the version was before there was a range.
+fn encode_versions(versions: Versions) -> [u8; 8] {
+    let (newest, oldest) = (versions.newest.to_le_bytes(), versions.oldest.to_le_bytes());
+    std::array::from_fn(|i| if i < 4 { newest[i] } else { oldest[i - 4] })
+}
+
+fn decode_versions(bytes: [u8; 8]) -> Versions {
+    Versions {
+        oldest: number(&bytes[4..]),
+        newest: number(&bytes),
+    }
+}
+
+/// The number in the first four bytes, of which there are as many.
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
 /// The side of a connection that proves itself. One side's proof is never taken for the other's.
@@ -139,6 +183,8 @@ pub enum Side {
 pub struct Greeting {
     /// The dialer's hello.
     pub hello: Hello,
+    /// The version that the acceptor has taken.
+    pub version: u32,
     /// Drawn by the acceptor for this connection.
     pub nonce: Nonce,
     /// Of the TLS session in which the proofs are sent, if there is one.
@@ -170,6 +216,7 @@ impl Greeting {
             Side::Acceptor => b"acceptor",
         });
         mac.update(&self.hello.encode());
+        mac.update(&self.version.to_le_bytes());
         mac.update(&self.nonce);
         // With and without one the messages differ in length, and in the hello's last byte.
         mac.update(self.binding.as_ref().map_or(&[], |binding| binding.as_slice()));
@@ -195,20 +242,34 @@ pub fn read_proof(input: &mut impl Read) -> io::Result<Proof> {
     Ok(proof)
 }
 
-/// Sends the answer to a hello: the acceptor's nonce, or why it takes no connection.
+/// What an acceptor says that takes a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// The version that is spoken from here on.
+    pub version: u32,
+    /// Drawn by the acceptor for this connection.
+    pub nonce: Nonce,
+}
+
+/// Sends the answer to a hello, or why there is no connection.
 ///
 /// # Errors
 /// The connection is broken.
-pub fn write_answer(out: &mut impl Write, answer: Result<Nonce, Refusal>) -> io::Result<()> {
+pub fn write_answer(out: &mut impl Write, answer: Result<Answer, Refusal>) -> io::Result<()> {
     match answer {
-        Ok(nonce) => {
-            let mut bytes = [0u8; 33];
-            bytes[1..].copy_from_slice(&nonce);
+        Ok(Answer { version, nonce }) => {
+            let mut bytes = [0u8; 37];
+            bytes[1..5].copy_from_slice(&version.to_le_bytes());
+            bytes[5..].copy_from_slice(&nonce);
             out.write_all(&bytes)
         }
         Err(Refusal::Generation) => out.write_all(&[1]),
         Err(Refusal::Secret) => out.write_all(&[2]),
-        Err(Refusal::Version) => out.write_all(&[3]),
+        Err(Refusal::Versions(_)) => {
+            let mut bytes = [3u8; 9];
+            bytes[1..].copy_from_slice(&encode_versions(VERSIONS));
+            out.write_all(&bytes)
+        }
         Err(Refusal::Encryption) => out.write_all(&[4]),
     }
 }
@@ -216,24 +277,33 @@ pub fn write_answer(out: &mut impl Write, answer: Result<Nonce, Refusal>) -> io:
 /// Receives the answer to a hello.
 ///
 /// # Errors
-/// The connection is broken, or the byte is not an answer (`InvalidData`).
-pub fn read_answer(input: &mut impl Read) -> io::Result<Result<Nonce, Refusal>> {
+/// The connection is broken, or the bytes are not an answer (`InvalidData`): no known one, or a version that this build does not speak.
+pub fn read_answer(input: &mut impl Read) -> io::Result<Result<Answer, Refusal>> {
+    let invalid = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     let mut byte = [0u8];
     input.read_exact(&mut byte)?;
     match byte[0] {
         0 => {
-            let mut nonce = [0u8; 32];
-            input.read_exact(&mut nonce)?;
-            Ok(Ok(nonce))
+            let mut bytes = [0u8; 36];
+            input.read_exact(&mut bytes)?;
+            let version = number(&bytes);
+            if !VERSIONS.contain(version) {
+                return invalid(format!(
+                    "the peer takes version {version} of the data plane; this build speaks {VERSIONS}"
+                ));
+            }
+            let nonce = std::array::from_fn(|i| bytes[4 + i]);
+            Ok(Ok(Answer { version, nonce }))
         }
         1 => Ok(Err(Refusal::Generation)),
         2 => Ok(Err(Refusal::Secret)),
-        3 => Ok(Err(Refusal::Version)),
+        3 => {
+            let mut bytes = [0u8; 8];
+            input.read_exact(&mut bytes)?;
+            Ok(Err(Refusal::Versions(decode_versions(bytes))))
+        }
         4 => Ok(Err(Refusal::Encryption)),
-        other => Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("byte {other} is not an answer"),
-        )),
+        other => invalid(format!("byte {other} is not an answer")),
     }
 }
 
@@ -243,12 +313,14 @@ mod tests {
 
     const GREETING: Greeting = Greeting {
         hello: Hello {
+            versions: VERSIONS,
             generation: Generation(3),
             from: WorkerId(1),
             to: WorkerId(2),
             nonce: [7; 32],
             encrypted: true,
         },
+        version: VERSIONS.newest,
         nonce: [9; 32],
         binding: Some([5; 32]),
     };
@@ -258,25 +330,88 @@ mod tests {
         let hello = GREETING.hello;
         let mut wire = Vec::new();
         hello.write(&mut wire).unwrap();
-        assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Ok(hello));
-        wire[64] = 2;
+        let read = Hello::read(&mut wire.as_slice()).unwrap();
+        assert_eq!(read, Ok((hello, VERSIONS.newest)));
+        wire[68] = 2;
         assert!(Hello::read(&mut wire.as_slice()).is_err());
-        wire[4] ^= 1;
-        assert_eq!(Hello::read(&mut wire.as_slice()).unwrap(), Err(Refusal::Version));
         assert!(Hello::read(&mut [7u8; HELLO_BYTES].as_slice()).is_err());
         let refusals = [
             Refusal::Generation,
             Refusal::Secret,
-            Refusal::Version,
+            Refusal::Versions(VERSIONS),
             Refusal::Encryption,
         ]
         .map(Err);
-        for answer in [Ok([5; 32])].into_iter().chain(refusals) {
+        let taken = Answer {
+            version: VERSIONS.oldest,
+            nonce: [5; 32],
+        };
+        for answer in [Ok(taken)].into_iter().chain(refusals) {
             let mut wire = Vec::new();
             write_answer(&mut wire, answer).unwrap();
             assert_eq!(read_answer(&mut wire.as_slice()).unwrap(), answer);
         }
         assert!(read_answer(&mut [5u8].as_slice()).is_err());
+    }
+
+    fn hello_of(oldest: u32, newest: u32) -> Vec<u8> {
+        let mut wire = Vec::new();
+        let versions = Versions { oldest, newest };
+        let hello = Hello {
+            versions,
+            ..GREETING.hello
+        };
+        hello.write(&mut wire).unwrap();
+        wire
+    }
+
+    #[test]
+    fn dialers_one_release_apart_are_taken_and_others_are_told_both_ranges() {
+        let Versions { oldest, newest } = VERSIONS;
+        let spoken = |oldest, newest| {
+            let read = Hello::read(&mut hello_of(oldest, newest).as_slice()).unwrap();
+            read.map(|(_, version)| version)
+        };
+        assert_eq!(spoken(oldest - 1, oldest), Ok(oldest), "one release older");
+        assert_eq!(spoken(newest, newest + 1), Ok(newest), "one release newer");
+        for (oldest, newest) in [(newest + 1, newest + 2), (u32::MAX, newest)] {
+            let theirs = Versions { oldest, newest };
+            assert_eq!(spoken(oldest, newest), Err(Refusal::Versions(theirs)));
+            let mut wire = Vec::new();
+            write_answer(&mut wire, Err(Refusal::Versions(theirs))).unwrap();
+            let told = read_answer(&mut wire.as_slice()).unwrap();
+            assert_eq!(told, Err(Refusal::Versions(VERSIONS)), "the acceptor's own");
+        }
+        let theirs = Versions {
+            oldest: newest + 1,
+            newest: newest + 2,
+        };
+        let said = Refusal::Versions(theirs).to_string();
+        assert!(said.contains(&theirs.to_string()) && said.contains(&VERSIONS.to_string()));
+    }
+
+    #[test]
+    fn a_hello_from_before_the_range_is_refused_without_waiting_for_more_of_it() {
+        let mut wire = hello_of(8, 8);
+        wire[4] = 7;
+        wire.truncate(BEGINNING_BYTES);
+        let alone = Versions { oldest: 7, newest: 7 };
+        let read = Hello::read(&mut wire.as_slice()).unwrap();
+        assert_eq!(read, Err(Refusal::Versions(alone)));
+    }
+
+    #[test]
+    fn an_answer_with_a_version_that_this_build_does_not_speak_is_none() {
+        for version in [VERSIONS.oldest - 1, VERSIONS.newest + 1] {
+            let answer = Answer {
+                version,
+                nonce: [5; 32],
+            };
+            let mut wire = Vec::new();
+            write_answer(&mut wire, Ok(answer)).unwrap();
+            let error = read_answer(&mut wire.as_slice()).unwrap_err().to_string();
+            assert!(error.contains(&format!("takes version {version} ")), "{error}");
+        }
     }
 
     #[test]
@@ -285,7 +420,10 @@ mod tests {
         assert!(GREETING.proves("s", Side::Dialer, &proof));
         assert!(!GREETING.proves("t", Side::Dialer, &proof));
         assert!(!GREETING.proves("s", Side::Acceptor, &proof));
-        let changed: [fn(&mut Greeting); 8] = [
+        let changed: [fn(&mut Greeting); 11] = [
+            |g| g.hello.versions.oldest -= 1,
+            |g| g.hello.versions.newest += 1,
+            |g| g.version -= 1,
             |g| g.hello.generation = Generation(4),
             |g| g.hello.from = WorkerId(2),
             |g| g.hello.to = WorkerId(1),

@@ -22,7 +22,7 @@ pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
 pub use frame::Frame;
 pub use hello::{
-    Greeting, HELLO_BYTES, Hello, Nonce, Proof, Refusal, Side, VERSION, read_answer, read_proof,
+    Answer, Greeting, HELLO_BYTES, Hello, Nonce, Proof, Refusal, Side, VERSIONS, read_answer, read_proof,
     write_answer, write_proof,
 };
 pub use incoming::Incoming;

@@ -1,7 +1,7 @@
 //! Coordinator to worker: orders, and the answers to a hello.
 
 use crate::error::{WireError, need};
-use crate::version::Versions;
+use crate::version::{VERSIONS, of_message};
 use crate::{encoded_plans, v1};
 use std::sync::Arc;
 use v1::down::Order as Wire;
@@ -44,8 +44,8 @@ impl Downward {
                 job: welcome.job.clone(),
                 run: welcome.run.clone(),
                 data_fingerprint: welcome.data_fingerprint.clone(),
-                protocol_version: Versions::OURS.newest,
-                oldest_protocol_version: Versions::OURS.oldest,
+                protocol_version: VERSIONS.newest,
+                oldest_protocol_version: VERSIONS.oldest,
             }),
             Downward::Refused { reason, is_final } => Wire::Refused(v1::Refused {
                 reason: reason.clone(),
@@ -75,10 +75,7 @@ impl Downward {
         };
         let meaning = match need(down.order, "Down", "order")? {
             Wire::Welcome(w) => {
-                WireError::unless_common(Versions::of_message(
-                    w.oldest_protocol_version,
-                    w.protocol_version,
-                ))?;
+                WireError::unless_common(of_message(w.oldest_protocol_version, w.protocol_version))?;
                 Downward::Welcome(Welcome {
                     job: w.job,
                     run: w.run,

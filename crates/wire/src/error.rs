@@ -1,6 +1,7 @@
 //! What can be wrong with a message.
 
-use crate::version::Versions;
+use crate::version::VERSIONS;
+use varuna_protocol::Versions;
 
 /// A message that cannot be understood. The sender is of another version, or broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,11 +41,11 @@ pub enum WireError {
 impl WireError {
     /// Refuses a sender that speaks these versions where this build has none of them.
     pub(crate) fn unless_common(found: Versions) -> Result<(), WireError> {
-        match Versions::OURS.common(found) {
+        match VERSIONS.common(found) {
             Some(_) => Ok(()),
             None => Err(WireError::Version {
                 found,
-                expected: Versions::OURS,
+                expected: VERSIONS,
             }),
         }
     }

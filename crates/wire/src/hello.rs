@@ -2,7 +2,7 @@
 
 use crate::address;
 use crate::error::{WireError, need};
-use crate::version::Versions;
+use crate::version::{VERSIONS, of_message};
 use crate::{TEXT_BYTES_MAX, v1};
 use v1::hardware::Kind as WireHardware;
 use varuna_plan::WorkerId;
@@ -37,8 +37,8 @@ pub struct Hello {
 
 pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
     v1::Hello {
-        protocol_version: Versions::OURS.newest,
-        oldest_protocol_version: Versions::OURS.oldest,
+        protocol_version: VERSIONS.newest,
+        oldest_protocol_version: VERSIONS.oldest,
         worker_id: hello.worker.0,
         name: hello.name.clone(),
         address: hello.address.clone(),
@@ -56,10 +56,7 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
 pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
     const M: &str = "Hello";
     // Before anything else: the other fields may mean something else in another version.
-    WireError::unless_common(Versions::of_message(
-        hello.oldest_protocol_version,
-        hello.protocol_version,
-    ))?;
+    WireError::unless_common(of_message(hello.oldest_protocol_version, hello.protocol_version))?;
     if hello.worker_id == 0 {
         return Err(WireError::value(M, "worker_id", 0, "any number but 0"));
     }

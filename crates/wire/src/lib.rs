@@ -39,9 +39,9 @@ pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use strangers::Strangers;
 pub use up::Upward;
-pub use version::{Versions, program_version};
+pub use version::{VERSIONS, program_version};
 
-/// Newest version of the protocol that this build speaks; [`Versions::OURS`] has the oldest. 2: plans and the status are messages instead of JSON texts. 3: norms are
+/// Newest version of the protocol that this build speaks; [`VERSIONS`] has the oldest. 2: plans and the status are messages instead of JSON texts. 3: norms are
 /// gathered along the plan's tree. 4: holders' digests of a state. 6: plans carry no
 /// secret, workers derive those of generations.
 pub const PROTOCOL_VERSION: u32 = 6 + cfg!(feature = "next-version") as u32;

@@ -106,7 +106,7 @@ async fn connection(links: &Links, stream: &mut TcpStream, before: Before, to: S
         Before::Worker(number) => {
             first.resize(HELLO_BYTES, 0);
             stream.read_exact(&mut first).await.ok()?;
-            let hello = Hello::read(&mut first.as_slice()).ok()?.ok()?;
+            let (hello, _) = Hello::read(&mut first.as_slice()).ok()?.ok()?;
             (Dialer::Worker(hello.from), Place::Worker(number))
         }
     };

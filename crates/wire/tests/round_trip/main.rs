@@ -16,8 +16,8 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
     Shape, Stage, StateId, Step, Unit, WorkerId,
 };
-use varuna_protocol::{Inventory, Order, Prepared, Report};
-use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, Versions, Welcome, WireError, v1};
+use varuna_protocol::{Inventory, Order, Prepared, Report, Versions};
+use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, VERSIONS, Welcome, WireError, v1};
 
 /// A plan that is as small as one can be.
 fn small_plan() -> Plan {
@@ -236,7 +236,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
         Upward::from_wire(up),
         Err(WireError::Version {
             found: Versions { oldest: 1, newest: 1 },
-            expected: Versions::OURS
+            expected: VERSIONS
         })
     );
 }

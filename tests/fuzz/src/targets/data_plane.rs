@@ -3,8 +3,8 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Digester, Frame, GradientHeader, Greeting, Hello, Incoming, Limits, Packet, Side, StateError,
-    StateHeader, Tag, read_answer, read_proof, write_answer, write_proof,
+    Answer, Digester, Frame, GradientHeader, Greeting, Hello, Incoming, Limits, Packet, Side, StateError,
+    StateHeader, Tag, VERSIONS, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
@@ -34,18 +34,21 @@ pub(super) const FRAMES: Target = Target {
 fn hello_seeds() -> Seeds {
     let greeting = Greeting {
         hello: Hello {
+            versions: VERSIONS,
             generation: Generation(3),
             from: WorkerId(1),
             to: WorkerId(2),
             nonce: [7; 32],
             encrypted: false,
         },
+        version: VERSIONS.newest,
         nonce: [9; 32],
         binding: None,
     };
     let mut wire = Vec::new();
     greeting.hello.write(&mut wire).expect("memory takes everything");
-    write_answer(&mut wire, Ok(greeting.nonce)).expect("memory takes everything");
+    let Greeting { version, nonce, .. } = greeting;
+    write_answer(&mut wire, Ok(Answer { version, nonce })).expect("memory takes everything");
     for side in [Side::Acceptor, Side::Dialer] {
         write_proof(&mut wire, &greeting.prove("secret", side)).expect("memory takes everything");
     }
@@ -57,7 +60,8 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
     let whole = input;
     let said = |e: std::io::Error| e.to_string();
     let refused = |refusal| format!("{refusal:?}");
-    let hello = Hello::read(&mut input).map_err(said)?.map_err(refused)?;
+    let (hello, common) = Hello::read(&mut input).map_err(said)?.map_err(refused)?;
+    assert!(VERSIONS.contain(common) && hello.versions.contain(common));
     let mut written = Vec::new();
     hello.write(&mut written).expect("memory takes everything");
     assert_eq!(
@@ -65,11 +69,12 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
         whole[..written.len()],
         "every byte of a hello means something"
     );
-    let nonce = read_answer(&mut input).map_err(said)?.map_err(refused)?;
+    let Answer { version, nonce } = read_answer(&mut input).map_err(said)?.map_err(refused)?;
     // Any will do where there is one: no proof of the corpus is of a session.
     let binding = hello.encrypted.then_some([5; 32]);
     let greeting = Greeting {
         hello,
+        version,
         nonce,
         binding,
     };

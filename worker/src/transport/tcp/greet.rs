@@ -10,7 +10,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Encrypted, Greeting, Hello, Nonce, Refusal, Side, read_answer, read_proof, write_answer, write_proof,
+    Answer, Encrypted, Greeting, Hello, Nonce, Refusal, Side, VERSIONS, read_answer, read_proof,
+    write_answer, write_proof,
 };
 use varuna_plan::WorkerId;
 
@@ -91,17 +92,20 @@ pub(super) fn accept(
     socket: &TcpStream,
 ) -> io::Result<Option<(WorkerId, Arc<Open>, Session)>> {
     let mut channel = begin(socket, End::Acceptor)?;
-    let checked = Hello::read(&mut channel)?.and_then(|hello| check(shared, hello));
-    let (hello, open) = match checked {
+    let checked =
+        Hello::read(&mut channel)?.and_then(|(hello, version)| Ok((check(shared, hello)?, version)));
+    let ((hello, open), version) = match checked {
         Ok(known) => known,
         Err(refusal) => return write_answer(&mut channel, Err(refusal)).map(|()| None),
     };
+    let nonce = nonce()?;
     let mut greeting = Greeting {
         hello,
-        nonce: nonce()?,
+        version,
+        nonce,
         binding: None,
     };
-    write_answer(&mut channel, Ok(greeting.nonce))?;
+    write_answer(&mut channel, Ok(Answer { version, nonce }))?;
     let session = if let Some(tls) = shared.tls.get() {
         let mut inside = tls.accept(channel)?;
         greeting.binding = Some(inside.binding());
@@ -151,6 +155,7 @@ pub(super) fn dial(
     let socket = connect(address)?;
     let mut channel = begin(&socket, End::Dialer)?;
     let hello = Hello {
+        versions: VERSIONS,
         generation: open.generation,
         from: shared.me,
         to: peer,
@@ -158,12 +163,13 @@ pub(super) fn dial(
         encrypted: shared.tls.get().is_some(),
     };
     hello.write(&mut channel)?;
-    let nonce = match read_answer(&mut channel)? {
-        Ok(nonce) => nonce,
+    let Answer { version, nonce } = match read_answer(&mut channel)? {
+        Ok(answer) => answer,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let mut greeting = Greeting {
         hello,
+        version,
         nonce,
         binding: None,
     };
