@@ -11,6 +11,10 @@ use varuna_plan::{Generation, Layout};
 const MISSED: Duration = Duration::from_millis(500);
 /// What is only shown is reported this long after the first change: the plan without a worker, and often the one with its replacement.
 const SHOWN: Duration = Duration::from_secs(3);
+/// While the job trains, a worker without a place that has come or gone, and a sentence alone, wait for the plan with it, or for the next report of
+/// steps: nobody acts on them, and a pod that replaces another would cost a report when the one has gone, one when the other has come, and one
+/// with the plan.
+const WITH_STEPS: Duration = Duration::from_secs(15);
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
 
@@ -114,8 +118,12 @@ pub struct ReportedPart {
     /// All that have one.
     placed: BTreeSet<String>,
     run: Option<(RunMode, Generation, usize)>,
-    /// Names, whether they are attached, and whether they will go.
-    workers: Vec<(String, bool, bool)>,
+    /// The store does not answer, or the newest checkpoint is old.
+    checkpoints_fail: (bool, bool),
+    /// Those that have said that they will go: the operator tells of others that should.
+    draining: BTreeSet<String>,
+    /// Names of all workers, and whether they are attached.
+    workers: Vec<(String, bool)>,
     newest_message: Option<i64>,
 }
 
@@ -127,7 +135,9 @@ impl ReportedPart {
         let workers = || state.into_iter().flat_map(|s| &s.workers);
         let missed = workers().filter(|w| !w.up && w.pipeline.is_some());
         let placed = workers().filter(|w| w.pipeline.is_some());
-        let newest_checkpoint = status.checkpoints.as_ref().and_then(|c| c.newest_step);
+        let draining = workers().filter(|w| w.draining);
+        let checkpoints = status.checkpoints.as_ref();
+        let newest_checkpoint = checkpoints.and_then(|c| c.newest_step);
         ReportedPart {
             acted_on: (
                 status.coordinator,
@@ -138,7 +148,9 @@ impl ReportedPart {
             missed: missed.map(|w| w.name.clone()).collect(),
             placed: placed.map(|w| w.name.clone()).collect(),
             run: state.map(|s| (s.run.mode, s.run.generation, s.run.members)),
-            workers: workers().map(|w| (w.name.clone(), w.up, w.draining)).collect(),
+            checkpoints_fail: checkpoints.map_or((false, false), |c| (c.failing.is_some(), c.stale)),
+            draining: draining.map(|w| w.name.clone()).collect(),
+            workers: workers().map(|w| (w.name.clone(), w.up)).collect(),
             newest_message: status.messages.last().map(|m| m.number),
         }
     }
@@ -150,9 +162,23 @@ impl ReportedPart {
             Some(Duration::ZERO)
         } else if !self.missed.is_subset(&before.missed) || !before.placed.is_subset(&self.placed) {
             Some(MISSED)
+        } else if self == before {
+            None
+        } else if self.trains_as(before) {
+            Some(WITH_STEPS)
         } else {
-            (self != before).then_some(SHOWN)
+            Some(SHOWN)
         }
+    }
+
+    /// Whether the job trains, and nothing is new but workers without a place, and sentences.
+    fn trains_as(&self, before: &ReportedPart) -> bool {
+        let same_places = self.missed == before.missed && self.placed == before.placed;
+        let same_run = self.run == before.run && self.checkpoints_fail == before.checkpoints_fail;
+        // One that was to go and is not there any more has gone as it said.
+        let nobody_goes = self.draining.is_subset(&before.draining);
+        let trains = self.run.is_some_and(|(mode, ..)| mode.is_training());
+        trains && same_places && same_run && nobody_goes
     }
 }
 
@@ -317,9 +343,35 @@ mod tests {
         for shown in [recovering, draining] {
             assert_eq!(waits(part(&shown, &messages, None)), Some(SHOWN));
         }
+        let mut failing = view(7);
+        failing.checkpoints.as_mut().unwrap().failing = Some("403".into());
+        assert_eq!(waits(part(&failing, &messages, None)), Some(SHOWN));
+    }
+
+    #[test]
+    fn while_a_job_trains_workers_without_a_place_and_sentences_wait_for_a_plan_or_steps() {
+        let messages = Messages::new(1);
         let mut said = messages.clone();
-        said.resumed("training goes on".into());
-        assert_eq!(waits(part(&view(7), &said, None)), Some(SHOWN));
+        said.resumed("worker j-w2 joined".into());
+        let mut joined = view(7);
+        let mut worker = joined.snapshot.as_ref().unwrap().workers[0].clone();
+        (worker.name, worker.pipeline) = ("j-w2".into(), None);
+        joined.snapshot.as_mut().unwrap().workers.push(worker);
+        let part = |view: &View, messages: &Messages| ReportedPart::of(&report(&by(1), view, messages, None));
+        let (alone, both) = (part(&view(7), &messages), part(&joined, &said));
+        assert_eq!(both.may_wait(&alone), Some(WITH_STEPS), "it has come");
+        assert_eq!(alone.may_wait(&both), Some(WITH_STEPS), "it has gone");
+        let mut planned = joined.clone();
+        let state = planned.snapshot.as_mut().unwrap();
+        (state.workers[1].pipeline, state.run.generation, state.run.members) = (Some(1), Generation(3), 2);
+        assert_eq!(part(&planned, &said).may_wait(&both), Some(SHOWN));
+        // Whoever waits for workers wants to see them come.
+        let waiting = |mut view: View| {
+            view.snapshot.as_mut().unwrap().run.mode = RunMode::Waiting;
+            view
+        };
+        let (alone, both) = (part(&waiting(view(7)), &messages), part(&waiting(joined), &said));
+        assert_eq!(both.may_wait(&alone), Some(SHOWN));
     }
 
     #[test]

@@ -154,8 +154,8 @@ struct Schedule {
     written: Option<(ReportedPart, Instant)>,
     /// From that report to the next one of steps alone.
     interval: Duration,
-    /// Since when there is something new beside steps.
-    changed: Option<Instant>,
+    /// What is new beside steps: the shortest wait of it, and since when that applies.
+    changed: Option<(Duration, Instant)>,
 }
 
 impl Schedule {
@@ -168,7 +168,11 @@ impl Schedule {
             self.changed = None;
             return self.steps_due();
         };
-        let since = *self.changed.get_or_insert(now);
+        // What may wait less begins a wait of its own: what follows from it soon is to be in the same report.
+        let (_, since) = *self.changed.insert(match self.changed {
+            Some((known, since)) if known <= wait => (known, since),
+            _ => (wait, now),
+        });
         (since + wait).min(self.steps_due()).max(self.not_before())
     }
 
@@ -225,65 +229,4 @@ async fn within<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, Fai
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn report(address: &str, loss: f64) -> RunStatus {
-        RunStatus {
-            coordinator: 1,
-            address: Some(address.into()),
-            loss: Some(loss),
-            ..RunStatus::default()
-        }
-    }
-
-    #[test]
-    fn a_change_is_due_at_once_and_steps_less_and_less_often() {
-        let (mut schedule, start) = (Schedule::default(), Instant::now());
-        assert_eq!(schedule.due(start, &report("a", 1.0)), start, "the first");
-        schedule.wrote(start, &report("a", 1.0));
-        let mut at = start;
-        for seconds in [15, 30, 60, 60] {
-            let next = at + Duration::from_secs(seconds);
-            assert_eq!(schedule.due(at, &report("a", 0.5)), next, "after {seconds} s");
-            schedule.wrote(next, &report("a", 0.5));
-            at = next;
-        }
-        let burst = at + BURST;
-        assert_eq!(schedule.due(at, &report("b", 0.5)), burst, "another address");
-        let later = at + 2 * BURST;
-        assert_eq!(schedule.due(later, &report("b", 0.5)), burst, "overdue");
-        schedule.wrote(later, &report("b", 0.5));
-        let steps = schedule.due(later, &report("b", 0.4));
-        assert_eq!(steps, later + STEPS_INTERVAL, "soon again after a change");
-    }
-
-    fn said(messages: i64) -> RunStatus {
-        let message = |number| varuna_api::crd::RunMessage {
-            number,
-            resumed: false,
-            text: String::new(),
-        };
-        RunStatus {
-            messages: (1..=messages).map(message).collect(),
-            ..report("a", 1.0)
-        }
-    }
-
-    #[test]
-    fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
-        let (mut schedule, start) = (Schedule::default(), Instant::now());
-        schedule.wrote(start, &said(0));
-        let changed = start + Duration::from_secs(5);
-        let due = schedule.due(changed, &said(1));
-        assert_eq!(due, changed + Duration::from_secs(3));
-        let more = changed + Duration::from_secs(1);
-        assert_eq!(schedule.due(more, &said(2)), due);
-        let end = RunStatus {
-            end: Some(varuna_api::crd::RunEnd::Done),
-            ..said(2)
-        };
-        assert!(schedule.due(more, &end) <= more, "the end waits for nothing");
-        assert_eq!(schedule.due(more, &said(0)), start + STEPS_INTERVAL, "as it was");
-    }
-}
+mod tests;

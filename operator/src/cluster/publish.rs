@@ -25,10 +25,10 @@ use varuna_api::manifest::{API_VERSION, KIND};
 
 /// What changes within this time is one write, where it is something that others wait for ([`is_awaited`]).
 const DEBOUNCE: Duration = Duration::from_secs(1);
-/// All other changes: a coordinator reports a worker's loss at once and what follows within three seconds more, and all of it is one write then.
-const FIGURES_DEBOUNCE: Duration = Duration::from_secs(6);
+/// All other changes: what follows from a preemption until its replacement trains is reported within this time, and is one write then.
+const FIGURES_DEBOUNCE: Duration = Duration::from_secs(8);
 /// Sentences that come within this time are published together: nobody acts on them, and a preemption with all that follows takes as long.
-const EVENTS_DEBOUNCE: Duration = Duration::from_secs(8);
+const EVENTS_DEBOUNCE: Duration = FIGURES_DEBOUNCE;
 /// Jobs that are published at the same time: few, as pods and orders share the API server with them.
 const CONCURRENCY: usize = 4;
 /// A write that takes longer has failed.

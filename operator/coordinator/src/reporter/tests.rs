@@ -1,0 +1,148 @@
+//! When reports are written, and how many of them.
+
+use super::*;
+use varuna_plan::{Generation, Step, WorkerId};
+use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
+
+fn report(address: &str, loss: f64) -> RunStatus {
+    RunStatus {
+        coordinator: 1,
+        address: Some(address.into()),
+        loss: Some(loss),
+        ..RunStatus::default()
+    }
+}
+
+#[test]
+fn a_change_is_due_at_once_and_steps_less_and_less_often() {
+    let (mut schedule, start) = (Schedule::default(), Instant::now());
+    assert_eq!(schedule.due(start, &report("a", 1.0)), start, "the first");
+    schedule.wrote(start, &report("a", 1.0));
+    let mut at = start;
+    for seconds in [15, 30, 60, 60] {
+        let next = at + Duration::from_secs(seconds);
+        assert_eq!(schedule.due(at, &report("a", 0.5)), next, "after {seconds} s");
+        schedule.wrote(next, &report("a", 0.5));
+        at = next;
+    }
+    let burst = at + BURST;
+    assert_eq!(schedule.due(at, &report("b", 0.5)), burst, "another address");
+    let later = at + 2 * BURST;
+    assert_eq!(schedule.due(later, &report("b", 0.5)), burst, "overdue");
+    schedule.wrote(later, &report("b", 0.5));
+    let steps = schedule.due(later, &report("b", 0.4));
+    assert_eq!(steps, later + STEPS_INTERVAL, "soon again after a change");
+}
+
+fn said(messages: i64) -> RunStatus {
+    let message = |number| varuna_api::crd::RunMessage {
+        number,
+        resumed: false,
+        text: String::new(),
+    };
+    RunStatus {
+        messages: (1..=messages).map(message).collect(),
+        ..report("a", 1.0)
+    }
+}
+
+#[test]
+fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
+    let (mut schedule, start) = (Schedule::default(), Instant::now());
+    schedule.wrote(start, &said(0));
+    let changed = start + Duration::from_secs(5);
+    let due = schedule.due(changed, &said(1));
+    assert_eq!(due, changed + Duration::from_secs(3));
+    let more = changed + Duration::from_secs(1);
+    assert_eq!(schedule.due(more, &said(2)), due);
+    let end = RunStatus {
+        end: Some(varuna_api::crd::RunEnd::Done),
+        ..said(2)
+    };
+    assert!(schedule.due(more, &end) <= more, "the end waits for nothing");
+    assert_eq!(schedule.due(more, &said(0)), start + STEPS_INTERVAL, "as it was");
+}
+
+/// A run that trains: names of its workers, whether each has a place, and whether it will go.
+fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> RunStatus {
+    let placed = workers.iter().filter(|(_, placed, _)| *placed);
+    let run = RunView {
+        mode: RunMode::Training,
+        term: 1,
+        generation: Generation(generation),
+        next: None,
+        step: Step(40),
+        last_step: Step(1000),
+        plan: None,
+        predicted_ms: None,
+        observed_ms: None,
+        compute_factor: None,
+        members: placed.count(),
+        min_workers: 1,
+        max_workers: None,
+    };
+    let workers = workers
+        .iter()
+        .zip(1..)
+        .map(|((name, placed, draining), id)| WorkerView {
+            id: WorkerId(id),
+            name: (*name).to_owned(),
+            node: String::new(),
+            up: true,
+            phase: None,
+            generation: Generation(generation),
+            step: Step(40),
+            draining: *draining,
+            speed: 1.0,
+            segments: vec![],
+            pipeline: placed.then_some(0),
+        });
+    let workers = workers.collect();
+    RunStatus {
+        state: Some(Snapshot { run, workers }),
+        ..said(messages)
+    }
+}
+
+/// When reports are written, milliseconds after the first change, until the next one of steps alone would be. `changes`: when, and what is
+/// so from then on.
+fn written(before: &RunStatus, changes: &[(u64, RunStatus)]) -> Vec<u64> {
+    let (mut schedule, start) = (Schedule::default(), Instant::now());
+    schedule.wrote(start, before);
+    let first = start + STEPS_INTERVAL / 3;
+    let mut written = vec![];
+    for (i, (at, report)) in changes.iter().enumerate() {
+        let mut now = first + Duration::from_millis(*at);
+        let next = changes.get(i + 1).map_or(now + STEPS_INTERVAL, |(next, _)| {
+            first + Duration::from_millis(*next)
+        });
+        // As often as the coordinator shows a view.
+        while now < next {
+            if schedule.due(now, report) <= now {
+                schedule.wrote(now, report);
+                written.push(u64::try_from(now.duration_since(first).as_millis()).unwrap());
+            }
+            now += Duration::from_millis(50);
+        }
+    }
+    written
+}
+
+#[test]
+fn a_worker_that_is_preempted_and_its_replacement_are_two_reports() {
+    let (a, b) = (("a", true, false), ("b", true, false));
+    let before = trains(2, &[a, b], 0);
+    let changes = |replaced: u64| {
+        [
+            (0, trains(2, &[a, ("b", true, true)], 1)),
+            (60, trains(3, &[a, ("b", false, true)], 4)),
+            (200, trains(3, &[a], 6)),
+            (replaced, trains(3, &[a, ("c", false, false)], 7)),
+            (replaced + 500, trains(4, &[a, ("c", true, false)], 11)),
+            (replaced + 550, trains(4, &[a, ("c", true, false)], 12)),
+        ]
+    };
+    // When it has got no place any more, and when the other one has got one.
+    assert_eq!(written(&before, &changes(4_000)), [600, 7_500]);
+    assert_eq!(written(&before, &changes(250)), [600, 3_750]);
+}
